@@ -86,9 +86,9 @@ class FedFA(fl.Averaging, fl.Masking):
     variant: Variant = "both"
     choice: Literal["family", "half_smallest", "zico", "search"] = "family"
     limited: float = fl.option(0.5, least=0, most=1)
-    steps: int = fl.option(200, least=0)
-    population: int = fl.option(512, least=1)
-    macs: float = fl.option(1.0, above=0, most=1)
+    steps: int = fl.option(200, least=0, later=True)
+    population: int = fl.option(512, least=1, later=True)
+    macs: float = fl.option(1.0, above=0, most=1, later=True)
     scale: bool = True
     percentile: float = fl.option(0.95, above=0, most=1)
     inner: Literal["abs", "central"] = "abs"

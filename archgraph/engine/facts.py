@@ -14,7 +14,7 @@ from archgraph.data import Dataset, Split
 from archgraph.engine.rows import ClientRows
 from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
-from archgraph.federation.options import LATER
+from archgraph.federation.strategy import LATER
 from archgraph.fields import Place
 from archgraph.hints import unknown
 from archgraph.language import ExperimentSpec, FamilySpec, load_family

@@ -9,14 +9,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from archgraph.federation.private_parts import named_entries
-from archgraph.federation.strategy import Strategy
+from archgraph.federation.strategy import LATER, Strategy
 from archgraph.federation.tasks import Weights
 from archgraph.federation.world import World
 from archgraph.graph.ir import ArchGraph
-
-# In the metadata of an option that came later: it is written down where it is set, so that what
-# was run before it existed stays the same experiment.
-LATER = "later"
 
 
 @dataclass(frozen=True)

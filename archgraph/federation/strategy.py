@@ -20,6 +20,10 @@ from archgraph.tables import plural
 
 T = TypeVar("T")
 
+# In the metadata of an option that came later: it is written down where it is set, so that what
+# was run before it existed stays the same experiment.
+LATER = "later"
+
 # What clients of a method may be; "any": networks of any kind, which need no global model.
 Serves: TypeAlias = tuple[Literal["one", "width", "depth", "exits", "split", "rank", "any"], ...]
 
@@ -71,7 +75,12 @@ class Evaluated:
 
 
 def option(
-    default: T, *, least: float | None = None, above: float | None = None, most: float | None = None
+    default: T,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    later: bool = False,
 ) -> T:
     """Declare a field of a strategy as a number in a range; None is in every range.
 
@@ -80,6 +89,8 @@ def option(
         least: The smallest value.
         above: A value that it has to exceed.
         most: The largest value.
+        later: Whether recorded runs are older than the option: its default then stays out of what
+            names a run.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -100,7 +111,7 @@ def option(
     words = ", ".join(text for text, _ in bounds)
     checks = [(words, holds) for _, holds in bounds]
     # In the metadata, where `__post_init__` checks it and `archgraph help` prints it.
-    declared: T = field(default=default, metadata={"range": checks})
+    declared: T = field(default=default, metadata={"range": checks, LATER: later})
     return declared
 
 

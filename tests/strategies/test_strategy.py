@@ -416,7 +416,7 @@ def test_mistakes_are_answered_with_place_and_nearest_name(name, options, messag
 
 
 def test_presets_set_options_and_options_override_them():
-    assert configure("fedfa", {"preset": "paper"}).choice == "zico"  # type: ignore[attr-defined]
+    assert configure("fedfa", {"preset": "paper"}).choice == "search"  # type: ignore[attr-defined]
     own = configure("fedfa", {"preset": "appendix_e", "choice": "family"})
     assert (own.choice, own.inner) == ("family", "central")  # type: ignore[attr-defined]
 
