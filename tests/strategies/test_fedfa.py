@@ -491,6 +491,8 @@ def test_more_steps_find_no_worse_and_repeat(lab, tiers):
     for fewer, more in zip(runs[0][1], runs[2][1], strict=True):
         assert fewer["zico"] <= more["zico"]
         assert fewer["scored"] < more["scored"] <= len(tiers) + 12
+    climb = surveyed(lab, tiers, choice="search", steps=12, population=1)  # from the best alone
+    assert climb[1] != runs[2][1]
 
 
 def test_a_bound_that_no_architecture_keeps_is_refused(lab, tiers):
