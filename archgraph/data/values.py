@@ -153,8 +153,10 @@ class Split:
             first, *_ = rows.values()
             beside = [rows[name] for name in self.beside]
         else:
-            first, targets = self.inputs[chosen], self.targets[chosen]
-            beside = [more[chosen] for more in self.beside.values()]
+            first, targets, *beside = (
+                x[chosen] if isinstance(chosen, slice) else x.index_select(0, chosen)
+                for x in (self.inputs, self.targets, *self.beside.values())
+            )
         inputs = (self._normalised(first), *map(_widened, beside))
         return self.padding.cut(inputs, targets) if self.padding else (inputs, targets)
 

@@ -181,11 +181,17 @@ class ClientWork:
                 progress=_steps(tell),
             )
             outcome = performed(program, work, setup.engine)
-        return dataclasses.replace(  # in memory of its own: the program may keep what it returned
+        # In memory of its own: the program may keep what it returned. And in memory as in a file:
+        # so it has the same bits afterwards, whatever it goes through.
+        return dataclasses.replace(
             outcome,
             state=server_copies(outcome.state)
             if world.merging == "cpu"
-            else state_to_device(outcome.state, world.merging, copy=True),
+            else state_to_device(
+                {name: tensor.contiguous() for name, tensor in outcome.state.items()},
+                world.merging,
+                copy=True,
+            ),
             keep=server_copies(outcome.keep),
             others={name: server_copies(state) for name, state in outcome.others.items()},
             extras=server_copies(outcome.extras),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from torch import Tensor
+import torch
 
 from archgraph.errors import RejectedUpdate
 from archgraph.graph.ir import ArchGraph
@@ -45,25 +45,27 @@ def check_ranges(
         archgraph.errors.RejectedUpdate: running_var: negative variance; found -1000; expected ...
     """
     check_update(graph, state, optional=optional, fixed=unsummable(graph, sent))
-    for name in variances(graph):
-        least = _least(state.get(name))
+    # A device is waited for once for all variances, and once for all counters.
+    names = [name for name in variances(graph) if name in state and state[name].numel()]
+    smallest = torch.stack([state[name].min() for name in names]).cpu().tolist() if names else []
+    for name, least in zip(names, smallest, strict=True):
         # One that it was sent already is not the client's fault.
-        if least < min(_least(sent.get(name)), 0):
+        if least < 0 and (name not in sent or least < float(sent[name].min())):
             raise RejectedUpdate(
                 "negative variance", where=name, found=f"{least:g}", expected="0 or more"
             )
-    for name, step in counters(graph).items():
-        if name in sent and name in state and state[name].numel():
-            advance = state[name] - sent[name].to(state[name].device)
-            least, most = int(advance.min()), int(advance.max())
-            if least < 0 or most > steps * step:
-                raise RejectedUpdate(
-                    "a counter has not counted the steps",
-                    where=name,
-                    found=f"{least if least < 0 else most:+d}",
-                    expected=f"an advance of 0 to {steps * step}",
-                )
-
-
-def _least(values: Tensor | None) -> float:
-    return 0.0 if values is None or not values.numel() else float(values.min())
+    advanced = {
+        name: torch.stack((state[name] - sent[name].to(state[name].device)).aminmax())
+        for name in counters(graph)
+        if name in sent and name in state and state[name].numel()
+    }
+    ends = torch.stack([*advanced.values()]).cpu().tolist() if advanced else []
+    for name, (least, most) in zip(advanced, ends, strict=True):
+        allowed = steps * counters(graph)[name]
+        if least < 0 or most > allowed:
+            raise RejectedUpdate(
+                "a counter has not counted the steps",
+                where=name,
+                found=f"{least if least < 0 else most:+d}",
+                expected=f"an advance of 0 to {allowed}",
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,9 +17,8 @@ from torch import Tensor
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Outcome, ServerState, State
 from archgraph.graph.ir import ArchGraph
-from archgraph.ops.schema import torch_dtype
 from archgraph.plain import by_text
-from archgraph.states.updates import finite, foreign
+from archgraph.states.updates import expected_entries, finite, foreign
 
 T = TypeVar("T")
 WRONG = "returned the wrong type"
@@ -54,16 +54,17 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
     """
     where = f"{getattr(owner, '__name__', type(owner).__name__)}.{method}"
     _expect(kind, value, where)
-    for name, hint in _fields(kind).items():
+    for name, (type_, checks) in _fields(kind).items():
         field, path = getattr(value, name), f"{where}: {kind.__name__}.{name}"
-        _expect(typing.get_origin(hint) or hint, field, path)
-        for type_, expected, holds in _ITEMS:
-            if hint == type_:
-                for key, item in field.items():
-                    _expect(str, key, f"{path}: a name in it")
-                    # Lone surrogates are text that no file can hold.
-                    _expect_item(str.encode, key, f"{path}: a name in it", "text")
-                    _expect_item(holds, item, f"{path}[{key!r}]", expected)
+        _expect(type_, field, path)
+        for expected, holds in checks:
+            for key, item in field.items():
+                if not isinstance(key, str):
+                    raise _wrong(key, f"{path}: a name in it", "str")
+                if not _holds(str.encode, key):  # lone surrogates are text that no file can hold
+                    raise _wrong(key, f"{path}: a name in it", "text")
+                if not _holds(holds, item):
+                    raise _wrong(item, f"{path}[{key!r}]", expected)
     if isinstance(value, ServerState):  # as a checkpoint gives it back: tuples are lists there
         plain = {str(key): json.loads(json.dumps(item)) for key, item in value.values.items()}
         value = dataclasses.replace(value, values=plain)
@@ -108,12 +109,8 @@ def detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
                 raise RejectedUpdate(
                     "no checkpoint can hold it", where=name, found=str(tensor.dtype)
                 ) from error
-    # Conjugates and negatives that are not computed yet would be written and viewed without them;
-    # what lies in memory as in a file has the same bits afterwards, whatever it went through.
-    return {
-        str(name): tensor.detach().resolve_conj().resolve_neg().contiguous()
-        for name, tensor in state.items()
-    }
+    # Conjugates and negatives that are not computed yet would be written and viewed without them.
+    return {str(name): t.detach().resolve_conj().resolve_neg() for name, t in state.items()}
 
 
 def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:
@@ -174,17 +171,17 @@ def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:
         RunError: If a tensor has another shape, or is of whole numbers where the graph has real
             ones or the other way round; names owner, method and tensor.
     """
-    for param in graph.params:
-        tensor = None if param.role == "constant" else state.get(param.name)
-        if tensor is None:
-            continue
-        real = torch_dtype(param.dtype).is_floating_point
-        if tuple(tensor.shape) != param.shape or tensor.dtype.is_floating_point != real:
+    for want in expected_entries(graph):
+        tensor = state.get(want.name)
+        if tensor is not None and (
+            tensor.shape != want.shape
+            or tensor.dtype.is_floating_point != want.dtype.is_floating_point
+        ):
             raise RunError(
                 "gives a tensor of another form",
-                where=f"{type(owner).__name__}.{method}: {param.name}",
+                where=f"{type(owner).__name__}.{method}: {want.name}",
                 found=_form(tensor),
-                expected=param.type,
+                expected=graph.param[want.name].type,
                 hint=f"`{method}` must keep shapes and types, of buffers too",
             )
 
@@ -198,34 +195,35 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _fields(kind: type) -> Mapping[str, Any]:
-    """Types of the fields that hold a graph, or something by name."""
-    if kind not in _KNOWN:
-        _KNOWN[kind] = {
-            name: hint
-            for name, hint in typing.get_type_hints(kind).items()
-            if hint is ArchGraph or typing.get_origin(hint) is Mapping
-        }
-    return _KNOWN[kind]
+# Python looks for types anew each time, which takes longer than to check a small client's result.
+@functools.cache
+def _fields(kind: type) -> Mapping[str, tuple[Any, list[tuple[str, Callable[[Any], object]]]]]:
+    """Return the fields that hold a graph, or something by name: their types, and of their items.
 
-
-# Python looks for them anew each time, which takes longer than to check a small client's result.
-_KNOWN: dict[type, Mapping[str, Any]] = {}
+    These are what is expected, and what says whether an item is that.
+    """
+    return {
+        name: (typing.get_origin(hint) or hint, [row[1:] for row in _ITEMS if row[0] == hint])
+        for name, hint in typing.get_type_hints(kind).items()
+        if hint is ArchGraph or typing.get_origin(hint) is Mapping
+    }
 
 
 def _expect(kind: Any, value: object, where: str) -> None:
     if not isinstance(value, kind):
-        actual, hint = type(value).__name__, None
-        if value is None:
-            actual, hint = "None", "does every path return?"
-        raise RunError(WRONG, where=where, found=actual, expected=kind.__name__, hint=hint)
+        raise _wrong(value, where, kind.__name__)
 
 
-def _expect_item(holds: Callable[[Any], object], item: object, where: str, expected: str) -> None:
+def _wrong(value: object, where: str, expected: str) -> RunError:
+    actual, hint = type(value).__name__, None
+    if value is None:
+        actual, hint = "None", "does every path return?"
+    return RunError(WRONG, where=where, found=actual, expected=expected, hint=hint)
+
+
+def _holds(check: Callable[[Any], object], item: object) -> bool:
     try:
-        good = holds(item) is not False
+        return check(item) is not False
     # A tensor of two values is not a number, nor is an integer beyond every float.
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        good = False
-    if not good:
-        raise RunError(WRONG, where=where, found=type(item).__name__, expected=expected)
+        return False

@@ -22,7 +22,7 @@ from archgraph.federation.shard import Shard, batch_sizes
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
 from archgraph.language.local import LocalOptions
 from archgraph.language.optimisers import optimiser_class
-from archgraph.module.build import ArchModule, build, state_of
+from archgraph.module.build import ArchModule, filled, state_of
 from archgraph.ops.table import statistics
 from archgraph.states.copies import state_to_device, to_device
 from archgraph.states.updates import all_finite, finite
@@ -67,23 +67,25 @@ def compiling(on: bool) -> Iterator[None]:
         _COMPILED.reset(mode)
 
 
-def module_of(model: Work | Model, device: str = "cpu") -> nn.Module:
+def module_of(
+    model: Work | Model, device: str = "cpu", *, training: bool | None = None
+) -> nn.Module:
     """Build a module with a copy of the state, on the work's device or the one passed.
 
     Images' channels lie last in memory: convolutions take that faster, and values are the same.
+
+    Args:
+        model: An architecture with weights, or the work that has them.
+        device: Where the module is to be; that of the work, where that is passed.
+        training: The mode of all of its parts. Default: that in which the model was traced.
     """
     device = model.device if isinstance(model, Work) else device
     # With AVX2 as the newest extension, oneDNN overwrites memory in the backward pass of 1x1
     # convolutions with stride 2 whose channels lie last.
     last = device != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
-
-    def placed(value: Tensor) -> Tensor:
-        images = last and value.dim() == 4
-        return value.contiguous(memory_format=torch.channels_last) if images else value
-
     # Moved before it is copied: memory of a device is taken faster.
     there = state_to_device(model.state, device)
-    module: nn.Module = build(model.graph, {k: placed(v) for k, v in there.items()})
+    module: nn.Module = filled(model.graph, there, last=last, training=training)
     if _COMPILED.get():
         module.compile()
     return module
@@ -135,6 +137,7 @@ def descend(
     number, mean, least = 0.0, 0.0, math.inf
     for epoch in range(local.epochs):
         losses: list[Tensor] = []
+        numbers: list[float] = []
         sizes: list[int] = []
         drawn = data.batches(work.generator, local.batch)
         while group := list(itertools.islice(drawn, length)):  # 2
@@ -154,7 +157,7 @@ def descend(
                 revise(parameters)
             if at_once:
                 # Before the step, while the parameters still say which of them broke first.
-                number = _finite_loss(work, parameters, losses[-1:])[0]
+                numbers += _finite_loss(work, parameters, losses[len(numbers) :])
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(trained, local.clip)
             if local.over is not None:
@@ -166,15 +169,15 @@ def descend(
                 mean_weights.follow()
             batches += len(group)
             if at_once:
-                work.progress(epoch=epoch, step=batches - 1, loss=number)
+                work.progress(epoch=epoch, step=batches - 1, loss=numbers[-1])
             step += 1
         trained_on += sum(sizes)
         if losses:
-            numbers = _finite_loss(work, parameters, losses)
+            if not at_once:
+                numbers = _finite_loss(work, parameters, losses)
+                work.progress(epoch=epoch, step=batches - 1, loss=numbers[-1])
             number = numbers[-1]
             mean = sum(x * n for x, n in zip(numbers, sizes, strict=True)) / sum(sizes)
-            if not at_once:
-                work.progress(epoch=epoch, step=batches - 1, loss=number)
         idle, least = (0, mean) if mean < least else (idle + 1, least)
         if idle == local.patience:  # 4
             break
@@ -297,7 +300,7 @@ class Train:
             model = others["sent"]  # it answers with its features, too
             fixed = {name: module_of(one, work.device).eval() for name, one in others.items()}
             contrast = Contrast(options, fixed)
-        module = module_of(model, work.device).train()
+        module = module_of(model, work.device, training=True)
         parameters = dict(module.named_parameters())
 
         def loss(examples: Examples) -> Tensor:

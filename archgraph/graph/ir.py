@@ -242,7 +242,9 @@ class ArchGraph:
     @property
     def state_names(self) -> tuple[str, ...]:
         """Keys of a full state: parameters and buffers, without aliases and constants."""
-        return tuple(p.name for p in self.params if p.role != "constant")
+        return self._memo(
+            "state_names", lambda g: tuple(p.name for p in g.params if p.role != "constant")
+        )
 
     @property
     def nx(self) -> networkx.DiGraph:

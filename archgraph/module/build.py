@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Param, Ref
+from archgraph.graph.ir import ArchGraph, Param, Ref, per_graph
 from archgraph.module.code import Blocks, Forward, are_numbers, forward
 from archgraph.module.initial import initial_state
 from archgraph.module.inputs import InputTypes, checked
@@ -109,21 +109,38 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
           (0): Linear(in_features=3, out_features=2, bias=True)
         )
     """
-    values = initial_state(graph, seed) if state is None else state
-    _check_fit(graph, values, graph.param)
-    devices = {values[name].device for name in graph.state_names}
-    device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
+    return filled(graph, initial_state(graph, seed) if state is None else state)
+
+
+def filled(
+    graph: ArchGraph, state: State, *, last: bool = False, training: bool | None = None
+) -> ArchModule:
+    """Return what :func:`build` returns, as training takes it.
+
+    Args:
+        graph: The architecture.
+        state: Tensors by name.
+        last: Whether images' channels come to lie last in memory.
+        training: The mode of all parts. Default: that of the graph.
+    """
+    _check_fit(graph, state, _shapes(graph))
     leaves: dict[str, Tensor] = {}
     for param in graph.params:
         if param.role == "constant":
-            assert param.value is not None
-            leaf = constant_tensor(param.value).to(device)
-        else:
-            leaf = values[param.name].detach().to(torch_dtype(param.dtype), copy=True)
+            continue
+        value, images = state[param.name], torch.channels_last
+        there = value.contiguous(memory_format=images) if last and value.dim() == 4 else value
+        leaf = there.detach().to(torch_dtype(param.dtype), copy=there is value)
         if param.role == "parameter":
             leaf = nn.Parameter(leaf, requires_grad=param.trainable)
         leaves[param.name] = leaf
-    return _template(graph).filled(leaves)
+    if len(leaves) < len(graph.params):
+        devices = {leaf.device for leaf in leaves.values()}
+        device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
+        values = {param.name: param.value for param in graph.params if param.value is not None}
+        for name in graph.param.keys() - leaves.keys():
+            leaves[name] = constant_tensor(values[name]).to(device)
+    return _template(graph).filled(leaves, training)
 
 
 # -- templates ----------------------------------------------------------------------------------
@@ -142,6 +159,8 @@ class Template:
     Attributes:
         parts: Its modules by path, outer ones first, the root included.
         leaves: Path of the module, name inside of it and leaf of each state-dict key and constant.
+        copied: Each module, and the names of its attributes that are tables.
+        inside: Each path but the root's, the path around it, and its name there.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -181,6 +200,11 @@ class Template:
             for path, part in self.parts.items():
                 if is_under(path, outer):
                     part.training = flag
+        self.copied = [
+            (part, [name for name, value in vars(part).items() if type(value) in _TABLES])
+            for part in dict.fromkeys(self.parts.values())
+        ]
+        self.inside = [(path, *_split(path)) for path in self.parts if path]
 
     def _unite(self, shared: Iterable[tuple[str, ...]]) -> None:
         """Let all names of one module stand for one part: the same layer, or the same code."""
@@ -221,17 +245,15 @@ class Template:
         attributes |= {"_graph": self.graph, "_path": path, "__module__": __name__}
         return type(base.__name__, (base,), attributes)()
 
-    def filled(self, leaves: Mapping[str, Tensor]) -> ArchModule:
-        """Return a copy with tensors."""
-        copies: dict[str, nn.Module] = {}
-        shared: dict[nn.Module, nn.Module] = {}
-        for path, part in self.parts.items():
-            if part not in shared:
-                shared[part] = _copied(part)
-            copies[path] = shared[part]
-            if path:
-                outer, name = _split(path)
-                copies[outer]._modules[name] = copies[path]
+    def filled(self, leaves: Mapping[str, Tensor], training: bool | None = None) -> ArchModule:
+        """Return a copy with tensors, in a mode; None: its own."""
+        shared = {part: _copied(part, tables) for part, tables in self.copied}
+        copies = {path: shared[part] for path, part in self.parts.items()}
+        for path, outer, name in self.inside:
+            copies[outer]._modules[name] = copies[path]
+        if training is not None:
+            for copy in shared.values():
+                copy.__dict__["training"] = training
         for path, name, leaf in self.leaves:
             module, tensor = copies[path], leaves[leaf]
             if type(module).__setattr__ is not nn.Module.__setattr__:
@@ -254,12 +276,14 @@ def _template(graph: ArchGraph) -> Template:
 _TABLES = frozenset((dict, OrderedDict, set, list))  # of a module and of a recurrent layer
 
 
-def _copied(module: nn.Module) -> nn.Module:
+def _copied(module: nn.Module, tables: Iterable[str]) -> nn.Module:
     """Return a module with tables of its own; what is in them is the same."""
     # Not copy.copy(): a block pickles by its graph (:meth:`ArchBlock.__reduce__`).
     copy = module.__new__(type(module))
-    for name, value in vars(module).items():
-        copy.__dict__[name] = value.copy() if type(value) in _TABLES else value
+    values = copy.__dict__
+    values.update(vars(module))
+    for name in tables:
+        values[name] = values[name].copy()
     return copy
 
 
@@ -341,7 +365,7 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     graph = module.arch
     full = module.state_dict(keep_vars=True)
     state = {name: _tensor(module, name, full) for name in graph.state_names}
-    known = {name for param in graph.params for name in (param.name, *param.aliases)}
+    known = _known(graph)
     # A parametrised tensor is computed from entries below ``parametrizations``.
     extra = [k for k in full if k not in known and ".parametrizations." not in f".{k}"]
     if extra:
@@ -349,6 +373,11 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
             "the module has a tensor that its graph lacks; merge or remove it", where=extra[0]
         )
     return state
+
+
+@per_graph
+def _known(graph: ArchGraph) -> frozenset[str]:
+    return frozenset(name for param in graph.params for name in (param.name, *param.aliases))
 
 
 def _built(module: nn.Module) -> ArchModule:
@@ -401,7 +430,7 @@ def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
         >>> tied.load_state_dict(state_dict(graph, state))
         <All keys matched successfully>
     """
-    _check_fit(graph, state, graph.param)
+    _check_fit(graph, state, _shapes(graph))
     params = [graph.param[name] for name in graph.state_names]
     return {name: state[param.name] for param in params for name in (param.name, *param.aliases)}
 
@@ -415,7 +444,7 @@ def load_state(module: nn.Module, state: State) -> None:
     """
     module = _built(module)
     tensors = state_of(module)
-    _check_fit(module.arch, state, tensors)
+    _check_fit(module.arch, state, {name: tensor.shape for name, tensor in tensors.items()})
     computed = tensors.keys() - module.state_dict(keep_vars=True).keys()
     if computed:
         raise GraphError(
@@ -427,9 +456,12 @@ def load_state(module: nn.Module, state: State) -> None:
             tensor.copy_(state[name])
 
 
-def _check_fit(
-    graph: ArchGraph, state: State, like: Mapping[str, Param] | Mapping[str, Tensor]
-) -> None:
+@per_graph
+def _shapes(graph: ArchGraph) -> Mapping[str, tuple[int, ...]]:
+    return {name: graph.param[name].shape for name in graph.state_names}
+
+
+def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a state without a tensor, with one of another shape, or with tied ones that differ."""
     if not isinstance(state, Mapping):
         raise GraphError(
@@ -437,20 +469,22 @@ def _check_fit(
             "return it",
             found=type(state).__name__,
         )
-    for name in graph.state_names:
-        value, expected = state.get(name), tuple(like[name].shape)
+    params = graph.param
+    for name, expected in shapes.items():
+        value = state.get(name)
         if not isinstance(value, Tensor):
             facts = missing(name, state)
+            expected = tuple(expected)
             raise GraphError("the state lacks this tensor", where=name, expected=expected, **facts)
         if value.shape != expected:
             raise GraphError(
                 "the state has this tensor in another shape",
                 where=name,
                 found=tuple(value.shape),
-                expected=expected,
+                expected=tuple(expected),
                 hint="for the graph of a rewrite, pull the state: rewritten.transfer.pull(state)",
             )
-        for alias in graph.param[name].aliases:
+        for alias in params[name].aliases:
             if alias in state and not _equal(state[name], state[alias]):
                 raise GraphError(
                     f"has other values than {name}, and the graph has one tensor for both",

@@ -147,6 +147,7 @@ def from_atom(atom: Atom) -> torch.dtype | torch.memory_format | torch.layout:
     return value
 
 
+@functools.cache
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a name.
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Param, Ref, Value, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Param, Ref, Value, per_graph, walk
 from archgraph.ops import (
     convolutions,
     creation,
@@ -209,6 +209,7 @@ def _leaf_shapes(graph: ArchGraph, node: Node) -> Shapes:
     return {**shapes, "weight": factors[0]} if factors else shapes
 
 
+@per_graph
 def statistics(graph: ArchGraph) -> tuple[str, ...]:
     """Return the running statistics of norms, and the counters that forward advances."""
     values = (node.arg(argument) for node in graph.nodes for argument in row(node.op).statistics)
@@ -216,13 +217,15 @@ def statistics(graph: ArchGraph) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(v.name for v in values if isinstance(v, Leaf)), *counted)))
 
 
+@per_graph
 def variances(graph: ArchGraph) -> tuple[str, ...]:
     """Return the buffers that are running variances of a norm."""
     values = (node.arg(argument) for node in graph.nodes for argument in row(node.op).variances)
     return tuple(dict.fromkeys(value.name for value in values if isinstance(value, Leaf)))
 
 
-def counters(graph: ArchGraph) -> dict[str, int]:
+@per_graph
+def counters(graph: ArchGraph) -> Mapping[str, int]:
     """Return the integer buffers that each forward pass of training advances, and by how much."""
     steps = {}
     for buffer, value in graph.updates:

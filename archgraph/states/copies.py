@@ -45,11 +45,9 @@ def state_to_device(
         {'w': tensor([1., 1.])}
     """
     where = torch.device(device)
-    there = {
-        name: value.to(where, copy=copy)
-        for name, value in state.items()
-        if not value.is_cpu or where.type not in ASYNCHRONOUS
-    }
+    if where.type not in ASYNCHRONOUS:
+        return {name: value.to(where, copy=copy) for name, value in state.items()}
+    there = {n: value.to(where, copy=copy) for n, value in state.items() if not value.is_cpu}
     starts, size = {}, 0
     for name, value in state.items():
         if name not in there:
@@ -71,6 +69,8 @@ def state_to_device(
 
 def server_copies(state: State) -> dict[str, Tensor]:
     """Copy a state into contiguous memory of its own on the CPU, whatever device it comes from."""
+    if not state:
+        return {}
     with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
         contiguous = torch.contiguous_format
         copies = {

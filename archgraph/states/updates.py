@@ -52,9 +52,18 @@ class ExpectedEntry(NamedTuple):
     averaged: bool
 
 
+def expected_entries(graph: ArchGraph | Signature) -> tuple[ExpectedEntry, ...]:
+    """Return what an update of this architecture must have, in order."""
+    return _of_graph(graph) if isinstance(graph, ArchGraph) else _of_slots(graph)
+
+
+@per_graph
+def _of_graph(graph: ArchGraph) -> tuple[ExpectedEntry, ...]:
+    return _of_slots(signature(graph))
+
+
 @functools.lru_cache(maxsize=256)
-def expected_entries(slots: Signature) -> tuple[ExpectedEntry, ...]:
-    """Return what an update of this signature must have, in order."""
+def _of_slots(slots: Signature) -> tuple[ExpectedEntry, ...]:
     return tuple(
         ExpectedEntry(s, s.name, torch.Size(s.shape), s.torch_dtype, s.averaged) for s in slots
     )
@@ -129,7 +138,7 @@ def check_update(
     """
     if not isinstance(state, Mapping):
         raise RejectedUpdate("not a mapping of names to tensors", found=type(state).__name__)
-    expected = expected_entries(signature(graph))
+    expected = expected_entries(graph)
     if optional:
         expected = tuple(w for w in expected if w.name in state or w.name not in optional)
     for want in expected:
@@ -194,8 +203,8 @@ def all_finite(tensors: Collection[Tensor]) -> bool:
     """
     if not tensors:
         return True
-    sums = torch.stack([values.detach().sum() for values in tensors])
-    return bool(sums.isfinite().all()) or all(map(finite, tensors))
+    norms = torch.stack(torch._foreach_norm([values.detach() for values in tensors]))
+    return bool(norms.isfinite().all()) or all(map(finite, tensors))
 
 
 def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
