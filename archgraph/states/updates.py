@@ -203,8 +203,8 @@ def all_finite(tensors: Collection[Tensor]) -> bool:
     """
     if not tensors:
         return True
-    norms = torch.stack(torch._foreach_norm([values.detach() for values in tensors]))
-    return bool(norms.isfinite().all()) or all(map(finite, tensors))
+    norms = torch._foreach_norm([values.detach() for values in tensors])
+    return math.isfinite(torch.stack(norms).sum()) or all(map(finite, tensors))
 
 
 def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
