@@ -60,6 +60,30 @@ def test_randomness_of_every_library_follows_from_the_clients_seed():
     assert not set(draws(3)) & set(draws(4))
 
 
+def test_a_normal_number_that_numpy_has_ready_survives_a_client():
+    draw = np.random.standard_normal
+    with isolated(torch.Generator()):
+        np.random.seed(3)  # noqa: NPY002
+        pair = draw(), draw()
+        np.random.seed(3)  # noqa: NPY002
+        first = draw()
+        with isolated(torch.Generator()):
+            draw()
+        assert (first, draw()) == pair
+
+
+def test_a_client_within_another_leaves_its_draws_alone():
+    def draws(inside: bool) -> list[float]:
+        with isolated(torch.Generator().manual_seed(3)):
+            first = np.random.rand()  # noqa: NPY002
+            if inside:
+                with isolated(torch.Generator().manual_seed(4)):
+                    np.random.rand()  # noqa: NPY002
+            return [first, np.random.rand()]  # noqa: NPY002
+
+    assert draws(inside=True) == draws(inside=False)
+
+
 @dataclass(frozen=True)
 class Dies:
     """Trains not at all."""
