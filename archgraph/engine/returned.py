@@ -54,7 +54,7 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
     """
     where = f"{getattr(owner, '__name__', type(owner).__name__)}.{method}"
     _expect(kind, value, where)
-    for name, (type_, checks) in _fields(kind).items():
+    for name, (type_, checks) in _fields(typing.cast(Any, kind)).items():
         field, path = getattr(value, name), f"{where}: {kind.__name__}.{name}"
         _expect(type_, field, path)
         for expected, holds in checks:
@@ -197,7 +197,7 @@ def _version(tensor: Tensor) -> int:
 
 # Python looks for types anew each time, which takes longer than to check a small client's result.
 @functools.cache
-def _fields(kind: type) -> Mapping[str, tuple[Any, list[tuple[str, Callable[[Any], object]]]]]:
+def _fields(kind: Any) -> Mapping[str, tuple[Any, list[tuple[str, Callable[[Any], object]]]]]:
     """Return the fields that hold a graph, or something by name: their types, and of their items.
 
     These are what is expected, and what says whether an item is that.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 
 # By name: a program may put something else in the place of torch's attributes.
 from torch import get_num_threads, set_num_threads
@@ -69,9 +70,9 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
     devices = [] if where.type == "cpu" else [where.index or 0]
     python, dtype = random.getstate(), torch.get_default_dtype()
     # Programs may use it. It gets other bits: to write a state takes longer than all else here.
-    numpy, before = np.random.get_state(), np.random.get_bit_generator()  # noqa: NPY002
+    numpy, before = np.random.get_state(), mtrand.get_bit_generator()  # noqa: NPY002
     bits = _SPARE.pop() if _SPARE else np.random.MT19937()
-    np.random.set_bit_generator(bits)
+    mtrand.set_bit_generator(bits)
     with torch.random.fork_rng(devices, device_type="cuda" if not devices else where.type):
         seed_torch(seed, where)
         random.seed(seed)
@@ -82,8 +83,9 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
                 yield
         finally:
             random.setstate(python)
-            np.random.set_bit_generator(before)
-            if numpy[3]:  # a normal number that waits, which no bits hold
+            mtrand.set_bit_generator(before)
+            # A normal number that waits, which no bits hold.
+            if numpy[3]:  # type: ignore[index]  # a tuple
                 np.random.set_state(numpy)  # noqa: NPY002  # as above
             _SPARE.append(bits)
             torch.set_default_dtype(dtype)
