@@ -128,9 +128,9 @@ def filled(
     for param in graph.params:
         if param.role == "constant":
             continue
-        value, images = state[param.name], torch.channels_last
-        there = value.contiguous(memory_format=images) if last and value.dim() == 4 else value
-        leaf = there.detach().to(torch_dtype(param.dtype), copy=there is value)
+        value = state[param.name].detach()
+        order = torch.channels_last if last and value.dim() == 4 else torch.preserve_format
+        leaf = value.to(torch_dtype(param.dtype), copy=True, memory_format=order)
         if param.role == "parameter":
             leaf = nn.Parameter(leaf, requires_grad=param.trainable)
         leaves[param.name] = leaf
