@@ -116,7 +116,7 @@ class Listening:
         """Train, and send mean answers by label, over all minibatches of this round."""
         classes = len(work.data.histogram)
         table = fl.rows_of(work.extras, classes, classes)[0].to(work.device)
-        module = fl.module_of(work).train()
+        module = fl.module_of(work, training=True)
         sums = torch.zeros(classes, classes, device=work.device)
         counts = torch.zeros(classes, device=work.device)
 

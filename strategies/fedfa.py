@@ -412,7 +412,7 @@ class ZiCo:
         batches = list(itertools.islice(work.data.batches(work.generator, size), 2))
 
         def score(model: fl.Model) -> float:
-            module = fl.module_of(model, work.device).train()
+            module = fl.module_of(model, work.device, training=True)
             gradients: list[dict[str, Tensor]] = []
             for batch in batches:
                 module.zero_grad(set_to_none=True)

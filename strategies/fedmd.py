@@ -217,7 +217,7 @@ class Digest:
         # All examples as they are: others have scored them so.
         changes = {"epochs": self.epochs, "fraction": 1.0, "augment": None}
         local = work.local.model_copy(update=changes)
-        module = fl.module_of(work).train()
+        module = fl.module_of(work, training=True)
 
         def loss(examples: fl.Examples) -> Tensor:
             answers = work.learning.predictions(module(*examples.inputs))

@@ -147,7 +147,7 @@ class Prototypes:
         classes = len(work.data.histogram)
         table, known = fl.rows_of(work.extras, classes, self.width)
         model = fl.Model(ag.with_features(work.graph), work.state)
-        module = fl.module_of(model, work.device).train()
+        module = fl.module_of(model, work.device, training=True)
 
         def loss(examples: fl.Examples) -> Tensor:
             outputs, features = module(*examples.inputs)

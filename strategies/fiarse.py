@@ -58,7 +58,7 @@ class TrainMasked:
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
         """Train, and return the state."""
-        module = fl.module_of(work).train()
+        module = fl.module_of(work, training=True)
         parameters = dict(module.named_parameters())
 
         def loss(examples: fl.Examples) -> Tensor:

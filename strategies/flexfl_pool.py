@@ -88,7 +88,7 @@ class SelfDistillation:
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
         """Minimise ``L + λ τ² mean_i KL(p_i^τ ‖ p^τ)``, with no gradient through the p_i."""
-        module = fl.module_of(work).train()
+        module = fl.module_of(work, training=True)
         parameters = dict(module.named_parameters())
         teachers = [
             (transfer, fl.module_of(fl.Model(graph, transfer.pull(work.state)), work.device))

@@ -118,7 +118,7 @@ class Mutual:
     def __call__(self, work: fl.Work) -> fl.Outcome:
         """Train both with one optimiser: ``local.clip`` sees one gradient of them together."""
         models = fl.Model(work.graph, work.state), work.others[SHARED]
-        private, meme = (fl.module_of(model, work.device).train() for model in models)
+        private, meme = (fl.module_of(model, work.device, training=True) for model in models)
         parameters = dict(private.named_parameters())
         parameters |= {f"{SHARED}/{name}": p for name, p in meme.named_parameters()}
 
