@@ -156,8 +156,12 @@ class Loop:
             before = strategy.begin(world, self.server, number, sampled)
             state = returned(ServerState, before, strategy, "begin")
             trained = setup.evaluate.trained and not self._at_nodes
-            if trained and setup.evaluate.due(number, world.rounds):
+            due = setup.evaluate.due(number, world.rounds)
+            if trained and due:
                 turn.test = local_test(self._evaluator, state)
+            # With privacy, what single clients changed is not on record.
+            if due and self.record is not None and setup.privacy is None:
+                turn.moved = self._changes.moved
             # Generators from here on: a client works when the strategy asks for its result.
             results = self._changes.noted(self._filled(turn, state, sampled))
             if setup.privacy is not None:
@@ -182,7 +186,7 @@ class Loop:
             line["nodes"] = events
         if strategy.reports:
             line["server"] = {name: state.values[name] for name in strategy.reports}
-        if setup.evaluate.due(number, world.rounds):
+        if due:
             with turn.clock.measure("evaluate"):
                 line["evaluation"] = self._tested(self._evaluator)
                 if turn.test is not None:

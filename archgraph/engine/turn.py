@@ -104,6 +104,7 @@ class Turn:
         test: Figures of a client's model as it is after local training; None: it is not tested.
         elsewhere: Where the clients work; None: on this machine.
         spare: Clients that were drawn to take the places of others.
+        moved: Hears of each accepted update: kind of client, what it was sent, what came back.
     """
 
     work: ClientWork
@@ -118,6 +119,7 @@ class Turn:
     test: LocalTest | None = None
     elsewhere: Elsewhere | None = None
     spare: frozenset[int] = frozenset()
+    moved: Callable[[str, State, Result], None] | None = None
     _first: BaseException | None = None
 
     @property
@@ -261,6 +263,8 @@ class Turn:
         if self.test is not None:
             with self.clock.measure("evaluate"):
                 row["trained"] = dict(self.test(task, outcome.state))
+        if self.moved is not None:
+            self.moved(row["name"], task.state, result)
         self.accepted.append({**row, "seconds": came.seconds})
         return result
 

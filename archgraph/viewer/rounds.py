@@ -10,12 +10,14 @@ from archgraph.errors import RunError
 from archgraph.fields import GLOBAL
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
-from archgraph.record.changes import RoundChange, parameters, read_changes
+from archgraph.record.changes import RoundChange, evenly, parameters, read_changes
 from archgraph.reports.runs import Log, judge, rows_where, series
 from archgraph.viewer.distinct import Distinct, numbered
 
 # Rounds that the slider stops at; of a longer run they are spread evenly.
 STOPS = 100
+# Numbers about single clients on a page: of a longer run, fewer rounds tell of them.
+CLIENT_NUMBERS = 40_000
 
 
 def recorded_rounds(log: Log) -> dict[str, Json] | None:
@@ -58,10 +60,15 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, J
     Returns:
         ``numbers`` of the rounds, and by round ``norm`` and the number of a row of ``rows`` in
         ``coverage``, -1 where it is not known; ``leaves``: the leaf that each column is of;
-        ``top``: the largest norm of all parameters together, which the colours end at.
+        ``updates``: of tested rounds, the number and by kind of client how many there were, which
+        ones are recorded, and a row of norms for each; ``top``: the largest norm of all parameters
+        together, which the colours end at.
     """
     number = numbered(param.name for param in graph.params)
-    selected, rows = _spread(changes), Distinct()
+    selected, rows = evenly(changes, STOPS), Distinct()
+    updates = _updates(changes)
+    totals = [one.norm for one in selected]
+    totals += [row for _, kinds in updates for _, _, norms in kinds.values() for row in norms]
     return {
         "numbers": [one.round for one in selected],
         "leaves": [number[name] for name in parameters(graph)],
@@ -70,16 +77,16 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, J
             -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in selected
         ],
         "rows": rows.rows,
-        "top": max((math.hypot(*filter(None, one.norm)) for one in selected), default=0.0),
+        "updates": updates,
+        "top": max((math.hypot(*filter(None, norms)) for norms in totals), default=0.0),
     }
 
 
-def _spread(changes: Sequence[RoundChange]) -> list[RoundChange]:
-    """Select the first round, the last one, and evenly spaced ones between them.
-
-    >>> [one.round for one in _spread([RoundChange(round=n, norm=[]) for n in range(1, 300)])][-2:]
-    [296, 299]
-    """
-    last = len(changes) - 1
-    stops = min(len(changes), STOPS)
-    return [changes[round(i * last / max(stops - 1, 1))] for i in range(stops)]
+def _updates(changes: Sequence[RoundChange]) -> list[Json]:
+    """Return what single clients changed, of so many rounds as a page has room for."""
+    tested = [one for one in changes if one.updates]
+    sizes = [len(one.norm) * sum(len(u.clients) for u in one.updates.values()) for one in tested]
+    return [
+        [one.round, {kind: [u.total, u.clients, u.norm] for kind, u in one.updates.items()}]
+        for one in evenly(tested, max(CLIENT_NUMBERS // max(sizes, default=1), 1))
+    ]

@@ -172,8 +172,14 @@ class App {
     const overlay = this.overlays[this.state.by];
     // What is open shows its kinds inside.
     if (overlay?.kind) return canvas.opened(item) || item.kind === "graph" ? "" : this.data.families[overlay.kind(canvas.model, item)] || "";
-    const at = overlay && item.kind !== "input" && item.kind !== "output" ? overlay.at(canvas.model, item) : null;
+    const at = overlay && item.kind !== "input" && item.kind !== "output" ? overlay.at(canvas.model, item, this.kind(canvas, overlay)) : null;
     return at === null ? "" : blend(this.data[overlay.colours], at);
+  }
+
+  /** The kind of client that a pane shows, if the colours have figures of it alone; empty: they are of all. @returns {string} */
+  kind(/** @type {Canvas} */ canvas, /** @type {Overlay} */ overlay) {
+    const name = this.state.as.startsWith("client") ? canvas.small?.name : "";
+    return name && overlay.of?.(canvas.model, name) ? name : "";
   }
 
   tint(/** @type {string} */ by) {
@@ -211,10 +217,12 @@ class App {
         h("span", { class: "swatch" }, h("i", { style: `background: ${colour}` }), name)));
       return;
     }
-    // A run records a round's updates of all clients together.
-    const client = this.byRound() && this.state.as.startsWith("client") ? this.panes.find((one) => one.small)?.small?.name : "";
-    $("key").replaceChildren(h("span", {}, overlay.name, h("span", { class: "means" }, overlay.legend.slice(overlay.name.length)),
-      client ? h("strong", {}, `, of all clients and not of ${client} alone`) : null), h("div", { class: "ramp" },
+    const pane = this.panes.find((one) => one.small);
+    const alone = pane && this.kind(pane, overlay);
+    const client = this.state.as.startsWith("client") && pane?.small?.name;
+    $("key").replaceChildren(alone ? h("span", {}, `${overlay.name} of `, h("strong", {}, alone))
+      : h("span", {}, overlay.name, h("span", { class: "means" }, overlay.legend.slice(overlay.name.length)),
+        client && this.byRound() ? h("strong", {}, `, of all clients and not of ${client} alone`) : null), h("div", { class: "ramp" },
       h("span", { style: `background: linear-gradient(90deg, ${this.data[overlay.colours].join(", ")})` }),
       h("span", { class: "ticks" }, overlay.ticks.map((text) => h("span", {}, text)))));
   }

@@ -6,7 +6,8 @@
  * @property {string} legend the name and what it means
  * @property {"scale"|"amount"} colours
  * @property {string[]} ticks at equal distances
- * @property {(model: Model, item: Item) => number|null} at the place on the scale, 0 to 1; null: a part has none
+ * @property {(model: Model, item: Item, kind?: string) => number|null} at the place on the scale, 0 to 1, of a kind of client if `of` has it; null: a part has none
+ * @property {(model: Model, kind: string) => boolean} [of] whether there are figures of a kind of client alone
  * @property {Record<string, string>} [named] colours by name, instead of a scale
  * @property {(model: Model, item: Item) => string} [kind] the name of a part's colour
  * @property {(model: Model, item: Item) => string} told the figure in words, where the panel does not tell it anyway
@@ -15,10 +16,16 @@
 const SHARES = ["0 %", "25 %", "50 %", "75 %", "100 %"];
 const silent = () => "";
 
+/** Place of a kind of client in the data. */
+function kindAt(/** @type {Model} */ model, /** @type {string} */ kind) {
+  return model.data.feeding.clients.findIndex((/** @type {any} */ c) => c[0] === kind);
+}
+
 /** How clients feed a part. @returns {Overlay} */
 function fed(/** @type {string} */ name, /** @type {string} */ what, /** @type {(row: any, clients: number) => number} */ share) {
-  return { name, legend: `${name}: ${what}`, colours: "scale", ticks: SHARES, told: silent, at: (model, item) => {
+  return { name, legend: `${name}: ${what}`, colours: "scale", ticks: SHARES, told: silent, at: (model, item, kind) => {
     const row = model.fed(item);
+    if (row && kind) return row[2][kindAt(model, kind)];
     return row && share(row, model.data.feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0));
   } };
 }
@@ -62,7 +69,7 @@ function overlays(/** @type {any} */ data) {
   return {
     kinds: kinds(data.families),
     ...feeding && { clients: fed("share of clients", "that have any of a part", (row, clients) => row[0] / clients),
-      weights: fed("share of weights", "mean over the clients that have any", (row) => row[1]) },
+      weights: { ...fed("share of weights", "mean over the clients that have any", (row) => row[1]), of: (model) => Boolean(model.data.feeding) } },
     parameters: amount("parameters", "parameters"), macs: amount("macs", "MACs"), bytes: amount("bytes", "bytes of results"),
     ...Object.fromEntries(own), ...overRounds(data.graphs),
   };
