@@ -83,6 +83,7 @@ pre {{ background: {colours.SECTION}; padding: 1rem; overflow-x: auto; font-size
   body {{ margin: 1.2rem auto; padding: 0 1rem; }}
   th, td {{ padding-right: .7rem; }}
   .wide td:first-child {{ min-width: 7rem; }}
+  iframe.viewer {{ height: min(90vh, 48rem); }}
 }}
 @media print {{
   body {{ margin: 0; max-width: none; }}

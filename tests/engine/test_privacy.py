@@ -375,6 +375,8 @@ def test_it_is_in_the_record_of_every_round(tmp_path):
     assert [line["privacy"]["sampled"] for line in run.rounds] == [3, 3, 3]
     assert f"privacy of a client: ε {spent[-1]:.4g} for δ 0.001" in str(run.table())
     assert run.privacy["delta"] == 0.001
+    # What a single client changed is not on record.
+    assert "updates" not in (tmp_path / "run" / "changes.jsonl").read_text()
 
 
 # -- the run --------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ const SVG = "http://www.w3.org/2000/svg";
 // Boxes that are opened at first, and the scale at which their words can be read.
 const FEW = 80;
 const READABLE = 0.85;
+// Of a readable size: rather a little smaller than without the last boxes.
+const NEARLY = 0.78;
 const ZOOM = { least: 0.03, most: 3 };
 
 /** An element of the picture. @returns {any} */
@@ -519,7 +521,7 @@ class Canvas {
     const { w, h } = this.layout(this.model.root);
     const { clientWidth, clientHeight } = this.host;
     const k = this.app.scale(this);
-    const least = whole ? k : Math.max(k, Math.min(READABLE, clientWidth / (w + 16)));
+    const least = whole || k >= NEARLY * READABLE ? k : Math.max(k, Math.min(READABLE, clientWidth / (w + 16)));
     const y = this.tops ? 8 : Math.max(8, (clientHeight - h * least) / 2);
     this.go({ x: (clientWidth - w * least) / 2, y, k: least }, false);
     this.fitted = true;
