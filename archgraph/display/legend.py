@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from archgraph.display import colours
 from archgraph.display.cover import Cover
@@ -59,7 +59,7 @@ def heading(
     if legend and cover is not None:
         lines.append(_scale(narrow=across < MARKS))
     elif legend and families:
-        lines.append(_families(families, 2 * across + 1))
+        lines += _families(families, 2 * across + 1)
     if legend and isinstance(cover, Cover) and picture.groups:  # whose titles have bars
         said = "share of its weights" + " that such a client has: width" * (across >= MARKS)
         lines.append(plain_table([f"<TD>{bar(0.4)}</TD><TD>{_quiet(said)}</TD>"], padding=2))
@@ -73,16 +73,12 @@ def _quiet(words: str) -> str:
     return text(words, size=9, colour=colours.QUIET)
 
 
-def _families(names: Sequence[str], across: int) -> str:
-    """Return the colours of what operators do, some to a line."""
-    swatch = 'WIDTH="14" HEIGHT="9" FIXEDSIZE="TRUE"'
-    cells = [
-        f'<TD BGCOLOR="{colours.FAMILIES[name]}" {swatch}></TD><TD ALIGN="LEFT">{_quiet(name)}</TD>'
-        for name in names
-    ]
-    return plain_table(
-        ("".join(cells[i : i + across]) for i in range(0, len(cells), across)), spacing=4
-    )
+def _families(names: Sequence[str], across: int) -> Iterator[str]:
+    """Yield lines of the colours of what operators do, some to a line."""
+    # Letters, not cells: Graphviz makes a table in a table as wide as the picture.
+    swatches = [f"{text('■', size=14, colour=colours.FAMILIES[n])} {_quiet(n)}" for n in names]
+    for i in range(0, len(swatches), across):
+        yield "   ".join(swatches[i : i + across])
 
 
 def _scale(*, narrow: bool) -> str:
