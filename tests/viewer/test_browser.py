@@ -248,6 +248,22 @@ def test_a_share_costs_what_take_costs(opened, net):
         assert f"{small.macs:,} MACs" in page.inner_text("#left")
 
 
+def test_half_of_the_macs_is_one_choice_away(opened, net):
+    """The largest share in per cent that costs so little."""
+    page = opened(net)
+    page.select_option("#as", "macs")
+    assert page.input_value("#much") == "50"
+    total = cost(net).macs
+    costs = [cost(take(net, n / 100, allow_nothing=True).graph).macs for n in range(1, 101)]
+    for percents in (1, 30, 50, 100):
+        told = page.evaluate(
+            "n => (archgraph.app.shape('macs', n), archgraph.app.panes[0].small.macs)", percents
+        )
+        fits = [macs for macs in costs if macs <= percents / 100 * total]
+        assert told == (fits or costs)[-1 if fits else 0], percents
+    assert "100 % of every width" in page.inner_text("#left")
+
+
 def test_a_client_narrows_boxes_and_lacks_blocks(opened, family):
     page = opened(family, hash="#as=client1&open=s1")
     widths = "all => all.map(r => r.style.transform).filter(Boolean)"

@@ -30,6 +30,17 @@ function shared(/** @type {any} */ data, /** @type {number} */ share) {
   return { name: `${Math.round(100 * share)} % of every width`, parameters: costAt(data.costs.parameters, size), macs: costAt(data.costs.macs, size), sizes, gone: new Set() };
 }
 
+/** The largest share of every width within a share of the MACs, to one per cent. @returns {Submodel} */
+function within(/** @type {any} */ data, /** @type {number} */ budget) {
+  let [fits, over] = [1, 101];
+  while (over - fits > 1) {
+    const middle = Math.floor((fits + over) / 2);
+    if (shared(data, middle / 100).macs <= budget * data.totals.macs) fits = middle;
+    else over = middle;
+  }
+  return shared(data, fits / 100);
+}
+
 /** A row of the data. @returns {Submodel} */
 function listed(/** @type {any[]} */ [name, parameters, macs, sizes, gone], /** @type {string} */ called = name) {
   return { name: called, parameters, macs, sizes: new Map(sizes), gone: new Set(gone) };
@@ -40,18 +51,19 @@ function choices(/** @type {any[]} */ graphs) {
   const free = graphs.some((g) => g.axes.some((/** @type {any} */ axis) => !axis[7]));
   const fits = graphs.find((g) => g.fits)?.fits || [];
   const clients = graphs.find((g) => g.clients)?.clients || [];
-  return [["whole", "all of it"], ...free ? [["share", "a share of every width"]] : [], ...fits.length ? [["budget", "a budget of MACs"]] : [],
+  return [["whole", "all of it"], ...free ? [["share", "a share of every width"], ["macs", "a share of the MACs"]] : [], ...fits.length ? [["budget", "a budget of MACs"]] : [],
     ...clients.map((/** @type {any} */ c, /** @type {number} */ i) => [`client${i}`, c[0]])];
 }
 
 /** Steps of the slider of a choice; 0: it has none. */
 function steps(/** @type {any[]} */ graphs, /** @type {string} */ as) {
-  return as === "share" ? 100 : as === "budget" ? graphs.find((g) => g.fits).fits.length : 0;
+  return as === "share" || as === "macs" ? 100 : as === "budget" ? graphs.find((g) => g.fits).fits.length : 0;
 }
 
 /** The submodel of a graph that was chosen; null: all of it is shown, or it has no such submodel. @returns {Submodel|null} */
 function chosen(/** @type {any} */ data, /** @type {string} */ as, /** @type {number} */ step) {
   if (as === "share") return shared(data, step / 100);
+  if (as === "macs") return within(data, step / 100);
   if (as === "budget") return data.fits ? listed(data.fits[step - 1], `within ${Math.round(100 * data.fits[step - 1][0])} % of the MACs`) : null;
   const client = data.clients && as.startsWith("client") ? data.clients[Number(as.slice(6))] : null;
   return client ? listed(client) : null;
