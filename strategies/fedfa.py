@@ -125,14 +125,14 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.ServerState().with_group("global", world.state).with_values(tiers=tiers)
 
     def survey(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Task]:
-        """Yield the clients that are not limited score all architectures on their data (line 2)."""
+        """Yield a task for each client that is not limited: score architectures (line 2)."""
         if self.choice not in ("zico", "search"):
             return
         weights = state.group("global")
 
         def model(tier: fl.Tier) -> fl.Model:
-            one = _fit(world, tier.name, self.variant)
-            return fl.Model(one.graph, one.down.pull(weights, copy=False))
+            tier = self._tier(world, tier.name)
+            return fl.Model(tier.graph, tier.transfer.pull(weights, copy=False))
 
         zico = ZiCo(fl.TaskLoss(mask_absent=self.mask_absent))
         program: fl.Program = zico
@@ -151,7 +151,7 @@ class FedFA(fl.Averaging, fl.Masking):
                     state=smallest.state,
                     program=program,
                     others=others,
-                    # A search cuts its models at the client: the global weights are sent once.
+                    # A search cuts its candidates out of the global weights at the client.
                     extras={} if others else weights,
                 )
 
@@ -172,10 +172,7 @@ class FedFA(fl.Averaging, fl.Masking):
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send ``M_c^t``, cut from ``M_G^t`` (lines 7-9, Algorithm 3)."""
-        name = state.values["tiers"][client]
-        fit = _fit(world, name, self.variant)
-        tier = fl.Tier(name, fit.graph, fit.down)
-        mask = self.mask_absent
+        tier, mask = self._tier(world, state.values["tiers"][client]), self.mask_absent
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
     def examine(self, world: fl.World, result: fl.Result) -> fl.State:
@@ -237,32 +234,31 @@ class FedFA(fl.Averaging, fl.Masking):
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and each architecture's on its clients' data."""
-        weights, runs = state.group("global"), state.values["tiers"]
-
-        def model(tier: fl.Tier) -> fl.Model:
-            fit = _fit(world, tier.name, self.variant)
-            return fl.Model(fit.graph, fit.down.pull(weights, copy=False))
-
-        # Behind the family's architectures, what clients have come upon by search.
-        others = sorted({*runs} - {tier.name for tier in world.tiers})
-        fits = [(name, _fit(world, name, self.variant)) for name in others]
-        tiers = (*world.tiers, *(fl.Tier(name, fit.graph, fit.down) for name, fit in fits))
+        runs, family = state.values["tiers"], [tier.name for tier in world.tiers]
+        # The family's architectures come first, then those that only a search chose.
+        names = [*(name for name in family if name in runs), *sorted({*runs} - {*family})]
+        tiers = tuple(self._tier(world, name) for name in names)
         world = dataclasses.replace(world, tiers=tiers)
-        return fl.by_tier(world, state, norm=self.norm, runs=runs, model=model)
+        return fl.by_tier(world, state, norm=self.norm, runs=runs)
+
+    def _tier(self, world: fl.World, name: str) -> fl.Tier:
+        """Return what clients of an architecture run: its part that the variant lets vary."""
+        fit = _fit(world, name, self.variant)
+        return fl.Tier(name, fit.graph, fit.down)
 
     def _start(self, world: fl.World) -> tuple[Space, tuple[Architecture, ...], int]:
         """Return the space of a search, the family's architectures in its bound, and the bound."""
         space, full = _space(world, self.variant), ag.cost(world.graph).macs
-        costs = {
-            name: ag.cost(_fit(world, name, self.variant).graph).macs for name, _ in space.tiers
-        }
-        start = {values: None for name, values in space.tiers if costs[name] <= self.macs * full}
+        costs = {x: ag.cost(architecture(space, x).graph).macs for _, x in space.tiers}
+        start = tuple(values for values, macs in costs.items() if macs <= self.macs * full)
         if not start:
-            least = f"at least {min(costs.values()) / full:.3g}"
-            message = "no architecture of the family is within the bound"
-            where = "strategy.fedfa.macs"
-            raise ag.RunError(message, where=where, found=self.macs, expected=least)
-        return space, tuple(start), int(self.macs * full)
+            raise ag.RunError(
+                "no architecture of the family is within the bound",
+                where="strategy.fedfa.macs",
+                found=self.macs,
+                expected=f"at least {min(costs.values()) / full:.3g}",
+            )
+        return space, start, int(self.macs * full)
 
     def _limited(self, world: fl.World) -> frozenset[int]:
         """Return the clients that have resources for the smallest architecture only."""
@@ -399,15 +395,15 @@ class ZiCo:
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
         """Return the score of every further model: metric ``zico/NAME``."""
-        score = self.on(work)
+        score = self.scorer(work)
         return fl.Outcome(
             state=work.state,
             others={k: m.state for k, m in work.others.items()},
             metrics={f"zico/{name}": score(model) for name, model in work.others.items()},
         )
 
-    def on(self, work: fl.Work) -> Callable[[fl.Model], float]:
-        """Draw the client's minibatches; return what scores a model on them."""
+    def scorer(self, work: fl.Work) -> Callable[[fl.Model], float]:
+        """Draw the client's minibatches; return the function that scores a model on them."""
         size = max(1, min(work.local.batch, work.data.examples // 2))
         batches = list(itertools.islice(work.data.batches(work.generator, size), 2))
 
@@ -435,16 +431,16 @@ class ZiCo:
 class Search:
     """Search for the architecture with the best ZiCo score on a client's data.
 
-    1. Architectures of the family within the bound are scored.
-    2. One of the best so far, drawn, gets other values at two choices, drawn. It is scored unless
-       it was before or exceeds the bound.
-    3. After ``steps`` of these, or when nothing is left, the best is returned; of equals the first.
+    1. Score the family's architectures within the bound.
+    2. Draw one of the best so far, and new values for two of its choices. Score the result if it is
+       new and within the bound.
+    3. After ``steps`` of these, or when nothing is left, return the best; the first of equals.
 
     Attributes:
         space: What is searched.
         start: Architectures of the family within the bound, from small to large.
         macs: The bound: multiply–accumulates of a forward pass.
-        steps: How often one is made from another.
+        steps: Number of architectures that are made from others.
         population: Number of the best that others are made from.
         zico: The score.
     """
@@ -457,20 +453,20 @@ class Search:
     zico: ZiCo
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Return the best as extra ``architecture``; metrics ``zico`` and ``scored`` of them."""
-        score = self.zico.on(work)
+        """Return extra ``architecture``, and metrics: its ``zico``, how many were ``scored``."""
+        score = self.zico.scorer(work)
         options = [values for _, values in (*self.space.depths, *self.space.widths)]
         scores: dict[Architecture, float] = {}
         best: list[Architecture] = []  # the population
-        refused: set[Architecture] = set()
+        seen: set[Architecture] = set()
 
         def draw(count: int) -> int:
             return int(torch.randint(count, (), generator=work.generator))
 
         def add(values: Architecture) -> None:
+            seen.add(values)
             cut = architecture(self.space, values)
             if ag.cost(cut.graph).macs > self.macs:
-                refused.add(values)
                 return
             scores[values] = score(fl.Model(cut.graph, cut.transfer.pull(work.extras)))
             best.append(values)
@@ -480,14 +476,13 @@ class Search:
         for values in self.start:  # 1
             add(values)
         for _ in range(self.steps):  # 2
-            if len(scores) + len(refused) == math.prod(map(len, options)):
+            if len(seen) == math.prod(map(len, options)):
                 break
             child = list(best[draw(len(best))])
             for _ in range(2):
                 at = draw(len(options))
                 child[at] = options[at][draw(len(options[at]))]
-            values = tuple(child)
-            if values not in scores and values not in refused:
+            if (values := tuple(child)) not in seen:
                 add(values)
         values = max(scores, key=scores.__getitem__)  # 3
         return fl.Outcome(
@@ -546,11 +541,11 @@ class Space:
 
 @functools.lru_cache(maxsize=16)
 def combinations(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], variant: Variant) -> Space:
-    """Return the space of a family, as far as the variant lets it vary.
+    """Return the space of a family, in what the variant lets vary.
 
     1. Axes that are equally wide in every tier vary together. A tier that lacks their blocks says
        nothing of them.
-    2. What is the same in all tiers as in the global architecture is not a choice.
+    2. What no tier has otherwise than the global architecture is not a choice.
     """
     blocks = [_depths(one) for one in (graph, *(tier.graph for tier in tiers))]
     free = ag.axes(graph).free
@@ -566,29 +561,22 @@ def combinations(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], variant: Varia
                 break
         else:
             groups.append(([axis.name], mine))
-    # By tier; of what one lacks, the size in the largest that has it.
-    rows: list[tuple[tuple[str, ...], list[int]]]
-    rows = [((name,), [of[name] for of in blocks]) for name in blocks[0] if variant != "width"]
-    count = len(rows)
-    for names, of in groups:
-        if variant != "depth":
-            rows.append((tuple(names), [of.get(i, of[max(of)]) for i in range(len(sizes))]))
-    varied = [len({*values}) > 1 for _, values in rows]  # 2
-    choices = [(names, tuple(sorted({*values[1:]}))) for names, values in rows]
+    depths = [((name,), [of[name] for of in blocks]) for name in blocks[0]]
+    # For a tier that lacks an axis, its size in the largest one that has it.
+    widths = [(tuple(n), [of.get(i, of[max(of)]) for i in range(len(sizes))]) for n, of in groups]
+    deep, wide = (  # 2
+        [(names, values) for names, values in rows if variant != other and len({*values}) > 1]
+        for rows, other in ((depths, "width"), (widths, "depth"))
+    )
+    choices = [(names, tuple(sorted({*values[1:]}))) for names, values in deep + wide]
     return Space(
         graph,
-        tuple(itertools.compress(choices[:count], varied)),
-        tuple(itertools.compress(choices[count:], varied[count:])),
-        tuple(
-            (tier.name, tuple(values[i] for _, values in itertools.compress(rows, varied)))
-            for i, tier in enumerate(tiers, 1)
+        depths=tuple(choices[: len(deep)]),
+        widths=tuple(choices[len(deep) :]),
+        tiers=tuple(
+            (t.name, tuple(of[i] for _, of in deep + wide)) for i, t in enumerate(tiers, 1)
         ),
     )
-
-
-def _searched(world: fl.World, name: str, variant: Variant) -> ag.Rewritten:
-    values = tuple(map(int, re.findall(r"\d+", name)))
-    return architecture(_space(world, variant), values)
 
 
 def _space(world: fl.World, variant: Variant) -> Space:
@@ -625,8 +613,10 @@ class Fit:
 
 
 def _fit(world: fl.World, name: str, variant: Variant) -> Fit:
-    offered = any(tier.name == name for tier in world.tiers)
-    one = world.tier(name) if offered else _searched(world, name, variant)
+    tiers = {tier.name: tier for tier in world.tiers}
+    # Any other name is that of a search: :meth:`Space.name`.
+    values = tuple(map(int, re.findall(r"\d+", name)))
+    one = tiers.get(name) or architecture(_space(world, variant), values)
     return grafting(world.graph, one.graph, one.transfer, variant)
 
 

@@ -470,7 +470,7 @@ def test_a_search_to_the_end_takes_the_best_of_all_within_its_bound(lab, tiers, 
     task = next(iter(strategy.survey(world, strategy.init(world))))
     assert isinstance(task.program, Search)
     space = task.program.space
-    score = ZiCo(TaskLoss(mask_absent=True)).on(lab.work_of(task, lab.toy(task.client)))
+    score = ZiCo(TaskLoss(mask_absent=True)).scorer(lab.work_of(task, lab.toy(task.client)))
     scores = {}
     for values in itertools.product(*(sizes for _, sizes in (*space.depths, *space.widths))):
         cut = architecture(space, values)
