@@ -115,31 +115,28 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
 def filled(
     graph: ArchGraph, state: State, *, last: bool = False, training: bool | None = None
 ) -> ArchModule:
-    """Return what :func:`build` returns, as training takes it.
+    """Build a module as :func:`build` does, with a memory order and a mode.
 
     Args:
         graph: The architecture.
         state: Tensors by name.
-        last: Whether images' channels come to lie last in memory.
+        last: Whether weights of images get channels-last memory.
         training: The mode of all parts. Default: that of the graph.
     """
     _check_fit(graph, state, _shapes(graph))
     leaves: dict[str, Tensor] = {}
-    for param in graph.params:
-        if param.role == "constant":
-            continue
-        value = state[param.name].detach()
+    for name in graph.state_names:
+        param, value = graph.param[name], state[name].detach()
         order = torch.channels_last if last and value.dim() == 4 else torch.preserve_format
         leaf = value.to(torch_dtype(param.dtype), copy=True, memory_format=order)
         if param.role == "parameter":
             leaf = nn.Parameter(leaf, requires_grad=param.trainable)
-        leaves[param.name] = leaf
-    if len(leaves) < len(graph.params):
-        devices = {leaf.device for leaf in leaves.values()}
-        device = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
-        values = {param.name: param.value for param in graph.params if param.value is not None}
-        for name in graph.param.keys() - leaves.keys():
-            leaves[name] = constant_tensor(values[name]).to(device)
+        leaves[name] = leaf
+    devices = {leaf.device for leaf in leaves.values()}
+    device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+    for param in graph.params:
+        if param.role == "constant" and param.value is not None:
+            leaves[param.name] = constant_tensor(param.value).to(device)
     return _template(graph).filled(leaves, training)
 
 
@@ -246,7 +243,7 @@ class Template:
         return type(base.__name__, (base,), attributes)()
 
     def filled(self, leaves: Mapping[str, Tensor], training: bool | None = None) -> ArchModule:
-        """Return a copy with tensors, in a mode; None: its own."""
+        """Return a copy with tensors, in a mode. Default: that of the graph."""
         shared = {part: _copied(part, tables) for part, tables in self.copied}
         copies = {path: shared[part] for path, part in self.parts.items()}
         for path, outer, name in self.inside:

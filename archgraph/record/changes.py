@@ -110,16 +110,17 @@ class Changes:
         transfer = result.transfer
         if transfer is None or transfer.source != self._source:
             return
-        columns: list[int] = []
-        norms: list[Tensor] = []
-        for name, entry in transfer.entries.items():
-            back = name in sent and name in result.state and name not in result.unmerged
-            if back and entry.source in self._names:
-                columns.append(self._names[entry.source])
-                norms.append(_distance(sent[name], result.state[name]))
+        columns = {
+            name: self._names[entry.source]
+            for name, entry in transfer.entries.items()
+            if entry.source in self._names and name not in result.unmerged
+            if name in sent and name in result.state
+        }
+        norms = [_distance(sent[name], result.state[name]) for name in columns]
         row: list[float | None] = [None] * len(self._names)
         # One transfer from the device, not one per parameter.
-        for column, norm in zip(columns, torch.stack(norms).tolist() if norms else (), strict=True):
+        values = torch.stack(norms).tolist() if norms else ()
+        for column, norm in zip(columns.values(), values, strict=True):
             row[column] = math.hypot(row[column] or 0.0, norm)
         self._updates.setdefault(kind, []).append((result.client, row))
 
@@ -156,7 +157,7 @@ class Changes:
             kinds[kind] = {
                 "total": len(rows),
                 "clients": list(clients),
-                "norm": [[None if x is None else _short([x])[0] for x in row] for row in norms],
+                "norm": [_short(row) for row in norms],
             }
         return kinds
 
@@ -170,8 +171,8 @@ class Changes:
             self._known[key] = ways, self._shares(ways)
         return self._known[key][1]
 
-    def _shares(self, ways: Iterable[_Way]) -> list[float]:
-        """Share of each parameter's positions that anything reaches."""
+    def _shares(self, ways: Iterable[_Way]) -> Json:
+        """Return the share of each parameter's positions that anything reaches."""
         terms: dict[str, list[Term]] = {name: [] for name in self._names}
         for transfer, unmerged in ways:
             for name, entry in transfer.entries.items():
@@ -201,8 +202,8 @@ def evenly(items: Sequence[_T], most: int) -> Sequence[_T]:
     return [items[round(i * last / max(many - 1, 1))] for i in range(many)]
 
 
-def _short(values: Iterable[float]) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values]
+def _short(values: Iterable[float | None]) -> Json:
+    return [None if x is None else float(f"{x:.{DIGITS}g}") for x in values]
 
 
 def parameters(graph: ArchGraph) -> tuple[str, ...]:

@@ -78,13 +78,6 @@ def test_inner_norm_of_a_hundred_numbers():
     assert inner_norm(w, rms=True) == pytest.approx(math.sqrt(counted / 95), rel=1e-12)
 
 
-@given(values=WEIGHTS, share=SHARES, factor=st.floats(0.125, 8))
-def test_inner_norm_is_homogeneous(values, share, factor):
-    w = torch.tensor(values)
-    expected = factor * inner_norm(w, share)
-    assert inner_norm(w * factor, share) == pytest.approx(expected, rel=1e-4, abs=1e-30)
-
-
 @pytest.mark.parametrize("kind", ["normal", "sorted", "equal", "few", "striped"])
 def test_squares_of_values_between_ranks_among_many(kind):
     draw = torch.Generator().manual_seed(3)
@@ -111,14 +104,6 @@ def test_squares_of_values_between_ranks_among_many(kind):
             squares, count = squares_between(values.numpy(), *ranks, signed=signed)
             assert squares == pytest.approx((counted**2).sum(), rel=1e-12)
             assert count == len(counted)
-
-
-def test_outliers_do_not_count():
-    w = torch.ones(100)
-    spoilt = w.clone()
-    spoilt[7] = 1e6
-    assert inner_norm(w) == 10.0
-    assert inner_norm(spoilt) == pytest.approx(math.sqrt(99), rel=1e-12)
 
 
 # ---------------------------------------------------------------- α
@@ -175,10 +160,12 @@ def two_passes(lab, strategy: FedFA, world, updates) -> dict[str, Tensor]:
     return result
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"inner": "central"}, {"rms": True}, {"percentile": 0.5}, {"percentile": 1.0}],
+OPTIONS = pytest.mark.parametrize(
+    "options", [{}, {"inner": "central"}, {"rms": True}, {"percentile": 0.5}, {"percentile": 1.0}]
 )
+
+
+@OPTIONS
 def test_one_pass_equals_the_algorithm_as_printed(lab, tiers, options):
     world = lab.make_world(lab.graph, lab.state, tiers, list(tiers), examples=[5, 40, 20, 10])
     strategy = FedFA(**options)
@@ -204,9 +191,7 @@ def test_a_layer_of_zeros_and_a_layer_of_outliers_stay_finite(lab):
     assert after["fc.weight"][0, 0].item() == pytest.approx(1.0, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"inner": "central"}, {"rms": True}, {"percentile": 0.5}, {"percentile": 1.0}]
-)
+@OPTIONS
 @pytest.mark.parametrize("small", [0.0, 1e-38, 1e-10, 1e-7, 1e-5])
 def test_a_layer_that_alpha_would_blow_up_is_refused(lab, options, small):
     """One weight of 1 and many small ones: refused exactly where 1 / norm would exceed 2²⁰."""
@@ -372,13 +357,7 @@ def test_zico_is_asked_of_those_that_are_not_limited(lab, tiers):
             scores = next(r.metrics for r in results if r.client == client)
             assert scores[f"zico/{name}"] == max(scores.values())
     assert list(FedFA().survey(world, state)) == []
-
-
-def test_a_lost_survey_leaves_the_choice_as_it_was(lab, tiers):
-    world = lab.make_world(lab.graph, lab.state, tiers, ["full"] * 4)
-    strategy = FedFA(choice="zico")
-    state = strategy.init(world)
-    assert strategy.surveyed(world, state, []).values == state.values
+    assert strategy.surveyed(world, state, []).values == state.values  # the survey was lost
 
 
 def test_zico_score_closed_form():
