@@ -181,8 +181,8 @@ class ClientWork:
                 progress=_steps(tell),
             )
             outcome = performed(program, work, setup.engine)
-        # In memory of its own: the program may keep what it returned. And in memory as in a file:
-        # so it has the same bits afterwards, whatever it goes through.
+        # Copied, since the program may keep what it returned; contiguous, since results of
+        # computations on it may depend on the order of memory.
         return dataclasses.replace(
             outcome,
             state=server_copies(outcome.state)

@@ -104,7 +104,7 @@ class Turn:
         test: Figures of a client's model as it is after local training; None: it is not tested.
         elsewhere: Where the clients work; None: on this machine.
         spare: Clients that were drawn to take the places of others.
-        moved: Hears of each accepted update: kind of client, what it was sent, what came back.
+        moved: Called for each accepted update: kind of client, state sent, result.
     """
 
     work: ClientWork

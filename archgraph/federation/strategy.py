@@ -20,8 +20,7 @@ from archgraph.tables import plural
 
 T = TypeVar("T")
 
-# In the metadata of an option that came later: it is written down where it is set, so that what
-# was run before it existed stays the same experiment.
+# Key in the metadata of a field: `later` of :func:`option`.
 LATER = "later"
 
 # What clients of a method may be; "any": networks of any kind, which need no global model.
@@ -89,8 +88,8 @@ def option(
         least: The smallest value.
         above: A value that it has to exceed.
         most: The largest value.
-        later: Whether recorded runs are older than the option: its default then stays out of what
-            names a run.
+        later: Whether recorded runs are older than the option: its default is then not written, so
+            that they stay the same experiment.
 
     Example:
         >>> @dataclass(frozen=True)

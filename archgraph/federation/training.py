@@ -76,7 +76,7 @@ def module_of(
 
     Args:
         model: An architecture with weights, or the work that has them.
-        device: Where the module is to be; that of the work, where that is passed.
+        device: Its device; a work has its own.
         training: The mode of all of its parts. Default: that in which the model was traced.
     """
     device = model.device if isinstance(model, Work) else device

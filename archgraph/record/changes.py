@@ -30,7 +30,7 @@ FILE = "changes.jsonl"
 DIGITS = 4
 # Sets of transfers whose coverage is remembered; methods that draw their own have one a round.
 REMEMBERED = 64
-# Numbers about single clients in a line: of more clients, some are recorded.
+# Most numbers about single clients in a line; of more clients, some are recorded.
 CLIENT_NUMBERS = 4096
 
 _Way = tuple[Transfer, frozenset[str]]
@@ -41,7 +41,7 @@ class KindUpdates(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
     """How far clients of one kind moved the global parameters in a round.
 
     Attributes:
-        total: Clients of the kind whose updates were accepted.
+        total: Number of clients of the kind whose updates were accepted.
         clients: Ids of those that are recorded, from the smallest update to the largest.
         norm: Euclidean norm of each parameter's update, ``[client][parameter]``, over the positions
             that the client has; None: the client returned nothing of it to be merged.

@@ -16,7 +16,7 @@ from archgraph.viewer.distinct import Distinct, numbered
 
 # Rounds that the slider stops at; of a longer run they are spread evenly.
 STOPS = 100
-# Numbers about single clients on a page: of a longer run, fewer rounds tell of them.
+# Most numbers about single clients on a page; of a longer run, some tested rounds have them.
 CLIENT_NUMBERS = 40_000
 
 
@@ -60,9 +60,9 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, J
     Returns:
         ``numbers`` of the rounds, and by round ``norm`` and the number of a row of ``rows`` in
         ``coverage``, -1 where it is not known; ``leaves``: the leaf that each column is of;
-        ``updates``: of tested rounds, the number and by kind of client how many there were, which
-        ones are recorded, and a row of norms for each; ``top``: the largest norm of all parameters
-        together, which the colours end at.
+        ``updates``: of tested rounds, the number, and by kind of client how many there were, the
+        ids of those recorded, and a row of norms for each; ``top``: the largest norm of all
+        parameters together, the end of the colour scale.
     """
     number = numbered(param.name for param in graph.params)
     selected, rows = evenly(changes, STOPS), Distinct()
@@ -83,7 +83,7 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, J
 
 
 def _updates(changes: Sequence[RoundChange]) -> list[Json]:
-    """Return what single clients changed, of so many rounds as a page has room for."""
+    """Return what single clients changed, in as many rounds as ``CLIENT_NUMBERS`` allows."""
     tested = [one for one in changes if one.updates]
     sizes = [len(one.norm) * sum(len(u.clients) for u in one.updates.values()) for one in tested]
     return [

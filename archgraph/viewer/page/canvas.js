@@ -7,7 +7,7 @@ const SVG = "http://www.w3.org/2000/svg";
 // Boxes that are opened at first, and the scale at which their words can be read.
 const FEW = 80;
 const READABLE = 0.85;
-// Of a readable size: rather a little smaller than without the last boxes.
+// From this share of the readable scale on, the first look is at the whole picture.
 const NEARLY = 0.78;
 const ZOOM = { least: 0.03, most: 3 };
 

@@ -16,17 +16,12 @@
 const SHARES = ["0 %", "25 %", "50 %", "75 %", "100 %"];
 const silent = () => "";
 
-/** Place of a kind of client in the data. */
-function kindAt(/** @type {Model} */ model, /** @type {string} */ kind) {
-  return model.data.feeding.clients.findIndex((/** @type {any} */ c) => c[0] === kind);
-}
-
 /** How clients feed a part. @returns {Overlay} */
 function fed(/** @type {string} */ name, /** @type {string} */ what, /** @type {(row: any, clients: number) => number} */ share) {
   return { name, legend: `${name}: ${what}`, colours: "scale", ticks: SHARES, told: silent, at: (model, item, kind) => {
-    const row = model.fed(item);
-    if (row && kind) return row[2][kindAt(model, kind)];
-    return row && share(row, model.data.feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0));
+    const row = model.fed(item), { clients } = model.data.feeding || {};
+    if (row && kind) return row[2][clients.findIndex((/** @type {any} */ c) => c[0] === kind)];
+    return row && share(row, clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0));
   } };
 }
 
