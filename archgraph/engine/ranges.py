@@ -47,7 +47,7 @@ def check_ranges(
     check_update(graph, state, optional=optional, fixed=unsummable(graph, sent))
     # One transfer from the device for all variances, and one for all counters.
     names = [name for name in variances(graph) if name in state and state[name].numel()]
-    smallest = torch.stack([state[name].min() for name in names]).tolist() if names else []
+    smallest = torch.stack([state[name].min() for name in names]).cpu().tolist() if names else []
     for name, least in zip(names, smallest, strict=True):
         # One that it was sent already is not the client's fault.
         if least < 0 and (name not in sent or least < float(sent[name].min())):
@@ -59,7 +59,7 @@ def check_ranges(
         for name in counters(graph)
         if name in sent and name in state and state[name].numel()
     }
-    ends = torch.stack([*advanced.values()]).tolist() if advanced else []
+    ends = torch.stack([*advanced.values()]).cpu().tolist() if advanced else []
     for name, (least, most) in zip(advanced, ends, strict=True):
         allowed = steps * counters(graph)[name]
         if least < 0 or most > allowed:

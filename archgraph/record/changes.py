@@ -110,17 +110,16 @@ class Changes:
         transfer = result.transfer
         if transfer is None or transfer.source != self._source:
             return
-        columns = {
-            name: self._names[entry.source]
-            for name, entry in transfer.entries.items()
-            if entry.source in self._names and name not in result.unmerged
-            if name in sent and name in result.state
-        }
-        norms = [_distance(sent[name], result.state[name]) for name in columns]
+        columns: list[int] = []
+        norms: list[Tensor] = []
+        for name, entry in transfer.entries.items():
+            back = name in sent and name in result.state and name not in result.unmerged
+            if back and entry.source in self._names:
+                columns.append(self._names[entry.source])
+                norms.append(_distance(sent[name], result.state[name]))
         row: list[float | None] = [None] * len(self._names)
         # One transfer from the device, not one per parameter.
-        values = torch.stack(norms).tolist() if norms else ()
-        for column, norm in zip(columns.values(), values, strict=True):
+        for column, norm in zip(columns, torch.stack(norms).tolist() if norms else (), strict=True):
             row[column] = math.hypot(row[column] or 0.0, norm)
         self._updates.setdefault(kind, []).append((result.client, row))
 
