@@ -47,7 +47,7 @@ def seed_torch(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-# Reused: a new one takes longer than a client's whole isolation. One for each depth so far.
+# One for each depth of isolation so far.
 _SPARE: list[np.random.MT19937] = []
 
 
@@ -69,7 +69,7 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
     where, seed = torch.device(device), generator.initial_seed()
     devices = [] if where.type == "cpu" else [where.index or 0]
     python, dtype = random.getstate(), torch.get_default_dtype()
-    # Programs may use NumPy's. Its bits are exchanged: writing a state takes longer than the rest.
+    # Programs may use it. It gets other bits: to write a state takes longer than all else here.
     numpy, before = np.random.get_state(), mtrand.get_bit_generator()  # noqa: NPY002
     bits = _SPARE.pop() if _SPARE else np.random.MT19937()
     mtrand.set_bit_generator(bits)
@@ -84,7 +84,7 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
         finally:
             random.setstate(python)
             mtrand.set_bit_generator(before)
-            # A normal number that is drawn already is not in the bits.
+            # A normal number that waits, which no bits hold.
             if numpy[3]:  # type: ignore[index]  # a tuple
                 np.random.set_state(numpy)  # noqa: NPY002  # as above
             _SPARE.append(bits)
