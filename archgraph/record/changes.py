@@ -23,6 +23,7 @@ from archgraph.files import write
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json, json_safe
 from archgraph.states import State, Transfer, signature
+from archgraph.states.copies import to_device
 from archgraph.states.coverage import Coverage, Term
 
 FILE = "changes.jsonl"
@@ -116,10 +117,13 @@ class Changes:
             back = name in sent and name in result.state and name not in result.unmerged
             if back and entry.source in self._names:
                 columns.append(self._names[entry.source])
-                norms.append(_distance(sent[name], result.state[name]))
+                after = result.state[name]
+                # What was sent is on the processor, also where updates are merged on a device.
+                norms.append(_distance(to_device(sent[name], after.device), after))
         row: list[float | None] = [None] * len(self._names)
         # One transfer from the device, not one per parameter.
-        for column, norm in zip(columns, torch.stack(norms).tolist() if norms else (), strict=True):
+        numbers = torch.stack(norms).cpu().tolist() if norms else []
+        for column, norm in zip(columns, numbers, strict=True):
             row[column] = math.hypot(row[column] or 0.0, norm)
         self._updates.setdefault(kind, []).append((result.client, row))
 

@@ -23,6 +23,7 @@ import archgraph as ag
 from archgraph.engine.local import Run
 from archgraph.processes.process import PRELOAD, Died
 from archgraph.processes.workers import Workers
+from archgraph.record import changes
 from tests import device
 from tests.engine.families import SERVERS, STRATEGIES, experiment_of, result
 
@@ -47,6 +48,17 @@ def strategies(folder: Path, every: int = 1) -> dict[str, Any]:
     engines = {"device": "other"}, {"device": "other", "workers": 2}
     on_device = {n: [result(ran(n, folder, **engine)) for engine in engines] for n in names}
     return {name: runs == [result(ran(name, folder))] * 2 for name, runs in on_device.items()}
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What a run on the device records of its clients' updates, and one on the processor."""
+    device.register()
+    spec, found = ag.load_experiment(experiment_of("heterofl", folder)), {}
+    for place in ("other", "cpu"):
+        engine = type(spec.engine).model_validate({"device": place})
+        ag.run(spec.model_copy(update={"engine": engine}), out=folder / place, progress=False)
+        found[place] = (folder / place / changes.FILE).read_text()
+    return found
 
 
 def servers(folder: Path) -> dict[str, Any]:
