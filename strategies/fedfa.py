@@ -536,7 +536,9 @@ class Space:
             if theirs == values:
                 return name
         kinds = {"d": values[: len(self.depths)], "w": values[len(self.depths) :]}
-        return "-".join(k + "-".join(map(str, of)) for k, of in kinds.items() if of)
+        name = "-".join(k + "-".join(map(str, of)) for k, of in kinds.items() if of)
+        # A user may have called another architecture so; numbers alone are read of a name.
+        return f"{name}-searched" if name in dict(self.tiers) else name
 
 
 @functools.lru_cache(maxsize=16)

@@ -70,7 +70,7 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
     devices = [] if where.type == "cpu" else [where.index or 0]
     python, dtype = random.getstate(), torch.get_default_dtype()
     # Programs may use it. It gets other bits: to write a state takes longer than all else here.
-    numpy, before = np.random.get_state(), mtrand.get_bit_generator()  # noqa: NPY002
+    numpy, before = np.random.get_state(legacy=False), mtrand.get_bit_generator()  # noqa: NPY002
     bits = _SPARE.pop() if _SPARE else np.random.MT19937()
     mtrand.set_bit_generator(bits)
     with torch.random.fork_rng(devices, device_type="cuda" if not devices else where.type):
@@ -85,7 +85,7 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
             random.setstate(python)
             mtrand.set_bit_generator(before)
             # A normal number that waits, which no bits hold.
-            if numpy[3]:  # type: ignore[index]  # a tuple
+            if numpy["has_gauss"]:
                 np.random.set_state(numpy)  # noqa: NPY002  # as above
             _SPARE.append(bits)
             torch.set_default_dtype(dtype)

@@ -443,7 +443,7 @@ def _cell(
 def _missing(study: StudySpec, document: Document) -> str:
     """Return the strategy of a cell if the study waits for it, else an empty string."""
     strategy = document.data.get("strategy")
-    name = str(next(iter(strategy), "")) if isinstance(strategy, dict) else ""
+    name = str(next(iter(strategy), "") if isinstance(strategy, dict) else strategy)
     if name in study.waits_for:
         try:
             installed_strategy(name)

@@ -432,6 +432,21 @@ def test_the_space_has_all_depths_and_widths_of_the_family(lab, tiers):
     assert combinations(world.graph, world.by_size, "width").depths == ()
 
 
+def test_a_familys_architecture_with_the_name_of_a_searched_one_is_not_taken_for_it(lab, tiers):
+    """`d2-3-w2-8-6` of the family is another one: what was searched is sent nevertheless."""
+    named = {"weak": tiers["weak"], "d2-3-w2-8-6": tiers["slim"], "full": tiers["full"]}
+    world = lab.make_world(lab.graph, lab.state, named, ["full"])
+    strategy = FedFA(choice="search", limited=0.0)
+    state = strategy.init(world)
+    values = {"architecture": torch.tensor([2, 3, 2, 8, 6])}
+    state = strategy.surveyed(world, state, [Result(0, {}, 10, extras=values)])
+    space = combinations(world.graph, world.by_size, "both")
+    expected = architecture(space, (2, 3, 2, 8, 6)).graph
+    assert strategy.send(world, state, 0, 1).graph == expected
+    (model,) = [e for e in strategy.evaluated(world, state) if e.name != "global"]
+    assert model.graph == expected and model.clients == (0,)
+
+
 def test_a_search_without_steps_chooses_as_zico_does(lab, tiers):
     chosen, metrics = surveyed(lab, tiers, choice="search", steps=0)
     expected, scores = surveyed(lab, tiers, choice="zico")

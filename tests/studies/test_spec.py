@@ -166,8 +166,9 @@ def test_a_mistake_is_named_with_its_line(made, wrong: str):
     assert message in str(error.value)
 
 
-def test_a_study_waits_for_strategies_that_it_names(made):
-    text = STUDY.replace("{fedavg: {}}", "{fedsoon: {}}").replace(
+@pytest.mark.parametrize("soon", ["{fedsoon: {}}", "fedsoon"])
+def test_a_study_waits_for_strategies_that_it_names(made, soon):
+    text = STUDY.replace("{fedavg: {}}", soon).replace(
         "archgraph: 1\n", "archgraph: 1\nwaits_for: [fedsoon]\n", 1
     )
     found = cells(made(text), "paper")
