@@ -248,6 +248,8 @@ class FedFA(fl.Averaging, fl.Masking):
 
     def _start(self, world: fl.World) -> tuple[Space, tuple[Architecture, ...], int]:
         """Return the space of a search, the family's architectures in its bound, and the bound."""
+        for tier in world.tiers:  # one that cannot be completed lacks a depth of the space
+            _fit(world, tier.name, self.variant)
         space, full = _space(world, self.variant), ag.cost(world.graph).macs
         costs = {x: ag.cost(architecture(space, x).graph).macs for _, x in space.tiers}
         start = tuple(values for values, macs in costs.items() if macs <= self.macs * full)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.random import mtrand
 
 from archgraph.engine.local import execute
 from archgraph.errors import RunError
@@ -58,6 +59,17 @@ def test_randomness_of_every_library_follows_from_the_clients_seed():
 
     assert draws(3) == draws(3)
     assert not set(draws(3)) & set(draws(4))
+
+
+def test_a_generator_of_another_kind_survives_a_client():
+    before = mtrand.get_bit_generator()
+    try:
+        mtrand.set_bit_generator(np.random.PCG64(3))
+        with isolated(torch.Generator()):
+            np.random.rand()  # noqa: NPY002
+        assert np.random.rand() == np.random.RandomState(np.random.PCG64(3)).rand()  # noqa: NPY002
+    finally:
+        mtrand.set_bit_generator(before)
 
 
 def test_a_client_within_another_leaves_its_draws_alone():

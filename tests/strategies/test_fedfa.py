@@ -17,6 +17,7 @@ from torch import Tensor
 
 import archgraph as ag
 from archgraph.federation import Model, Outcome, Result, Task, TaskLoss, Train
+from archgraph.module.initial import initial_state
 from archgraph.strategies.fedfa import (
     SAMPLE,
     FedFA,
@@ -430,6 +431,16 @@ def test_the_space_has_all_depths_and_widths_of_the_family(lab, tiers):
     assert space.name((2, 3, 2, 8, 6)) == "d2-3-w2-8-6"
     assert combinations(world.graph, world.by_size, "depth").widths == ()
     assert combinations(world.graph, world.by_size, "width").depths == ()
+
+
+def test_a_search_refuses_a_family_that_lacks_a_section_as_other_choices_do(lab):
+    graph = ag.load(Path(ag.__file__).parent / "specs" / "models" / "digits_cnn.yaml")
+    whole = {"none": ag.skip(graph, "stage1.0"), "full": ag.Rewritten.identity(graph)}
+    world = lab.make_world(graph, initial_state(graph, 0), whole, ["full"])
+    for choice in ("zico", "search"):
+        strategy = FedFA(choice=choice, limited=0.0)
+        with pytest.raises(ag.GraphError, match="no such section; found 'stage1'"):
+            list(strategy.survey(world, strategy.init(world)))
 
 
 def test_a_familys_architecture_with_the_name_of_a_searched_one_is_not_taken_for_it(lab, tiers):
