@@ -101,7 +101,7 @@ class Split:
             Inputs `[batch, ...]`, normalised where there are statistics, and their targets.
         """
         self._check_positions()
-        chosen = _as_index(indices)
+        chosen = _as_index(indices, len(self))
         return self._normalised(self.inputs[chosen]), self.targets[chosen]
 
     def _check_positions(self) -> None:
@@ -147,7 +147,7 @@ class Split:
             ((tensor([[2, 7, 0]]), tensor([[1, 1, 0]])), tensor([1]))
         """
         self._check_positions()
-        chosen = _as_index(indices)
+        chosen = _as_index(indices, len(self))
         if self.again is not None and seed is not None:
             rows, targets = self.again(torch.arange(len(self))[chosen], seed)
             first, *_ = rows.values()
@@ -372,8 +372,12 @@ def _widened(inputs: Tensor) -> Tensor:
     return inputs if inputs.is_floating_point() else inputs.to(torch.int64)
 
 
-def _as_index(indices: Indices) -> Tensor | slice:
-    """Convert positions to what a tensor can be indexed with."""
-    if isinstance(indices, slice | Tensor):
+def _as_index(indices: Indices, count: int) -> Tensor | slice:
+    """Convert positions, or whether each example is chosen, to positions as a tensor."""
+    if isinstance(indices, slice):
         return indices
-    return torch.as_tensor(np.asarray(indices, dtype=np.int64))
+    if not isinstance(indices, Tensor):
+        values = np.asarray(indices)
+        type_ = values.dtype if values.dtype == bool else np.int64
+        indices = torch.as_tensor(values.astype(type_, copy=False))
+    return torch.arange(count)[indices] if indices.dtype == torch.bool else indices

@@ -153,6 +153,19 @@ def test_list_array_and_tensor_indices_agree():
         assert torch.equal(got[1], wanted[1])
 
 
+def test_a_mask_chooses_what_it_is_true_for_in_whatever_form():
+    train = load_digits().train
+    expected = train.batch([3, 5])
+    mask = torch.zeros(len(train), dtype=torch.bool)
+    mask[[3, 5]] = True
+    for form in (mask, mask.numpy(), mask.tolist()):
+        (inputs,), targets = train.examples(form)
+        assert torch.equal(inputs, expected[0]) and torch.equal(targets, expected[1])
+        assert torch.equal(train.batch(form)[1], expected[1])
+        with pytest.raises(IndexError, match="mask"):
+            train.examples(form[:9])
+
+
 def test_a_batch_leaves_the_stored_images_alone():
     train = load_digits().train
     before = train.inputs.clone()
