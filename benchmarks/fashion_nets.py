@@ -1,8 +1,10 @@
-"""Pretrain the small networks of ``specs/ablations/lora_images.yaml`` on MNIST.
+"""Pretrain the small networks of ``specs/ablations/lora_vit.yaml`` and ``lora_resnet.yaml``.
 
-``python -m benchmarks.mnist_nets``: a vision transformer and a residual network of specs learn
-MNIST's digits in a few epochs. Fashion-MNIST is not used. Takes ten minutes on one core and writes
-``specs/weights/mnist_vit.safetensors`` and ``specs/weights/mnist_resnet.safetensors``.
+``python -m benchmarks.fashion_nets``: a vision transformer and a residual network of specs learn
+Fashion-MNIST turned by a quarter and with light and dark exchanged, so that fine-tuning on the
+images as they are has a shift to make up for. The last 30,000 training images are used; studies
+take the first. Takes two minutes on one core and writes ``specs/weights/fashion_vit.safetensors``
+and ``specs/weights/fashion_resnet.safetensors``.
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ from torch.optim.lr_scheduler import OneCycleLR
 import archgraph as ag
 from archgraph.data import load_dataset
 
-RATES = {"mnist_vit": 2e-3, "mnist_resnet": 5e-3}
+RATES = {"fashion_vit": 2e-3, "fashion_resnet": 5e-3}
 BATCH = 64
+FIRST = 30_000
+
+
+def shifted(images: torch.Tensor) -> torch.Tensor:
+    """Turn images by a quarter and exchange light and dark."""
+    return -images.rot90(1, (2, 3))
 
 
 def main() -> None:
@@ -30,24 +38,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("ARCHGRAPH_DATA", ".")))
     parser.add_argument("--out", type=Path, default=Path("specs/weights"))
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--limit", type=int, default=30000)
+    parser.add_argument("--epochs", type=int, default=6)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # figures do not depend on the number of cores
-    data = load_dataset("mnist", arguments.data, limit=arguments.limit)
+    data = load_dataset("fashion_mnist", arguments.data)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, rate in RATES.items():
         torch.manual_seed(0)
         net = ag.build(ag.load(f"specs/models/{name}.yaml"), seed=0)
-        steps = len(data.train.targets) // BATCH
+        steps = (len(data.train.targets) - FIRST) // BATCH
         optimiser = torch.optim.AdamW(net.parameters(), lr=rate)
         schedule = OneCycleLR(optimiser, rate, total_steps=arguments.epochs * steps, pct_start=0.1)
         began = time.monotonic()
         net.train()
         for _ in range(arguments.epochs):
             for rows in torch.randperm(steps * BATCH).split(BATCH):
-                images, targets = data.train.batch(rows)
-                loss = F.cross_entropy(net(images), targets)
+                images, targets = data.train.batch(FIRST + rows)
+                loss = F.cross_entropy(net(shifted(images)), targets)
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
@@ -56,7 +63,7 @@ def main() -> None:
         with torch.no_grad():
             rows = torch.arange(len(data.test.targets))
             right = [
-                net(images).argmax(1) == targets
+                net(shifted(images)).argmax(1) == targets
                 for images, targets in map(data.test.batch, rows.split(500))
             ]
         accuracy = float(torch.cat(right).float().mean())
