@@ -19,7 +19,7 @@ from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError, RewriteError
 from archgraph.files import write
 from archgraph.foreign.search import numbered_as, runs_as_used
-from archgraph.foreign.transformers_folder import is_network_of, names_in_class
+from archgraph.foreign.transformers_folder import first_unlike, is_network_of, names_in_class
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param
 from archgraph.hints import listed
@@ -60,12 +60,13 @@ def to_peft(
         base: Name or folder of the model that they belong to. Layers get the numbers that they
             have in a folder; beside a name they keep theirs. A network that lacks some blocks, or
             repeats some, needs one of the two: the folder that :func:`archgraph.to_transformers`
-            wrote of it, or the original. PEFT knows layers by their numbers alone.
+            wrote of it, or the original. PEFT knows layers by their numbers alone. A folder's
+            weights are compared with those of the network that the adapters' folder lacks.
 
     Raises:
         RewriteError: If the network has no low-rank adapters, its layers are not numbered without
-            gaps and there is no base, the folder lacks their layers, or a layer is trained beside
-            its adapter.
+            gaps and there is no base, the folder lacks their layers or has other weights, or a
+            layer is trained beside its adapter.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -97,7 +98,9 @@ def to_peft(
         result[f"{PREFIX}{path}.lora_A.weight"], result[f"{PREFIX}{path}.lora_B.weight"] = down, up
         ranks[path], alphas[path] = len(down), branch.scale * len(down)
     adapters = {leaf for b in layers.values() for leaf in (b.down, b.up)}
-    others = [p for p in graph.params if p.role == "parameter" and p.name not in adapters]
+    parameters = [p for p in graph.params if p.role == "parameter"]
+    owners = {name: p.name for p in parameters for name in (p.name, *p.aliases)}
+    others = [p for p in parameters if p.name not in adapters]
     # Where nothing is frozen, all is trained: then the model itself is to be written.
     trained = list[Param]()
     if not all(p.trainable for p in others):
@@ -115,9 +118,21 @@ def to_peft(
     if both := [path for path in layers if _within(f"{path}.", modules)]:
         problem = "is trained beside its adapter: PEFT keeps one of them"
         raise RewriteError(problem, where=both[0], hint=hint)
+    lacking = dict[str, Tensor]()
     for name, tensor in tensors.items():
         if name not in adapters and _within(names[name], modules):
             result[PREFIX + names[name]] = tensor
+        elif name in owners and owners[name] not in adapters:
+            lacking[names[name]] = tensor
+    if (Path(base) / MODEL).is_file() and (other := first_unlike(base, lacking)):
+        raise RewriteError(
+            "is not the base's: beside it, the adapters would compute something else",
+            where=other,
+            found=f"a weight that {base} lacks, or has with other values",
+            hint="of a model that was trained beyond its adapters (flora, say) write ag.fold's "
+            "result by ag.to_transformers; a layer that was drawn: save the model before the run "
+            "and name that folder, or let train_only train the layer",
+        )
     rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
     transposed = [b.transposed for b in layers.values()]
     config = {

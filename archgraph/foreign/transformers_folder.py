@@ -177,6 +177,25 @@ def is_network_of(folder: str, graph: ArchGraph, names: Mapping[str, str]) -> bo
         return any(first_unequal(graph, one, names) is None for one in traced)
 
 
+def first_unlike(folder: str, tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the first tensor that a folder lacks or has with other values; None: all are there.
+
+    Args:
+        folder: A folder of a model of transformers; weights in other files than safetensors are
+            not read.
+        tensors: By their names in its class.
+    """
+    original = _Original.of(folder)
+    try:
+        weights = FolderWeights(original.folder, original.model)
+    except GraphError:
+        return None
+    for name, tensor in tensors.items():
+        if name not in weights or not torch.equal(weights[name].to(tensor), tensor):
+            return name
+    return None
+
+
 class _Original:
     """A model of a folder whose parameters have no memory.
 

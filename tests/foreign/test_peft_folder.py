@@ -330,3 +330,22 @@ def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
     other, weights = traced("distilbert")[1:]
     with pytest.raises(GraphError, match="matches no linear map or convolution"):
         ag.from_peft(other, weights, tmp_path)
+
+
+def test_a_base_with_other_weights_is_refused(tmp_path):
+    """A model that FLoRA trained, and one whose pooler the folder lacks, were another beside it."""
+    net, graph, state = traced("bert")
+    net.model.save_pretrained(tmp_path / "base")
+    adapted, full = randomised(graph, state)
+    base, weight = str(tmp_path / "base"), "bert.encoder.layer.1.attention.self.query.weight"
+    with pytest.raises(RewriteError, match=rf"{weight}: is not the base's.* write ag\.fold's"):
+        ag.to_peft(adapted, full | {weight: full[weight] + 1}, tmp_path / "adapter", base=base)
+    transformers.BertForMaskedLM(net.model.config).save_pretrained(tmp_path / "body")
+    body = transformers.BertForMaskedLM.from_pretrained(tmp_path / "body").state_dict()
+    of_body = {name: body.get(name, value) for name, value in full.items()}
+    with pytest.raises(RewriteError, match=r"bert\.pooler\.dense\.\w+: is not the base's.* drawn"):
+        ag.to_peft(
+            ag.train_only(adapted, ["*.lora.*", "classifier.*"]).graph,
+            of_body, tmp_path / "adapter", base=str(tmp_path / "body"),
+        )  # fmt: skip
+    assert not (tmp_path / "adapter").exists()
