@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -16,9 +18,35 @@ from archgraph.federation.class_heads import class_cut
 from archgraph.federation.family import Family
 from archgraph.hints import listed
 from archgraph.language import ExperimentSpec
-from archgraph.language.family import MemberSpec
+from archgraph.language.family import FamilySpec, MemberSpec
+from archgraph.language.model import FOLDER, long_form
+from archgraph.language.yaml import read_document
 
 WHERE = "family.clients"
+
+
+def in_order_of_folder(data: Dataset, spec: FamilySpec) -> Dataset:
+    """Return the data with its classes in the order in which the model's folder has their names.
+
+    A head that was trained before, and who reads the result's ``id2label``, go by this order.
+
+    Args:
+        data: The data.
+        spec: The family; of its global model the folder of transformers, if it is from one.
+    """
+    model, base = spec.model, Path()
+    if isinstance(model, str) and model != "join":
+        model, base = read_document(model).data, Path(model).parent.absolute()
+    args = model.get("args") if isinstance(model := long_form(model, base), Mapping) else None
+    folder = args.get(FOLDER) if isinstance(args, Mapping) else None
+    file = Path(str(folder)) / "config.json"
+    if not data.labels or not data.classified or data.train.stream or not file.is_file():
+        return data
+    names = json.loads(file.read_text(encoding="utf-8")).get("id2label") or {}
+    order = [names[number] for number in sorted(names, key=int)]
+    if order == [*data.labels] or sorted(order) != sorted(data.labels):
+        return data
+    return of_classes(data, tuple(map(data.labels.index, order)))
 
 
 def with_classes(

@@ -18,7 +18,12 @@ from archgraph.data.classes import of_classes
 from archgraph.data.doors import data_from_python, read_data
 from archgraph.data.partition import allot, class_histogram
 from archgraph.data.validation import Selection, hold_out
-from archgraph.engine.classes import check_classes, of_their_classes, with_classes
+from archgraph.engine.classes import (
+    check_classes,
+    in_order_of_folder,
+    of_their_classes,
+    with_classes,
+)
 from archgraph.engine.clients import further
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, deciding_facts, family_of, local_by_kind
@@ -105,7 +110,7 @@ def prepare(
     with spec.locating("strategy"):
         _check_options(spec, strategy, family)
     source, dataset = _data(spec, data, imagined, data_root, python)
-    dataset = with_spare_tokens(dataset, family)
+    dataset = in_order_of_folder(with_spare_tokens(dataset, family), family_of(spec))
     with allowed(python), spec.locating("task"):
         learning = learning_task(spec.task, dataset)
     with spec.locating("strategy"):

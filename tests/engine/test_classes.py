@@ -21,6 +21,7 @@ import archgraph as ag
 from archgraph.data import Dataset, Split, load_dataset
 from archgraph.data.classes import class_numbers, of_classes
 from archgraph.engine import Run, execute, prepare
+from archgraph.engine.classes import in_order_of_folder
 from archgraph.engine.clients import read_clients
 from archgraph.engine.clientwork import ClientWork
 from archgraph.engine.trained import trained
@@ -36,6 +37,7 @@ from archgraph.federation import (
     find_strategy,
 )
 from archgraph.federation.class_heads import class_cut, class_models
+from archgraph.language.family import FamilySpec, MemberSpec
 from archgraph.language.yaml import read_document
 from archgraph.strategies.fedavg import FedAvg
 from tests.engine.families import STRATEGIES, experiment_of, result
@@ -500,3 +502,27 @@ def test_classes_of_numbers_and_heads_without_them_are_refused():
         ag.DataError, match="the test data has no example of these classes; found 0, 1"
     ):
         prepare(spec, data=(labels, (x, torch.tensor([2, 3] * 4))))
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_classes_have_the_order_of_the_models_folder(inline, tmp_path):
+    """They were in alphabetical order: the names in the result's config.json were other ones."""
+    rows, targets = torch.rand(6, 2), torch.arange(6) % 3
+    split = Split(rows, targets)
+    data = Dataset("pets", "table", 3, (2,), split, split, labels=("ant", "bee", "cat"))
+    model: Any = {"transformers": "net", "inputs": {"x": [2]}}
+    if inline:
+        model["transformers"] = str(tmp_path / "net")
+    else:
+        (tmp_path / "model.yaml").write_text(json.dumps(model))
+        model = str(tmp_path / "model.yaml")
+    spec = FamilySpec(name="f", model=model, clients=(MemberSpec(name="all"),))
+    (tmp_path / "net").mkdir()
+    for names, expected in ((["cat", "ant", "bee"], True), (["LABEL_0", "LABEL_1"], False)):
+        config = {"id2label": dict(enumerate(names))}
+        (tmp_path / "net" / "config.json").write_text(json.dumps(config))
+        again = in_order_of_folder(data, spec)
+        assert list(again.labels) == (names if expected else ["ant", "bee", "cat"])
+        for one in (again.train, again.test):
+            assert torch.equal(one.inputs, rows)
+            assert [again.labels[i] for i in one.targets] == ["ant", "bee", "cat"] * 2
