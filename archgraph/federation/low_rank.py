@@ -20,6 +20,7 @@ from archgraph.federation.strategy import Evaluated, Serves
 from archgraph.federation.tasks import Result, Task
 from archgraph.federation.world import Tier, World, seeded
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import listed
 from archgraph.module.initial import initial_state
 from archgraph.states import State
 
@@ -98,8 +99,9 @@ class LowRankAveraging(Averaging, Masking):
         """Start from the global model.
 
         Raises:
-            RunError: If the model has no low-rank adapters, or a client differs in more than rank;
-                if one factor of an adapter is private, and the method needs both.
+            RunError: If the model has no low-rank adapters, or they are frozen; if a client differs
+                in more than rank; if one factor of an adapter is private, and the method needs
+                both.
         """
         adapters = low_rank(world.graph)
         name = type(self).__name__
@@ -107,6 +109,14 @@ class LowRankAveraging(Averaging, Masking):
             hint = "give the model some, with `change: {add_lora: 8}` in the family"
             raise RunError(f"{name} averages low-rank adapters", found="none", hint=hint)
         ours = {leaf for a in adapters for leaf in (a.down, a.up)}
+        still = ours & untrained(world.graph)
+        if still and (self.in_pairs or still == ours):
+            raise RunError(
+                f"{name} trains low-rank adapters, which are frozen",
+                where="family.change.train_only",
+                found=listed(sorted(still)),
+                hint="let it name them, too: '*.lora.*'",
+            )
         for tier in world.tiers:
             entries = tier.transfer.entries
             same = all(entry.unchanged for leaf, entry in entries.items() if leaf not in ours)

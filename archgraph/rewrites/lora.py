@@ -244,10 +244,11 @@ def rank(
     if not wider and not scaled and not allow_nothing:
         ranks = sorted({a.size for a in axes(graph).all if a.role == "rank"})
         raise RewriteError(
-            "changes nothing: no low-rank adapter has a larger rank",
+            f"changes nothing: no low-rank adapter has a larger rank than {size}",
             found=f"rank {', '.join(map(str, ranks))}" if ranks else "no low-rank adapter",
-            hint="add_lora gives a model its adapters; allow_nothing: true (in Python "
-            "allow_nothing=True) where the whole model is meant",
+            hint="add_lora gives a model its adapters, with the largest rank of all clients; to "
+            "keep all of it, leave `rank` out, or allow_nothing: true (in Python "
+            "allow_nothing=True)",
         )
     rewritten = cut_axes(graph, wider)
     if verify:

@@ -353,6 +353,20 @@ def test_what_is_no_difference_in_rank_is_refused(build, lab):
         RankMean().init(world)
 
 
+def test_frozen_adapters_are_refused(lab):
+    """FLoRA ended in a KeyError after its first round; the others trained all else, in silence."""
+    wide = ag.add_lora(lab.graph, 2)
+    state = wide.transfer.pull(lab.state)
+    lora = [p.name for p in wide.graph.params if p.role == "parameter"]
+    factors, others = ([n for n in lora if (".lora." in n) == one] for one in (True, False))
+    for trained, methods in ((others, ALL), ([*others, factors[0]], (FLoRA, HetLoRA, FlexLoRA))):
+        graph = ag.train_only(wide.graph, trained).graph
+        world = lab.make_world(graph, state, {"all": ag.Rewritten.identity(graph)}, ["all"])
+        for method in methods:
+            with pytest.raises(ag.RunError, match=r"train_only: \w+ trains low-rank .* frozen"):
+                method().init(world)
+
+
 class Tied(nn.Module):
     """A head that is the embedding, with an adapter of its own, as PEFT adds one."""
 
