@@ -19,7 +19,11 @@ INPUT = "#d5efe6"
 OUTPUT = "#e9e0f3"
 
 # Lines of plots, in the order in which tiers take them.
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+SERIES = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000",
+    # Three more, chosen so that all ten differ, light and dark, with every kind of colour vision.
+    "#882255", "#332288", "#8c564b",
+)  # fmt: skip
 
 # Share of clients, from none to all. Dark text stays readable on every one of them.
 SCALE = ("#e8743b", "#f5ad6e", "#fbe3c5", "#d3e4f1", "#9cc4e2", "#6ba6d3")
@@ -47,9 +51,11 @@ DARK = {
     SECTION: "#1f262d",
     BLOCK: "#323a43",
     "#0072b2": "#4c8dff",
-    "#d55e00": "#ff7a45",
-    "#009e73": "#2fc69b",
+    "#d55e00": "#e95018",
+    "#009e73": "#309850",
     "#000000": "#ffffff",
+    "#882255": "#b22c8b",
+    "#332288": "#784cbf",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,8 @@ from archgraph.reports.plots import (
     band,
     by_cost,
     fit_scale,
+    legend_below,
+    many_seeds,
     panels,
     purposes_of,
     reduced,
@@ -48,8 +49,8 @@ PANELS: Mapping[str, str] = {
 NAMES, NUMBERS = 8, 7
 # Inches: axes with their names at most, a line of letters.
 TALL, LINE = 2.4, 0.16
-# Signs of a legend, of a bar's name; what a line's sample takes.
-ACROSS, BESIDE, SAMPLE = 17, 6, 7
+# Signs of a bar's name in an inch.
+BESIDE = 6
 
 
 def paper_figures(
@@ -95,7 +96,8 @@ def paper_figures(
             band(panel, values, group, number, costs.get(PANELS[name], {}).get(group))
         _axes(panel, PANELS[name], f"{'worst' if name == 'worst' else 'average'} {what}")
         fit_scale(panel, what)
-        _legend(figure, min(0.62 * inches, TALL), _bands(curves))
+        legend_below(figure, min(0.62 * inches, TALL), _bands(curves), NUMBERS)
+        figure.set_dpi(300)
         drawn[name] = figure
     return drawn
 
@@ -134,38 +136,8 @@ def _axes(panel: Axes, below: str, beside: str) -> None:
 
 def _bands(curves: Mapping[str, DataFrame]) -> str:
     """Say what bands are; empty without any."""
-    seeds = sorted({values.shape[1] for values in curves.values()})
-    if seeds[-1] < 2:
-        return ""
-    number = str(seeds[-1]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return f"mean ± standard deviation, {number} seeds"
-
-
-def _legend(figure: Figure, tall: float, title: str = "") -> None:
-    """Put the legend below axes of so many inches, in as many columns as fit."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    across = int(ACROSS * figure.get_figwidth())
-    labels = [textwrap.fill(label, across - SAMPLE) for label in labels]
-    longest = max(len(line) for label in labels for line in label.split("\n"))
-    columns = max(1, min(len(labels), across // (longest + SAMPLE)))
-    legend = figure.legend(
-        handles,
-        labels,
-        title=title or None,
-        title_fontsize=NUMBERS,
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        labelcolor=colours.INK,
-        fontsize=NUMBERS,
-        handlelength=2.6,
-        columnspacing=1.2,
-        labelspacing=0.35,
-    )
-    legend.get_title().set_color(colours.INK)
-    lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / columns) + bool(title)
-    figure.set_figheight(tall + LINE * lines)
-    figure.set_dpi(300)
+    seeds = [values.shape[1] for values in curves.values()]
+    return f"mean ± standard deviation, {many_seeds(seeds)}" if max(seeds) > 1 else ""
 
 
 def _bars(spent: Mapping[str, Mapping[str, float]], inches: float) -> Figure:
@@ -183,5 +155,6 @@ def _bars(spent: Mapping[str, Mapping[str, float]], inches: float) -> Figure:
     panel.invert_yaxis()
     panel.grid(axis="x", color=colours.BLOCK, linewidth=0.8)
     panel.set_xlabel(PANELS["time"], fontsize=NAMES, color=colours.INK)
-    _legend(figure, LINE * (4 + 1.4 * lines))
+    legend_below(figure, LINE * (4 + 1.4 * lines), points=NUMBERS)
+    figure.set_dpi(300)
     return figure

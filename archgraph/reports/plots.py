@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from archgraph.display.picture import picture_form
 from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.record.traffic import DOWN, UP
+from archgraph.reports.measures import SHARES
 from archgraph.reports.runs import (
     RUN,
     Log,
@@ -25,6 +27,7 @@ from archgraph.reports.runs import (
     seconds,
     series,
 )
+from archgraph.tables import count, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,13 +37,15 @@ if TYPE_CHECKING:
 Reduce = Callable[[np.ndarray], float]
 FORMATS = ("svg", "png", "pdf")
 # Markers besides colours distinguish lines in print and without colour vision.
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">")
 STYLES: tuple[str | tuple[float, tuple[float, ...]], ...] = (
     "-",
     (0, (5, 2)),
     (0, (1, 1.5)),
     (0, (6, 2, 1, 2)),
 )
+# Signs of a legend in an inch, in letters of one point; signs that a line's sample takes.
+SIGNS, SAMPLE = 120, 7
 # Share of the time below which a purpose cannot be seen in its bar.
 VISIBLE = 0.002
 # How many times the smallest value the largest one is on a logarithmic scale.
@@ -110,22 +115,27 @@ def panels(
     ratios: Sequence[float] | None = None,
     height: float = 4.0,
     points: tuple[int, int] = (13, 9),
+    rows: int = 1,
+    heights: Sequence[float] | None = None,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure of ``count`` panels in a row, in the style of all figures.
 
     Args:
         width: In inches.
-        count: Number of panels.
+        count: Number of panels in a row.
         title: Heading.
         ratios: Of the widths of the panels, if there are as many.
         height: In inches.
         points: Sizes of the heading and of the numbers at the axes.
+        rows: Number of rows.
+        heights: Ratios of their heights.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     widths = list(ratios) if ratios and count == len(ratios) else None
-    axes = list(figure.subplots(1, count, squeeze=False, width_ratios=widths)[0])
+    grid = figure.subplots(rows, count, squeeze=False, width_ratios=widths, height_ratios=heights)
+    axes = list(grid.flat)
     if title:
         figure.suptitle(title, fontsize=points[0], fontweight="bold", color=colours.INK)
     for panel in axes:
@@ -150,8 +160,9 @@ def draw_line(panel: Axes, points: Series, name: str, number: int, *, bold: bool
         linewidth=2.6 if bold else 1.8,
         # Below the others: a tier that equals the global model stays visible on top of it.
         zorder=1.9 if bold else 2.0,
-        # A curve of many rounds is distinguished by its line style; markers would hide it.
-        marker=MARKERS[(number + repeat) % len(MARKERS)] if len(points) <= 25 else None,
+        # Of a curve of many rounds some points are marked: all marks would hide its line style.
+        marker=MARKERS[(number + repeat) % len(MARKERS)],
+        markevery=1 + len(points) // 25,
         markersize=4,
     )
 
@@ -194,6 +205,16 @@ def by_cost(figures: DataFrame) -> dict[str, dict[str, Series]]:
     return spent
 
 
+def many_seeds(numbers: Iterable[int]) -> str:
+    """Say how many seeds lines have.
+
+    >>> many_seeds([5, 5]), many_seeds([5, 3])
+    ('5 seeds', '3 to 5 seeds')
+    """
+    few, most = min(numbers := list(numbers)), max(numbers)
+    return plural(most, "seed") if few == most else f"{few} to {most} seeds"
+
+
 def band(
     panel: Axes,
     runs: DataFrame,
@@ -228,6 +249,44 @@ def band(
         )
 
 
+def legend_below(figure: Figure, tall: float, title: str = "", points: int = 9) -> None:
+    """Put a legend below axes of so many inches, in as many columns as fit, and a title above it.
+
+    Args:
+        figure: Its axes name what they draw.
+        tall: Height of all axes with their names.
+        title: What stands above the names.
+        points: Size of letters.
+    """
+    named = {
+        textwrap.fill(label, int(SIGNS / points * figure.get_figwidth()) - SAMPLE): handle
+        for panel in figure.axes
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    across = int(SIGNS / points * figure.get_figwidth())
+    longest = max(len(line) for label in named for line in label.split("\n"))
+    columns = max(1, min(len(named), across // (longest + SAMPLE)))
+    title = textwrap.fill(title, across)
+    legend = figure.legend(
+        list(named.values()),
+        list(named),
+        title=title or None,
+        title_fontsize=points,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        labelcolor=colours.INK,
+        fontsize=points,
+        handlelength=2.6,
+        columnspacing=1.2,
+        labelspacing=0.35,
+    )
+    legend.get_title().set(color=colours.INK, multialignment="center")
+    lines = math.ceil(sum(label.count("\n") + 1 for label in named) / columns)
+    lines += title.count("\n") + bool(title)
+    figure.set_figheight(tall + 0.023 * points * lines)
+
+
 def scale(
     panel: Axes, what: str, title: str, more: bool | None = None, axis: str = "round"
 ) -> None:
@@ -240,13 +299,16 @@ def scale(
         more: Whether more of it is better, to be said in the title. Default: left out.
         axis: What the curves are drawn over.
     """
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     said = {None: "", True: " (higher is better)", False: " (lower is better)"}[more]
     panel.set_title(title + said, loc="left", fontsize=10, color=colours.INK)
     panel.set_xlabel(axis, fontsize=9, color=colours.INK)
     if axis == "round":
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    else:
+        panel.xaxis.set_major_locator(MaxNLocator(5))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
     fit_scale(panel, what)
 
 
@@ -259,7 +321,7 @@ def fit_scale(panel: Axes, what: str) -> None:
     bands = (path.vertices for part in panel.collections for path in part.get_paths())
     values += [float(v) for corners in bands for v in np.asarray(corners)[:, 1]]
     known = [v for v in values if math.isfinite(v)]
-    if what == "accuracy":
+    if what in SHARES:
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
         if known:
             # Never less than two points of a per cent: rounding is not a trend.

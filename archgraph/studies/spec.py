@@ -82,6 +82,11 @@ class StudyFigure(Base):
         parts = _REACH.fullmatch(self.measure)
         return None if parts is None else (float(parts[1]), parts[2])
 
+    @property
+    def quantity(self) -> str:
+        """What it counts: `worst_accuracy` and `tier.small.matched` say it last."""
+        return "epochs" if self.target else self.measure.replace(".", "_").split("_")[-1]
+
 
 class StudyClaim(Base):
     """An order that the paper claims: one verdict for each cell that is compared."""

@@ -19,7 +19,13 @@ from archgraph.reports.plots import save_figure
 from archgraph.studies.claims import Judged, judge
 from archgraph.studies.gates import GateRecord
 from archgraph.studies.outcomes import OUTCOMES
-from archgraph.studies.pictures import column_picture, columns_of, differences_picture, drawable
+from archgraph.studies.pictures import (
+    column_picture,
+    columns_of,
+    curves_of,
+    differences_picture,
+    drawable,
+)
 from archgraph.studies.spec import StudySizeName, StudySpec, load_study
 from archgraph.studies.study import StudyResult, chosen_cells
 from archgraph.studies.study_tables import p_text, study_markdown
@@ -227,9 +233,10 @@ class Studies:
         judged = self.judged[result.spec.study]
         pictures: dict[str, tuple[str, Callable[[], Figure]]] = {}
         for number, (column, compared) in enumerate(columns_of(result).items()):
-            if any(len(log.rounds) > 1 for group in compared.groups for log in group.runs):
+            curves = curves_of(result, column, compared)
+            if any(len(of) > 1 for rows in curves.values() for of in rows.values()):
                 title = ": ".join(filter(None, (result.spec.study, column)))
-                drawn = functools.partial(column_picture, compared, title)
+                drawn = functools.partial(column_picture, compared, curves, result.spec.read, title)
                 pictures[f"{path.stem}-{number}.svg"] = f"{title}, over the rounds and costs", drawn
         if differences := drawable(judged):
             title = f"{result.spec.study}: differences with their intervals"

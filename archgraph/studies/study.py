@@ -172,7 +172,7 @@ class StudyResult:
         measured = group.figures.get(read.measure)
         if measured is None:
             return {}
-        factor = 100 if _last_word(read) in SHARES else 1
+        factor = 100 if read.quantity in SHARES else 1
         pairs = zip(group.seeds, measured.values, strict=True)
         return {seed: factor * value / self.spec.read[figure].unit for seed, value in pairs}
 
@@ -291,16 +291,11 @@ def _epochs_to(log: Log, target: float, measure: str) -> tuple[float | None, boo
     return (figures["epochs"].mean, False) if tested else (None, False)
 
 
-def _last_word(figure: StudyFigure) -> str:
-    """Return what a figure counts: `worst_accuracy` and `tier.small.matched` say it last."""
-    return "epochs" if figure.target else figure.measure.replace(".", "_").split("_")[-1]
-
-
 def _margin(figure: StudyFigure, others: Sequence[float]) -> float | None:
     """Return the difference below which methods count as equivalent, as the figure is printed."""
     if figure.margin is not None:
         return figure.margin
-    match _last_word(figure):
+    match figure.quantity:
         case "perplexity" if others:
             return 0.02 * abs(statistics.fmean(others))
         case word if word in SHARES:
