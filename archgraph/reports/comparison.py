@@ -227,7 +227,9 @@ class Comparison:
         if self.last is None:
             note += ", last test"
         else:
-            note += f", each averaged over the tests of the last {part_of_rounds(self.last)}"
+            share = f"{100 * self.last:g} % of the rounds"
+            part = share if self.last < 1 else plural(int(self.last), "round")
+            note += f", each averaged over the tests of the last {part}"
         if self.mixed is not None:
             share = "its own mixture of classes" if self.mixed else "its own classes"
             note += f"; tiers: mean over their clients, each on test data of {share}"
@@ -294,20 +296,12 @@ def compare_logs(
     compared = Comparison(groups, (), last)
     until, counted = _until(compared)
     logs = [log for group in groups for log in group.runs]
-    names = _judging(logs, counted)
+    there = set(counted.loc[counted["submodel"], "metric"])
+    names = {n: better(logs, n) for n in ("accuracy", judge(logs)) if n in there}
     columns, mixed = of_tiers(counted, next(iter(names))) if tiers else ([], False)
     measures = (*tested(counted, names), *columns, *cost_measures(until))
     measured = tuple(replace(group, figures=_figures(group, measures, counted)) for group in groups)
     return replace(compared, groups=measured, measures=measures, mixed=mixed if columns else None)
-
-
-def part_of_rounds(last: float) -> str:
-    """Say over which of the last rounds tests are averaged.
-
-    >>> part_of_rounds(0.2), part_of_rounds(3)
-    ('20 % of the rounds', '3 rounds')
-    """
-    return f"{100 * last:g} % of the rounds" if last < 1 else plural(int(last), "round")
 
 
 def by_test(group: RunGroup, name: str) -> DataFrame:
@@ -317,21 +311,14 @@ def by_test(group: RunGroup, name: str) -> DataFrame:
         group: The runs.
         name: The key of a measure; what is not measured by a test, such as bytes, has no rows.
     """
-    import pandas
-
-    figures = together({group.label: group.runs}, {group.label: group.seeds})
+    figures = together({"": group.runs}, {"": group.seeds})
     # Each round stands for an experiment: a measure is the mean over the tests of one.
-    figures = figures.assign(experiment=figures["round"])
-    names = _judging(group.runs, figures)
-    listed = itertools.chain(tested(figures, names), of_tiers(figures, next(iter(names)))[0])
+    figures = figures[figures["part"] != "run"].assign(experiment=figures["round"])
+    names = {n: better(group.runs, n) for n in figures["metric"].unique() if name.endswith(n)}
+    tiers = name.startswith("tier.")
+    listed = of_tiers(figures, next(iter(names), ""))[0] if tiers else tested(figures, names)
     of = of_models(figures, name) or next((one for one in listed if one.key == name), None)
-    return pandas.DataFrame() if of is None else of.values.unstack("seed").dropna()
-
-
-def _judging(logs: Sequence[Log], figures: DataFrame) -> dict[str, bool]:
-    """Return the figures that judge models, and whether more of each is better."""
-    there = set(figures.loc[figures["submodel"], "metric"])
-    return {n: better(logs, n) for n in ("accuracy", judge(logs)) if n in there}
+    return figures[:0] if of is None else of.values.unstack("seed").dropna()
 
 
 def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,6 @@ from archgraph.reports.plots import (
     band,
     by_cost,
     fit_scale,
-    legend_below,
-    many_seeds,
     panels,
     purposes_of,
     reduced,
@@ -49,8 +48,8 @@ PANELS: Mapping[str, str] = {
 NAMES, NUMBERS = 8, 7
 # Inches: axes with their names at most, a line of letters.
 TALL, LINE = 2.4, 0.16
-# Signs of a bar's name in an inch.
-BESIDE = 6
+# Signs of a legend, of a bar's name; what a line's sample takes.
+ACROSS, BESIDE, SAMPLE = 17, 6, 7
 
 
 def paper_figures(
@@ -96,8 +95,7 @@ def paper_figures(
             band(panel, values, group, number, costs.get(PANELS[name], {}).get(group))
         _axes(panel, PANELS[name], f"{'worst' if name == 'worst' else 'average'} {what}")
         fit_scale(panel, what)
-        legend_below(figure, min(0.62 * inches, TALL), _bands(curves), NUMBERS)
-        figure.set_dpi(300)
+        legend_below(figure, min(0.62 * inches, TALL), bands_words(curves))
         drawn[name] = figure
     return drawn
 
@@ -134,10 +132,53 @@ def _axes(panel: Axes, below: str, beside: str) -> None:
         line.set(linewidth=1.2, markersize=3)
 
 
-def _bands(curves: Mapping[str, DataFrame]) -> str:
+def bands_words(curves: Mapping[str, DataFrame]) -> str:
     """Say what bands are; empty without any."""
-    seeds = [values.shape[1] for values in curves.values()]
-    return f"mean ± standard deviation, {many_seeds(seeds)}" if max(seeds) > 1 else ""
+    seeds = sorted({values.shape[1] for values in curves.values()})
+    if seeds[-1] < 2:
+        return ""
+    number = str(seeds[-1]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return f"mean ± standard deviation, {number} seeds"
+
+
+def legend_below(figure: Figure, tall: float, title: str = "", points: int = NUMBERS) -> None:
+    """Put the legend below axes of so many inches, in as many columns as fit.
+
+    Args:
+        figure: Its axes name what they draw.
+        tall: Height of all axes with their names.
+        title: What stands above the names.
+        points: Size of letters.
+    """
+    across = int(ACROSS * NUMBERS / points * figure.get_figwidth())
+    handles = {
+        textwrap.fill(label, across - SAMPLE): handle
+        for panel in figure.axes
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    longest = max(len(line) for label in handles for line in label.split("\n"))
+    columns = max(1, min(len(handles), across // (longest + SAMPLE)))
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))  # lines alike
+    title = textwrap.fill(title, across)
+    legend = figure.legend(
+        list(handles.values()),
+        list(handles),
+        title=title or None,
+        title_fontsize=points,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        labelcolor=colours.INK,
+        fontsize=points,
+        handlelength=2.6,
+        columnspacing=1.2,
+        labelspacing=0.35,
+    )
+    legend.get_title().set(color=colours.INK, multialignment="center")
+    lines = math.ceil(sum(label.count("\n") + 1 for label in handles) / columns)
+    lines += title.count("\n") + bool(title)
+    figure.set_figheight(tall + LINE * points / NUMBERS * lines)
+    figure.set_dpi(300)
 
 
 def _bars(spent: Mapping[str, Mapping[str, float]], inches: float) -> Figure:
@@ -155,6 +196,5 @@ def _bars(spent: Mapping[str, Mapping[str, float]], inches: float) -> Figure:
     panel.invert_yaxis()
     panel.grid(axis="x", color=colours.BLOCK, linewidth=0.8)
     panel.set_xlabel(PANELS["time"], fontsize=NAMES, color=colours.INK)
-    legend_below(figure, LINE * (4 + 1.4 * lines), points=NUMBERS)
-    figure.set_dpi(300)
+    legend_below(figure, LINE * (4 + 1.4 * lines))
     return figure

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from archgraph.reports.runs import (
     seconds,
     series,
 )
-from archgraph.tables import count, plural
+from archgraph.tables import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +43,6 @@ STYLES: tuple[str | tuple[float, tuple[float, ...]], ...] = (
     (0, (1, 1.5)),
     (0, (6, 2, 1, 2)),
 )
-# Signs of a legend in an inch, in letters of one point; signs that a line's sample takes.
-SIGNS, SAMPLE = 120, 7
 # Share of the time below which a purpose cannot be seen in its bar.
 VISIBLE = 0.002
 # How many times the smallest value the largest one is on a logarithmic scale.
@@ -205,16 +202,6 @@ def by_cost(figures: DataFrame) -> dict[str, dict[str, Series]]:
     return spent
 
 
-def many_seeds(numbers: Iterable[int]) -> str:
-    """Say how many seeds lines have.
-
-    >>> many_seeds([5, 5]), many_seeds([5, 3])
-    ('5 seeds', '3 to 5 seeds')
-    """
-    few, most = min(numbers := list(numbers)), max(numbers)
-    return plural(most, "seed") if few == most else f"{few} to {most} seeds"
-
-
 def band(
     panel: Axes,
     runs: DataFrame,
@@ -247,44 +234,6 @@ def band(
             alpha=0.12 if bold else 0.18,
             linewidth=0,
         )
-
-
-def legend_below(figure: Figure, tall: float, title: str = "", points: int = 9) -> None:
-    """Put a legend below axes of so many inches, in as many columns as fit, and a title above it.
-
-    Args:
-        figure: Its axes name what they draw.
-        tall: Height of all axes with their names.
-        title: What stands above the names.
-        points: Size of letters.
-    """
-    named = {
-        textwrap.fill(label, int(SIGNS / points * figure.get_figwidth()) - SAMPLE): handle
-        for panel in figure.axes
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    across = int(SIGNS / points * figure.get_figwidth())
-    longest = max(len(line) for label in named for line in label.split("\n"))
-    columns = max(1, min(len(named), across // (longest + SAMPLE)))
-    title = textwrap.fill(title, across)
-    legend = figure.legend(
-        list(named.values()),
-        list(named),
-        title=title or None,
-        title_fontsize=points,
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        labelcolor=colours.INK,
-        fontsize=points,
-        handlelength=2.6,
-        columnspacing=1.2,
-        labelspacing=0.35,
-    )
-    legend.get_title().set(color=colours.INK, multialignment="center")
-    lines = math.ceil(sum(label.count("\n") + 1 for label in named) / columns)
-    lines += title.count("\n") + bool(title)
-    figure.set_figheight(tall + 0.023 * points * lines)
 
 
 def scale(

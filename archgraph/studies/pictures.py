@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from archgraph.display import colours
-from archgraph.reports.comparison import Comparison, RunGroup, by_test, part_of_rounds
+from archgraph.reports.comparison import Comparison, RunGroup, by_test
 from archgraph.reports.measures import SHARES
-from archgraph.reports.plots import band, by_cost, legend_below, many_seeds, panels, scale
+from archgraph.reports.paper import bands_words, legend_below
+from archgraph.reports.plots import band, by_cost, panels, scale
 from archgraph.studies.claims import Judged
 from archgraph.studies.spec import StudyFigure
 
@@ -26,9 +29,8 @@ MOST = 3
 # Inches: of a panel, of a line of differences, and what titles and axes take.
 PANEL, TALL, LINE, AROUND = 3.4, 2.5, 0.25, 0.8
 # How many times the median reach of the intervals an axis of differences goes.
-FAR = 4.0
-FILLED = {"holds": colours.SERIES[2], "against": colours.SERIES[1], "equivalent": colours.SERIES[0]}
-SHADES = {**FILLED, "undecided": colours.INK}
+FAR = 3.5
+SHADES = {"holds": colours.SERIES[2], "against": colours.SERIES[1], "equivalent": colours.SERIES[0]}
 
 Curves: TypeAlias = Mapping[str, Mapping[str, "DataFrame"]]
 """By figure and row the value of each test: a column per seed, a row per round."""
@@ -45,30 +47,27 @@ def columns_of(result: StudyResult) -> dict[str, Comparison]:
 
 
 def curves_of(result: StudyResult, column: str, compared: Comparison) -> Curves:
-    """Return the curves of a column: of the figures that claims use, else of the first ones.
+    """Return the curves of a column: of the figures that claims use, without claims of all.
 
-    What no test measures, such as bytes, has no curve; of figures that read one measure in several
-    ways (the last test, the mean of the last ones), the first has it.
+    What no test measures, such as bytes, has no curve. Figures that read one measure in several
+    ways (the last test, a mean of the last ones) have one curve.
 
     Args:
         result: The study.
         column: The column.
         compared: Its runs.
     """
-    spec = result.spec
+    read = result.spec.read
     cells = {one.cell.row: one.cell.figures for one in result.runs if one.cell.column == column}
-    claimed = [name for c in spec.claims for name in ([c.by] if c.by else spec.figures)]
+    claimed = [name for c in result.spec.claims for name in ([c.by] if c.by else read)]
+    first: dict[str, str] = {}  # figure of each measure
+    for name in claimed or read:
+        first.setdefault(read[name].measure, name)
     curves: dict[str, Mapping[str, DataFrame]] = {}
-    measures: set[str] = set()
-    for name in dict.fromkeys((*claimed, *spec.figures)):
-        # After the last figure of a claim, others only where claims have no curve.
-        if len(curves) == MOST or (curves and name not in claimed):
-            break
-        if spec.read[name].measure not in measures:
-            rows = {of.label: by_test(of, cells[of.label][name].measure) for of in compared.groups}
-            if drawn := {row: values for row, values in rows.items() if len(values)}:
-                curves[name] = drawn
-                measures.add(spec.read[name].measure)
+    for name in first.values():
+        each = {of.label: by_test(of, cells[of.label][name].measure) for of in compared.groups}
+        if len(curves) < MOST and (drawn := {row: of for row, of in each.items() if len(of)}):
+            curves[name] = drawn
     return curves
 
 
@@ -77,8 +76,8 @@ def column_picture(
 ) -> Figure:
     """Draw figures of every row over the rounds, the bytes and the MACs; a line of panels for each.
 
-    Lines are means over the seeds, bands standard deviations. What sends nothing has a level in
-    the panel of bytes.
+    Lines are means over the seeds, bands standard deviations. A row without communication has its
+    last value in the panel of bytes.
 
     Args:
         compared: A column's runs.
@@ -89,25 +88,26 @@ def column_picture(
     costs = by_cost(compared.frame)
     over = ("round", *costs)
     figure, axes = panels(PANEL * len(over), len(over), title, rows=len(curves))
-    labels = [group.label for group in compared.groups]
-    seeds = many_seeds(len(of.runs) for of in compared.groups)
-    said = [f"Lines: mean over {seeds}; bands: ± 1 standard deviation"]
-    for line, (name, rows) in enumerate(curves.items()):
-        for panel, axis in zip(axes[line * len(over) :], over, strict=False):
-            for number, label in enumerate(labels):
-                spent = costs[axis][label] if axis in costs else None
-                if label in rows and (spent is None or spent.any()):
-                    band(panel, rows[label], label, number, spent)
-                elif label in rows:
-                    level, shade = rows[label].mean(axis=1).iloc[-1], colours.SERIES[number]
-                    panel.axhline(level, color=shade, linestyle=(0, (4, 4)), linewidth=1.2)
-                    said.append(f"{label} has no cost there: its last test")
-            scale(panel, read[name].quantity, "", axis=axis)
-        words = f"{name}\n{read[name].measure}"
-        axes[line * len(over)].set_ylabel(words, fontsize=9, color=colours.INK)
+    said = [bands_words(next(iter(curves.values()))) or "one seed"]
+    for panel, (name, axis) in zip(axes, itertools.product(curves, over), strict=True):
+        for number, group in enumerate(compared.groups):
+            if (values := curves[name].get(group.label)) is None:
+                continue
+            spent = costs[axis][group.label][values.index] if axis in costs else None
+            if spent is None or len(spent) == 1 or spent.nunique() > 1:
+                band(panel, values, group.label, number, spent)
+            else:  # the curve would be vertical
+                level, shade = values.mean(axis=1).iloc[-1], colours.SERIES[number]
+                panel.axhline(level, color=shade, linestyle=(0, (4, 4)), linewidth=1.2)
+                said.append(f"dashed across: {group.label}, which exchanges nothing, at the end")
+        scale(panel, read[name].quantity, "", axis=axis)
+        if axis == "round":
+            panel.set_ylabel(f"{name}\n{read[name].measure}", fontsize=9, color=colours.INK)
         if (last := read[name].last) is not None:
-            said.append(f"the table averages the tests of the last {part_of_rounds(last)}")
-    legend_below(figure, AROUND + TALL * len(curves), f"{'; '.join(dict.fromkeys(said))}.")
+            planned = compared.groups[0].planned
+            rounds = min(last if last >= 1 else last * planned, planned)
+            said.append(f"the table averages the tests of the last {rounds:g} rounds")
+    legend_below(figure, AROUND + TALL * len(curves), "; ".join(dict.fromkeys(said)), 9)
     return figure
 
 
@@ -142,12 +142,14 @@ def differences_picture(judged: Sequence[Judged], title: str = "") -> Figure:
     figure, axes = panels(7.2, 1, title, rows=len(parts), heights=lines)
     for panel, part in zip(axes, parts.values(), strict=True):
         _differences(panel, part)
-    words = "← against the claim · favours the claim →"
-    axes[-1].set_xlabel(words, fontsize=9, color=colours.INK)
-    seeds = many_seeds(len(one.finding.paired.differences) for one in judged if one.finding.paired)
-    legend_below(
-        figure, AROUND + LINE * sum(lines), f"Mean difference over {seeds}, 95 % interval."
-    )
+    left, right = axes[-1].get_xlim()
+    axes[-1].set_xlabel(
+        "← against the claim · favours the claim →", x=left / (left - right),
+        fontsize=9, color=colours.INK,
+    )  # fmt: skip
+    seeds = {len(one.finding.paired.differences) for one in judged if one.finding.paired}
+    caption = f"mean difference over {' or '.join(map(str, sorted(seeds)))} seeds, 95 % interval"
+    legend_below(figure, AROUND + LINE * sum(lines), caption, 9)
     return figure
 
 
@@ -159,41 +161,43 @@ def _differences(panel: Axes, judged: Sequence[Judged]) -> None:
     """
     findings = [one.finding for one in judged]
     pairs = [f.paired for f in findings if f.paired is not None]
-    margins = [pair.margin or 0.0 for pair in pairs]
-    intervals = [pair.interval or (pair.mean, pair.mean) for pair in pairs]
-    far = FAR * statistics.median(max(-low, high) for low, high in intervals)  # 1
-    left = min(max(min(low for low, _ in intervals), -far), -max(margins))
-    right = max(min(max(high for _, high in intervals), far), max(margins))
-    room = 0.04 * (right - left)
-    for number, (one, pair) in enumerate(zip(judged, pairs, strict=True)):
-        (low, high), margin = intervals[number], margins[number]
-        shade = SHADES.get(one.outcome or "", colours.QUIET)
-        filled = shade if one.outcome in FILLED else "white"
-        style = {"color": shade, "markerfacecolor": filled, "markersize": 6}
-        panel.fill_betweenx(
-            [number - 0.4, number + 0.4], -margin, margin, color=colours.BLOCK, label="margin"
-        )
-        panel.plot([low, high], [number] * 2, color=shade, linewidth=1.8)
-        label = one.outcome or "exploratory: no verdict"
-        panel.plot([pair.mean], [number], "o", label=label, **style)
-        for arrow, end, beyond in ((">", right, high - right), ("<", left, left - low)):
-            if beyond > 0:  # 2
-                panel.plot([end], [number], arrow, **style)
-                said = f"{pair.mean:+.1f}" if not left <= pair.mean <= right else ""
-                panel.text(end, number - 0.2, said, ha="center", fontsize=8, color=shade)
-    panel.axvline(0, color=colours.LINE, linewidth=0.8, zorder=0)
-    panel.set_xlim(left - room, right + room)
-    panel.set_ylim(len(judged) - 0.4, -0.6)
+    ends = np.array([pair.interval for pair in pairs])
+    margins = np.array([pair.margin for pair in pairs])
+    far = FAR * np.median(np.abs(ends).max(axis=1))  # 1
+    low = min(max(ends.min(), -far), -margins.max())
+    high = max(min(ends.max(), far), margins.max())
+    room, lines = 0.05 * (high - low), range(len(pairs))
+    panel.axvline(0, color=colours.LINE, linewidth=0.8, zorder=1.5)
+    label = "margin of equivalence"
+    panel.barh(lines, 2 * margins, left=-margins, color=colours.BLOCK, label=label)
+    for line, pair, outcome in zip(lines, pairs, (one.outcome for one in judged), strict=True):
+        shade = SHADES.get(outcome or "", colours.INK)
+        style: dict[str, Any] = {
+            "color": shade,
+            "markerfacecolor": shade if outcome in SHADES else "white",
+        }
+        panel.plot(ends[line], [line] * 2, color=shade, linewidth=1.8)
+        label = outcome or "exploratory: no verdict"
+        panel.plot([pair.mean], [line], "o" if outcome else "s", label=label, **style)
+        for side, end, edge in zip("<>", ends[line], (low - room, high + room), strict=True):
+            if not low <= end <= high:  # 2
+                panel.plot([edge], [line], side, clip_on=False, **style)
+                where = {
+                    "x": edge,
+                    "y": line,
+                    "va": "center",
+                    "ha": "right" if side == ">" else "left",
+                }
+                if not low <= pair.mean <= high:
+                    panel.text(s=f"  {pair.mean:+.1f}  ", fontsize=8, color=shade, **where)
+    panel.set_xlim(low - room, high + room)
+    panel.set_ylim(len(pairs) - 0.4, -0.6)
     several = len({f.where for f in findings}) > 1
-    names = (f.claim.replace(" better than ", " vs ") for f in findings)
-    panel.set_yticks(
-        range(len(judged)),
-        [
-            ", ".join(filter(None, (name, f.where * several)))
-            for name, f in zip(names, findings, strict=True)
-        ],
-    )
+    names = [
+        f"{f.claim.replace(' better than ', ' vs ')}{f', {f.where}' * several}" for f in findings
+    ]
+    panel.set_yticks(lines, names)
     quantity = StudyFigure(measure=findings[0].runs[0].partition("@")[0]).quantity
     unit = "percentage points" if quantity in SHARES else quantity
-    heading = ", ".join(filter(None, (findings[0].figure, findings[0].where * (not several))))
+    heading = ", ".join(filter(None, (findings[0].figure, "" if several else findings[0].where)))
     panel.set_title(f"{heading}: difference in {unit}", loc="left", fontsize=10, color=colours.INK)
