@@ -88,7 +88,8 @@ def column_picture(
     costs = by_cost(compared.frame)
     over = ("round", *costs)
     figure, axes = panels(PANEL * len(over), len(over), title, rows=len(curves))
-    said = [bands_words(next(iter(curves.values()))) or "one seed"]
+    bands = bands_words(next(iter(curves.values())))
+    said = [f"lines and bands: {bands}" if bands else "one seed"]
     for panel, (name, axis) in zip(axes, itertools.product(curves, over), strict=True):
         for number, group in enumerate(compared.groups):
             if (values := curves[name].get(group.label)) is None:
@@ -99,7 +100,7 @@ def column_picture(
             else:  # the curve would be vertical
                 level, shade = values.mean(axis=1).iloc[-1], colours.SERIES[number]
                 panel.axhline(level, color=shade, linestyle=(0, (4, 4)), linewidth=1.2)
-                said.append(f"dashed across: {group.label}, which exchanges nothing, at the end")
+                said.append(f"dashed: last test of {group.label}, which exchanges nothing")
         scale(panel, read[name].quantity, "", axis=axis)
         if axis == "round":
             panel.set_ylabel(f"{name}\n{read[name].measure}", fontsize=9, color=colours.INK)
@@ -143,12 +144,12 @@ def differences_picture(judged: Sequence[Judged], title: str = "") -> Figure:
     for panel, part in zip(axes, parts.values(), strict=True):
         _differences(panel, part)
     left, right = axes[-1].get_xlim()
-    axes[-1].set_xlabel(
-        "← against the claim · favours the claim →", x=left / (left - right),
-        fontsize=9, color=colours.INK,
-    )  # fmt: skip
+    middle = min(max(left / (left - right), 0.25), 0.65)  # zero, unless words would be cut off
+    words = "← against the claim · favours the claim →"
+    axes[-1].set_xlabel(words, x=middle, fontsize=9, color=colours.INK)
     seeds = {len(one.finding.paired.differences) for one in judged if one.finding.paired}
-    caption = f"mean difference over {' or '.join(map(str, sorted(seeds)))} seeds, 95 % interval"
+    number = " or ".join(map(str, sorted(seeds)))
+    caption = f"points and lines: mean difference over {number} seeds with its 95 % interval"
     legend_below(figure, AROUND + LINE * sum(lines), caption, 9)
     return figure
 
@@ -179,17 +180,13 @@ def _differences(panel: Axes, judged: Sequence[Judged]) -> None:
         panel.plot(ends[line], [line] * 2, color=shade, linewidth=1.8)
         label = outcome or "exploratory: no verdict"
         panel.plot([pair.mean], [line], "o" if outcome else "s", label=label, **style)
-        for side, end, edge in zip("<>", ends[line], (low - room, high + room), strict=True):
-            if not low <= end <= high:  # 2
-                panel.plot([edge], [line], side, clip_on=False, **style)
-                where = {
-                    "x": edge,
-                    "y": line,
-                    "va": "center",
-                    "ha": "right" if side == ">" else "left",
-                }
-                if not low <= pair.mean <= high:
-                    panel.text(s=f"  {pair.mean:+.1f}  ", fontsize=8, color=shade, **where)
+        beyond = {"<": ends[line, 0] < low, ">": ends[line, 1] > high}  # 2
+        for arrow, edge in (("<", low - room), (">", high + room)):
+            if beyond[arrow]:
+                panel.plot([edge], [line], arrow, clip_on=False, **style)
+                side = "right" if arrow == ">" else "left"
+                said = "" if low <= pair.mean <= high else f"{pair.mean:+.1f}"
+                panel.text(edge, line - 0.15, said, ha=side, fontsize=8, color=shade)
     panel.set_xlim(low - room, high + room)
     panel.set_ylim(len(pairs) - 0.4, -0.6)
     several = len({f.where for f in findings}) > 1

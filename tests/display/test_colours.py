@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 
 from archgraph.display import colours
@@ -35,3 +38,29 @@ def test_words_on_paper_sections_and_blocks(words, dark):
 
     behind = (colours.PAPER, colours.SECTION, colours.BLOCK)
     assert min(contrast(shown(words), shown(one)) for one in behind) >= 4.5
+
+
+# Linear RGB as eyes without one kind of cone see it. Source: Machado and others, 2009.
+SEEN = {
+    "all": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+    "red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "green": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "blue": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+# Linear RGB to OKLab. Source: Ottosson, A perceptual color space for image processing, 2020.
+CONES = [[0.412, 0.536, 0.051], [0.212, 0.681, 0.107], [0.088, 0.282, 0.630]]
+OPPONENTS = [[0.210, 0.794, -0.004], [1.978, -2.429, 0.451], [0.026, 0.783, -0.809]]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("eyes", SEEN)
+def test_ten_series_differ_for_all_eyes(eyes, dark):
+    assert len(colours.SERIES) >= 10
+    shown = [colours.DARK.get(one, one) if dark else one for one in colours.SERIES]
+    paper = colours.DARK[colours.PAPER] if dark else colours.PAPER
+    assert min(contrast(paper, one) for one in shown) > 2.2
+    rgb = np.array([[int(one[i : i + 2], 16) / 255 for i in (1, 3, 5)] for one in shown])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    cones = np.cbrt(np.clip(linear @ np.transpose(SEEN[eyes]), 0, 1) @ np.transpose(CONES))
+    places = 100 * cones @ np.transpose(OPPONENTS)
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(places, 2)) > 7

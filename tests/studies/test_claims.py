@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from archgraph.studies.claims import RULES, SEEDS, StudyFinding, judge
 from archgraph.studies.outcomes import Paired, holm
@@ -122,20 +124,65 @@ def test_what_is_not_measured_yet_is_corrected_for():
     assert (one.p, one.text) == (None, "undecided: 1 of 5 seeds")
 
 
+def readable(figure: Figure) -> bool:
+    """Whether axes with their words lie in the figure, and no number of an axis on another one."""
+    figure.draw_without_rendering()
+    boxes = [part.get_tightbbox() for part in (*figure.axes, *figure.legends)]
+    edges = figure.bbox.padded(2)
+    if not all(box and edges.contains(*box.min) and edges.contains(*box.max) for box in boxes):
+        return False
+    for axis in (axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+        pairs = itertools.combinations([label.get_window_extent() for label in ticks], 2)
+        if any(a.overlaps(b) for a, b in pairs):
+            return False
+    return True
+
+
 def test_differences_are_drawn_with_margin_and_interval():
-    judged = judge([finding(CLEAR), finding(NOISY, "b", primary=False), finding(None)])
+    name = "a method of a long name better than another one of a long name"
+    judged = judge([finding(CLEAR), finding(NOISY, name, primary=False), finding(None)])
     figure = differences_picture(drawable(judged), "A study")
     (panel,) = figure.axes
-    drawn = [np.asarray(line.get_xdata()) for line in panel.get_lines()]
-    assert [tuple(x) for x in drawn[:4:2]] == [CLEAR.interval, NOISY.interval]
-    assert [tuple(x) for x in drawn[1:4:2]] == [(CLEAR.mean,), (NOISY.mean,)]
-    # The claim that holds is filled, the exploratory one hollow.
-    fills = [line.get_markerfacecolor() for line in panel.get_lines()[1:4:2]]
-    assert [fill == "white" for fill in fills] == [False, True]
-    for margin in panel.collections:
-        edges = np.asarray(margin.get_paths()[0].vertices)[:, 0]
-        assert (edges.min(), edges.max()) == (-1, 1)
+    intervals, points = panel.get_lines()[1::2], panel.get_lines()[2::2]
+    drawn = [[tuple(np.asarray(line.get_xdata())) for line in of] for of in (intervals, points)]
+    assert drawn == [[CLEAR.interval, NOISY.interval], [(CLEAR.mean,), (NOISY.mean,)]]
+    # The claim that holds is filled, the exploratory one hollow and of another form.
+    assert [line.get_markerfacecolor() == "white" for line in points] == [False, True]
+    assert points[0].get_marker() != points[1].get_marker()
+    assert {(bar.get_x(), bar.get_width()) for bar in panel.patches} == {(-1, 2)}  # type: ignore[attr-defined]  # bars
+    (legend,) = figure.legends
+    assert "mean difference over 5 seeds" in legend.get_title().get_text()
+    assert {text.get_text() for text in legend.get_texts()} == {
+        "margin of equivalence", "holds", "exploratory: no verdict",
+    }  # fmt: skip
+    assert "favours the claim →" in panel.get_xlabel() and readable(figure)
     assert len(drawable(judged)) == 2
+
+
+def test_each_figure_has_a_panel_and_one_interval_does_not_squeeze_the_others():
+    far = Paired(tuple(40 + d for d in CLEAR.differences), margin=1.0)
+    pairs = {"a better than b": CLEAR, "c better than d": EQUAL, "e better than f": far}
+    each = [
+        dataclasses.replace(finding(pair, claim), figure=figure, where="MNIST", runs=runs)
+        for figure, runs in (("strong", ("accuracy", (), ())), ("weak", ("matched", (), ())))
+        for claim, pair in pairs.items()
+        if (figure, pair) != ("strong", far)
+    ]
+    figure = differences_picture(drawable(judge(each)))
+    assert [panel.get_title(loc="left") for panel in figure.axes] == [
+        "strong, MNIST: difference in percentage points",
+        "weak, MNIST: difference in percentage points",
+    ]
+    strong, weak = figure.axes
+    names = [[text.get_text() for text in panel.get_yticklabels()] for panel in figure.axes]
+    assert names == [["a vs b", "c vs d"], ["a vs b", "c vs d", "e vs f"]]
+    assert not strong.texts and strong.get_xlim()[1] > CLEAR.mean
+    assert [text.get_text() for text in weak.texts] == [f"{far.mean:+.1f}"]
+    assert [line.get_marker() for line in weak.get_lines()].count(">") == 1
+    assert CLEAR.mean < weak.get_xlim()[1] < far.mean
+    assert readable(figure)
 
 
 def test_a_claim_whose_setting_has_no_gate_is_undecided():

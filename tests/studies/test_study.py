@@ -33,6 +33,7 @@ from archgraph.studies import files as study_files
 from archgraph.studies.cell import address
 from archgraph.studies.gates import GateRecord, judge_gates, read_gates, setting_of
 from archgraph.studies.outcomes import resampled
+from archgraph.studies.pictures import column_picture, columns_of, curves_of
 from archgraph.studies.records import read_records, record_of
 from archgraph.studies.references import gate_setting
 from archgraph.studies.spec import cells, load_study
@@ -44,6 +45,7 @@ from archgraph.studies.study_tables import (
     study_page,
     study_tables,
 )
+from tests.studies.test_claims import readable
 
 STUDY = """\
 archgraph: 1
@@ -174,6 +176,48 @@ def read(place: Path, text: str) -> StudyResult:
     assert text != STUDY
     (place / "differs.yaml").write_text(text)
     return ag.study(place / "differs.yaml", out=place / "out", only_read=True)
+
+
+def test_curves_are_the_figures_of_the_claims(result: StudyResult, place: Path):
+    """Each test's value, of measures that tests have; a line of panels for each."""
+    text = re.sub("published: .*", "", STUDY).replace(
+        "last: 2}}",
+        'last: 2}, MB: megabytes_down, small: "models.small.accuracy", worst: worst_accuracy}',
+    )
+    more = "by: average}, {better: HeteroFL, than: Standalone, by: small}"
+    of = read(place, text.replace("by: average}", more))
+    cost = of.spec.claims[0].model_copy(update={"by": "MB"})
+    drawn = {}
+    for name, claims in (("both", of.spec.claims), ("bytes", (cost,)), ("none", ())):
+        one = dataclasses.replace(of, spec=of.spec.model_copy(update={"claims": claims}))
+        drawn[name] = curves_of(one, "clean", columns_of(of)["clean"])
+    assert list(drawn["both"]) == ["average", "small"]
+    assert not drawn["bytes"]
+    assert list(drawn["none"]) == ["average", "small", "worst"]
+    for row, tests in drawn["both"]["average"].items():
+        assert (100 * tests.iloc[-1]).to_dict() == pytest.approx(
+            result.values(row, "clean", "average")
+        )
+        assert (100 * tests[-2:].mean()).to_dict() == pytest.approx(
+            result.values(row, "clean", "last two")
+        )
+    compared = columns_of(result)["clean"]
+    figure = column_picture(compared, drawn["both"], of.spec.read, "A study")
+    assert readable(figure)
+    labels = [panel.get_ylabel() for panel in figure.axes]
+    assert labels == ["average\naverage_accuracy", "", "", "small\nmodels.small.accuracy", "", ""]
+    axes = [panel.get_xlabel() for panel in figure.axes[:3]]
+    assert axes == ["round", "megabytes, both ways", "GMACs of training"]
+    # Standalone exchanges nothing: its last value is a level.
+    for panel, levels in zip(figure.axes[:3], (0, 1, 0), strict=True):
+        flat = [line for line in panel.get_lines() if np.array_equal(line.get_xdata(), [0, 1])]
+        assert len(flat) == levels
+    (legend,) = figure.legends
+    assert [one.get_text() for one in legend.get_texts()] == ["HeteroFL", "Standalone"]
+    assert legend.get_title().get_text() == (
+        "lines and bands: mean ± standard deviation, 2 seeds; "
+        "dashed: last test of Standalone, which exchanges nothing"
+    )
 
 
 def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, place: Path):
