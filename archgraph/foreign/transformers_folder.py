@@ -143,8 +143,10 @@ def to_transformers(
         if isinstance(like, str | os.PathLike):
             original = _Original.of(like)
             check_new(Path(folder), original.folder)
+            _check_spare(graph, state, original.model)
             return _rewrite_folder(graph, state, original, origins, Path(folder), max_shard_size)
         model = _checked(like)
+        _check_spare(graph, state, model)
         fit = _fit(graph, model, lambda a: type(model)(type(model.config).from_dict(a)), origins)
         arguments = fit.arguments()
         net = fit.filled(arguments, state)
@@ -153,6 +155,19 @@ def to_transformers(
             os.fspath(folder), max_shard_size=max_shard_size or MAX_SHARD
         )
     return fit.changes(arguments)
+
+
+def _check_spare(graph: ArchGraph, state: State, model: nn.Module) -> None:
+    """Refuse a tensor that neither the network nor its class has: it would be left out."""
+    known = {name for p in graph.params for name in (p.name, *p.aliases)} | {*model.state_dict()}
+    if spare := [name for name in state if name not in known]:
+        raise GraphError(
+            "has no place in the network",
+            where=spare[0],
+            found=f"{listed(spare)} in the state, neither in the graph nor in the class",
+            hint="fold adapters first, and write both: folded = ag.fold(graph, state), then "
+            "ag.to_transformers(folded.graph, folded.state, …)",
+        )
 
 
 def names_in_class(folder: str) -> list[str]:

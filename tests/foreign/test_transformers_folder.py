@@ -193,6 +193,8 @@ def test_what_the_class_lacks_is_refused(tmp_path):
     adapted, transfer = ag.add_lora(graph, 2, "*.query")
     with pytest.raises(RewriteError, match=r"has no such tensor; found .*lora.*ag\.to_peft"):
         ag.to_transformers(adapted, transfer.pull(state), net.model, tmp_path)
+    with pytest.raises(GraphError, match=r"has no place in the network; found .*lora.*ag\.fold"):
+        ag.to_transformers(graph, transfer.pull(state), net.model, tmp_path)
     with pytest.raises(GraphError, match=r"names a folder that is not there"):
         ag.to_transformers(graph, state, tmp_path / "nowhere", tmp_path)
     with pytest.raises(GraphError, match="is not a model of transformers; found Linear"):
