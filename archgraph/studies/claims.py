@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from archgraph.studies.outcomes import ClaimOutcome, Paired, holm
+from archgraph.studies.outcomes import LEVEL, ClaimOutcome, Paired, holm
 
 # Seeds below which a primary claim has no verdict.
 SEEDS = 5
@@ -35,6 +35,9 @@ class StudyFinding:
         runs: What is compared: the measure, and the settings of both cells (addresses of their
             runs without the seeds).
         gated: Whether the gate of its setting was judged: without one it has no verdict.
+        published: The difference of the same cells as printed, positive as claimed; None: one of
+            the two is not printed.
+        below: Which of the two is below the trivial reference of its setting, with its figure.
     """
 
     study: str
@@ -46,6 +49,8 @@ class StudyFinding:
     rule: str = ""
     runs: tuple[str, tuple[str, ...], tuple[str, ...]] = ("", (), ())
     gated: bool = True
+    published: float | None = None
+    below: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Judged:
         p: The p value that decided, after the correction; of other comparisons the raw one.
         note: Why there is no outcome, or why it is undecided.
         elsewhere: Whether another comparison of the same cells has the figures.
+        together: Number of comparisons that were corrected together with it, itself among them.
     """
 
     finding: StudyFinding
@@ -65,15 +71,38 @@ class Judged:
     p: float | None
     note: str = ""
     elsewhere: bool = False
+    together: int = 1
+
+    @property
+    def tabled(self) -> Paired | None:
+        """The differences, where this comparison is the one that has the figures."""
+        return None if self.elsewhere else self.finding.paired
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest difference that its seeds find at the level that the correction leaves."""
+        paired = self.finding.paired
+        return None if paired is None else paired.detectable(LEVEL / self.together)
+
+    @property
+    def outside(self) -> bool:
+        """Whether the published difference lies outside the measured interval."""
+        paired, published = self.finding.paired, self.finding.published
+        if paired is None or paired.interval is None or published is None:
+            return False
+        low, high = paired.interval
+        return not low <= published <= high
 
     @property
     def text(self) -> str:
-        """The verdict in words.
+        """The verdict in words, and which of the two methods is below the trivial reference.
 
         >>> Judged(StudyFinding("A", "b", "", "f", None), None, None, "not measured").text
         'not measured'
         """
-        return ": ".join(filter(None, (self.outcome, self.note)))
+        verdict = ": ".join(filter(None, (self.outcome, self.note)))
+        marked = self.finding.below and self.tabled
+        return f"{verdict} ({', '.join(self.finding.below)})" if marked else verdict
 
 
 def judge(findings: Sequence[StudyFinding]) -> tuple[Judged, ...]:
@@ -123,7 +152,7 @@ def judge(findings: Sequence[StudyFinding]) -> tuple[Judged, ...]:
         able = {n: of for n, of in pairs.items() if of is None or of.margin is not None}
         within = _corrected({n: None if of is None else of.p_equivalent for n, of in able.items()})
         for n in (n for n, of in pairs.items() if of is not None):
-            judged[n] = _judged(findings[n], differ[n], within.get(n))
+            judged[n] = _judged(findings[n], differ[n], within.get(n), len(group))
     return tuple(judged[number] for number in range(len(findings)))
 
 
@@ -138,15 +167,16 @@ def _rank(finding: StudyFinding) -> tuple[bool, int]:
     return not finding.primary, -len(finding.paired.differences) if finding.paired else 0
 
 
-def _judged(finding: StudyFinding, p: float | None, within: float | None) -> Judged:
+def _judged(finding: StudyFinding, p: float | None, within: float | None, together: int) -> Judged:
     assert finding.paired is not None
     many = len(finding.paired.differences)
     if many < SEEDS:
-        return Judged(finding, "undecided", p, f"{many} of {SEEDS} seeds")
+        return Judged(finding, "undecided", p, f"{many} of {SEEDS} seeds", together=together)
     if not finding.gated:
-        return Judged(finding, "undecided", p, "its setting has no gate")
+        return Judged(finding, "undecided", p, "its setting has no gate", together=together)
     outcome = finding.paired.outcome(p, within)
-    return Judged(finding, outcome, within if outcome == "equivalent" else p)
+    p = within if outcome == "equivalent" else p
+    return Judged(finding, outcome, p, together=together)
 
 
 def _sharing(findings: Sequence[StudyFinding], numbers: Iterable[int]) -> list[list[int]]:

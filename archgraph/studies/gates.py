@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pydantic
@@ -30,12 +31,34 @@ from archgraph.reports.measures import SHARES
 from archgraph.reports.runs import Log
 from archgraph.studies.cell import address
 from archgraph.studies.records import SUFFIX, add_line, origin, read_lines
-from archgraph.studies.references import SettingGate, gate, gate_setting, largest_model
+from archgraph.studies.references import (
+    UNGATED,
+    SettingGate,
+    gate,
+    gate_setting,
+    largest_model,
+    standard_error,
+)
 from archgraph.studies.spec import StudyCell, StudySizeName, StudySpec, cells
 from archgraph.tables import Table
 
 FOLDER = "gates"
 """Where gates are recorded, below the records of runs."""
+
+# Figures of the same kind as a reference: which of its figures, how it was fitted, and measures.
+# The worst tenth of the clients and tests on a client's own classes alone have no reference.
+_ALIKE = (
+    ("pooled", "pooled", r"((validation_)?(worst|average|global)_|(models|clients)\..*\.){}"),
+    ("own_matched", "one client", r"(validation_)?local_matched|tier\..*\.matched"),
+)
+# References by how they were fitted and what they were tested on: heads of the table.
+_FITTED = {
+    "pooled": "pooled",
+    "mean": "one client, mean",
+    "best": "one client, best",
+    "matched": "own mixture, pooled",
+    "own_matched": "own mixture, one client",
+}
 
 
 class GateRecord(pydantic.BaseModel):
@@ -53,6 +76,7 @@ class GateRecord(pydantic.BaseModel):
         references: By trivial model: ``pooled``; ``mean`` and ``best`` of one client's; on each
             client's own mixture ``matched`` and ``own_matched``.
         comparisons: What was compared: ``what``, ``figure``, ``than``, ``reference``, ``passed``.
+        methods: Figures of all methods that were run, in order; empty: the best alone is known.
         origin: Processor, threads, versions, commit and date.
     """
 
@@ -67,12 +91,44 @@ class GateRecord(pydantic.BaseModel):
     tested: int
     references: dict[str, dict[str, float]]
     comparisons: list[dict[str, Json]]
+    methods: dict[str, float] = {}
     origin: dict[str, Json]
 
     @property
     def passed(self) -> bool:
         """Whether the setting is fit to be run."""
         return all(one["passed"] for one in self.comparisons)
+
+    @property
+    def setting(self) -> str:
+        """What tables call the setting."""
+        return self.column or self.data
+
+    def better(self, figure: float, other: float) -> bool:
+        """Return whether a figure is better than another one; one that is not a number never is."""
+        return figure > other if self.figure in SHARES else figure < other
+
+    def reference(self, measure: str) -> tuple[str, float] | None:
+        """Return the best gating reference of a measure's kind, and its figure.
+
+        Figures on all test data have the best pooled one, those on clients' own mixtures of classes
+        the best that is fitted to one client; None: no reference is of the measure's kind.
+        """
+        for key, fitted, measures in _ALIKE:
+            figures = {n: row[key] for n, row in self.references.items() if key in row}
+            gating = [n for n in figures if n not in UNGATED]
+            if gating and re.fullmatch(measures.format(self.figure), measure):
+                sign = 1 if self.figure in SHARES else -1
+                best = max(gating, key=lambda name: sign * figures[name])
+                return f"{best}, {fitted}", figures[best]
+        return None
+
+    def tried(self) -> Iterator[tuple[str, float, Sequence[Mapping[str, Json]]]]:
+        """Yield all that was tried, in order: what, its figure, the references to be passed."""
+        central, *of_methods = self.comparisons
+        yield central["what"], central["figure"], [central]
+        methods = self.methods or {one["what"]: one["figure"] for one in of_methods}
+        yield from ((name, figure, of_methods) for name, figure in methods.items())
 
     def text(self, figure: float) -> str:
         """Write a figure as tables do: accuracy in per cent."""
@@ -147,7 +203,7 @@ def judge_gates(
             stem = Path(spec.document_of(("study",)).file).stem
             add_line(Path(records) / FOLDER / f"{stem}{SUFFIX}", record)
             verdict = "passes its gate" if record.passed else "does not pass its gate"
-            notify(f"{record.column or record.data}: {verdict}")
+            notify(f"{record.setting}: {verdict}")
             judged.append(record)
     return tuple(judged)
 
@@ -238,43 +294,50 @@ def _record(study: str, column: str, covers: Sequence[str], judged: SettingGate)
         tested=known.tested,
         references=known.summary(),
         comparisons=[one._asdict() for one in judged.comparisons],
+        methods=dict(judged.methods),
         origin=origin(),
     )
 
 
 def gate_tables(gates: Iterable[GateRecord]) -> tuple[Table, ...]:
     """Tabulate gates, and what trivial models reach in each setting; without empty tables."""
-    distinct = list({id(one): one for one in gates}.values())
-    compared = tuple(
-        (one.column or one.data, c["what"], one.text(c["figure"]), c["than"],
-         one.text(c["reference"]), "yes" if c["passed"] else "no")
-        for one in distinct
-        for c in one.comparisons
+    distinct = list({tuple(one.covers): one for one in gates}.values())
+    several = len({one.study for one in distinct}) > 1
+    settings = [f"{g.study}, {g.setting}" if several else g.setting for g in distinct]
+    tried = tuple(
+        (setting, what, one.text(figure),
+         ", ".join(f"{one.text(c['reference'])} ({c['than']})" for c in against),
+         "yes" if all(one.better(figure, c["reference"]) for c in against) else "no")
+        for setting, one in zip(settings, distinct, strict=True)
+        for what, figure, against in one.tried()
     )  # fmt: skip
-    titles = {
-        "pooled": "pooled",
-        "mean": "one client, mean",
-        "best": "one client, best",
-        "matched": "own mixture, pooled",
-        "own_matched": "own mixture, one client",
-    }
-    keys = [key for key in titles if any(key in row for g in distinct for row in _rows(g))]
-    references = tuple(
-        (one.column or one.data, name, *(one.text(row[k]) if k in row else "" for k in keys))
-        for one in distinct
-        for name, row in one.references.items()
-    )
-    seeds = ", ".join(sorted({str(one.seed) for one in distinct}))
-    tested = ", ".join(sorted({str(one.tested) for one in distinct}))
-    note = f"seed {seeds}, {tested} held-out training examples, without attack"
-    heads = ("setting", "", "figure", "reference", "its figure", "passed")
+    alike: dict[tuple[str, ...], list[str]] = {}  # settings with the same examples
+    for setting, one in zip(settings, distinct, strict=True):
+        for name, row in one.references.items():
+            cells = (one.text(row[key]) if key in row else "" for key in _FITTED)
+            alike.setdefault((name, *cells), []).append(setting)
+    tested: dict[str, list[str]] = {}
+    for setting, one in zip(settings, distinct, strict=True):
+        tested.setdefault(_tested(one), []).append(setting)
+    parts = (f"{', '.join(of)}: {text}" for text, of in tested.items())
+    note = f"Without attack, on held-out training examples: {'; '.join(parts)}."
+    if any(len(one.comparisons) > 1 and not one.methods for one in distinct):
+        note += " Of older gates the rows that were tried before the best one are not recorded."
+    unlike = f"{' and '.join(sorted(UNGATED))} gate nothing."
     tables = (
-        Table("Gates", heads, compared, frozenset({2, 4}), note=note),
-        Table("Trivial references", ("setting", "", *(titles[k] for k in keys)), references,
-              frozenset(range(2, 2 + len(keys))), note=note),
+        Table("Gates", ("setting", "tried, in order", "figure", "to be passed", "passed"), tried,
+              frozenset({2}), note=note),
+        Table("Trivial references", ("setting", "", *_FITTED.values()),
+              tuple((", ".join(of), *row) for row, of in alike.items()),
+              frozenset(range(2, 2 + len(_FITTED))), note=unlike.capitalize()),
     )  # fmt: skip
     return tuple(table for table in tables if table.rows)
 
 
-def _rows(gate: GateRecord) -> Iterable[Mapping[str, float]]:
-    return gate.references.values()
+def _tested(gate: GateRecord) -> str:
+    """Return the number of held-out examples, and what an accuracy on so many varies by."""
+    error = ""
+    if (best := gate.reference(f"global_{gate.figure}")) and gate.figure in SHARES:
+        points = standard_error(best[1], gate.tested)
+        error = f" (standard error of an accuracy of {gate.text(best[1])}: {points:.1f})"
+    return f"{gate.tested}{error}, seed {gate.seed}"

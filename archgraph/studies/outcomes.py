@@ -109,15 +109,18 @@ class Paired:
         assert above is not None and below is not None
         return max(1 - above, below)
 
-    @property
-    def detectable(self) -> float | None:
-        """Smallest true difference that so many seeds find with a probability of 80 %.
+    def detectable(self, level: float = LEVEL) -> float | None:
+        """Return the smallest true difference that so many seeds find with a probability of 80 %.
 
         It follows from the spread that was measured; None for a single seed.
 
+        Args:
+            level: Two-sided level of the test, smaller where it is corrected for other tests.
+
         Example:
-            >>> round(Paired((1.0, 2.0, 3.0)).detectable, 2)
-            3.26
+            >>> one = Paired((1.0, 2.0, 3.0))
+            >>> round(one.detectable(), 2), round(one.detectable(0.01), 2)
+            (3.26, 7.3)
         """
         if self.error is None:
             return None
@@ -127,7 +130,7 @@ class Paired:
         from scipy.special import stdtrit
         from scipy.stats import nct
 
-        bound = float(stdtrit(self._freedom, 1 - LEVEL / 2))
+        bound = float(stdtrit(self._freedom, 1 - level / 2))
 
         def missing(shift: float) -> float:
             """Return how much of the power a true mean of `shift` standard errors lacks."""

@@ -259,6 +259,9 @@ def _of_classes(experiment: Experiment) -> Iterator[TrivialReference]:
         )
 
 
+UNGATED = frozenset(name for name, *_, gates in _CLASSIFIERS if not gates)
+"""References that are printed and gate nothing."""
+
 Classifier = Callable[[Labelled, Tensor, int, Sequence[float]], Iterator[tuple[float, Tensor]]]
 
 
@@ -458,9 +461,7 @@ class SettingGate:
         text, tested = self.references.text, self.references.tested
         best, note = self.references.best_pooled, ""
         if self.references.more:
-            # Of a share of as many examples, at the reference's accuracy.
-            error = 100 * math.sqrt(best.pooled * (1 - best.pooled) / tested)
-            note = f" (standard error {error:.1f} points)"
+            note = f" (standard error {standard_error(best.pooled, tested):.1f} points)"
         cut = f"; clients make {self.asked} passes" if self.passes < self.asked else ""
         return Table(
             f"Gate on {self.references.data}, seed {self.seed}: {self.verdict}",
@@ -476,6 +477,15 @@ class SettingGate:
     def _compared(self, what: str, figure: float, than: str, reference: float) -> GateComparison:
         passed = self.references.better(figure, reference)
         return GateComparison(what, figure, than, reference, passed)
+
+
+def standard_error(accuracy: float, tested: int) -> float:
+    """Return the standard error of an accuracy in points, on so many examples.
+
+    >>> round(standard_error(0.5, 2500), 2)
+    1.0
+    """
+    return 100 * math.sqrt(accuracy * (1 - accuracy) / tested)
 
 
 def gate_setting(spec: ExperimentSpec, seed: int) -> ExperimentSpec:

@@ -255,6 +255,13 @@ class StudySpec(FromFile):
         values = self.published.get(row)
         return None if values is None else values[start + list(self.figures).index(figure)]
 
+    def printed_difference(self, first: _Pair, second: _Pair, figure: str) -> float | None:
+        """Return how much better the paper prints the first cell, or None without both figures."""
+        ours, theirs = self.printed(*first, figure), self.printed(*second, figure)
+        if ours is None or theirs is None:
+            return None
+        return ours - theirs if self.read[figure].better == "more" else theirs - ours
+
     def compared(self, claim: StudyClaim) -> Iterator[tuple[_Pair, _Pair, str]]:
         """Yield the cells (row and column) and the figures of a claim: better, other, figure."""
         columns, figures = self.combined(), [claim.by] if claim.by else list(self.figures)
@@ -321,9 +328,9 @@ class StudySpec(FromFile):
             raise Mistake("compares nothing", place=(*keys, "where"), found=claim.where)
         # A claim against the paper's own numbers is a slip of whoever copied one of them.
         for first, second, figure in pairs:
-            ours, theirs = self.printed(*first, figure), self.printed(*second, figure)
-            sign = 1 if self.read[figure].better == "more" else -1
-            if ours is not None and theirs is not None and sign * (ours - theirs) <= 0:
+            difference = self.printed_difference(first, second, figure)
+            if difference is not None and difference <= 0:
+                ours, theirs = self.printed(*first, figure), self.printed(*second, figure)
                 printed = f"{claim.better} {ours}, {second[0]} {theirs} ({first[1]})"
                 raise Mistake("is not what the paper prints", place=keys, found=printed)
 

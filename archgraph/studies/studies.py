@@ -17,7 +17,7 @@ from archgraph.files import write
 from archgraph.language.checking import yaml_files
 from archgraph.reports.plots import save_figure
 from archgraph.studies.claims import Judged, judge
-from archgraph.studies.gates import GateRecord
+from archgraph.studies.gates import gate_tables
 from archgraph.studies.outcomes import OUTCOMES
 from archgraph.studies.pictures import (
     column_picture,
@@ -28,8 +28,15 @@ from archgraph.studies.pictures import (
 )
 from archgraph.studies.spec import StudySizeName, StudySpec, load_study
 from archgraph.studies.study import StudyResult, chosen_cells
-from archgraph.studies.study_tables import p_text, study_markdown
-from archgraph.tables import Table
+from archgraph.studies.study_tables import (
+    NOTE,
+    gates_of,
+    marks,
+    p_text,
+    published_text,
+    study_markdown,
+)
+from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,62 +81,57 @@ class Studies:
     def claims(self) -> Table:
         """Tabulate the primary claims: what holds, what does not, what nobody can say yet.
 
-        A line for each comparison, those that hold first; those of a study that are not measured
-        are one line.
+        1. A line for each comparison: those that hold first, then those against, equivalent and
+           undecided; of these first those whose published difference lies outside the interval.
+        2. A line for what is not measured of each study.
         """
-        rows, unmeasured = [], []
-        for result in self.results.values():
-            judged = self.judged[result.spec.study]
-            primary = [one for one in judged if one.finding.primary]
-            waiting = [one for one in primary if one.finding.paired is None]
-            if waiting:
-                texts = Counter(one.text for one in waiting)
-                why = ", ".join(f"{n} × {text}" for text, n in texts.items())
-                names = dict.fromkeys(one.finding.claim for one in waiting)
-                unmeasured.append((_link(result), ", ".join(names), "", "", "", "", why))
-            rows += [(result, one) for one in primary if one.finding.paired and not one.elsewhere]
         order = {outcome: number for number, outcome in enumerate(OUTCOMES)}
-        rows.sort(key=lambda row: order[row[1].outcome or "undecided"])
-        lines = (_claim_line(result, one) for result, one in rows)
-        heads = ("study", "claim", "where", "difference", "95 % interval", "p", "verdict")
+        tabled = [(result, one) for result, one in self._primary if one.tabled]
+        tabled.sort(key=lambda row: (order[row[1].outcome or "undecided"], not row[1].outside))  # 1
+        lines = [_claim_line(result, one) for result, one in tabled]
+        waiting: dict[tuple[str, str], list[str]] = {}
+        for result, one in self._primary:
+            if not one.tabled:  # 2
+                waiting.setdefault((_link(result), one.text), []).append(one.finding.claim)
+        for (study, text), of in waiting.items():
+            many, names = plural(len(of), "comparison"), ", ".join(dict.fromkeys(of))
+            lines.append((study, names, many, "", "", "", "", text))
         note = (
             "p: corrected (Holm) over all primary claims of a study and all that share its runs; "
-        )
-        note += (
             "of an equivalence the larger one of its two one-sided tests; intervals are of each "
+            "comparison alone"
         )
-        note += "comparison alone"
         return Table(
             "What holds, what does not, and what nobody can say yet",
-            heads,
-            (*lines, *unmeasured),
-            frozenset({3, 4, 5}),
-            note=note,
+            ("study", "claim", "where", "difference", "95 % interval", "published", "p", "verdict"),
+            tuple(lines),
+            frozenset({3, 4, 5, 6}),
+            note="; ".join(filter(None, (note, marks(one for _, one in tabled)))),
         )
 
-    def settings(self) -> Table:
-        """Tabulate the settings with a gate: whether methods could show anything in them."""
-        rows = []
-        for gate, of in self._gates():
-            compared = "; ".join(
-                f"{c['what']} {gate.text(c['figure'])} against {gate.text(c['reference'])} "
-                f"({c['than']})"
-                for c in gate.comparisons
-            )
-            passed = "yes" if gate.passed else "no"
-            names = "; ".join(map(_link, of))
-            rows.append((names, gate.column or gate.data, passed, compared))
-        heads = ("study", "setting", "fit to be run", "because")
-        return Table("Settings", heads, tuple(rows))
+    def verdicts(self) -> str:
+        """Count the primary comparisons by their verdict, in two sentences; empty without one."""
+        primary = [one for _, one in self._primary]
+        if not primary:
+            return ""
+        many = Counter[str](one.outcome or "not measured" for one in primary)
+        trivial = sum(one.outcome == "holds" and bool(one.finding.below) for one in primary)
+        words = ", ".join(f"{many[text]} {text}" for text in (*OUTCOMES[1:], "not measured"))
+        return (
+            f"Of {plural(len(primary), 'comparison')} of primary claims {many['holds']} hold "
+            f"({words}). Of those that hold, {trivial} are against a method below its trivial "
+            "reference (†)."
+        )
 
-    def _gates(self) -> list[tuple[GateRecord, list[StudyResult]]]:
-        """Return the gates, and the studies that share each."""
-        gates: dict[tuple[str, ...], tuple[GateRecord, list[StudyResult]]] = {}
-        for result in self.results.values():
-            mine = {tuple(g.covers): g for r in result.runs if (g := result.gates.get(r.setting))}
-            for covers, gate in mine.items():
-                gates.setdefault(covers, (gate, []))[1].append(result)
-        return list(gates.values())
+    @functools.cached_property
+    def _primary(self) -> list[tuple[StudyResult, Judged]]:
+        """The primary comparisons, each pair of cells once."""
+        return [
+            (result, one)
+            for result in self.results.values()
+            for one in self.judged[result.spec.study]
+            if one.finding.primary and not one.elsewhere
+        ]
 
     def uncounted(self) -> Table:
         """Tabulate the claims that left the count, measured or not, each with its rule."""
@@ -194,9 +196,12 @@ class Studies:
         for path, result in self.results.items():
             if result.done:
                 papers.setdefault(result.spec.paper, []).append((path, result))
+        gates = [gate for result in self.results.values() for gate in gates_of(result)]
+        unfit = gate_tables(gate for gate in gates if not gate.passed)[:1]
         links = ", ".join(f"[{paper}]({_file(paper)})" for paper in papers)
         index = [
             "# Published tables, measured",
+            *filter(None, [self.verdicts()]),
             "Tables of the papers that files in `specs/studies/` describe, and studies of our own "
             "(`specs/ablations/`), as far as their runs of "
             f"size {self.size} are done. "
@@ -206,7 +211,7 @@ class Studies:
             *([f"One page for each paper: {links}."] if links else []),
             *(
                 text
-                for table in (self.claims(), self.settings(), self.uncounted(), self.summary())
+                for table in (self.claims(), *unfit, self.uncounted(), self.summary())
                 if table.rows
                 for text in (f"## {table.title}", table.markdown())
             ),
@@ -221,9 +226,15 @@ class Studies:
                     one,
                     self.judged[one.spec.study],
                     {name: title for name, (title, _) in self._pictures(path).items()},
+                    alone=False,
                 )
                 for path, one in results
             ]
+            gates = [gate for _, one in results for gate in gates_of(one)]
+            shared = [(table.title, table.markdown()) for table in gate_tables(gates)]
+            if any(one.tabled for _, of in results for one in self.judged[of.spec.study]):
+                shared.insert(0, ("How claims are judged", f"{NOTE}."))
+            parts += [f"## {title}\n\n{text}" for title, text in shared]
             texts[_file(paper)] = [f"# {paper}, measured", *map(str.rstrip, parts)]
         return {name: "\n\n".join(parts) + "\n" for name, parts in (*texts.items(), (INDEX, index))}
 
@@ -276,6 +287,7 @@ def _claim_line(result: StudyResult, one: Judged) -> tuple[str, ...]:
         ", ".join(filter(None, (finding.where, finding.figure))),
         f"{finding.paired.mean:+.2f}",
         "" if low is None else f"{low:+.2f} … {high:+.2f}",
+        published_text(one, 2),
         "" if one.p is None else p_text(one.p),
         one.text,
     )

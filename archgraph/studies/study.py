@@ -32,6 +32,7 @@ from archgraph.studies.claims import StudyFinding
 from archgraph.studies.gates import GateRecord, read_gates, setting_of
 from archgraph.studies.outcomes import paired, resampled, with_examples
 from archgraph.studies.records import SUFFIX, StudyRecord, add_line, read_records, record_of
+from archgraph.studies.setup import setup_table
 from archgraph.studies.spec import (
     StudyCell,
     StudyClaim,
@@ -42,7 +43,7 @@ from archgraph.studies.spec import (
     load_study,
 )
 from archgraph.studies.weight_measures import FinalWeights, of_weights
-from archgraph.tables import plural
+from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -172,9 +173,23 @@ class StudyResult:
         measured = group.figures.get(read.measure)
         if measured is None:
             return {}
-        factor = 100 if read.quantity in SHARES else 1
         pairs = zip(group.seeds, measured.values, strict=True)
-        return {seed: factor * value / self.spec.read[figure].unit for seed, value in pairs}
+        return {seed: _as_printed(read, value) for seed, value in pairs}
+
+    def reference_above(self, row: str, column: str, figure: str) -> tuple[str, float] | None:
+        """Return the trivial reference that is better than the mean of a cell, and its figure.
+
+        None if the mean is at least as good; without a mean, a gate or a reference of this kind.
+        """
+        values = self.values(row, column, figure).values()
+        gates = [gate for name in self._settings(row, column) if (gate := self.gates.get(name))]
+        if not values or not gates:
+            return None
+        read = self._figures[row, column][figure]
+        if (reference := gates[0].reference(read.measure)) is None:
+            return None
+        name, value = reference[0], _as_printed(read, reference[1])
+        return (name, value) if gates[0].better(value, statistics.fmean(values)) else None
 
     def bounded(self, row: str, column: str, figure: str) -> int:
         """Return how many runs of a cell never reach the target of a figure: lower bounds."""
@@ -188,6 +203,11 @@ class StudyResult:
     def _epochs_to(self) -> Callable[[str, float, str], tuple[float | None, bool]]:
         """As :func:`_epochs_to`, of a run by its address, each once."""
         return functools.cache(lambda name, *asked: _epochs_to(self.records[name].log, *asked))
+
+    @functools.cached_property
+    def setup(self) -> Table:
+        """What the finished runs were: data, clients, training, figures."""
+        return setup_table(self)
 
     @functools.cached_property
     def _figures(self) -> Mapping[tuple[str, str], Mapping[str, StudyFigure]]:
@@ -239,6 +259,12 @@ class StudyResult:
             claim.not_counted or ("reference" if failed else ""),
             (f"{read.measure}@{read.last}@{read.within}", *runs),
             gated=all(gate is not None for gate in gates),
+            published=self.spec.printed_difference(first, second, figure),
+            below=tuple(
+                f"{name} † {above[1]:.{read.digits}f}"
+                for name, of in ((claim.better, first), (other, second))
+                if (above := self.reference_above(*of, figure))
+            ),
         )
 
     def _answered(
@@ -289,6 +315,11 @@ def _epochs_to(log: Log, target: float, measure: str) -> tuple[float | None, boo
         if figures[measure].mean >= target:
             return figures["epochs"].mean, True
     return (figures["epochs"].mean, False) if tested else (None, False)
+
+
+def _as_printed(figure: StudyFigure, value: float) -> float:
+    """Return a value in the unit that the paper prints it in."""
+    return (100 if figure.quantity in SHARES else 1) * value / figure.unit
 
 
 def _margin(figure: StudyFigure, others: Sequence[float]) -> float | None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import itertools
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from archgraph.files import write
 from archgraph.reports.page import closed_page, embedded
 from archgraph.reports.runs_page import runs_charts
-from archgraph.reports.settings import differing, said
 from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.studies.claims import SEEDS, Judged, judge
-from archgraph.studies.gates import gate_tables
+from archgraph.studies.gates import GateRecord, gate_tables
 from archgraph.studies.outcomes import LEVEL, POWER
 from archgraph.studies.pictures import columns_of
 from archgraph.studies.study import StudyResult
@@ -23,28 +24,42 @@ from archgraph.tables import Table, plural
 
 # Columns of a table of figures, and of letters in a file of tables.
 WIDE, ACROSS = 16, 160
+# Marks of figures below their reference, and of published differences.
+BELOW = "† mean below the best trivial reference of its kind on held-out training examples"
+OUTSIDE = "‡ outside the measured interval"
 NOTE = (
     "95 % interval and two-sided p of a paired t test over the seeds; positive: as claimed. "
     "Primary claims have a verdict, with p corrected (Holm) over all of the study and all that "
     f"share its runs, level {LEVEL:g}, at least {SEEDS} seeds: holds, against, equivalent (two "
-    "one-sided tests within the margin, corrected in the same way), undecided. Detectable: the "
-    f"true difference that so many seeds find in {100 * POWER:.0f} % of cases"
+    "one-sided tests within the margin, corrected in the same way), undecided. Published: the "
+    "difference of the same two cells as printed. Detectable: the true difference that so many "
+    f"seeds find in {100 * POWER:.0f} % of cases, of a primary comparison at level {LEVEL:g} "
+    "divided by the number of comparisons that are corrected together"
 )
 
 
-def study_tables(result: StudyResult, judged: Sequence[Judged] | None = None) -> tuple[Table, ...]:
-    """Tabulate measured beside published, claims, and what is missing; without empty tables.
+def study_tables(
+    result: StudyResult, judged: Sequence[Judged] | None = None, *, alone: bool = True
+) -> tuple[Table, ...]:
+    """Tabulate setup, measured beside published, claims, what is missing; without empty tables.
 
     Args:
         result: What was measured.
         judged: The study's claims as judged among those of other studies. Default: by themselves.
+        alone: With its gates and the note on claims, which a page of several studies has once.
     """
     judged = judge(result.findings) if judged is None else judged
-    gates = [gate for r in result.runs if (gate := result.gates.get(r.setting)) is not None]
-    tables = (
-        *_figures(result), _claims(result, judged), *gate_tables(gates), _missing(result)
-    )  # fmt: skip
+    claims = _claims(result, judged)
+    if alone:
+        claims = dataclasses.replace(claims, note=". ".join(filter(None, (claims.note, NOTE))))
+    gates = gate_tables(gates_of(result)) if alone else ()
+    tables = (result.setup, *_figures(result), claims, *gates, _missing(result))
     return tuple(table for table in tables if table.rows)
+
+
+def gates_of(result: StudyResult) -> list[GateRecord]:
+    """Return the gates of a study's settings, in the order of its runs."""
+    return [gate for one in result.runs if (gate := result.gates.get(one.setting)) is not None]
 
 
 def study_csv(result: StudyResult) -> str:
@@ -66,6 +81,8 @@ def study_markdown(
     result: StudyResult,
     judged: Sequence[Judged] | None = None,
     pictures: Mapping[str, str] | None = None,
+    *,
+    alone: bool = True,
 ) -> str:
     """Format the tables as Markdown, under the study's name; see :func:`study_tables`.
 
@@ -73,9 +90,10 @@ def study_markdown(
         result: What was measured.
         judged: As in :func:`study_tables`.
         pictures: Files that are shown below the tables, and what each shows.
+        alone: As in :func:`study_tables`.
     """
     texts = [f"## {result.spec.study}", *filter(None, _about(result))]
-    for table in study_tables(result, judged):
+    for table in study_tables(result, judged, alone=alone):
         texts += [f"**{table.title}**", table.markdown()]
     texts += [f"![{title}]({file})" for file, title in (pictures or {}).items()]
     return "\n\n".join((*texts, *_findings(result))) + "\n"
@@ -93,21 +111,7 @@ def study_page(result: StudyResult) -> str:
         drawn = "".join(map(embedded, runs_charts(compared)))
         body += [f"<h2>{html.escape(column or 'Over the rounds')}</h2>"]
         body += [f'<div class="charts">{drawn}</div>']
-    return closed_page(result.spec.study, [*body, *_settings(result)])
-
-
-def _settings(result: StudyResult) -> Iterator[str]:
-    """Yield the settings that are not the defaults and are the same in all finished runs."""
-    experiments = [
-        one.cell.experiment
-        for one in result.runs
-        if one.address in result.records and one.cell.experiment is not None
-    ]
-    if experiments:
-        first, *others = ([(s.key, s.value) for s in differing(spec)] for spec in experiments)
-        rows = [(k, said(v)) for k, v in first if all((k, v) in other for other in others)]
-        yield "<h2>Settings of all runs</h2>"
-        yield Table("", ("setting", "value"), tuple(rows)).html()
+    return closed_page(result.spec.study, body)
 
 
 def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
@@ -173,6 +177,7 @@ def _figures(result: StudyResult) -> Iterator[Table]:
     there, parts = _cells(result), result.spec.combined()
     wide = len({column for _, column in there}) * len(result.spec.figures) > WIDE
     several = len(result.spec.parts) > 1 or wide
+    seeds = len({one.seed for one in result.runs})
     firsts = dict.fromkeys(parts[column][0] if several else "" for _, column in there)
     for first in firsts:
         columns = [c for c, names in parts.items() if not several or names[0] == first]
@@ -185,19 +190,23 @@ def _figures(result: StudyResult) -> Iterator[Table]:
             for c, figure in itertools.product(columns, result.spec.figures)
         ]
         rows = tuple(
-            (row, *(_cell(result, row, c, f) for c in columns for f in result.spec.figures))
+            (row, *(_cell(result, row, c, f, seeds) for c in columns for f in result.spec.figures))
             for row in result.spec.rows
             if any((row, c) in there for c in columns)
         )
         title = ", ".join(filter(None, (result.spec.study, first)))
-        note = "measured: mean ± standard deviation over the seeds"
-        if len({one.seed for one in result.runs}) == 1:
+        note = f"measured: mean ± standard deviation over {plural(seeds, 'seed')}"
+        if seeds == 1:
             note = "measured: one seed"
+        note += (
+            ", or n of them where a cell says so" if " n " in "".join(map("".join, rows)) else ""
+        )
         note += "; in brackets: published" if result.spec.published else ""
+        note += _references(result, there, columns)
         yield Table(title, ("", *heads), rows, frozenset(range(1, len(heads) + 1)), note=note)
 
 
-def _cell(result: StudyResult, row: str, column: str, figure: str) -> str:
+def _cell(result: StudyResult, row: str, column: str, figure: str, seeds: int) -> str:
     values = list(result.values(row, column, figure).values())
     printed = result.spec.printed(row, column, figure)
     text, digits = NOTHING, result.spec.read[figure].digits
@@ -206,6 +215,8 @@ def _cell(result: StudyResult, row: str, column: str, figure: str) -> str:
         text += f" ± {_number(statistics.stdev(values), digits)}" if len(values) > 1 else ""
         if bounded := result.bounded(row, column, figure):
             text = f"≥ {text}; {bounded} of {len(values)} never"
+        text += f", n {len(values)}" * (len(values) < seeds)
+        text += " †" * (result.reference_above(row, column, figure) is not None)
     return text if printed is None else f"{text} ({printed:g})"
 
 
@@ -224,26 +235,64 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
+def _references(
+    result: StudyResult, there: Collection[tuple[str, str]], columns: Collection[str]
+) -> str:
+    """Name the references that means of a table are below, each with its figure."""
+    by_reference: dict[str, dict[str, None]] = {}
+    for (row, column), (figure, read) in itertools.product(there, result.spec.read.items()):
+        if column in columns and (above := result.reference_above(row, column, figure)):
+            text = f"{above[0]}, {_number(above[1], read.digits)}"
+            by_reference.setdefault(text, {})[column] = None
+    several = len(columns) > 1 and any(by_reference)
+    names = (f"{text} ({', '.join(of)})" if several else text for text, of in by_reference.items())
+    return f". {BELOW}: {'; '.join(names)}" if by_reference else ""
+
+
+def published_text(one: Judged, digits: int) -> str:
+    """Write the published difference, marked where it lies outside the measured interval."""
+    published = one.finding.published
+    return NOTHING if published is None else f"{published:+.{digits}f}{' ‡' * one.outside}"
+
+
+def marks(judged: Iterable[Judged]) -> str:
+    """Explain the marks that a table of comparisons has."""
+    listed = list(judged)
+    below = f"{BELOW}, whose figure is beside it"
+    used = {below: any(j.finding.below for j in listed), OUTSIDE: any(j.outside for j in listed)}
+    return "; ".join(text for text, there in used.items() if there)
+
+
 def _claims(result: StudyResult, judged: Sequence[Judged]) -> Table:
-    rows = []
-    for one in judged:
-        finding, digits = one.finding, result.spec.read[one.finding.figure].digits
-        cells = (NOTHING,) * 6
-        if (paired := finding.paired) is not None and not one.elsewhere:
-            low, high = paired.interval or (None, None)
-            cells = (
-                f"{paired.mean:+.{digits}f}",
-                NOTHING if low is None else f"{low:+.{digits}f} … {high:+.{digits}f}",
-                str(len(paired.differences)),
-                NOTHING if one.p is None else p_text(one.p),
-                NOTHING if paired.margin is None else f"{paired.margin:.{digits}f}",
-                NOTHING if paired.detectable is None else f"{paired.detectable:.{digits}f}",
-            )
+    rows, tabled = [], [one for one in judged if one.tabled]
+    printed = any(one.finding.published is not None for one in tabled)
+    for one in tabled:
+        finding, paired, digits = (
+            one.finding,
+            one.finding.paired,
+            result.spec.read[one.finding.figure].digits,
+        )
+        assert paired is not None
+        low, high = paired.interval or (None, None)
+        cells = (
+            f"{paired.mean:+.{digits}f}",
+            NOTHING if low is None else f"{low:+.{digits}f} … {high:+.{digits}f}",
+            *([published_text(one, digits)] if printed else ()),
+            str(len(paired.differences)),
+            NOTHING if one.p is None else p_text(one.p),
+            NOTHING if paired.margin is None else f"{paired.margin:.{digits}f}",
+            NOTHING if one.detectable is None else f"{one.detectable:.{digits}f}",
+        )
         rows.append((finding.claim, finding.where, finding.figure, *cells, one.text))
-    heads = ("difference", "interval", "seeds", "p", "margin", "detectable", "verdict")
-    return Table(
-        "Claims", ("claim", "where", "by", *heads), tuple(rows), frozenset(range(3, 9)), note=NOTE
-    )
+    heads = ("difference", "interval", *(["published"] if printed else ()))
+    heads = (*heads, "seeds", "p", "margin", "detectable") if tabled else ()
+    without = Counter((one.finding.primary, one.text) for one in judged if not one.tabled)
+    for (primary, text), many in without.items():
+        kind = "primary comparison" if primary else "comparison"
+        rows.append((plural(many, kind), "", "", *[""] * len(heads), text))
+    right = frozenset(range(3, 3 + len(heads)))
+    heads = ("claim", "where", "by", *heads, "verdict")
+    return Table("Claims", heads, tuple(rows), right, note=marks(tabled))
 
 
 def _missing(result: StudyResult) -> Table:

@@ -76,8 +76,9 @@ def test_a_detectable_difference_is_found_as_often_as_it_says():
     """The true mean is `detectable` for the true spread: the t test finds it at its power."""
     random, n, repeats = np.random.default_rng(1), 5, 4000
     unit = Paired(tuple(np.linspace(-1, 1, n) / np.std(np.linspace(-1, 1, n), ddof=1)))
-    assert unit.detectable is not None
-    draws = random.normal(unit.detectable, 1.0, size=(repeats, n))
+    detectable = unit.detectable()
+    assert detectable is not None
+    draws = random.normal(detectable, 1.0, size=(repeats, n))
     hits = np.mean([stats.ttest_1samp(row, 0.0).pvalue < LEVEL for row in draws])
     assert hits == pytest.approx(POWER, abs=3 * math.sqrt(POWER * (1 - POWER) / repeats))
 
