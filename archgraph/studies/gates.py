@@ -32,6 +32,7 @@ from archgraph.reports.runs import Log
 from archgraph.studies.cell import address
 from archgraph.studies.records import SUFFIX, add_line, origin, read_lines
 from archgraph.studies.references import (
+    FITTED,
     UNGATED,
     SettingGate,
     gate,
@@ -51,14 +52,6 @@ _ALIKE = (
     ("pooled", "pooled", r"((validation_)?(worst|average|global)_|(models|clients)\..*\.){}"),
     ("own_matched", "one client", r"(validation_)?local_matched|tier\..*\.matched"),
 )
-# References by how they were fitted and what they were tested on: heads of the table.
-_FITTED = {
-    "pooled": "pooled",
-    "mean": "one client, mean",
-    "best": "one client, best",
-    "matched": "own mixture, pooled",
-    "own_matched": "own mixture, one client",
-}
 
 
 class GateRecord(pydantic.BaseModel):
@@ -120,7 +113,7 @@ class GateRecord(pydantic.BaseModel):
             if gating and re.fullmatch(measures.format(self.figure), measure):
                 sign = 1 if self.figure in SHARES else -1
                 best = max(gating, key=lambda name: sign * figures[name])
-                return f"{best}, {fitted}", figures[best]
+                return f"{best}, {fitted} ({self.setting})", figures[best]
         return None
 
     def tried(self) -> Iterator[tuple[str, float, Sequence[Mapping[str, Json]]]]:
@@ -301,43 +294,34 @@ def _record(study: str, column: str, covers: Sequence[str], judged: SettingGate)
 
 def gate_tables(gates: Iterable[GateRecord]) -> tuple[Table, ...]:
     """Tabulate gates, and what trivial models reach in each setting; without empty tables."""
-    distinct = list({tuple(one.covers): one for one in gates}.values())
-    several = len({one.study for one in distinct}) > 1
-    settings = [f"{g.study}, {g.setting}" if several else g.setting for g in distinct]
+    distinct = {tuple(one.covers): one for one in gates}.values()
     tried = tuple(
-        (setting, what, one.text(figure),
+        (f"{one.study}, {one.setting}", _tested(one), what, one.text(figure),
          ", ".join(f"{one.text(c['reference'])} ({c['than']})" for c in against),
          "yes" if all(one.better(figure, c["reference"]) for c in against) else "no")
-        for setting, one in zip(settings, distinct, strict=True)
+        for one in distinct
         for what, figure, against in one.tried()
     )  # fmt: skip
     alike: dict[tuple[str, ...], list[str]] = {}  # settings with the same examples
-    for setting, one in zip(settings, distinct, strict=True):
+    for one in distinct:
         for name, row in one.references.items():
-            cells = (one.text(row[key]) if key in row else "" for key in _FITTED)
-            alike.setdefault((name, *cells), []).append(setting)
-    tested: dict[str, list[str]] = {}
-    for setting, one in zip(settings, distinct, strict=True):
-        tested.setdefault(_tested(one), []).append(setting)
-    parts = (f"{', '.join(of)}: {text}" for text, of in tested.items())
-    note = f"Without attack, on held-out training examples: {'; '.join(parts)}."
+            cells = (one.text(row[key]) if key in row else "" for key in FITTED)
+            alike.setdefault((name, *cells), []).append(f"{one.study}, {one.setting}")
+    note = "without attack; ±: standard error of an accuracy as high as the best pooled reference"
     if any(len(one.comparisons) > 1 and not one.methods for one in distinct):
-        note += " Of older gates the rows that were tried before the best one are not recorded."
-    unlike = f"{' and '.join(sorted(UNGATED))} gate nothing."
+        note += "; of older gates the rows that were tried before the best one are not recorded"
+    heads = ("setting", "held-out training examples", "tried, in order", "figure", "to be passed")
     tables = (
-        Table("Gates", ("setting", "tried, in order", "figure", "to be passed", "passed"), tried,
-              frozenset({2}), note=note),
-        Table("Trivial references", ("setting", "", *_FITTED.values()),
+        Table("Gates", (*heads, "passed"), tried, frozenset({3}), note=note),
+        Table("Trivial references", ("setting", "", *FITTED.values()),
               tuple((", ".join(of), *row) for row, of in alike.items()),
-              frozenset(range(2, 2 + len(_FITTED))), note=unlike.capitalize()),
+              frozenset(range(2, 2 + len(FITTED))), note=f"no gates: {', '.join(UNGATED)}"),
     )  # fmt: skip
     return tuple(table for table in tables if table.rows)
 
 
 def _tested(gate: GateRecord) -> str:
-    """Return the number of held-out examples, and what an accuracy on so many varies by."""
-    error = ""
-    if (best := gate.reference(f"global_{gate.figure}")) and gate.figure in SHARES:
-        points = standard_error(best[1], gate.tested)
-        error = f" (standard error of an accuracy of {gate.text(best[1])}: {points:.1f})"
+    error, best = "", gate.reference(f"global_{gate.figure}")
+    if best is not None and gate.figure in SHARES:
+        error = f" (± {standard_error(best[1], gate.tested):.1f})"
     return f"{gate.tested}{error}, seed {gate.seed}"

@@ -52,6 +52,15 @@ HELD_OUT = 0.2
 PASSES = 50
 """Most passes over all training examples that central training takes."""
 
+FITTED = {
+    "pooled": "pooled",
+    "mean": "one client, mean",
+    "best": "one client, best",
+    "matched": "own mixture, pooled",
+    "own_matched": "own mixture, one client",
+}
+"""Figures of a reference, by what it is fitted to and tested on, as tables call them."""
+
 _PATIENCE = 2  # choices in a row that are worse than the best end the search
 
 
@@ -136,16 +145,9 @@ class References:
 
     def table(self) -> Table:
         """Return a row for each reference; ``print`` draws it."""
-        personal = any(row.matched for row in self.rows)
-        heads = ["pooled", "one client, mean", "one client, best"]
-        if personal:
-            heads += ["own mixture, pooled", "own mixture, one client"]
-        rows = []
-        for row in self.rows:
-            figures = [row.pooled, _mean(row.clients), self._extreme(row.clients)]
-            if personal:
-                figures += [_mean(row.matched), _mean(row.own_matched)]
-            rows.append((row.name, *map(self.text, figures), row.chosen))
+        heads = [head for key, head in FITTED.items() if key in next(iter(self.summary().values()))]
+        figures = (map(self.text, of.values()) for of in self.summary().values())
+        rows = ((row.name, *of, row.chosen) for row, of in zip(self.rows, figures, strict=True))
         examples = "windows" if not self.more else "examples"
         clients = plural(len(self.rows[0].clients), "client")
         unit = "accuracy, %" if self.more else "perplexity"

@@ -30,10 +30,9 @@ from archgraph.studies.spec import StudySizeName, StudySpec, load_study
 from archgraph.studies.study import StudyResult, chosen_cells
 from archgraph.studies.study_tables import (
     NOTE,
+    compared_cells,
     gates_of,
     marks,
-    p_text,
-    published_text,
     study_markdown,
 )
 from archgraph.tables import Table, plural
@@ -88,7 +87,12 @@ class Studies:
         order = {outcome: number for number, outcome in enumerate(OUTCOMES)}
         tabled = [(result, one) for result, one in self._primary if one.tabled]
         tabled.sort(key=lambda row: (order[row[1].outcome or "undecided"], not row[1].outside))  # 1
-        lines = [_claim_line(result, one) for result, one in tabled]
+        lines = [
+            (_link(result), of.claim, ", ".join(filter(None, (of.where, of.figure))),
+             *compared_cells(one, 2), one.text)
+            for result, one in tabled
+            for of in [one.finding]
+        ]  # fmt: skip
         waiting: dict[tuple[str, str], list[str]] = {}
         for result, one in self._primary:
             if not one.tabled:  # 2
@@ -116,10 +120,10 @@ class Studies:
             return ""
         many = Counter[str](one.outcome or "not measured" for one in primary)
         trivial = sum(one.outcome == "holds" and bool(one.finding.below) for one in primary)
-        words = ", ".join(f"{many[text]} {text}" for text in (*OUTCOMES[1:], "not measured"))
+        others = ", ".join(f"{many[text]} are {text}" for text in (*OUTCOMES[1:], "not measured"))
         return (
-            f"Of {plural(len(primary), 'comparison')} of primary claims {many['holds']} hold "
-            f"({words}). Of those that hold, {trivial} are against a method below its trivial "
+            f"Of the {len(primary)} comparisons that primary claims make, {many['holds']} hold, "
+            f"{others}. Of those that hold, {trivial} are against a method below its trivial "
             "reference (†)."
         )
 
@@ -275,22 +279,6 @@ def _link(result: StudyResult) -> str:
     """Return the name of a study as a link to its page, if it has one."""
     name = result.spec.study
     return f"[{name}]({_file(result.spec.paper)})" if result.done else name
-
-
-def _claim_line(result: StudyResult, one: Judged) -> tuple[str, ...]:
-    finding = one.finding
-    assert finding.paired is not None
-    low, high = finding.paired.interval or (None, None)
-    return (
-        _link(result),
-        finding.claim,
-        ", ".join(filter(None, (finding.where, finding.figure))),
-        f"{finding.paired.mean:+.2f}",
-        "" if low is None else f"{low:+.2f} … {high:+.2f}",
-        published_text(one, 2),
-        "" if one.p is None else p_text(one.p),
-        one.text,
-    )
 
 
 def _file(paper: str) -> str:

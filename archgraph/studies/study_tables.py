@@ -8,7 +8,7 @@ import itertools
 import os
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from archgraph.files import write
@@ -25,16 +25,15 @@ from archgraph.tables import Table, plural
 # Columns of a table of figures, and of letters in a file of tables.
 WIDE, ACROSS = 16, 160
 # Marks of figures below their reference, and of published differences.
-BELOW = "† mean below the best trivial reference of its kind on held-out training examples"
-OUTSIDE = "‡ outside the measured interval"
+BELOW = "† mean worse than the best trivial reference of its kind on held-out training examples"
+OUTSIDE = "‡ published difference of the same two cells outside the measured interval"
 NOTE = (
     "95 % interval and two-sided p of a paired t test over the seeds; positive: as claimed. "
     "Primary claims have a verdict, with p corrected (Holm) over all of the study and all that "
     f"share its runs, level {LEVEL:g}, at least {SEEDS} seeds: holds, against, equivalent (two "
-    "one-sided tests within the margin, corrected in the same way), undecided. Published: the "
-    "difference of the same two cells as printed. Detectable: the true difference that so many "
-    f"seeds find in {100 * POWER:.0f} % of cases, of a primary comparison at level {LEVEL:g} "
-    "divided by the number of comparisons that are corrected together"
+    "one-sided tests within the margin, corrected in the same way), undecided. Detectable: the "
+    f"true difference that so many seeds find in {100 * POWER:.0f} % of cases, of a primary "
+    f"comparison at level {LEVEL:g} divided by the number of comparisons corrected together"
 )
 
 
@@ -198,11 +197,13 @@ def _figures(result: StudyResult) -> Iterator[Table]:
         note = f"measured: mean ± standard deviation over {plural(seeds, 'seed')}"
         if seeds == 1:
             note = "measured: one seed"
-        note += (
-            ", or n of them where a cell says so" if " n " in "".join(map("".join, rows)) else ""
-        )
+        if any(", n " in text for line in rows for text in line):
+            note += ", or n of them where a cell says so"
         note += "; in brackets: published" if result.spec.published else ""
-        note += _references(result, there, columns)
+        each = itertools.product(result.spec.rows, columns, result.spec.figures)
+        if above := dict.fromkeys(filter(None, (result.reference_above(*one) for one in each))):
+            named = "; ".join(f"{name}, {_number(value, 2)}" for name, value in above)
+            note += f". {BELOW}: {named}"
         yield Table(title, ("", *heads), rows, frozenset(range(1, len(heads) + 1)), note=note)
 
 
@@ -235,30 +236,23 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
-def _references(
-    result: StudyResult, there: Collection[tuple[str, str]], columns: Collection[str]
-) -> str:
-    """Name the references that means of a table are below, each with its figure."""
-    by_reference: dict[str, dict[str, None]] = {}
-    for (row, column), (figure, read) in itertools.product(there, result.spec.read.items()):
-        if column in columns and (above := result.reference_above(row, column, figure)):
-            text = f"{above[0]}, {_number(above[1], read.digits)}"
-            by_reference.setdefault(text, {})[column] = None
-    several = len(columns) > 1 and any(by_reference)
-    names = (f"{text} ({', '.join(of)})" if several else text for text, of in by_reference.items())
-    return f". {BELOW}: {'; '.join(names)}" if by_reference else ""
-
-
-def published_text(one: Judged, digits: int) -> str:
-    """Write the published difference, marked where it lies outside the measured interval."""
-    published = one.finding.published
-    return NOTHING if published is None else f"{published:+.{digits}f}{' ‡' * one.outside}"
+def compared_cells(one: Judged, digits: int) -> tuple[str, str, str, str]:
+    """Write the difference of a comparison, its interval, the published one and p."""
+    paired, published = one.finding.paired, one.finding.published
+    assert paired is not None
+    low, high = paired.interval or (None, None)
+    return (
+        f"{paired.mean:+.{digits}f}",
+        NOTHING if low is None else f"{low:+.{digits}f} … {high:+.{digits}f}",
+        NOTHING if published is None else f"{published:+.{digits}f}{' ‡' * one.outside}",
+        NOTHING if one.p is None else p_text(one.p),
+    )
 
 
 def marks(judged: Iterable[Judged]) -> str:
     """Explain the marks that a table of comparisons has."""
     listed = list(judged)
-    below = f"{BELOW}, whose figure is beside it"
+    below = f"{BELOW}, which is beside it"
     used = {below: any(j.finding.below for j in listed), OUTSIDE: any(j.outside for j in listed)}
     return "; ".join(text for text, there in used.items() if there)
 
@@ -267,29 +261,30 @@ def _claims(result: StudyResult, judged: Sequence[Judged]) -> Table:
     rows, tabled = [], [one for one in judged if one.tabled]
     printed = any(one.finding.published is not None for one in tabled)
     for one in tabled:
-        finding, paired, digits = (
-            one.finding,
-            one.finding.paired,
-            result.spec.read[one.finding.figure].digits,
-        )
+        finding, paired = one.finding, one.finding.paired
         assert paired is not None
-        low, high = paired.interval or (None, None)
-        cells = (
-            f"{paired.mean:+.{digits}f}",
-            NOTHING if low is None else f"{low:+.{digits}f} … {high:+.{digits}f}",
-            *([published_text(one, digits)] if printed else ()),
-            str(len(paired.differences)),
-            NOTHING if one.p is None else p_text(one.p),
-            NOTHING if paired.margin is None else f"{paired.margin:.{digits}f}",
-            NOTHING if one.detectable is None else f"{one.detectable:.{digits}f}",
+        digits = result.spec.read[finding.figure].digits
+        *differences, published, p = compared_cells(one, digits)
+        rest = (
+            NOTHING if x is None else f"{x:.{digits}f}" for x in (paired.margin, one.detectable)
         )
+        cells = (*differences, *[published] * printed, str(len(paired.differences)), p, *rest)
         rows.append((finding.claim, finding.where, finding.figure, *cells, one.text))
-    heads = ("difference", "interval", *(["published"] if printed else ()))
-    heads = (*heads, "seeds", "p", "margin", "detectable") if tabled else ()
-    without = Counter((one.finding.primary, one.text) for one in judged if not one.tabled)
-    for (primary, text), many in without.items():
-        kind = "primary comparison" if primary else "comparison"
-        rows.append((plural(many, kind), "", "", *[""] * len(heads), text))
+    heads = (
+        "difference",
+        "interval",
+        *["published"] * printed,
+        "seeds",
+        "p",
+        "margin",
+        "detectable",
+    )
+    heads *= bool(tabled)
+    for (primary, text), many in Counter(
+        (one.finding.primary, one.text) for one in judged if not one.tabled
+    ).items():
+        name = plural(many, f"{'primary ' * primary}comparison")
+        rows.append((name, *[""] * (2 + len(heads)), text))
     right = frozenset(range(3, 3 + len(heads)))
     heads = ("claim", "where", "by", *heads, "verdict")
     return Table("Claims", heads, tuple(rows), right, note=marks(tabled))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from archgraph.studies.claims import RULES, SEEDS, StudyFinding, judge
-from archgraph.studies.outcomes import Paired, holm
+from archgraph.studies.outcomes import LEVEL, Paired, holm
 from archgraph.studies.pictures import differences_picture, drawable
 
 CLEAR = Paired((5.0, 5.5, 6.0, 5.2, 5.8), margin=1.0)
@@ -194,3 +194,30 @@ def test_the_p_that_decided_is_the_one_shown():
     one, other = judge([finding(EQUAL, "a", study="A"), finding(CLEAR, "b", study="B")])
     assert (one.outcome, other.outcome) == ("equivalent", "holds")
     assert (one.p, other.p) == (EQUAL.p_equivalent, CLEAR.p)
+
+
+def test_detectable_is_of_the_level_that_the_correction_leaves():
+    """Three primary comparisons are corrected together, one of them not measured yet."""
+    each = judge([
+        finding(NOISY, "a"), finding(CLEAR, "b"), finding(None, "c"),
+        finding(NOISY, "d", primary=False),
+    ])  # fmt: skip
+    assert each[0].detectable == NOISY.detectable(LEVEL / 3)
+    assert each[3].detectable == NOISY.detectable(LEVEL) and each[2].detectable is None
+    few = judge([finding(Paired((1.0, 2.0)), "a"), finding(CLEAR, "b", gated=False)])
+    assert [one.together for one in few] == [2, 2]
+
+
+@pytest.mark.parametrize("published", [None, 4.9, 5.1, 5.9, 6.1])
+def test_a_published_difference_lies_outside_the_interval_or_not(published: float | None):
+    (one,) = judge([finding(CLEAR, published=published)])  # interval: 5.02 … 5.98
+    assert one.outside == (published in (4.9, 6.1))
+    (single,) = judge([finding(Paired((1.0,)), published=published)])
+    assert not single.outside  # one seed has no interval
+
+
+def test_the_verdict_says_which_method_is_below_its_reference():
+    (one,) = judge([finding(CLEAR, below=("Other † 91.80",))])
+    assert one.text == "holds (Other † 91.80)"
+    first, again = judge([finding(CLEAR), finding(CLEAR, below=("Other † 91.80",))])
+    assert (first.text, again.text) == ("holds", "judged in Study 1")

@@ -72,14 +72,15 @@ def test_holm_keeps_one_false_verdict_in_twenty():
     assert wrong / repeats < LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / repeats)
 
 
-def test_a_detectable_difference_is_found_as_often_as_it_says():
+@pytest.mark.parametrize("level", [LEVEL, LEVEL / 12])
+def test_a_detectable_difference_is_found_as_often_as_it_says(level: float):
     """The true mean is `detectable` for the true spread: the t test finds it at its power."""
     random, n, repeats = np.random.default_rng(1), 5, 4000
     unit = Paired(tuple(np.linspace(-1, 1, n) / np.std(np.linspace(-1, 1, n), ddof=1)))
-    detectable = unit.detectable()
+    detectable = unit.detectable(level)
     assert detectable is not None
     draws = random.normal(detectable, 1.0, size=(repeats, n))
-    hits = np.mean([stats.ttest_1samp(row, 0.0).pvalue < LEVEL for row in draws])
+    hits = np.mean([stats.ttest_1samp(row, 0.0).pvalue < level for row in draws])
     assert hits == pytest.approx(POWER, abs=3 * math.sqrt(POWER * (1 - POWER) / repeats))
 
 

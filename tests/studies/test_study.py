@@ -31,13 +31,14 @@ from archgraph.language.privacy import PrivacySpec
 from archgraph.reports.measures import right_answers
 from archgraph.studies import files as study_files
 from archgraph.studies.cell import address
-from archgraph.studies.gates import GateRecord, judge_gates, read_gates, setting_of
-from archgraph.studies.outcomes import resampled
+from archgraph.studies.claims import judge
+from archgraph.studies.gates import GateRecord, gate_tables, judge_gates, read_gates, setting_of
+from archgraph.studies.outcomes import Paired, resampled
 from archgraph.studies.pictures import column_picture, columns_of, curves_of
 from archgraph.studies.records import read_records, record_of
 from archgraph.studies.references import gate_setting
 from archgraph.studies.spec import cells, load_study
-from archgraph.studies.studies import studies
+from archgraph.studies.studies import Studies, studies
 from archgraph.studies.study import StudyResult, chosen_cells
 from archgraph.studies.study_tables import (
     study_csv,
@@ -106,13 +107,15 @@ def test_the_table_shows_what_the_runs_measured(result: StudyResult):
         mean = 100 * (last["small"]["accuracy"] + last["large"]["accuracy"]) / 2
         ours = result.values(one.cell.row, one.cell.column, "average")[one.seed]
         assert ours == pytest.approx(mean)
-    table, claims = study_tables(result)
+    _, table, claims = study_tables(result)
     assert table.columns[1:3] == ("clean, average", "clean, last two")
     values = result.values("HeteroFL", "clean", "average")
     mean, spread = (values[0] + values[1]) / 2, abs(values[0] - values[1]) / 2**0.5
     assert table.rows[0][1] == f"{mean:.2f} ± {spread:.2f} (90)"
     assert claims.rows[0][:3] == ("HeteroFL better than Standalone", "clean", "average")
-    assert claims.rows[0][5] == "2" and claims.rows[0][-1] == "exploratory"
+    # Published: 90 - 80, and of columns under attack 20 - 10.
+    assert [row[5:7] for row in claims.rows] == [("+10.00", "2"), ("+10.00", "2")]
+    assert claims.rows[0][-1] == "exploratory"
 
 
 def test_some_cells_and_seeds_can_be_run_alone(place: Path):
@@ -137,10 +140,26 @@ def test_some_cells_and_seeds_can_be_run_alone(place: Path):
         done(seeds=(7,))
 
 
-def test_the_page_says_what_all_runs_have_in_common(result: StudyResult):
-    page = study_page(result)
-    settings = page[page.index("Settings of all runs") :]
-    assert "data.limit" in settings and "attack" not in settings
+def test_the_page_says_what_was_run_and_where_cells_differ(result: StudyResult):
+    page, (facts, *_) = study_page(result), study_tables(result)
+    setup = {row[0]: row[1] for row in facts.rows}
+    assert "<h2>Setup</h2>" in page
+    assert setup["data"] == (
+        "digits, 200 training and 200 test examples; a random order cut into equal shards"
+    )
+    assert setup["clients"] == "1 `small` (610 parameters), 1 `large` (1,210 parameters)"
+    assert setup["training"] == (
+        "3 rounds; all clients in each; 1 local epoch; minibatches of 32; rate 0.1; "
+        "attack.fraction 0.5 (attacked)"
+    )
+    assert setup["figures"] == (
+        "average: accuracy, mean over the clients' models, each counted once, last test; "
+        "last two: accuracy, mean over the clients' models, each counted once, mean of the tests "
+        "of the last 2 rounds"
+    )
+    assert setup["as published"] == (
+        "cifar100, 50,000 training and 10,000 test examples (Standalone)"
+    )
     assert "in brackets: published" in page
     # The curves of each column tell their values, as those of reports do.
     assert "data-curves=" in page and "<img" not in page
@@ -151,13 +170,13 @@ def test_the_page_says_on_what_runs_were_computed_and_of_how_many_seeds(
 ):
     line = next(x for x in study_markdown(result).splitlines() if x.startswith("Computed on"))
     assert f"1 thread, torch {torch.__version__} (8 runs, commit" in line
-    assert study_tables(result)[0].note.startswith("measured: mean ± standard deviation")
+    assert study_tables(result)[1].note.startswith("measured: mean ± standard deviation")
     one = read(place, STUDY.replace("seeds: [0, 1]", "seeds: [0]"))
-    assert study_tables(one)[0].note.startswith("measured: one seed")
+    assert study_tables(one)[1].note.startswith("measured: one seed")
 
 
 def test_a_study_without_published_figures_does_not_speak_of_them(result: StudyResult, place: Path):
-    own = read(place, re.sub("published: .*", "", STUDY))
+    own = read(place, re.sub("published: .*|  paper: .*\n", "", STUDY))
     assert "published" not in study_page(own)
 
 
@@ -167,7 +186,7 @@ def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place
     for figure, factor in (("last two", 2), ("average", 1)):
         ours, theirs = (of.values("HeteroFL", "clean", figure) for of in (halves, result))
         assert ours == pytest.approx({seed: factor * value for seed, value in theirs.items()})
-    shown = study_tables(halves)[0].rows[0][2]
+    shown = study_tables(halves)[1].rows[0][2]
     assert re.fullmatch(r"\d+\.\d{4} ± \d+\.\d{4} \(89\)", shown), "as many digits as asked for"
 
 
@@ -221,7 +240,7 @@ def test_curves_are_the_figures_of_the_claims(result: StudyResult, place: Path):
 
 
 def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, place: Path):
-    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[0]
+    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[1]
     values = [100 * v for v in result.values("HeteroFL", "clean", "last two").values()]
     mean, std = statistics.fmean(values), statistics.stdev(values)
     assert mean > 1000 and table.rows[0][2].startswith(f"{mean:.4g} ± {std:.2f} (")
@@ -230,19 +249,19 @@ def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, pla
 def test_heads_name_the_figure_where_there_are_several_or_no_columns(
     result: StudyResult, place: Path
 ):
-    assert study_tables(result)[0].columns[1] == "clean, average"
+    assert study_tables(result)[1].columns[1] == "clean, average"
     few = STUDY.replace(', "last two": {measure: average_accuracy, last: 2}', "")
     few = few.replace("[90, 89, 20, 20]", "[90, 20]").replace("[80, 79, 10, null]", "[80, 10]")
-    assert study_tables(read(place, few))[0].columns == ("", "clean", "attacked")
+    assert study_tables(read(place, few))[1].columns == ("", "clean", "attacked")
     one = few.replace(
         "columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}\n", ""
     )
     one = one.replace("[90, 20]", "[90]").replace("[80, 10]", "[80]")
-    assert study_tables(read(place, one))[0].columns == ("", "average")
+    assert study_tables(read(place, one))[1].columns == ("", "average")
 
 
 def test_columns_that_a_size_leaves_out_are_not_in_its_table(result: StudyResult, place: Path):
-    table = study_tables(read(place, STUDY.replace("[0, 1]}", "[0, 1], leave_out: [attacked]}")))[0]
+    table = study_tables(read(place, STUDY.replace("[0, 1]}", "[0, 1], leave_out: [attacked]}")))[1]
     assert table.columns == ("", "clean, average", "clean, last two")
     assert [len(row) for row in table.rows] == [3, 3]
 
@@ -514,7 +533,7 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     assert [row[-1] for row in both.summary().rows] == ["2", "0", "0"]
     again = study_tables(both.results[folder / "b.yaml"], both.judged["Somebody, Table 2"])
     (rows,) = (table.rows for table in again if table.title == "Claims")
-    assert {row[3:] for row in rows} == {(*["–"] * 6, "compared in Somebody, Table 1")}
+    assert rows == (("2 comparisons", "", "", "compared in Somebody, Table 1"),)
     text = {file.name: file.read_text() for file in pages.iterdir()}
     pictures = {name: text.pop(name) for name in list(text) if name.endswith(".svg")}
     assert set(pictures) == set(re.findall(r"\((.*?\.svg)\)", "".join(text.values())))
@@ -715,6 +734,28 @@ def test_a_gate_takes_no_seed_of_the_study(gated: Path):
         gates(gated / "passes.yaml", seed=1)
 
 
+def test_all_rows_that_a_gate_tried_are_recorded_and_tabled_once(gated: Path, tmp_path: Path):
+    """A row that is worse than the reference, then one that passes; two studies share the gate."""
+    swapped = GATED.replace("rows:\n", "rows:\n  First: {strategy: {standalone: {}}, sample: 1}\n")
+    (tmp_path / "a.yaml").write_text(swapped)
+    (judged,) = gates(tmp_path / "a.yaml")
+    assert list(judged.methods) == ["First", "HeteroFL"]
+    _, linear, _ = judged.comparisons
+    assert judged.methods["HeteroFL"] == linear["figure"] > linear["reference"]
+    known = list(read_gates(tmp_path / "out/records").values())  # read anew: equal, not the same
+    tried, trivial = gate_tables([judged, *known])
+    assert [row[2] for row in tried.rows] == [judged.comparisons[0]["what"], "First", "HeteroFL"]
+    assert [row[-1] for row in tried.rows] == ["yes", "no", "yes"]
+    assert [row[1] for row in trivial.rows] == list(judged.references)
+    best = judged.references["softmax regression"]["pooled"]
+    error = 100 * (best * (1 - best) / judged.tested) ** 0.5
+    assert tried.rows[0][1] == f"{judged.tested} (± {error:.1f}), seed 9"
+    assert "not recorded" not in tried.note
+    old = judged.model_copy(update={"methods": {}})
+    assert [row[2] for row in gate_tables([old])[0].rows[1:]] == ["HeteroFL"]
+    assert "not recorded" in gate_tables([old])[0].note
+
+
 def test_the_command_judges_gates_first(gated: Path):
     out = gated / "command"
     command = ["study", str(gated / "fails.yaml"), "--gate", "9", "--out", str(out)]
@@ -768,7 +809,7 @@ def test_epochs_to_a_target_are_those_of_the_first_test_that_reaches_it(
         values = read_again.values("HeteroFL", "clean", "average")
         assert list(values.values()) == expected
         assert read_again.bounded("HeteroFL", "clean", "average") == never
-        table = " ".join(str(study_tables(read_again)[0]).split())
+        table = " ".join(str(study_tables(read_again)[1]).split())
         assert (f"{never} of 2 never" in table) == bool(never)
     text = STUDY.replace("average: average_accuracy,", measure)
     with pytest.raises(SpecError, match="lower bound"):
@@ -806,3 +847,110 @@ def test_small_test_sets_are_drawn_again_with_the_seeds(tmp_path: Path):
 
 def test_without_answers_seeds_alone_are_drawn(result: StudyResult):
     assert all(f.paired is not None and f.paired.resampled is None for f in result.findings)
+
+
+# ---------------------------------------------------------------- what a sceptic asks
+
+
+def gate_of(result: StudyResult, figure: str = "accuracy", **figures: float) -> GateRecord:
+    """Return a gate of all cells whose references have these figures; majority class is worst."""
+    worst = 0.0 if figure == "accuracy" else 1e9
+    names = ("majority class", "softmax regression", "nearest neighbours")
+    # Nearest neighbours are best, and gate nothing.
+    rows = {name: dict.fromkeys(figures, worst) for name in names}
+    rows["softmax regression"] = figures
+    rows["nearest neighbours"] = dict.fromkeys(figures, 1 - worst)
+    return GateRecord(
+        covers=[one.setting for one in result.runs], study="A", column="b", seed=9, data="digits",
+        figure=figure, tested=100, references=rows, origin={},
+        comparisons=[{"what": "c", "figure": 1.0, "than": "d", "reference": 0.5, "passed": True}],
+    )  # fmt: skip
+
+
+def with_gate(result: StudyResult, gate: GateRecord) -> StudyResult:
+    return dataclasses.replace(result, gates=dict.fromkeys(gate.covers, gate))
+
+
+def test_a_mean_below_its_trivial_reference_is_marked(result: StudyResult):
+    """Between the means of both rows: one is marked, in its table and beside the verdict."""
+    means = {
+        row: statistics.fmean(result.values(row, "clean", "average").values())
+        for row in ("HeteroFL", "Standalone")
+    }
+    low, high = sorted(means, key=means.__getitem__)
+    between = round((means[low] + means[high]) / 2, 1)
+    gated = with_gate(result, gate_of(result, pooled=between / 100, own_matched=0.0))
+    _, table, claims, *_ = study_tables(gated)
+    cells = {row[0]: row[1] for row in table.rows}
+    assert "†" in cells[low] and "†" not in cells[high]
+    assert f"softmax regression, pooled (b), {between:.2f}" in table.note
+    assert claims.rows[0][-1] == f"exploratory ({low} † {between:.2f})"
+    assert "† mean worse" in claims.note
+    at = with_gate(result, gate_of(result, pooled=means[low] / 100 - 1e-9))
+    assert "†" not in study_tables(at)[1].rows[list(cells).index(low)][1]
+    assert "†" not in str(study_tables(result))
+
+
+def test_only_figures_of_a_references_kind_are_compared(result: StudyResult):
+    gate = gate_of(result, pooled=0.5, own_matched=0.7)
+    pooled = ("softmax regression, pooled (b)", 0.5)
+    alone = ("softmax regression, one client (b)", 0.7)
+    expected = {
+        "global_accuracy": pooled, "worst_accuracy": pooled, "models.small.accuracy": pooled,
+        "clients.*.accuracy": pooled, "validation_average_accuracy": pooled,
+        "local_matched": alone, "tier.weak.matched": alone, "validation_local_matched": alone,
+        "local_accuracy": None, "tier.weak.accuracy": None, "worst_tenth_matched": None,
+        "global_loss": None, "macs": None, "reach.0.9.global_accuracy": None,
+    }  # fmt: skip
+    assert {measure: gate.reference(measure) for measure in expected} == expected
+    words = gate_of(result, "perplexity", pooled=50.0)
+    assert words.reference("global_perplexity") == ("softmax regression, pooled (b)", 50.0)
+    assert words.better(50.0, 51.0) and not words.better(51.0, 50.0)
+    assert words.reference("local_matched") is None
+
+
+def test_cells_with_fewer_seeds_say_so(place: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(place / "out" / "records", out / "records")
+    file = out / "records" / "table1.jsonl"
+    kept_lines = [x for x in file.read_text().splitlines() if '"seed": 1' not in x or "fl-" in x]
+    file.write_text("\n".join(kept_lines) + "\n")
+    _, table, *_ = study_tables(ag.study(place / "table1.yaml", out=out, only_read=True))
+    full, few = (row[1] for row in table.rows)
+    assert ", n " not in full and ", n 1 (80)" in few
+    assert "over 2 seeds, or n of them where a cell says so" in table.note
+
+
+def test_the_index_counts_the_verdicts_and_puts_what_says_most_first(result: StudyResult):
+    clear = Paired((5.0, 5.5, 6.0, 5.2, 5.8), margin=1.0)
+    noisy = Paired((5.0, -5.5, 6.0, -5.2, 0.8), margin=1.0)
+    facts = {"study": "Somebody, Table 1", "where": "x", "figure": "average", "primary": True}
+
+    def one(claim: str, pair: Paired | None, **more: Any) -> Any:
+        first = result.findings[0]
+        values = {**facts, "runs": (claim, (claim,), ("base",)), "published": None, **more}
+        return dataclasses.replace(first, claim=claim, paired=pair, gated=True, **values)
+
+    findings = [
+        one("plain", noisy), one("missing", None), one("missing too", None),
+        one("outside", noisy, published=99.0), one("inside", noisy, published=0.2),
+        one("holds", clear, published=5.5), one("trivial", clear, below=("base † 9.00",)),
+    ]  # fmt: skip
+    pages = Studies("small", {Path("a.yaml"): result}, {})
+    pages.__dict__["judged"] = {result.spec.study: judge(findings)}
+    table = pages.claims()
+    assert [row[1] for row in table.rows] == [
+        "holds", "trivial", "outside", "plain", "inside", "missing, missing too"
+    ]  # fmt: skip
+    assert [row[5] for row in table.rows] == ["+5.50", "–", "+99.00 ‡", "–", "+0.20", ""]
+    assert table.rows[1][-1] == "holds (base † 9.00)"
+    assert table.rows[-1][2:] == ("2 comparisons", "", "", "", "", "not measured")
+    assert pages.verdicts() == (
+        "Of the 7 comparisons that primary claims make, 2 hold, 0 are against, 0 are equivalent, "
+        "3 are undecided, 0 are not counted, 2 are not measured. Of those that hold, 1 are "
+        "against a method below its trivial reference (†)."
+    )
+    text = pages.pages()
+    assert text["index.md"].splitlines()[2] == pages.verdicts()
+    # Explained once a page, however many studies it has.
+    assert text["somebody.md"].count("## How claims are judged") == 1

@@ -1,0 +1,54 @@
+"""What runs were, in words: what cells share is said once, what differs beside those cells."""
+
+from __future__ import annotations
+
+import pytest
+
+from archgraph.studies.setup import _averages, varying
+from archgraph.studies.spec import StudyFigure
+
+CELLS: list[tuple[str, ...]] = [
+    (row, part, column) for row in "AB" for part in "xy" for column in "pq"
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (lambda row, x, p: "1", "1"),
+        (lambda row, x, p: "", ""),
+        (lambda row, x, p: row, "A (A) / B (B)"),
+        (lambda row, x, p: x, "x (x) / y (y)"),
+        (lambda row, x, p: "" if row == "A" else p, "p (p: B) / q (q: B)"),
+        (lambda row, x, p: x + p, "xp (x, p) / xq (x, q) / yp (y, p) / yq (y, q)"),
+        (lambda row, x, p: "1" if row == "A" or p == "q" else "2", "1 (p: A · q) / 2 (p: B)"),
+    ],
+)
+def test_cells_are_named_by_what_a_text_depends_on(text, expected):
+    texts: dict[tuple[str, ...], str] = {cell: text(*cell) for cell in CELLS}
+    assert varying(texts) == expected
+
+
+def test_rows_with_the_same_text_stand_together_and_no_cell_has_nothing():
+    rates = dict(zip("ABC", ("0.1", "0.2", "0.1"), strict=True))
+    assert varying({(row, ""): rate for row, rate in rates.items()}) == "0.1 (A · C) / 0.2 (B)"
+    assert varying({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("measure", "options", "expected"),
+    [
+        ("tier.weak.matched", {"last": 0.2}, "accuracy, mean over the `weak` clients, each on its "
+         "own mixture of classes, mean of the tests of the last 20 % of the rounds"),
+        ("worst_perplexity", {}, "perplexity, worst of the clients' models, last test"),
+        ("validation_global_accuracy", {"last": 3}, "accuracy, the server's model, on held-out "
+         "training examples, mean of the tests of the last 3 rounds"),
+        ("models.s*.accuracy", {"within": 7.6e11}, "accuracy, mean over the models `s*`, each "
+         "counted once, at the last test within 760G multiply–accumulates"),
+        ("megabytes_down", {}, "over all rounds"),
+        ("reach.0.9.global_accuracy", {}, "rounds × passes until `global_accuracy` first is 0.9"),
+        ("weights.a.first.std", {}, "`weights.a.first.std` of the final weights"),
+    ],
+)  # fmt: skip
+def test_a_figure_says_what_it_averages(measure, options, expected):
+    assert _averages(StudyFigure(measure=measure, **options)) == expected
