@@ -315,7 +315,7 @@ def gate_tables(gates: Iterable[GateRecord]) -> tuple[Table, ...]:
         Table("Gates", (*heads, "passed"), tried, frozenset({3}), note=note),
         Table("Trivial references", ("setting", "", *FITTED.values()),
               tuple((", ".join(of), *row) for row, of in alike.items()),
-              frozenset(range(2, 2 + len(FITTED))), note=f"no gates: {', '.join(UNGATED)}"),
+              frozenset(range(2, 2 + len(FITTED))), note=f"{', '.join(UNGATED)} gate nothing"),
     )  # fmt: skip
     return tuple(table for table in tables if table.rows)
 

@@ -85,14 +85,13 @@ def _facts(cell: StudyCell, sizes: dict[str, str]) -> dict[str, str]:
     sample = f"{per_cent(spec.sample, 0)} of the" if spec.sample != 1.0 else "all"
     split = spec.data.partition or IidSpec()
     chosen = split.model_dump(exclude={"scheme", "min_size"}, exclude_none=True)
+    scheme = (type(split).__doc__ or "").split(".")[0]
     options = ", ".join(f"{key} {said(value)}" for key, value in chosen.items())
     if (key := repr(family)) not in sizes:
         sizes[key] = _clients(family)
     return {
         "examples": _examples(spec),
-        "split": f"{(type(split).__doc__ or '').split('.')[0].lower()} ({options})".removesuffix(
-            " ()"
-        ),
+        "split": f"{scheme[:1].lower()}{scheme[1:]}" + f" ({options})" * bool(options),
         "clients": sizes[key],
         "rounds": plural(spec.rounds, "round"),
         "sample": f"{spec.sample if isinstance(spec.sample, int) else sample} clients in each",

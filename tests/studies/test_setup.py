@@ -32,6 +32,7 @@ def test_cells_are_named_by_what_a_text_depends_on(text, expected):
 def test_rows_with_the_same_text_stand_together_and_no_cell_has_nothing():
     rates = dict(zip("ABC", ("0.1", "0.2", "0.1"), strict=True))
     assert varying({(row, ""): rate for row, rate in rates.items()}) == "0.1 (A · C) / 0.2 (B)"
+    assert varying({("A", "x"): "1", ("B", "y"): "2"}) == "1 (A) / 2 (B)"  # rows before columns
     assert varying({}) == ""
 
 

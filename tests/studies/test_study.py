@@ -933,7 +933,7 @@ def test_the_index_counts_the_verdicts_and_puts_what_says_most_first(result: Stu
 
     findings = [
         one("plain", noisy), one("missing", None), one("missing too", None),
-        one("outside", noisy, published=99.0), one("inside", noisy, published=0.2),
+        one("outside", noisy, published=99.0), one("inside", noisy, published=0.2, below=("base † 9.00",)),
         one("holds", clear, published=5.5), one("trivial", clear, below=("base † 9.00",)),
     ]  # fmt: skip
     pages = Studies("small", {Path("a.yaml"): result}, {})
