@@ -32,7 +32,7 @@ from archgraph.studies.study_tables import (
     NOTE,
     compared_cells,
     gates_of,
-    marks,
+    marks_note,
     study_markdown,
 )
 from archgraph.tables import Table, plural
@@ -110,7 +110,7 @@ class Studies:
             ("study", "claim", "where", "difference", "95 % interval", "published", "p", "verdict"),
             tuple(lines),
             frozenset({3, 4, 5, 6}),
-            note="; ".join(filter(None, (note, marks(one for _, one in tabled)))),
+            note="; ".join(filter(None, (note, marks_note(one for _, one in tabled)))),
         )
 
     def verdicts(self) -> str:

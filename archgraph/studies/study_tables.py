@@ -202,8 +202,8 @@ def _figures(result: StudyResult) -> Iterator[Table]:
         note += "; in brackets: published" if result.spec.published else ""
         each = itertools.product(result.spec.rows, columns, result.spec.figures)
         if above := dict.fromkeys(filter(None, (result.reference_above(*one) for one in each))):
-            named = "; ".join(f"{name}, {_number(value, 2)}" for name, value in above)
-            note += f". {BELOW}: {named}"
+            names = "; ".join(f"{name}, {_number(value, 2)}" for name, value in above)
+            note += f". {BELOW}: {names}"
         yield Table(title, ("", *heads), rows, frozenset(range(1, len(heads) + 1)), note=note)
 
 
@@ -249,7 +249,7 @@ def compared_cells(one: Judged, digits: int) -> tuple[str, str, str, str]:
     )
 
 
-def marks(judged: Iterable[Judged]) -> str:
+def marks_note(judged: Iterable[Judged]) -> str:
     """Explain the marks that a table of comparisons has."""
     listed = list(judged)
     below = f"{BELOW}, which is beside it"
@@ -287,7 +287,7 @@ def _claims(result: StudyResult, judged: Sequence[Judged]) -> Table:
         rows.append((name, *[""] * (2 + len(heads)), text))
     right = frozenset(range(3, 3 + len(heads)))
     heads = ("claim", "where", "by", *heads, "verdict")
-    return Table("Claims", heads, tuple(rows), right, note=marks(tabled))
+    return Table("Claims", heads, tuple(rows), right, note=marks_note(tabled))
 
 
 def _missing(result: StudyResult) -> Table:
