@@ -120,7 +120,7 @@ class Paired:
         Example:
             >>> one = Paired((1.0, 2.0, 3.0))
             >>> round(one.detectable(), 2), round(one.detectable(0.01), 2)
-            (3.26, 7.3)
+            (3.26, 7.32)
         """
         if self.error is None:
             return None
