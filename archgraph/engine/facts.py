@@ -16,6 +16,7 @@ from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.federation.strategy import LATER
 from archgraph.fields import Place
+from archgraph.graph.ir import ArchGraph
 from archgraph.hints import unknown
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
 from archgraph.language.data import NamedData
@@ -23,6 +24,7 @@ from archgraph.language.document import Document
 from archgraph.language.local import LocalChanges, LocalOptions
 from archgraph.language.mistakes import raise_mistake
 from archgraph.language.yaml import yaml_text
+from archgraph.module.initial import initial_state
 from archgraph.plain import Json
 
 # Keys that change no figure of a run: a resumed run may have others.
@@ -129,12 +131,13 @@ def deciding_facts(
 ) -> Mapping[str, Json]:
     """All that decides the numbers of a run, by content and not by the names of files."""
     values, by_kind = settled(spec, strategy), local_by_kind(spec)
+    state = None if family.state is None else _given(spec, family.graph, family.state)
     for name in (*UNNAMED, "evaluate", "weights"):  # of weights their content is a fact
         values.pop(name, None)
     return {
         **values,
         "graph": family.graph.digest,
-        "state": None if family.state is None else _content(family.state),
+        "state": None if state is None else _content(state),
         "family": {
             member.name: {
                 "count": member.count,
@@ -155,6 +158,14 @@ def deciding_facts(
         **({"owners": _content(_owners(data))} if data.owners else {}),
         **({"public_examples": _content(_tensors(public))} if public is not None else {}),
     }
+
+
+def _given(spec: ExperimentSpec, graph: ArchGraph, state: State) -> State:
+    """Return the weights that the seed does not draw: those of runs that differ in it are equal."""
+    if spec.weights is None or not spec.weights.fresh:
+        return state
+    drawn = initial_state(graph, spec.seed)
+    return {name: tensor for name, tensor in state.items() if not torch.equal(tensor, drawn[name])}
 
 
 def examples_digest(data: Dataset) -> str:

@@ -86,6 +86,20 @@ def test_weights_are_the_files_and_the_head_starts_anew(place: Path):
     assert torch.equal(half, tensors()["body.fc.weight"][:8])
 
 
+def test_runs_that_differ_in_the_seed_start_from_the_same_facts(place: Path):
+    """What the seed draws is no fact of its own: `compare` and studies put their runs together."""
+    texts = (EXPERIMENT, EXPERIMENT + "seed: 1\n", EXPERIMENT.replace("lr: 0.1", "lr: 0.2"))
+    facts = []
+    for number, text in enumerate(texts):
+        (place / f"{number}.yaml").write_text(text)
+        facts.append(prepare(place / f"{number}.yaml").facts)
+    save_file({**tensors(), "body.fc.bias": torch.ones(16)}, place / "net.safetensors")
+    other = prepare(place / "run.yaml").facts
+    zero, one, faster = facts
+    assert {**one, "seed": zero["seed"]} == zero
+    assert faster["state"] == zero["state"] != other["state"]
+
+
 def test_a_state_dict_of_torch_is_read_and_nothing_else_of_a_pickle(place: Path):
     torch.save(tensors(), place / "net.pt")
     assert torch.equal(
