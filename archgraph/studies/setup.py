@@ -43,8 +43,10 @@ _OF_RUNS = (
     (r".+", "over all rounds"),
 )
 # Settings with words of their own, and those that tell runs apart elsewhere.
-_APART = ("strategy", "seed", "data", "sample", "engine", "local.epochs", "local.batch", "local.lr")
-_APART += ("weights.file",)  # a path of this machine; its checksum says which one
+_APART = (
+    "strategy", "seed", "data", "sample", "engine", "local.epochs", "local.batch", "local.lr",
+    "weights.file",  # a path of this machine; its checksum says which one
+)  # fmt: skip
 _Address = tuple[str, ...]  # of a cell: its row, and the parts of its column's name
 
 
