@@ -139,16 +139,16 @@ class Studies:
 
     def uncounted(self) -> Table:
         """Tabulate the claims that left the count, measured or not, each with its rule."""
-        places: dict[tuple[str, str, str], dict[str, None]] = {}
+        left: dict[tuple[str, str], list[str]] = {}
         for one in itertools.chain(*self.judged.values()):
             if one.outcome == "not counted":
-                of = one.finding
-                places.setdefault((of.study, of.claim, one.note), {})[of.where] = None
+                left.setdefault((one.finding.study, one.note), []).append(one.finding.claim)
         rows = (
-            (study, claim, " · ".join(where) if len(where) < 4 else f"{len(where)} places", rule)
-            for (study, claim, rule), where in places.items()
+            (study, ", ".join(dict.fromkeys(claims)), str(len(claims)), rule)
+            for (study, rule), claims in left.items()
         )
-        return Table("Not counted", ("study", "claim", "where", "rule"), tuple(rows))
+        heads = ("study", "claims", "comparisons", "rule")
+        return Table("Not counted", heads, tuple(rows), frozenset({2}))
 
     def summary(self) -> Table:
         """Tabulate the studies, a line for each: its runs and its claims."""

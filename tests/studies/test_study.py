@@ -526,7 +526,7 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     more = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
     (folder / "e.yaml").unlink()
     assert more.uncounted().rows == (
-        ("Somebody, Table 4", "HeteroFL better than Standalone", "clean · attacked",
+        ("Somebody, Table 4", "HeteroFL better than Standalone", "2",
          "holds of the same networks before training"),
     )  # fmt: skip
     # The other two compare the same runs, and refer to it.
