@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from archgraph.engine.facts import UNNAMED, family_of, settled
+from archgraph.engine.facts import UNNAMED, family_of, local_by_kind, settled
 from archgraph.engine.local import run
 from archgraph.federation import configure
 from archgraph.language import ExperimentSpec
 from archgraph.plain import Json, digest
 from archgraph.processes.isolation import one_thread
 from archgraph.record.folder import read_metrics
+from archgraph.record.proof import sha256
 
 # Signs of a digest in the name of a folder.
 SIGNS = 16
@@ -32,10 +33,15 @@ def address(spec: ExperimentSpec) -> str:
     values = settled(spec, strategy, every=not spec.data.known)
     for name in (*UNNAMED, "seed"):
         values.pop(name, None)
+    if spec.local_of:
+        kinds = local_by_kind(spec).items()
+        values["local_of"] = {k: of.model_dump(mode="json", exclude_none=True) for k, of in kinds}
     if spec.weights is not None:
         # By content where it is known: a path depends on the machine.
         more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
-        values["weights"] = {"of": spec.weights.sha256 or Path(spec.weights.file).name, **more}
+        file = Path(spec.weights.file)
+        content = spec.weights.sha256 or (sha256(file) if file.is_file() else file.name)
+        values["weights"] = {"of": content, **more}
     family = family_of(spec)
     content = family.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name"})
     for member in (content, *content["clients"]):

@@ -32,8 +32,8 @@ class StudyFinding:
         paired: Differences by seed; None: a cell is missing.
         primary: Whether the study's file names it among the claims that are judged.
         rule: Why it does not count, of :data:`RULES`; empty: it counts.
-        runs: What is compared: the measure, and the settings of both cells (addresses of their
-            runs without the seeds).
+        runs: What is compared: the measure, or both where they differ, and the settings of both
+            cells (addresses of their runs without the seeds).
         gated: Whether the gate of its setting was judged: without one it has no verdict.
         published: The difference of the same cells as printed, positive as claimed; None: one of
             the two is not printed.

@@ -239,7 +239,9 @@ class StudyResult:
             other = next(name for name in claim.others if name in columns[second[1]])
             same = (part for part in columns[first[1]] if part not in ("", claim.better))
             where = "; ".join((first[0], *same))
-        read = self._figures[first][figure] if first in self._figures else self.spec.read[figure]
+        read, other_read = (
+            self._figures.get(cell, self.spec.read)[figure] for cell in (first, second)
+        )
         pairs = [ours[seed] for seed in common], [theirs[seed] for seed in common]
         margin = _margin(read, pairs[1])
         statistic = paired(*pairs, more=read.better == "more", margin=margin)
@@ -247,6 +249,9 @@ class StudyResult:
         if right is not None and other_right is not None and right.shape[1] < SMALL:
             statistic = with_examples(statistic, resampled(right, other_right))
         runs = self._settings(*first), self._settings(*second)
+        # Rows may read one run by measures of their own: both are named, in the order of the runs.
+        each = sorted(zip(runs, (read.measure, other_read.measure), strict=True))
+        measures = "@".join(dict.fromkeys(measure for _, measure in each))
         gates = [self.gates.get(name) for of in runs for name in of]
         failed = any(gate is not None and not gate.passed for gate in gates)
         return StudyFinding(
@@ -257,7 +262,7 @@ class StudyResult:
             statistic if common else None,
             claim.primary,
             claim.not_counted or ("reference" if failed else ""),
-            (f"{read.measure}@{read.last}@{read.within}", *runs),
+            (f"{measures}@{read.last}@{read.within}", *runs),
             gated=all(gate is not None for gate in gates),
             published=self.spec.printed_difference(first, second, figure),
             below=tuple(

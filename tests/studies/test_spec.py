@@ -9,6 +9,7 @@ import pytest
 
 from archgraph.errors import SpecError
 from archgraph.studies import load_study
+from archgraph.studies.cell import address
 from archgraph.studies.spec import StudySpec, cells
 
 FAMILY = """\
@@ -158,8 +159,6 @@ def test_a_mistake_is_named_with_its_line(made, wrong: str):
     old, new, message = WRONG[wrong]
     assert old in STUDY
     with pytest.raises(SpecError) as error:
-        from archgraph.studies.cell import address
-
         for cell in cells(made(STUDY.replace(old, new)), "paper"):
             assert cell.experiment is not None
             address(cell.experiment)
@@ -199,3 +198,34 @@ def test_cells_that_show_the_same_run_have_one_experiment_and_measures_of_their_
 
 
 SHOWN = "  - {clean: {values: {which: worst}}, attacked: {values: {which: average}}}\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "local_of: {all: {lr: 0.5}}",
+        "local_of: {all: {epochs: 1}}",
+        "local: {clip: 1.0}",
+        "sample: 0.5",
+        "server: adam",
+        "validation: 0.2",
+        "weights: {file: first/a.pt}",
+        "weights: {file: second/a.pt}",
+        "weights: {file: second/a.pt, fresh: [fc.*]}",
+    ],
+)
+def test_what_decides_figures_decides_where_a_run_lies(made, tmp_path, change):
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.pt").write_text(folder)
+    text = STUDY.replace("strategy: {standalone: {}}, local: {lr: 0.01}", "strategy: {fedavg: {}}, {}")
+    text = text[: text.index("published:")] + "sizes: {paper: {}}\n"
+    same, other, first = (
+        [address(c.experiment) for c in cells(made(text.replace(", {}}", f", {of}}}")), "paper")]
+        for of in ("rounds: 2", change, "weights: {file: first/a.pt}")
+    )
+    half = len(same) // 2
+    assert same[half] == same[0]
+    assert len({*other[:half], *other[half:]}) == 2 * half
+    if "second" in change:
+        assert not {*first[half:]} & {*other[half:]}

@@ -293,6 +293,26 @@ def test_a_claim_of_columns_names_the_other_one_and_what_they_share(
     assert all(one.paired and not any(one.paired.differences) for one in found[:2])  # the same runs
 
 
+def test_rows_that_read_one_run_by_measures_of_their_own_are_two_comparisons(
+    result: StudyResult, place: Path
+):
+    rows = """\
+  Small: {strategy: {heterofl: {}}, values: {of: small}}
+  Large: {strategy: {heterofl: {}}, values: {of: large}}
+  Standalone: {strategy: {standalone: {}}, values: {of: "*"}}
+"""
+    text = re.sub("  HeteroFL: .*\n  Standalone: .*\n", rows, re.sub("published: .*\n", "", STUDY))
+    text = text.replace("{average: average_accuracy,", '{average: "models.{of}.accuracy",')
+    text = re.sub("  paper: .*\n", "", text).replace("than: Standalone", "than: [Small, Large]")
+    text = text.replace("better: HeteroFL", "where: clean, better: Standalone")
+    judged = judge(read(place, text).findings)
+    assert [one.text for one in judged] == ["exploratory"] * 2
+    assert len({one.finding.paired for one in judged}) == 2
+    turned = text.replace("better: Standalone, than: [Small, Large]", "better: Small, than: Standalone")
+    pairs = judge([*read(place, text).findings, *read(place, turned).findings])
+    assert [one.elsewhere for one in pairs] == [False, False, True]
+
+
 def test_a_claim_is_judged_by_the_seeds_that_both_have(result: StudyResult):
     clean = result.findings[0].paired
     ours, theirs = (result.values(row, "clean", "average") for row in ("HeteroFL", "Standalone"))
