@@ -328,9 +328,9 @@ def studies(
         size: The size; studies that do not have it are listed and not run.
 
     Raises:
-        SpecError: If a file is not there or cannot be understood, or a paper has more than three
-            primary claims.
-        RunError: If none of them has the size, or two have the same name.
+        SpecError: If a file is not there or cannot be understood, two studies have the same name,
+            or a paper has more than three primary claims.
+        RunError: If none of them has the size, or two files have the same name.
         DataError: If the data of none of them are there; else those that lack data are listed.
     """
     specs = {path: load_study(path) for path in yaml_files(paths)}
@@ -346,6 +346,11 @@ def studies(
     if twice:
         files = " and ".join(map(str, twice))
         raise RunError("would be written into the same files: rename one", where=files)
+    names = [specs[path].study for path in having]
+    if twice := [path for path in having if names.count(specs[path].study) > 1]:
+        # Claims are judged by the name of their study.
+        files, name = " and ".join(map(str, twice)), specs[twice[0]].study
+        raise SpecError("is the name of two studies: rename one", where=files, found=name)
     primary = Counter(
         spec.paper for spec in specs.values() for claim in spec.claims if claim.primary
     )

@@ -638,6 +638,14 @@ def test_a_paper_has_three_primary_claims_at_most(tmp_path: Path):
         studies([tmp_path], lambda file: pytest.fail("nothing is run"))
 
 
+def test_two_studies_of_one_name_are_refused(tmp_path: Path):
+    """Claims are judged by it: the page of the first would show those of the second."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(STUDY)
+    with pytest.raises(SpecError, match=r"a.yaml and .*b.yaml: is the name of two studies"):
+        studies([tmp_path], lambda file: ag.study(file, out=tmp_path, only_read=True))
+
+
 def test_a_part_of_several_studies_is_run_where_it_is(tmp_path: Path):
     """A study without it is only read; nothing is run where none has it."""
     (tmp_path / "folder").mkdir()
