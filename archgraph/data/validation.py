@@ -44,26 +44,26 @@ def hold_out(
         return shares, np.arange(0)
     # A stream of its own: the partition's draws start from the seed alone.
     random = np.random.default_rng([seed, len(shares)])
-    everything = np.sort(np.concatenate(shares))
-    server = np.arange(0)
+    everything = np.unique(np.concatenate(shares))
+    out = np.arange(0)
     if spec.server is not None:
         count = _count(spec.server, len(everything))
-        server = (_from_the_end(shares) if ordered else random.permutation(everything))[:count]
-    parts, rest = [server], []
-    for client, share in enumerate(shares):
-        # Of what the server left over: examples that select the round were never trained on.
+        out = (_from_the_end(shares) if ordered else random.permutation(everything))[:count]
+    server = out
+    for share in shares if spec.clients is not None else ():
         left = np.setdiff1d(share, server)
-        if spec.clients is not None:
-            count = _count(spec.clients, len(share))
-            order = left[::-1] if ordered else random.permutation(left)
-            parts.append(order[:count])
-            left = np.sort(order[count:])
-        if not len(left):
+        order = left[::-1] if ordered else random.permutation(left)
+        # Clients may share examples: first those that another one holds out already.
+        order = order[np.argsort(~np.isin(order, out), kind="stable")]
+        out = np.union1d(out, order[: _count(spec.clients or 0.0, len(share))])
+    # Examples that select the round were never trained on, by any client.
+    rest = tuple(np.setdiff1d(share, out) for share in shares)
+    for client, share in enumerate(shares):
+        if not len(rest[client]):
             where, size = f"validation: client {client}", plural(len(share), "example")
             message = "is left without examples to train on"
             raise DataError(message, where=where, found=size, hint="hold out a smaller share")
-        rest.append(left)
-    return tuple(rest), np.sort(np.concatenate(parts))
+    return rest, np.sort(out)
 
 
 def set_aside(
@@ -101,7 +101,9 @@ def set_aside(
 def _from_the_end(shares: ShardIndices) -> np.ndarray:
     """Return all positions, ends of shares first: as much of every share at any point."""
     left = [np.arange(len(share))[::-1] / len(share) for share in shares]
-    return np.concatenate(shares)[np.argsort(np.concatenate(left), kind="stable")]
+    order = np.concatenate(shares)[np.argsort(np.concatenate(left), kind="stable")]
+    _, first = np.unique(order, return_index=True)  # clients may share examples
+    return order[np.sort(first)]
 
 
 def _count(share: float, examples: int) -> int:
