@@ -17,7 +17,7 @@ sBN                      norm policy ``static``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -121,16 +121,18 @@ class HeteroFL(fl.Averaging, fl.Masking):
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
         """Average every entry over the clients that cover it (second inner loop)."""
-
-        def rows(result: fl.Result) -> Mapping[str, Tensor]:
-            return self._rows(world.tier(result.tier), world.clients[result.client])
-
-        chosen = rows if self.label_rows else None
-        return fl.covered_mean(world, state, results, weights=self.weights, rows=chosen)
+        rows = self.owned_rows(world)
+        return fl.covered_mean(world, state, results, weights=self.weights, rows=rows)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and each tier's on the data of the clients that run it."""
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
+
+    def owned_rows(self, world: fl.World) -> Callable[[fl.Result], Mapping[str, Tensor]] | None:
+        """Return what marks the rows that a client gives to a mean; None: all clients give all."""
+        if not self.label_rows:
+            return None
+        return lambda result: self._rows(world.tier(result.tier), world.clients[result.client])
 
     def _rate(self, tier: fl.Tier) -> float:
         """Return the width rate of a tier, as given or measured."""

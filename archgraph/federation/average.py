@@ -19,7 +19,7 @@ from archgraph.federation.robust_means import robust_means
 from archgraph.federation.server_optimiser import Reached, followed
 from archgraph.federation.state import GLOBAL, ServerState
 from archgraph.federation.strategy import Evaluated
-from archgraph.federation.tasks import Model, Program, Result, Task, Weights
+from archgraph.federation.tasks import Model, Program, Result, Task, WeightOf
 from archgraph.federation.training import Train
 from archgraph.federation.world import Tier, World
 from archgraph.graph.ir import ArchGraph
@@ -78,7 +78,7 @@ def covered_mean(
     state: ServerState,
     results: Iterable[Result],
     *,
-    weights: Weights = "examples",
+    weights: WeightOf = "examples",
     rows: Callable[[Result], Mapping[str, Tensor]] | None = None,
     sizes: Callable[[Result], Mapping[str, float]] | None = None,
 ) -> ServerState:
@@ -93,7 +93,8 @@ def covered_mean(
         world: Who takes part.
         state: Holds the global weights.
         results: What clients returned for tasks of :func:`part`.
-        weights: Weight of a client: its number of examples, or 1.
+        weights: Weight of a client: its number of ``examples``, 1 (``uniform``), or a function of
+            its result.
         rows: Of a result, per entry a vector of 0 and 1 over its first axis: the rows that this
             client gives.
         sizes: Of a result, the size of some entries: they are divided by it, and their mean is

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archgraph.errors import RunError
 from archgraph.federation.state import GLOBAL
-from archgraph.federation.tasks import Result, Weights
+from archgraph.federation.tasks import Result, WeightOf
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Signature, State, Transfer
 from archgraph.states import Update as Update  # what strategies of their own means add
@@ -48,7 +48,7 @@ class Contribution(NamedTuple):
 
     @classmethod
     def of(
-        cls, result: Result, whole: ArchGraph, weights: Weights, *, group: str = GLOBAL
+        cls, result: Result, whole: ArchGraph, weights: WeightOf, *, group: str = GLOBAL
     ) -> Contribution:
         """Return what a client adds with its whole result.
 

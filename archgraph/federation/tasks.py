@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from archgraph.errors import RunError
+from archgraph.errors import ErrorFacts, RunError
 from archgraph.federation.learning import CLASSIFICATION, LearningTask
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.local import LocalOptions as LocalOptions
@@ -19,6 +20,7 @@ from archgraph.states import State, Transfer, wire
 from archgraph.states.copies import state_to_device
 
 Weights = Literal["examples", "uniform"]
+WeightOf: TypeAlias = "Weights | Callable[[Result], float]"
 
 
 class Mix(NamedTuple):
@@ -298,6 +300,24 @@ class Result:
     indexed: frozenset[str] = frozenset()
     findings: State = field(default_factory=dict)
 
-    def weight(self, weights: Weights) -> float:
-        """Return the weight of this client in a mean: its number of examples, or 1."""
-        return self.examples if weights == "examples" else 1
+    def weight(self, weights: WeightOf) -> float:
+        """Return the weight of this client in a mean.
+
+        Args:
+            weights: ``examples``: their number; ``uniform``: 1; or a function of this result.
+
+        Raises:
+            RunError: If a function returns no positive number, or it is none of the three.
+        """
+        match weights:
+            case "examples":
+                return self.examples
+            case "uniform":
+                return 1
+        facts: ErrorFacts = {"found": weights, "expected": "examples, uniform or a function"}
+        if callable(weights):
+            weight = float(weights(self))
+            if 0 < weight < math.inf:
+                return weight
+            facts = {"found": weight, "expected": "a positive number"}
+        raise RunError("is not a weight of a mean", where=f"client {self.client}", **facts)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.federation import Outcome, Train, configure, seeded
+from archgraph.federation import Outcome, Result, Train, configure, seeded
 from archgraph.language import verdicts
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-NAMES = ("fedavgm", "fedprox")
+NAMES = ("fedavgm", "fedprox", "width_weighted")
 
 
 @pytest.fixture
@@ -122,3 +122,33 @@ def test_a_check_imports_it_only_when_told(outside: Path) -> None:
     assert unseen.good and "absent_module:Mine not imported" in unseen.note
     (seen,) = verdicts([file], python=True)
     assert not seen.good and "cannot be imported" in str(seen.error)
+
+
+def test_a_mean_is_weighted_by_what_a_function_of_a_result_returns(folder: Path, lab) -> None:
+    """Half moves by 1 at weight 1/4, whole by 2 at weight 1; at power 0 it is HeteroFL."""
+    variants = {"half": ag.take(lab.graph, 0.5), "whole": ag.take(lab.graph, 1.0)}
+    world = lab.make_world(lab.graph, lab.state, variants, ["half", "whole"])
+
+    def step(name: str, **options: float) -> torch.Tensor:
+        strategy = configure(name, options)
+        state = strategy.init(world)
+        tasks = [strategy.send(world, state, client, 1) for client in (0, 1)]
+        moves = [{k: v + by for k, v in task.state.items()} for by, task in enumerate(tasks, 1)]
+        results = [task.result(Outcome(m), 10) for task, m in zip(tasks, moves, strict=True)]
+        after = strategy.receive(world, state, iter(results), 1).group("global")
+        return after["fc.weight"] - lab.state["fc.weight"]
+
+    assert torch.equal(step("width_weighted:WidthWeighted", power=0), step("heterofl"))
+    moved = step("width_weighted:WidthWeighted", power=2)
+    expected = torch.full_like(moved, 2.0)
+    expected[:, :6] = (0.25 * 1 + 1 * 2) / 1.25
+    torch.testing.assert_close(moved, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["width", lambda result: 0.0, lambda result: float("nan")])
+def test_what_is_not_a_weight_is_refused(weights: object) -> None:
+    result = Result(client=3, state={}, examples=10)
+    with pytest.raises(
+        ag.RunError, match=r"client 3: is not a weight of a mean; found .*; expected"
+    ):
+        result.weight(weights)  # type: ignore[arg-type]
