@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import errno
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import TypedDict
+
+# Code that is not the user's: of archgraph, of installed packages, of Python.
+_INSTALLED = (str(Path(__file__).parent), sys.prefix, sysconfig.get_paths()["stdlib"], "<")
 
 
 class ErrorFacts(TypedDict, total=False):
@@ -149,3 +156,14 @@ def os_reason(error: Exception) -> str:
     code = getattr(error, "errno", None)
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return _OS_WORDS.get(code, text) if code is not None else text
+
+
+def raised_in(error: BaseException) -> str:
+    """Return the innermost line of the user's code that led to an error; empty if there is none.
+
+    >>> raised_in(ValueError("never raised"))
+    ''
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)]
+    return f"{users[-1].filename}:{users[-1].lineno} in {users[-1].name}" if users else ""

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from archgraph.cli.output import complain, message, say
-from archgraph.errors import ArchGraphError, TraceWarning
+from archgraph.errors import ArchGraphError, TraceWarning, raised_in
 
 # Exit codes: as `diff` and shells use them.
 DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -53,11 +53,18 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             say("stopped", error=True)
             raise typer.Exit(INTERRUPTED) from None
-        # Anything else is a fault of ours, and its traceback is what a report needs.
+        # Anything else is a fault of ours, and its traceback is what a report needs; or of code
+        # that a file names.
         except (ArchGraphError, OSError, RecursionError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
             complain(message(error))
+            raise typer.Exit(BAD_INPUT) from None
+        except Exception as error:
+            code = raised_in(error)
+            if not code or ctx.params.get("debug"):
+                raise
+            complain(f"{code}: {type(error).__name__}: {error}; --debug shows the traceback")
             raise typer.Exit(BAD_INPUT) from None
 
 

@@ -331,9 +331,9 @@ def study(
 
     Primary claims are judged by a paired t test over at least five seeds, corrected for their
     number: each holds, does not (against), is equivalent within its margin, or is undecided. Other
-    claims are printed with interval and p. Tables are printed and written as text, Markdown, CSV
-    and a page. Exit code 1 if a run failed or lacks its data set, 2 if nothing can begin without
-    the data sets that are named.
+    claims are printed with interval and p. Tables are printed and written as text, Markdown,
+    LaTeX, CSV and a page. Exit code 1 if a run failed or lacks its data set, 2 if nothing can begin
+    without the data sets that are named.
 
     --gate trains the largest model of each setting centrally, and runs methods until one is better
     than trivial models, all on held-out training examples and with a seed that the study does not

@@ -15,7 +15,7 @@ import pydantic
 import torch
 
 from archgraph.analysis.structure import structure
-from archgraph.errors import ErrorFacts, SpecError
+from archgraph.errors import ErrorFacts, SpecError, raised_in
 from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.sizes import open_sizes, with_open_sizes
@@ -181,8 +181,13 @@ def import_named(name: str, base: type, where: str) -> Any:
     except (Exception, SystemExit) as error:  # whatever the module runs when it is imported
         cause, hint = import_cause(error)
         plain = isinstance(cause, (ImportError, AttributeError))
-        said = str(cause) if plain else f"{type(cause).__name__}: {cause}"
+        said = _with_line(cause, str(cause) if plain else f"{type(cause).__name__}: {cause}")
         raise SpecError("cannot be imported", where=where, found=said, hint=hint) from error
+
+
+def _with_line(cause: BaseException, text: str) -> str:
+    code = raised_in(cause)
+    return f"{text} ({code})" if code else text
 
 
 def _construct(
@@ -202,7 +207,7 @@ def _construct(
         return function(**arguments)
     except (Exception, SystemExit) as error:  # whatever the user's constructor raises
         cause, hint = import_cause(error)
-        said = f"{type(cause).__name__}: {cause}"
+        said = _with_line(cause, f"{type(cause).__name__}: {cause}")
         raise SpecError("cannot be constructed", where=where, found=said, hint=hint) from error
 
 

@@ -45,6 +45,7 @@ def _checked_size(
     """
     from archgraph.engine.files import checked_experiment
     from archgraph.studies.cell import address
+    from archgraph.studies.claims import SEEDS
     from archgraph.studies.spec import cells
 
     checked: dict[str, bool] = cache.setdefault("cells", {})
@@ -74,7 +75,10 @@ def _checked_size(
                 raise error.within(", ".join(filter(None, (cell.row, cell.column)))) from error
             checked[name] = checked[start] = note.endswith(NOT_IMPORTED)
         unseen = unseen or checked[name]
-    seeds = plural(len(study.sizes[size].seeds), "seed")
+    many = len(study.sizes[size].seeds)
+    seeds = plural(many, "seed")
+    if many < SEEDS and any(claim.primary for claim in study.claims):
+        seeds += f" (primary claims stay undecided below {SEEDS})"
     of = ", ".join(sorted(filter(None, sets)))
     answered = f", {refused} refused" if study.may_be_refused else ""
     text = f"{size}: {plural(len(every), 'cell')}{answered}, {seeds}{of and f', of {of}'}"

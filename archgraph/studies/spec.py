@@ -16,7 +16,7 @@ from pydantic import Field
 
 from archgraph.errors import SpecError
 from archgraph.fields import Base, Mistake, Natural, Place, Version
-from archgraph.hints import unknown
+from archgraph.hints import listed, unknown
 from archgraph.language.document import Document, FromFile
 from archgraph.language.experiment import ExperimentSpec, installed_strategy
 from archgraph.language.linked import read_experiment
@@ -32,6 +32,12 @@ _Changes = dict[str, Json]
 _MERGED = frozenset("aggregate attack data engine evaluate local validation values weights".split())
 # {name} in a text: a value of the row, the column or the size.
 _VALUE = re.compile(r"\{(\w+)\}")
+# What measures are called; which metrics and models a run has is known when it is done.
+_MEASURES = re.compile(
+    r"(?:validation_)?(?:worst|average|global|local|worst_tenth)_\w+|(?:trained|best_local)_\w+"
+    r"|(?:tier|models|clients)\..+\.\w+|(?:weights|distance|similarity|chance)\..+"
+    r"|seconds|server_seconds|megabytes_(?:down|up)|macs|mace|epochs|tmac|lost"
+)
 _REACH = re.compile(r"reach\.(0?\.\d+|1)\.(\w.*)")
 _Text = Annotated[str, Field(min_length=1)]
 
@@ -219,6 +225,13 @@ class StudySpec(FromFile):
         """Figures whose mean a method's gate is judged by."""
         return self.gate or tuple(self.figures)[:1]
 
+    @property
+    def _cell_names(self) -> str:
+        """How patterns name cells, for errors."""
+        rows, columns = ", ".join(self.rows), listed(list(filter(None, self.combined())), 8)
+        text = f"ROW, COLUMN or 'ROW | COLUMN', with * and ?; rows: {rows}"
+        return f"{text}; columns: {columns}" if columns else text
+
     def combined(self) -> dict[str, tuple[str, ...]]:
         """Return the columns: the names of their parts, by name."""
         combinations = itertools.product(*self.parts)
@@ -239,12 +252,11 @@ class StudySpec(FromFile):
         for pattern in patterns:
             of_pattern = {c[:2] for c in self.addresses() if _matches(pattern, c)}
             if not of_pattern:
-                expected = "ROW, COLUMN or 'ROW | COLUMN', with * and ?; rows: "
                 raise SpecError(
                     "does not match any cell",
                     where=self.study,
                     found=pattern,
-                    expected=expected + ", ".join(self.rows),
+                    expected=self._cell_names,
                 )
             cells |= of_pattern
         return frozenset(cells)
@@ -294,6 +306,11 @@ class StudySpec(FromFile):
         parts = [name for part in self.parts for name in part]
         left_out: dict[Place, Sequence[str]] = {("leave_out",): self.leave_out}
         for size, changes in self.sizes.items():
+            for i, seed in enumerate(changes.seeds):
+                # A paired test would take one run for two.
+                if seed in changes.seeds[:i]:
+                    keys: Place = ("sizes", size, "seeds", i)
+                    raise Mistake("is there twice", place=keys, found=seed)
             for row in changes.rows:
                 _known(row, self.rows, ("sizes", size, "rows", row), "row")
             for name in changes.columns:
@@ -303,7 +320,12 @@ class StudySpec(FromFile):
         for keys, patterns in left_out.items():
             for i, pattern in enumerate(patterns):
                 if not any(_matches(pattern, cell) for cell in self.addresses()):
-                    raise Mistake("leaves nothing out", place=(*keys, i), found=pattern)
+                    raise Mistake(
+                        "leaves nothing out",
+                        place=(*keys, i),
+                        found=pattern,
+                        expected=self._cell_names,
+                    )
         for index, claim in enumerate(self.claims):
             self._check_claim(claim, ("claims", index), parts)
         return self
@@ -314,6 +336,8 @@ class StudySpec(FromFile):
         _known(claim.better, (*self.rows, *parts), (*keys, "better"), "row or column")
         for other in claim.others:
             _known(other, self.rows if rows else parts, (*keys, "than"), "row or column")
+            if other == claim.better:
+                raise Mistake("compares it with itself", place=(*keys, "than"), found=other)
         if claim.by is not None:
             _known(claim.by, self.figures, (*keys, "by"), "figure")
         for name in [claim.by] if claim.by else self.figures:
@@ -325,7 +349,8 @@ class StudySpec(FromFile):
                 )
         pairs = list(self.compared(claim))
         if not pairs:
-            raise Mistake("compares nothing", place=(*keys, "where"), found=claim.where)
+            facts = unknown(claim.where, self.combined() if rows else self.rows)
+            raise Mistake("compares nothing", place=(*keys, "where"), **facts)
         # A claim against the paper's own numbers is a slip of whoever copied one of them.
         for first, second, figure in pairs:
             difference = self.printed_difference(first, second, figure)
@@ -444,12 +469,30 @@ def _cell(
     document = Document(file, data, merged.lines, merged.texts)
     waits = _missing(study, document)
     figures = {
-        name: figure.model_copy(
-            update={"measure": str(_filled(document, figure.measure, values, ("figures", name)))}
-        )
+        name: _with_values(study, document, name, figure, values)
         for name, figure in study.read.items()
     }
     return StudyCell(row, column, None if waits else read(document), figures, waits)
+
+
+def _with_values(
+    study: StudySpec,
+    document: Document,
+    name: str,
+    figure: StudyFigure,
+    values: Mapping[str, Json],
+) -> StudyFigure:
+    """Return a figure whose measure has the cell's values."""
+    keys = ("figures", name)
+    measure = str(_filled(document, figure.measure, values, keys))
+    filled = figure.model_copy(update={"measure": measure})
+    read = filled.target[1] if filled.target else measure
+    if not _MEASURES.fullmatch(read):
+        metric = read.rpartition("_")[2]
+        names = [f"{which}_{metric}" for which in ("average", "worst", "global", "local")]
+        names += ["trained_" + metric, "seconds", "macs", "megabytes_down", "models.NAME." + metric]
+        study.document_of(keys).fail(keys, "is not a measure", **unknown(read, names))
+    return filled
 
 
 def _missing(study: StudySpec, document: Document) -> str:

@@ -18,7 +18,7 @@ from archgraph.data import DATASETS, ROOT_VARIABLE
 from archgraph.data.files import lacking
 from archgraph.data.source import source
 from archgraph.engine.pretrained import lacking_weights
-from archgraph.errors import ArchGraphError, DataError, RunError, SpecError
+from archgraph.errors import ArchGraphError, DataError, RunError, SpecError, raised_in
 from archgraph.language.consent import allowed, consent_given
 from archgraph.language.data import NamedData
 from archgraph.language.experiment import ExperimentSpec
@@ -578,4 +578,6 @@ def _run(one: StudyRun, tell: Tell, *, data_root: Path | None, python: bool) -> 
     done = attempted(call)  # a fault in one run must not lose the others
     if not isinstance(done, Died):
         return None
-    return str(done.error) if isinstance(done.error, ArchGraphError) else done.reason
+    if done.error is None or isinstance(done.error, ArchGraphError):
+        return str(done.error or done.reason)
+    return ": ".join(filter(None, (raised_in(done.error), done.reason)))

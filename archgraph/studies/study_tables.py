@@ -1,4 +1,4 @@
-"""A study as tables, CSV, Markdown and a page: measured beside published, and its claims judged."""
+"""A study as tables, CSV, Markdown, LaTeX and a page: measured beside published, and its claims judged."""
 
 from __future__ import annotations
 
@@ -98,6 +98,12 @@ def study_markdown(
     return "\n\n".join((*texts, *_findings(result))) + "\n"
 
 
+def study_latex(result: StudyResult) -> str:
+    """Format figures and claims for LaTeX with the package booktabs, notes as comments."""
+    tables = (*_figures(result), _claims(result, judge(result.findings)))
+    return "\n\n".join(table.latex() for table in tables if table.rows) + "\n"
+
+
 def study_page(result: StudyResult) -> str:
     """Format the tables as an HTML page, with the curves of every column."""
     body = [f"<h1>{html.escape(result.spec.study)}</h1>"]
@@ -114,7 +120,7 @@ def study_page(result: StudyResult) -> str:
 
 
 def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the tables as text, Markdown, CSV and a page; return the paths of the four files.
+    """Write the tables as text, Markdown, LaTeX, CSV and a page; return the paths of the files.
 
     Raises:
         RunError: If they cannot be written.
@@ -123,6 +129,7 @@ def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) 
         "txt": "\n\n".join((*(t.text(ACROSS) for t in study_tables(result)), *_findings(result)))
         + "\n",
         "md": study_markdown(result),
+        "tex": study_latex(result),
         "csv": study_csv(result),
         "html": study_page(result),
     }
@@ -292,6 +299,10 @@ def _claims(result: StudyResult, judged: Sequence[Judged]) -> Table:
 
 def _missing(result: StudyResult) -> Table:
     rows = [(c.row, c.column, f"waits for {c.waits}") for c in result.waiting]
+    for figure in result.spec.figures if result.done else ():
+        if not any(result.values(*cell, figure) for cell in _cells(result)):
+            measures = {one.cell.figures[figure].measure for one in result.runs}
+            rows.append((f"figure {figure}", "", f"no run has {' or '.join(sorted(measures))}"))
     for one in result.runs:
         gate = result.gates.get(one.setting)
         if one.folder in result.failed:
