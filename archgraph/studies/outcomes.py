@@ -6,10 +6,9 @@ which difference two methods count as equivalent. Intervals and p values are two
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
@@ -124,8 +123,6 @@ class Paired:
         """
         if self.error is None:
             return None
-        if self.error == 0:
-            return 0.0
         from scipy.optimize import brentq
         from scipy.special import stdtrit
         from scipy.stats import nct
@@ -175,28 +172,6 @@ class Paired:
         return float(stdtr(self._freedom, -gap / self.error))
 
 
-def paired(
-    better: Sequence[float],
-    other: Sequence[float],
-    *,
-    more: bool = True,
-    margin: float | None = None,
-) -> Paired:
-    """Return differences between two methods, seed by seed, positive where the first is better.
-
-    Args:
-        better: Figures of the method that is claimed to be better.
-        other: Those of the other one, under the same seeds.
-        more: Whether more is better.
-        margin: Difference below which they count as equivalent, in the figures' unit.
-
-    Raises:
-        ValueError: If there are not as many of both.
-    """
-    pairs = zip(better, other, strict=True)
-    return Paired(tuple((a - b) if more else (b - a) for a, b in pairs), margin)
-
-
 def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:
     """Correct p values so that one false verdict among all of them is as rare as the level says.
 
@@ -242,8 +217,3 @@ def resampled(better: ArrayLike, other: ArrayLike, *, draws: int = 2000) -> floa
         columns = np.bincount(random.integers(examples, size=examples), minlength=examples)  # 2
         means[draw] = rows @ gaps @ columns / (seeds * examples)  # 3
     return float(100 * means.std(ddof=1))
-
-
-def with_examples(one: Paired, deviation: float) -> Paired:
-    """Return a comparison whose interval also covers the draw of the test examples."""
-    return dataclasses.replace(one, resampled=deviation)

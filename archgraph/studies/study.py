@@ -30,7 +30,7 @@ from archgraph.reports.runs import Log, seconds
 from archgraph.studies.cell import address, finished, run_cell
 from archgraph.studies.claims import StudyFinding
 from archgraph.studies.gates import GateRecord, read_gates, setting_of
-from archgraph.studies.outcomes import paired, resampled, with_examples
+from archgraph.studies.outcomes import Paired, resampled
 from archgraph.studies.records import SUFFIX, StudyRecord, add_line, read_records, record_of
 from archgraph.studies.setup import setup_table
 from archgraph.studies.spec import (
@@ -229,8 +229,8 @@ class StudyResult:
     def _finding(
         self, claim: StudyClaim, first: tuple[str, str], second: tuple[str, str], figure: str
     ) -> StudyFinding:
-        # Seeds that only one of the two has tell nothing about the difference.
         ours, theirs = self.values(*first, figure), self.values(*second, figure)
+        # Seeds that only one of the two has tell nothing about the difference.
         common = [seed for seed in ours if seed in theirs]
         if claim.better in self.spec.rows:
             other, where = second[0], first[1]
@@ -242,12 +242,12 @@ class StudyResult:
         read, other_read = (
             self._figures.get(cell, self.spec.read)[figure] for cell in (first, second)
         )
-        pairs = [ours[seed] for seed in common], [theirs[seed] for seed in common]
-        margin = _margin(read, pairs[1])
-        statistic = paired(*pairs, more=read.better == "more", margin=margin)
+        above, below = (ours, theirs) if read.better == "more" else (theirs, ours)
+        differences = tuple(above[seed] - below[seed] for seed in common)
+        margin, deviation = _margin(read, [theirs[seed] for seed in common]), None
         right, other_right = (self._answered(*cell, figure, common) for cell in (first, second))
         if right is not None and other_right is not None and right.shape[1] < SMALL:
-            statistic = with_examples(statistic, resampled(right, other_right))
+            deviation = resampled(right, other_right)
         runs = self._settings(*first), self._settings(*second)
         # Rows may read one run by measures of their own: both are named, in the order of the runs.
         each = sorted(zip(runs, (read.measure, other_read.measure), strict=True))
@@ -259,16 +259,16 @@ class StudyResult:
             f"{claim.better} better than {other}",
             where,
             figure,
-            statistic if common else None,
+            Paired(differences, margin, deviation) if common else None,
             claim.primary,
             claim.not_counted or ("reference" if failed else ""),
             (f"{measures}@{read.last}@{read.within}", *runs),
             gated=all(gate is not None for gate in gates),
             published=self.spec.printed_difference(first, second, figure),
             below=tuple(
-                f"{name} † {above[1]:.{read.digits}f}"
+                f"{name} † {reference[1]:.{read.digits}f}"
                 for name, of in ((claim.better, first), (other, second))
-                if (above := self.reference_above(*of, figure))
+                if (reference := self.reference_above(*of, figure))
             ),
         )
 

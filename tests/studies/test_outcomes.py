@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from archgraph.studies.outcomes import LEVEL, POWER, Paired, holm, paired, resampled
+from archgraph.studies.outcomes import LEVEL, POWER, Paired, holm, resampled
 
 FLOATS = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 6))
 MANY = st.lists(FLOATS, min_size=2, max_size=8).filter(lambda d: np.std(d) > 1e-3)
@@ -96,9 +96,3 @@ def test_examples_drawn_again_widen_the_interval_of_a_small_test_set():
     narrow, wide = Paired(tuple(gaps)), Paired(tuple(gaps), resampled=1e3)
     assert narrow.interval and wide.interval
     assert wide.interval[0] < narrow.interval[0] < narrow.interval[1] < wide.interval[1]
-
-
-def test_less_may_be_better():
-    assert paired([1.0, 2.0], [3.0, 5.0], more=False).differences == (2.0, 3.0)
-    with pytest.raises(ValueError):
-        paired([1.0], [1.0, 2.0])
