@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
@@ -40,10 +40,6 @@ _MEASURES = re.compile(
 )
 _REACH = re.compile(r"reach\.(0?\.\d+|1)\.(\w.*)")
 _Text = Annotated[str, Field(min_length=1)]
-
-
-def _one_column() -> dict[str, _Changes]:
-    return {"": {}}
 
 
 class StudyFigure(Base):
@@ -167,7 +163,7 @@ class StudySpec(FromFile):
         description="what each row changes in the experiment"
     )
     columns: dict[str, _Changes] | tuple[dict[str, _Changes], ...] = Field(
-        default_factory=_one_column,
+        default_factory=lambda: {"": _Changes()},
         description="what each column changes; several mappings: every combination, the last one "
         "fastest, named `a, b`",
     )
@@ -363,7 +359,6 @@ class StudySpec(FromFile):
 _Pair = tuple[str, str]
 # Of a cell: row, column, and the parts of the column's name.
 _Address = tuple[str, str, tuple[str, ...]]
-_PartOf = Callable[[Place], Document]
 
 
 def _matches(pattern: str, cell: _Address) -> bool:
@@ -395,6 +390,11 @@ class StudyCell:
     figures: Mapping[str, StudyFigure]
     waits: str = ""
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Row and column."""
+        return self.row, self.column
+
 
 def load_study(path: str | os.PathLike[str]) -> StudySpec:
     """Read a study file; :func:`cells` makes its experiments.
@@ -418,61 +418,51 @@ def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:
     if changes is None:
         document.fail(("sizes",), "has no such size", **unknown(size, list(study.sizes)))
     left_out = (*study.leave_out, *changes.leave_out)
-    # Hundreds of cells are made of a few parts, and many show the same run.
-    part, read = functools.cache(document.sub), _read_once()
+    # Hundreds of cells are made of a few parts, and many show the same run: they share its
+    # experiment, named after the first.
+    part, known = functools.cache(document.sub), dict[str, ExperimentSpec]()
     return tuple(
-        _cell(study, document.file, part, read, size, *address)
+        _cell(study, size, address, part, known)
         for address in study.addresses()
         if not any(_matches(pattern, address) for pattern in left_out)
     )
 
 
-def _read_once() -> Callable[[Document], ExperimentSpec]:
-    """Return a reader of experiments; cells with the same runs share one, named after the first."""
-    known: dict[str, ExperimentSpec] = {}
-
-    def read(document: Document) -> ExperimentSpec:
-        # Text tells 1 from 1.0 and True, which are equal in Python and not in an experiment.
-        key = repr({**document.data, "name": ""})
-        if key not in known:
-            known[key] = read_experiment(document)
-        return known[key]
-
-    return read
-
-
 def _cell(
     study: StudySpec,
-    file: str,
-    part: _PartOf,
-    read: Callable[[Document], ExperimentSpec],
     size: StudySizeName,
-    row: str,
-    column: str,
-    parts: Sequence[str],
+    address: _Address,
+    part: Callable[[Place], Document],
+    known: dict[str, ExperimentSpec],
 ) -> StudyCell:
-    keyed: list[Place] = [("columns",)] if isinstance(study.columns, dict) else []
-    keyed = keyed or [("columns", index) for index in range(len(parts))]
-    shared: Place = ("sizes", size)
+    row, column, names = address
+    in_columns: list[Place] = [
+        ("columns", name) if isinstance(study.columns, dict) else ("columns", i, name)
+        for i, name in enumerate(names)
+    ]
     # Later parts win: a size changes what rows and columns say, and they what all cells share.
     keys: list[Place] = [
         ("experiment",),
         ("rows", row),
-        *((*key, name) for key, name in zip(keyed, parts, strict=True)),
-        (*shared, "experiment"),
-        (*shared, "rows", row),
-        *((*shared, "columns", name) for name in dict.fromkeys((*parts, column))),
+        *in_columns,
+        ("sizes", size, "experiment"),
+        ("sizes", size, "rows", row),
+        *(("sizes", size, "columns", name) for name in dict.fromkeys((*names, column))),
     ]
-    merged, values = _merged(file, map(part, keys))
+    merged, values = _merged([part(key) for key in keys])
     title = ", ".join(filter(None, (study.study, row, column)))
     data = {"name": title, "seed": study.sizes[size].seeds[0], **merged.data}
-    document = Document(file, data, merged.lines, merged.texts)
+    document = Document(merged.file, data, merged.lines)
     waits = _missing(study, document)
     figures = {
         name: _with_values(study, document, name, figure, values)
         for name, figure in study.read.items()
     }
-    return StudyCell(row, column, None if waits else read(document), figures, waits)
+    # Text tells 1 from 1.0 and True, which are equal in Python and not in an experiment.
+    run = repr({**data, "name": ""})
+    if not waits and run not in known:
+        known[run] = read_experiment(document)
+    return StudyCell(row, column, None if waits else known[run], figures, waits)
 
 
 def _with_values(
@@ -507,7 +497,7 @@ def _missing(study: StudySpec, document: Document) -> str:
     return ""
 
 
-def _merged(file: str, parts: Iterable[Document]) -> tuple[Document, Mapping[str, Json]]:
+def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json]]:
     """Lay parts of a file over one another: one experiment, and the cell's own values."""
     data: dict[str, Json] = {}
     # Errors of the experiment point at the line of the study that a setting comes from.
@@ -524,8 +514,8 @@ def _merged(file: str, parts: Iterable[Document]) -> tuple[Document, Mapping[str
                 data[key] = {k: v for k, v in data[key].items() if v is not None}
     values = data.pop("values", {})
     settings = {key: value for key, value in data.items() if value is not None}
-    document = Document(file, settings, lines)
-    return Document(file, _filled(document, settings, values, ()), lines), values
+    document = Document(parts[0].file, settings, lines)
+    return Document(document.file, _filled(document, settings, values, ()), lines), values
 
 
 def _below(keys: Place, above: Place) -> bool:
