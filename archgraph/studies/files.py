@@ -44,6 +44,7 @@ def _checked_size(
     2. Of experiments that start alike, the first is begun, the others are prepared only.
     """
     from archgraph.engine.files import checked_experiment
+    from archgraph.language.data import NamedData
     from archgraph.studies.cell import address
     from archgraph.studies.claims import SEEDS
     from archgraph.studies.spec import cells
@@ -56,7 +57,8 @@ def _checked_size(
         if cell.experiment is None:
             waits.add(cell.waits)
             continue
-        sets.add(_data_set(cell.experiment))
+        if isinstance(cell.experiment.data, NamedData):
+            sets.add(cell.experiment.data.dataset)
         if id(cell.experiment) in names:
             continue
         name = names[id(cell.experiment)] = address(cell.experiment)
@@ -72,24 +74,17 @@ def _checked_size(
                 if study.may_be_refused and not isinstance(error, SpecError):
                     refused += 1
                     continue
-                raise error.within(", ".join(filter(None, (cell.row, cell.column)))) from error
+                raise error.within(", ".join(filter(None, cell.key))) from error
             checked[name] = checked[start] = note.endswith(NOT_IMPORTED)
         unseen = unseen or checked[name]
     many = len(study.sizes[size].seeds)
     seeds = plural(many, "seed")
     if many < SEEDS and any(claim.primary for claim in study.claims):
         seeds += f" (primary claims stay undecided below {SEEDS})"
-    of = ", ".join(sorted(filter(None, sets)))
+    of = ", ".join(sorted(sets))
     answered = f", {refused} refused" if study.may_be_refused else ""
     text = f"{size}: {plural(len(every), 'cell')}{answered}, {seeds}{of and f', of {of}'}"
     return text, waits, unseen
-
-
-def _data_set(spec: ExperimentSpec) -> str:
-    """Return the name of a known data set; empty for the experiment's own files."""
-    from archgraph.language.data import NamedData
-
-    return spec.data.dataset if isinstance(spec.data, NamedData) else ""
 
 
 def _start(spec: ExperimentSpec) -> ExperimentSpec:

@@ -224,7 +224,7 @@ def _settings(every: Iterable[StudyCell]) -> list[_Setting]:
         # A study of attacks alone has no clean column: its first one stands for it.
         first = next((of for of in of_columns if _named(of[0].experiment) in names), of_columns[0])
         attacked = {_named(one.experiment) for of in of_columns for one in of if one.experiment}
-        every_cell = frozenset((one.row, one.column) for of in of_columns for one in of)
+        every_cell = frozenset(one.key for of in of_columns for one in of)
         settings.append(_Setting(tuple(first), every_cell, tuple(sorted(attacked | names))))
     return settings
 

@@ -122,7 +122,7 @@ def matrix(
         # By column: cells of one model share its capture.
         columns = list(spec.combined())
         for cell in sorted(every, key=lambda cell: columns.index(cell.column)):
-            key = cell.row, cell.column
+            key = cell.key
             if key in done or (only and not {*key} & {*only}) or cell.experiment is None:
                 continue
             began = time.perf_counter()
@@ -133,7 +133,7 @@ def matrix(
                 with path.open("a") as stream:
                     stream.write(json.dumps(asdict(done[key]), ensure_ascii=False) + "\n")
             notify(done[key])
-    ordered = (done.get((cell.row, cell.column)) for cell in every)
+    ordered = (done.get(cell.key) for cell in every)
     return MatrixResult(spec.study, spec.about, tuple(filter(None, ordered)), len(every))
 
 

@@ -67,6 +67,17 @@ class StudyRun:
     folder: Path
 
     @property
+    def experiment(self) -> ExperimentSpec:
+        """What is run, with its seed."""
+        assert self.cell.experiment is not None, "cells that wait have no runs"
+        return self.cell.experiment
+
+    @property
+    def ended(self) -> bool:
+        """Whether its folder holds a finished run."""
+        return finished(self.folder, self.experiment)
+
+    @property
     def address(self) -> str:
         """Stands for all that decides the run's figures, and its seed."""
         return self.folder.name
@@ -107,7 +118,7 @@ class StudyResult:
     @property
     def done(self) -> int:
         """Finished runs; one that several cells share is counted in each."""
-        return sum(one.address in self.records for one in self.runs)
+        return len(self._finished)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -126,8 +137,7 @@ class StudyResult:
         read = functools.cache(self._compared)
         cells: dict[tuple[str, str], tuple[StudyCell, list[str]]] = {}
         for one in self._finished:
-            key = one.cell.row, one.cell.column
-            cells.setdefault(key, (one.cell, []))[1].append(one.address)
+            cells.setdefault(one.cell.key, (one.cell, []))[1].append(one.address)
         return {
             key: {
                 name: self._measured(group, figure)
@@ -212,13 +222,12 @@ class StudyResult:
     @functools.cached_property
     def _figures(self) -> Mapping[tuple[str, str], Mapping[str, StudyFigure]]:
         """Figures that are read from the runs of a cell."""
-        return {(one.cell.row, one.cell.column): one.cell.figures for one in self.runs}
+        return {one.cell.key: one.cell.figures for one in self.runs}
 
     @functools.cached_property
     def findings(self) -> tuple[StudyFinding, ...]:
         """Findings about each claim, in each place of the table that this size has."""
-        there = {(r.cell.row, r.cell.column) for r in self.runs}
-        there |= {(cell.row, cell.column) for cell in self.waiting}
+        there = {cell.key for cell in (*(one.cell for one in self.runs), *self.waiting)}
         return tuple(
             self._finding(claim, first, second, figure)
             for claim in self.spec.claims
@@ -287,8 +296,8 @@ class StudyResult:
 
     def _settings(self, row: str, column: str) -> tuple[str, ...]:
         """Return the setting of a cell's runs; nothing if it has none."""
-        cells = (one for one in self.runs if (one.cell.row, one.cell.column) == (row, column))
-        return tuple(dict.fromkeys(one.setting for one in cells))
+        cells = (one.setting for one in self.runs if one.cell.key == (row, column))
+        return tuple(dict.fromkeys(cells))
 
 
 def _until(log: Log, macs: float) -> Log:
@@ -391,11 +400,7 @@ def study(
         python, every = consent_given(), cells(spec, size)
         asked = chosen_cells(spec, size, only, seeds)
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
-    chosen = [
-        one
-        for one in runs
-        if (one.cell.row, one.cell.column) in asked and (not seeds or one.seed in seeds)
-    ]
+    chosen = [one for one in runs if one.cell.key in asked and (not seeds or one.seed in seeds)]
     ledger = _Ledger(spec, Path(out) / "records" if records is None else Path(records), python)
     ledger.collect(runs, data_root)
     failed = {} if only_read else dict(_missing(chosen, ledger, workers, data_root, python, notify))
@@ -418,15 +423,18 @@ class _Ledger:
         for one in runs:  # cells that share a run may read different weights of it
             measures.setdefault(one.address, set()).update(one.weights)
         for one in runs:
-            if not self.complete(one) and _ended(one):
+            if not self.complete(one) and one.ended:
                 # Models of one run start from common weights: the second of two that are compared
                 # is that of the next seed, so all seeds have to be there.
-                key = one.cell.row, one.cell.column
-                cell = [r for r in runs if (r.cell.row, r.cell.column) == key]
-                if one.weights and not all(map(_ended, cell)):
+                cell = [each for each in runs if each.cell.key == one.cell.key]
+                if one.weights and not all(each.ended for each in cell):
                     continue
-                other = cell[(cell.index(one) + 1) % len(cell)] if len(cell) > 1 else None
-                self.add(one, self._of_weights(one, other, measures[one.address], data_root))
+                mine, *others = (
+                    FinalWeights(each.folder, data_root, self.python)
+                    for each in (one, *cell[cell.index(one) + 1 :], *cell[: cell.index(one)])
+                )
+                other = others[0] if others else None
+                self.add(one, {m: mine.read(m, other) for m in sorted(measures[one.address])})
 
     def complete(self, one: StudyRun) -> bool:
         """Return whether a run's record has all that its cell shows."""
@@ -443,22 +451,6 @@ class _Ledger:
         record = record_of(one.folder, self.spec.study, one.cell.row, one.cell.column, weights)
         self.records = {**self.records, record.run: record}
         add_line(self.folder / f"{self.name}{SUFFIX}", record)
-
-    def _of_weights(
-        self,
-        one: StudyRun,
-        other: StudyRun | None,
-        measures: Iterable[str],
-        data_root: str | os.PathLike[str] | None,
-    ) -> dict[str, float | None]:
-        """Read measures of a run's final weights; None: it has nothing of the kind."""
-        mine = FinalWeights(one.folder, data_root, self.python)
-        theirs = None if other is None else FinalWeights(other.folder, data_root, self.python)
-        return {measure: mine.read(measure, theirs) for measure in sorted(measures)}
-
-
-def _ended(one: StudyRun) -> bool:
-    return one.cell.experiment is not None and finished(one.folder, one.cell.experiment)
 
 
 def _runs(every: Sequence[StudyCell], seeds: Sequence[int], root: Path) -> tuple[StudyRun, ...]:
@@ -490,7 +482,7 @@ def chosen_cells(
         if seed not in there:
             known = ", ".join(map(str, there))
             raise SpecError(f"{seed} is not a seed of this study, which has {known}", where="seed")
-    every = frozenset((cell.row, cell.column) for cell in cells(spec, size))
+    every = frozenset(cell.key for cell in cells(spec, size))
     chosen = every & spec.matching(only) if only else every
     if not chosen:
         raise SpecError(
@@ -513,7 +505,7 @@ def _missing(
     if unfit := {one.address for one in runs} - {one.address for one in fit}:
         notify(f"{plural(len(unfit), 'run')} left out: the setting does not pass its gate")
     for one in fit:
-        if not ledger.complete(one) and not _ended(one):
+        if not ledger.complete(one) and not one.ended:
             left.setdefault(one.folder, one)
     total, data = len({one.folder for one in fit}), None if data_root is None else Path(data_root)
     done, lacks = total - len(left), _lacking(left.values(), data)
@@ -532,7 +524,7 @@ def _missing(
     )
     for number, (one, result) in enumerate(ended, done + len(lacks) + 1):
         trouble = result.reason if isinstance(result, Died) else result
-        name = ", ".join(filter(None, (one.cell.row, one.cell.column, f"seed {one.seed}")))
+        name = ", ".join(filter(None, (*one.cell.key, f"seed {one.seed}")))
         notify(f"{number} of {total}: {name}: {trouble or 'done'}")
         if trouble:
             yield one.folder, trouble
@@ -546,8 +538,7 @@ def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str
     asked = functools.cache(lambda name, folder: lacking(source(name), folder))
     runs: dict[Path, dict[str, str]] = {}
     for one in left:
-        assert one.cell.experiment is not None
-        data, weights = one.cell.experiment.data, one.cell.experiment.weights
+        data, weights = one.experiment.data, one.experiment.weights
         missing = {}
         if isinstance(data, NamedData) and data.dataset in DATASETS:
             missing[data.dataset] = asked(data.dataset, root or data.root)
@@ -571,9 +562,8 @@ def _missing_files(lacks: Iterable[Mapping[str, str]]) -> DataError:
 
 def _run(one: StudyRun, tell: Tell, *, data_root: Path | None, python: bool) -> str | None:
     """Run a cell; return what went wrong, if something did."""
-    assert one.cell.experiment is not None
     call = functools.partial(
-        run_cell, one.cell.experiment, one.folder, data_root=data_root, python=python
+        run_cell, one.experiment, one.folder, data_root=data_root, python=python
     )
     done = attempted(call)  # a fault in one run must not lose the others
     if not isinstance(done, Died):

@@ -141,7 +141,7 @@ def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) 
 
 def _cells(result: StudyResult) -> list[tuple[str, str]]:
     """Return the cells of this size, row by row."""
-    there = {(cell.row, cell.column) for cell in (*(r.cell for r in result.runs), *result.waiting)}
+    there = {cell.key for cell in (*(one.cell for one in result.runs), *result.waiting)}
     every = itertools.product(result.spec.rows, result.spec.combined())
     return [cell for cell in every if cell in there]
 
@@ -298,7 +298,7 @@ def _claims(result: StudyResult, judged: Sequence[Judged]) -> Table:
 
 
 def _missing(result: StudyResult) -> Table:
-    rows = [(c.row, c.column, f"waits for {c.waits}") for c in result.waiting]
+    rows = [(*cell.key, f"waits for {cell.waits}") for cell in result.waiting]
     for figure in result.spec.figures if result.done else ():
         if not any(result.values(*cell, figure) for cell in _cells(result)):
             measures = {one.cell.figures[figure].measure for one in result.runs}
@@ -309,5 +309,5 @@ def _missing(result: StudyResult) -> Table:
             column = ", ".join(filter(None, (one.cell.column, f"seed {one.seed}")))
             rows.append((one.cell.row, column, result.failed[one.folder]))
         elif gate is not None and not gate.passed and one.address not in result.records:
-            rows.append((one.cell.row, one.cell.column, "its setting does not pass its gate"))
+            rows.append((*one.cell.key, "its setting does not pass its gate"))
     return Table("Not measured", ("row", "column", "why"), tuple(dict.fromkeys(rows)))
