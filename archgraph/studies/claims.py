@@ -124,7 +124,12 @@ def judge(findings: Sequence[StudyFinding]) -> tuple[Judged, ...]:
     judged: dict[int, Judged] = {}
     first: dict[tuple[str, frozenset[tuple[str, ...]]], StudyFinding] = {}
     primary: list[int] = []
-    for number in sorted(range(len(findings)), key=lambda n: _rank(findings[n])):
+
+    def first_of_a_pair(number: int) -> tuple[bool, int]:
+        one = findings[number]
+        return not one.primary, -len(one.paired.differences) if one.paired else 0
+
+    for number in sorted(range(len(findings)), key=first_of_a_pair):
         one = findings[number]
         measure, ours, theirs = one.runs
         pair = measure, frozenset((ours, theirs))
@@ -151,8 +156,18 @@ def judge(findings: Sequence[StudyFinding]) -> tuple[Judged, ...]:
         # Without a margin a comparison cannot be equivalent.
         able = {n: of for n, of in pairs.items() if of is None or of.margin is not None}
         within = _corrected({n: None if of is None else of.p_equivalent for n, of in able.items()})
-        for n in (n for n, of in pairs.items() if of is not None):
-            judged[n] = _judged(findings[n], differ[n], within.get(n), len(group))
+        for n, of in pairs.items():
+            if of is None:
+                continue
+            p, note = differ[n], ""
+            outcome = of.outcome(p, within.get(n))
+            if (many := len(of.differences)) < SEEDS:
+                outcome, note = "undecided", f"{many} of {SEEDS} seeds"
+            elif not findings[n].gated:
+                outcome, note = "undecided", "its setting has no gate"
+            elif outcome == "equivalent":
+                p = within[n]
+            judged[n] = Judged(findings[n], outcome, p, note, together=len(group))
     return tuple(judged[number] for number in range(len(findings)))
 
 
@@ -160,23 +175,6 @@ def _corrected(values: Mapping[int, float | None]) -> dict[int, float | None]:
     """Correct p values; one that is not known yet counts as 1."""
     corrected = holm({n: 1.0 if p is None else p for n, p in values.items()})
     return {n: None if p is None else corrected[n] for n, p in values.items()}
-
-
-def _rank(finding: StudyFinding) -> tuple[bool, int]:
-    """Order comparisons of the same two cells: which of them has the figures."""
-    return not finding.primary, -len(finding.paired.differences) if finding.paired else 0
-
-
-def _judged(finding: StudyFinding, p: float | None, within: float | None, together: int) -> Judged:
-    assert finding.paired is not None
-    many = len(finding.paired.differences)
-    if many < SEEDS:
-        return Judged(finding, "undecided", p, f"{many} of {SEEDS} seeds", together=together)
-    if not finding.gated:
-        return Judged(finding, "undecided", p, "its setting has no gate", together=together)
-    outcome = finding.paired.outcome(p, within)
-    p = within if outcome == "equivalent" else p
-    return Judged(finding, outcome, p, together=together)
 
 
 def _sharing(findings: Sequence[StudyFinding], numbers: Iterable[int]) -> list[list[int]]:

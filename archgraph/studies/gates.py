@@ -34,7 +34,6 @@ from archgraph.studies.records import SUFFIX, add_line, origin, read_lines
 from archgraph.studies.references import (
     FITTED,
     UNGATED,
-    SettingGate,
     gate,
     gate_setting,
     largest_model,
@@ -260,27 +259,20 @@ def _judged(
             log = Log(Path(cell.row), f"name: {cell.row}\n", tuple(condensed(run.rounds)), {
                 **run.experiment.facts, "evaluate": {}, "rounds": len(run.rounds)
             })  # fmt: skip
-            values = [
-                compare_logs([log], tiers=True, last=cell.figures[name].last)
-                .groups[0]
-                .figures[cell.figures[name].measure]
-                .mean
-                for name in names
-            ]
-            figure = sum(values) / len(values)
-            judged = dataclasses.replace(judged, methods={**judged.methods, cell.row: figure})
-            notify(f"{cell.row}: {judged.references.text(figure)}")
+            values = []
+            for figure in (cell.figures[name] for name in names):
+                group = compare_logs([log], tiers=True, last=figure.last).groups[0]
+                values.append(group.figures[figure.measure].mean)
+            mean = sum(values) / len(values)
+            judged = dataclasses.replace(judged, methods={**judged.methods, cell.row: mean})
+            notify(f"{cell.row}: {judged.references.text(mean)}")
             if judged.passed:
                 break
-    return _record(spec.study, rows[0].column, setting.covers, judged)
-
-
-def _record(study: str, column: str, covers: Sequence[str], judged: SettingGate) -> GateRecord:
     known = judged.references
     return GateRecord(
-        covers=list(covers),
-        study=study,
-        column=column,
+        covers=list(setting.covers),
+        study=spec.study,
+        column=rows[0].column,
         seed=judged.seed,
         data=known.data,
         figure=known.figure,

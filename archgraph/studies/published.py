@@ -241,26 +241,22 @@ def _ours(document: Document, figure: FigureSpec, keys: Place, sources: Sources)
     if family is None:
         return None
     members = {m.name: m for m in family.clients}
-    if figure.member is not None:
-        if figure.member not in members:
-            key = keys if len(keys) > 2 else (*keys, "member")
-            message = "is not a kind of client of the family"
-            document.fail(key, message, **unknown(figure.member, members))
-        value: Fraction | None = Fraction(_measure(figure, members[figure.member].graph))
-    elif figure.mean is not None:
-        weights = {n: m.count if figure.mean == "clients" else 1 for n, m in members.items()}
-        summed = sum(w * _measure(figure, members[n].graph) for n, w in weights.items())
-        value = Fraction(summed, sum(weights.values()))
-    else:
-        value = None
-    if not family.has_global and (value is None or figure.share):
+    if figure.member is not None and figure.member not in members:
+        key = keys if len(keys) > 2 else (*keys, "member")
+        message = "is not a kind of client of the family"
+        document.fail(key, message, **unknown(figure.member, members))
+    of_clients = figure.member is not None or figure.mean is not None
+    if not family.has_global and (figure.share or not of_clients):
         document.fail(
             (*start, "family"),
             "has no global model to measure",
             hint="name a member, or a mean over members or clients",
         )
-    if value is None:
-        value = Fraction(_measure(figure, family.graph))
+    averaged = [m for m in family.clients if of_clients and figure.member in (None, m.name)]
+    weighted = [(m.count if figure.mean == "clients" else 1, m.graph) for m in averaged]
+    weighted = weighted or [(1, family.graph)]
+    summed = sum(weight * _measure(figure, graph) for weight, graph in weighted)
+    value = Fraction(summed, sum(weight for weight, _ in weighted))
     total = _measure(figure, family.graph) if figure.share else 1
     if not total:
         document.fail((*start, "share"), "is a share of a global model whose measure is 0")

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf
@@ -165,8 +166,8 @@ def _match(table: Tensor, matching: Matching) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def chance(
-    a: tuple[int, int, int],
-    b: tuple[int, int, int],
+    a: tuple[int, ...],
+    b: tuple[int, ...],
     matching: Matching = "greedy",
     filters: int | None = 32,
 ) -> float:
@@ -255,7 +256,7 @@ def block_similarity(
                 pairs[a, b] = sum(each) / len(each)
                 if other is None:
                     pairs[b, a] = pairs[a, b]
-                expected += [chance(_shape(x), _shape(y), matching, filters) for x, y in layers]
+                expected += [chance(x.shape, y.shape, matching, filters) for x, y in layers]
                 most = max(most, len(each))
         if pairs:
             above = tuple(a for a in rows if any(a == pair[0] for pair in pairs))
@@ -272,11 +273,6 @@ def _alike(ours: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
         a.shape[2] == b.shape[2] and len(a) * b.shape[1] == len(b) * a.shape[1]
         for a, b in zip(ours, others, strict=True)
     )
-
-
-def _shape(weight: Tensor) -> tuple[int, int, int]:
-    out, inputs, kernel = weight.shape
-    return out, inputs, kernel
 
 
 def _kernels(graph: ArchGraph, nodes: Sequence[str], state: State) -> list[Tensor]:
@@ -337,17 +333,16 @@ def scale_variation(
     if len(models) < 2:
         raise GraphError(f"needs two models to compare, not {len(models)}")
     if baseline is None:
-        baseline = min(models, key=lambda name: _parameters(models[name][0]))
+        baseline = min(models, key=lambda name: cost(models[name][0]).parameters)
     if baseline not in models:
         raise GraphError(f"no model {baseline} among {', '.join(models)}", where="baseline")
     graph, state = models[baseline]
     base = {w.leaf: w.of(state) for w in weights(graph)}
+    magnitudes = {leaf: magnitude(weight) for leaf, weight in base.items()}
     compared = {
         name: dict(_beside(base, model)) for name, model in models.items() if name != baseline
     }
-    return ScaleComparison(
-        baseline, tuple(base), {k: magnitude(w) for k, w in base.items()}, compared
-    )
+    return ScaleComparison(baseline, tuple(base), magnitudes, compared)
 
 
 def _beside(base: State, model: tuple[ArchGraph, State]) -> Iterator[tuple[str, Scale]]:
@@ -356,12 +351,11 @@ def _beside(base: State, model: tuple[ArchGraph, State]) -> Iterator[tuple[str, 
         if weight.leaf not in base:
             continue
         theirs, ours = weight.of(state), base[weight.leaf]
-        if theirs.shape[2] != ours.shape[2]:
-            continue
-        theirs, ours = on_common_prefix(theirs, ours)
-        theirs_l1, before = magnitude(theirs), magnitude(ours)
-        ratio = theirs_l1 / before if before else math.inf if theirs_l1 else 1.0  # 0 / 0: equal
-        yield weight.leaf, Scale(theirs_l1, ratio, magnitude(theirs - ours))
+        if theirs.shape[2] == ours.shape[2]:
+            theirs, ours = on_common_prefix(theirs, ours)
+            after, before = magnitude(theirs), magnitude(ours)
+            ratio = after / before if before else math.inf if after else 1.0  # 0 / 0: equal
+            yield weight.leaf, Scale(after, ratio, magnitude(theirs - ours))
 
 
 def on_common_prefix(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -377,7 +371,3 @@ def magnitude(weight: Tensor) -> float:
     4.0
     """
     return float(weight.abs().sum(2, dtype=torch.float64).mean())
-
-
-def _parameters(graph: ArchGraph) -> int:
-    return sum(math.prod(p.shape) for p in graph.params if p.role == "parameter")

@@ -65,12 +65,10 @@ class Studies:
     def judged(self) -> Mapping[str, Sequence[Judged]]:
         """The claims of each study, by its name, judged together with those of all others."""
         results = self.results.values()
-        judged = iter(judge([finding for result in results for finding in result.findings]))
-        # In the order in which they were handed over: so many for each study.
-        return {
-            result.spec.study: tuple(itertools.islice(judged, len(result.findings)))
-            for result in results
-        }
+        judged: dict[str, list[Judged]] = {result.spec.study: [] for result in results}
+        for one in judge([finding for result in results for finding in result.findings]):
+            judged[one.finding.study].append(one)
+        return judged
 
     @property
     def seconds(self) -> float:
@@ -153,7 +151,8 @@ class Studies:
     def summary(self) -> Table:
         """Tabulate the studies, a line for each: its runs and its claims."""
         rows = []
-        for result in self._results(known=True) or self.results.values():
+        begun = [result for result in self.results.values() if result.done]
+        for result in begun or self.results.values():
             judged = self.judged[result.spec.study]
             outcomes = [one.outcome for one in judged]
             rows.append(
@@ -182,15 +181,6 @@ class Studies:
         )
         return Table(f"Not run in size {self.size}", ("study", "why"), rows)
 
-    def _begun_not(self) -> list[str]:
-        """Name the studies of this size of which no run is done, in a sentence."""
-        names = [result.spec.study for result in self._results(known=False)]
-        return [f"No run is done yet of: {'; '.join(names)}."] if names else []
-
-    def _results(self, *, known: bool) -> list[StudyResult]:
-        """Return the results of which something is known, or those of which nothing is."""
-        return [one for one in self.results.values() if bool(one.done) == known]
-
     def pages(self) -> Mapping[str, str]:
         """Return the pages as Markdown, by file name.
 
@@ -203,26 +193,21 @@ class Studies:
         gates = [gate for result in self.results.values() for gate in gates_of(result)]
         unfit = gate_tables(gate for gate in gates if not gate.passed)[:1]
         links = ", ".join(f"[{paper}]({_file(paper)})" for paper in papers)
+        waiting = [one.spec.study for one in self.results.values() if not one.done]
         index = [
             "# Published tables, measured",
-            *filter(None, [self.verdicts()]),
+            self.verdicts(),
             "Tables of the papers that files in `specs/studies/` describe, and studies of our own "
             "(`specs/ablations/`), as far as their runs of "
             f"size {self.size} are done. "
             "{doc}`/studies` explains files and verdicts. Written by `make studies`, which goes on "
             "where it stopped. All finished runs together took "
             f"{self.seconds / 3600:.1f} hours of one process.",
-            *([f"One page for each paper: {links}."] if links else []),
-            *(
-                text
-                for table in (self.claims(), *unfit, self.uncounted(), self.summary())
-                if table.rows
-                for text in (f"## {table.title}", table.markdown())
-            ),
-            *self._begun_not(),
+            f"One page for each paper: {links}." if links else "",
+            *_sections(self.claims(), *unfit, self.uncounted(), self.summary()),
+            f"No run is done yet of: {'; '.join(waiting)}." if waiting else "",
+            *_sections(self.left()),
         ]
-        if self.others:
-            index += [f"## {self.left().title}", self.left().markdown()]
         texts = {}
         for paper, results in papers.items():
             parts = [
@@ -235,12 +220,12 @@ class Studies:
                 for path, one in results
             ]
             gates = [gate for _, one in results for gate in gates_of(one)]
-            shared = [(table.title, table.markdown()) for table in gate_tables(gates)]
             if any(one.tabled for _, of in results for one in self.judged[of.spec.study]):
-                shared.insert(0, ("How claims are judged", f"{NOTE}."))
-            parts += [f"## {title}\n\n{text}" for title, text in shared]
+                parts.append(f"## How claims are judged\n\n{NOTE}.")
+            parts += _sections(*gate_tables(gates))
             texts[_file(paper)] = [f"# {paper}, measured", *map(str.rstrip, parts)]
-        return {name: "\n\n".join(parts) + "\n" for name, parts in (*texts.items(), (INDEX, index))}
+        texts[INDEX] = [text for text in index if text]
+        return {name: "\n\n".join(parts) + "\n" for name, parts in texts.items()}
 
     def _pictures(self, path: Path) -> dict[str, tuple[str, Callable[[], Figure]]]:
         """Return a study's pictures: what each shows, and how it is drawn, by file name."""
@@ -273,6 +258,11 @@ class Studies:
         ]
         texts = (write(Path(folder) / name, text) for name, text in self.pages().items())
         return (*pictures, *texts)
+
+
+def _sections(*tables: Table) -> list[str]:
+    """Write tables below headings; without empty ones."""
+    return [f"## {table.title}\n\n{table.markdown()}" for table in tables if table.rows]
 
 
 def _link(result: StudyResult) -> str:
