@@ -26,6 +26,7 @@ sections: [{name: a, steps: [linear: {out: 8, name: first}, relu, linear: {out: 
 """
 # 4·8 + 8 + 8·2 + 2 parameters; half of the hidden features: 4·4 + 4 + 4·2 + 2.
 WHOLE, HALF = 58, 30
+UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 FAMILY = """\
 archgraph: 1
 name: family
@@ -55,9 +56,7 @@ def compared(tmp_path: Path):
 @given(
     st.integers(0, 10**12),
     st.integers(0, 6),
-    st.sampled_from(
-        [("", 1), ("k", 10**3), ("K", 10**3), ("M", 10**6), ("G", 10**9), ("B", 10**9)]
-    ),
+    st.sampled_from([*UNITS.items()]),
 )
 def test_a_number_agrees_with_what_it_is_printed_as(value: int, digits: int, unit) -> None:
     name, factor = unit
@@ -65,18 +64,17 @@ def test_a_number_agrees_with_what_it_is_printed_as(value: int, digits: int, uni
     if digits == 0 and name == "":
         assert Printed.parse(value).agrees(value)
         return
-    step = Fraction(1, 10**digits)
-    rounded = round(scaled / step) * step
-    whole, rest = divmod(int(rounded / step), 10**digits)
-    text = f"{whole}.{rest:0{digits}d}{name}" if digits else f"{whole}{name}"
-    printed = Printed.parse(text)
-    assert printed.unit == step * factor
+
+    def written(steps: int) -> Printed:
+        """So many of the last digit, as a paper prints them."""
+        whole, rest = divmod(steps, 10**digits)
+        return Printed.parse(f"{whole}.{rest:0{digits}d}{name}" if digits else f"{whole}{name}")
+
+    printed = written(round(scaled * 10**digits))
+    assert printed.unit == Fraction(factor, 10**digits)
     assert printed.agrees(value)
     assert not printed.agrees(value + printed.unit + 1)
-    cut = int(scaled / step) * step
-    whole, rest = divmod(int(cut / step), 10**digits)
-    text = f"{whole}.{rest:0{digits}d}{name}" if digits else f"{whole}{name}"
-    printed = Printed.parse(text)
+    printed = written(int(scaled * 10**digits))
     assert printed.agrees(value, "down")
     assert not printed.agrees(printed.value + printed.unit, "down")
     assert not printed.agrees(printed.value - 1, "down")

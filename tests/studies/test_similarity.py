@@ -24,6 +24,7 @@ from archgraph.reports.plots import picture
 from archgraph.studies.similarity import (
     Matching,
     SectionSimilarity,
+    _match,
     block_similarity,
     chance,
     scale_variation,
@@ -60,11 +61,7 @@ def test_the_order_of_filters_and_maps_means_nothing(matching):
 
 def test_two_filters_in_closed_form():
     """Maps that rise, fall or bend: correlations are 1, −1 and 0."""
-    up, down, bend = (
-        torch.tensor([-1.0, 0, 1]),
-        torch.tensor([1.0, 0, -1]),
-        torch.tensor([1.0, -2, 1]),
-    )
+    up, down, bend = torch.tensor([[-1.0, 0, 1], [1, 0, -1], [1, -2, 1]])
     a = torch.stack([torch.stack([up, bend]), torch.stack([up, up])])
     b = torch.stack([torch.stack([down, bend]), torch.stack([bend, up])])
     # r̂ of filters: [(0 + 0) or (−1 + 1)] = 0, 1; of (up, up): (−1 + 0)/2, (0 + 1)/2.
@@ -72,8 +69,6 @@ def test_two_filters_in_closed_form():
         assert similarity(a, b, matching=matching) == pytest.approx((1.0 - 0.5) / 2, abs=1e-6)
     # Row by row the first takes what the second needs; the best matching leaves it.
     one = torch.tensor([[0.9, 0.8], [0.8, 0.1]])
-    from archgraph.studies.similarity import _match
-
     assert float(_match(one[:, None], "greedy")) == pytest.approx((0.9 + 0.1) / 2)
     assert float(_match(one[:, None], "assignment")) == pytest.approx((0.8 + 0.8) / 2)
 
@@ -110,10 +105,8 @@ def test_untrained_layers_have_the_published_similarity(channels, published):
     filters = None if channels == 64 else 64
     found = chance((channels, channels, 9), (channels, channels, 9), "greedy", filters)
     assert found == pytest.approx(published, abs=0.007)
-    assert (
-        similarity(drawn(64, 64, 9), drawn(64, 64, 9, seed=1), matching="assignment", filters=8)
-        > 0.69
-    )
+    a, b = drawn(64, 64, 9), drawn(64, 64, 9, seed=1)
+    assert similarity(a, b, matching="assignment", filters=8) > 0.69
 
 
 def test_constant_maps_and_other_kernels():
@@ -180,11 +173,8 @@ def test_equal_blocks_are_alike_and_a_projection_is_compared_with_nothing():
 def test_two_models_of_different_width_are_compared_block_by_block():
     graph, state = traced()
     narrow = ag.take(graph, 0.5)
-    found = {
-        s.section: s
-        for s in block_similarity(graph, state, (narrow.graph, narrow.transfer.pull(state)))
-    }
-    stage = found["stage"]
+    every = block_similarity(graph, state, (narrow.graph, narrow.transfer.pull(state)))
+    stage = next(one for one in every if one.section == "stage")
     assert stage.rows == stage.columns == ("stage.0", "stage.1", "stage.2", "stage.3")
     for i, j in itertools.product(range(4), range(4)):
         value = stage.values[i][j]
@@ -209,9 +199,8 @@ def test_transposed_and_grouped_weights_stand_out_in_kernel():
 
 def test_unknown_sections_are_named():
     graph, state = traced()
-    with pytest.raises(
-        GraphError, match=r"no such section; found 'stge'; expected .*did you mean 'stage"
-    ):
+    message = r"no such section; found 'stge'; expected .*did you mean 'stage"
+    with pytest.raises(GraphError, match=message):
         block_similarity(graph, state, sections=["stge"])
     assert block_similarity(graph, state, sections=["stem"]) == ()
 
@@ -258,9 +247,8 @@ def test_models_are_compared_on_the_prefix_that_both_have():
 def test_layers_that_a_model_lacks_are_absent():
     graph, state = traced()
     short = ag.shorten(graph, {"stage": 2})
-    found = scale_variation(
-        {"a": (graph, state), "b": (short.graph, short.transfer.pull(state))}, "a"
-    )
+    part = short.transfer.pull(state)
+    found = scale_variation({"a": (graph, state), "b": (short.graph, part)}, "a")
     assert "stage.3.conv1.weight" in found.layers
     assert "stage.3.conv1.weight" not in found.models["b"]
     rows = {row[0]: row for row in scale_table(found).rows}
@@ -312,9 +300,8 @@ def test_every_entry_of_the_state_is_in_one_layer():
 
 
 def test_pictures_are_drawn():
-    one = SectionSimilarity(
-        "stage", ("stage.0", "stage.1"), ("stage.0",), ((None,), (0.8,)), 0.65, 1
-    )
+    blocks = ("stage.0", "stage.1")
+    one = SectionSimilarity("stage", blocks, blocks[:1], ((None,), (0.8,)), 0.65, 1)
     figure = heat([one, one], title="two")
     assert [t.get_text() for t in figure.axes[0].texts] == [".80"]
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["0", "1"]
@@ -384,9 +371,8 @@ def test_models_of_a_run_are_those_of_its_clients(folder):
     first = {t.name: t.state for t in prepare(folder / "experiment.yaml").world.tiers}
     for name, model in found.items():
         assert model.state.keys() == set(model.graph.state_names)
-        assert not torch.equal(
-            model.state["head.linear.weight"], first[name[:-2]]["head.linear.weight"]
-        )
+        before, after = (s["head.linear.weight"] for s in (first[name[:-2]], model.state))
+        assert not torch.equal(before, after)
     one, other = found["half/0"].state, found["half/1"].state
     assert not torch.equal(one["head.linear.weight"], other["head.linear.weight"])
     with pytest.raises(RunError, match=r"not a run folder; found no run\.yaml"):
@@ -418,16 +404,11 @@ def test_similarity_of_models_and_of_a_run(folder, tmp_path):
     graph = ag.load(folder / "model.yaml")
     save_file(ag.initial_state(graph, 5), tmp_path / "w.safetensors")
     model = folder / "model.yaml"
-    same = command(
-        *("similarity", model, model),
-        *("--state", tmp_path / "w.safetensors", "--state", tmp_path / "w.safetensors"),
-    )
+    state = ("--state", tmp_path / "w.safetensors")
+    same = command("similarity", model, model, *state, *state)
     assert same.exit_code == 0 and same.output.count("1.000") == 2
     # Without a file the weights are untrained ones.
-    assert (
-        "1.000"
-        not in command("similarity", model, model, "--state", tmp_path / "w.safetensors").output
-    )
+    assert "1.000" not in command("similarity", model, model, *state).output
 
 
 @pytest.mark.parametrize(

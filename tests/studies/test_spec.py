@@ -65,27 +65,20 @@ def made(tmp_path: Path):
 
 def test_a_cell_is_the_experiment_then_row_columns_and_size(made):
     study = made()
-    whole: dict[tuple[str, str], Any] = {}
-    whole |= {(c.row, c.column): c.experiment for c in cells(study, "paper")}
+    whole: Any = {cell.key: cell.experiment for cell in cells(study, "paper")}
     assert list(whole)[:4] == [("A", f"{a}, {b}") for a in ("few", "many") for b in STUDY_LAST]
     assert whole["A", "many, clean"].rounds == 4 and whole["A", "few, clean"].rounds == 2
-    assert whole["B", "few, clean"].local.model_dump(include={"lr", "epochs"}) == {
-        "lr": 0.01,
-        "epochs": 2,
-    }
+    local = whole["B", "few, clean"].local
+    assert (local.lr, local.epochs) == (0.01, 2)
     assert whole["A", "few, clean"].attack is None
     assert whole["A", "few, attacked"].attack.fraction == 0.5
     assert whole["A", "few, clean"].data.limit == 100
 
-    small: dict[tuple[str, str], Any] = {}
-    small |= {(c.row, c.column): c.experiment for c in cells(study, "small")}
+    small: Any = {cell.key: cell.experiment for cell in cells(study, "small")}
     assert len(whole) == 8 and set(whole) - set(small) == {("B", "few, attacked")}
     assert {spec.rounds for spec in small.values()} == {1}
-    assert small["B", "many, clean"].local.model_dump(include={"lr", "epochs", "batch"}) == {
-        "lr": 0.01,
-        "epochs": 1,
-        "batch": 8,
-    }
+    local = small["B", "many, clean"].local
+    assert (local.lr, local.epochs, local.batch) == (0.01, 1, 8)
     assert small["A", "many, clean"].data.limit is None  # null takes a setting out
     assert small["A", "many, clean"].local.momentum == 0.0  # the default again
     assert small["A", "many, clean"].seed == 3
@@ -94,7 +87,7 @@ def test_a_cell_is_the_experiment_then_row_columns_and_size(made):
 
 def test_what_the_study_leaves_out_no_size_has_and_a_size_leaves_out_more(made):
     study = made("leave_out: [A | many*]\n" + STUDY)
-    whole, small = ({(c.row, c.column) for c in cells(study, n)} for n in ("paper", "small"))
+    whole, small = ({cell.key for cell in cells(study, n)} for n in ("paper", "small"))
     everywhere = {("A", f"many, {last}") for last in STUDY_LAST}
     assert len(whole) == 6 and not whole & everywhere
     assert whole - small == {("B", "few, attacked")}
@@ -127,11 +120,7 @@ def test_claims_are_about_rows_in_columns_or_columns_in_rows(made):
 
 
 WRONG = {
-    "misspelt_key_of_an_experiment": (
-        "  rounds: 2",
-        "  roundz: 2",
-        "study.yaml:7: roundz",
-    ),
+    "misspelt_key_of_an_experiment": ("  rounds: 2", "  roundz: 2", "study.yaml:7: roundz"),
     "value_in_a_row": ("local: {lr: 0.01}", "local: {lr: fast}", "study.yaml:10: local.lr"),
     "unknown_value": ('"{family}.yaml"', '"{famly}.yaml"', "study.yaml:4: family"),
     "missing_family": ("family: two", "family: three", "study.yaml:4: family"),
@@ -167,10 +156,8 @@ def test_a_mistake_is_named_with_its_line(made, wrong: str):
 
 @pytest.mark.parametrize("soon", ["{fedsoon: {}}", "fedsoon"])
 def test_a_study_waits_for_strategies_that_it_names(made, soon):
-    text = STUDY.replace("{fedavg: {}}", soon).replace(
-        "archgraph: 1\n", "archgraph: 1\nwaits_for: [fedsoon]\n", 1
-    )
-    found = cells(made(text), "paper")
+    text = STUDY.replace("{fedavg: {}}", soon)
+    found = cells(made(f"waits_for: [fedsoon]\n{text}"), "paper")
     assert {(c.row, c.waits, c.experiment is None) for c in found} == {
         ("A", "fedsoon", True),
         ("B", "", False),
@@ -188,7 +175,7 @@ def test_cells_that_show_the_same_run_have_one_experiment_and_measures_of_their_
     text = STUDY.replace("  - {clean: {}, attacked: {attack: {fraction: 0.5}}}\n", SHOWN)
     text = text.replace("worst: worst_accuracy", 'worst: "{which}_accuracy"')
     text = text[: text.index("published:")] + "sizes: {paper: {}}\n"
-    whole = {(c.row, c.column): c for c in cells(made(text), "paper")}
+    whole = {cell.key: cell for cell in cells(made(text), "paper")}
     worst, average = whole["A", "few, clean"], whole["A", "few, attacked"]
     assert worst.experiment is average.experiment
     assert worst.experiment is not whole["A", "many, clean"].experiment

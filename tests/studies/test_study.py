@@ -75,6 +75,7 @@ sizes:
   paper: {rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}
   small: {seeds: [0, 1]}
 """
+ALIKE = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
 
 
 @pytest.fixture(scope="module")
@@ -444,18 +445,17 @@ def test_check_goes_through_every_cell_and_the_printed_figures(place: Path):
         (place / "checked.yaml").write_text(text + named)
         return next(verdicts([place / "checked.yaml"]))
 
-    text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
-    good = verdict(text)
+    good = verdict(ALIKE)
     assert good.good and good.kind == "study", good.error
     sizes = "paper: 4 cells, 1 seed, of digits; small: 4 cells, 2 seeds, of digits"
     expected = f"Somebody, Table 1: 2 comparisons; {sizes}; 1 of 1 published figure met"
     assert good.note == expected
-    other = verdict(text, published="16")
+    other = verdict(ALIKE, published="16")
     assert "is not what the paper prints; found 15; expected 16" in str(other.error)
     assert "figures.yaml:5" in str(other.error)
-    wrong = verdict(text.replace("{standalone: {}}", "{fedin: {}}"))
+    wrong = verdict(ALIKE.replace("{standalone: {}}", "{fedin: {}}"))
     assert str(wrong.error).startswith("Standalone, clean: ")
-    waits = verdict("waits_for: [fedsoon]\n" + text.replace("{standalone: {}}", "{fedsoon: {}}"))
+    waits = verdict("waits_for: [fedsoon]\n" + ALIKE.replace("{standalone: {}}", "{fedsoon: {}}"))
     assert "waits for fedsoon" in waits.note
 
 
@@ -474,13 +474,12 @@ def test_check_looks_at_equal_cells_of_all_studies_once(
         return check(spec, place, cache, begins=begins)
 
     monkeypatch.setattr(experiment_files, "checked_experiment", counted)
-    text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
     for name in ("a", "b"):
-        (tmp_path / f"{name}.yaml").write_text(text.replace("Table 1", name))
+        (tmp_path / f"{name}.yaml").write_text(ALIKE.replace("Table 1", name))
     assert all(verdict.good for verdict in verdicts([tmp_path]))
     assert len(seen) == len(set(seen)) == 4
     for name in ("a", "b"):
-        (tmp_path / f"{name}.yaml").write_text(text.replace("{standalone: {}}", "{fedin: {}}"))
+        (tmp_path / f"{name}.yaml").write_text(ALIKE.replace("{standalone: {}}", "{fedin: {}}"))
     assert not any(verdict.good for verdict in verdicts([tmp_path]))
 
 
@@ -497,16 +496,15 @@ def test_check_begins_cells_once_that_start_alike(
         return begin(experiment)
 
     monkeypatch.setattr(world, "begun", counted)
-    text = STUDY.replace("{rows: {Standalone: {data: {dataset: cifar100, limit: null}}}}", "{}")
     columns = "columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}"
     other = "{data: {partition: {scheme: classes, per_client: 2}}, rounds: 9, sample: 1, seed: 5}"
-    assert columns in text
+    assert columns in ALIKE
     file = tmp_path / "study.yaml"
-    file.write_text(text.replace(columns, f"columns: {{clean: {{}}, attacked: {other}}}"))
+    file.write_text(ALIKE.replace(columns, f"columns: {{clean: {{}}, attacked: {other}}}"))
     assert all(verdict.good for verdict in verdicts([file]))
     assert states == ["HeteroFL", "Standalone"]
     wrong = other.replace("per_client: 2", "per_client: 11")
-    file.write_text(text.replace(columns, f"columns: {{clean: {{}}, attacked: {wrong}}}"))
+    file.write_text(ALIKE.replace(columns, f"columns: {{clean: {{}}, attacked: {wrong}}}"))
     (verdict,) = verdicts([file])
     assert "HeteroFL, attacked: " in str(verdict.error)
     assert "data.partition" in str(verdict.error)

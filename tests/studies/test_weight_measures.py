@@ -86,13 +86,9 @@ def test_statistics_in_closed_form(net: Path):
         assert found.read(f"weights.small.first.{name}") == pytest.approx(value, abs=1e-3), name
         at = f"weights.small.stem.conv.weight.{name}"
         assert found.read(at) == found.read(f"weights.small.first.{name}")
-    assert found.read("weights.small.last.map_l1") == 4.5, (
-        "the last convolution, not the classifier"
-    )
-    bias = state["head.linear.bias"]
-    assert found.read("weights.small.head.linear.bias.l1") == pytest.approx(
-        float(bias.abs().mean())
-    )
+    assert found.read("weights.small.last.map_l1") == 4.5  # the convolution, not the classifier
+    bias = float(state["head.linear.bias"].abs().mean())
+    assert found.read("weights.small.head.linear.bias.l1") == pytest.approx(bias)
     assert found.read("weights.small.body.7.conv.weight.l1") is None
 
 
@@ -108,9 +104,8 @@ def test_distance_is_that_of_the_maps_that_both_have(net: Path):
 
 def test_similarity_is_that_of_the_blocks_that_are_named(net: Path):
     small, large = drawn(net, 0, depth=2), drawn(net, 1)
-    large = Model(
-        large.graph, {**large.state, "body.2.conv.weight": small.state["body.1.conv.weight"]}
-    )
+    shared = {"body.2.conv.weight": small.state["body.1.conv.weight"]}
+    large = Model(large.graph, {**large.state, **shared})
     found = run(**{"small/0": small, "large/1": large})
     assert found.read("similarity.small.large.body.1.2", found) == pytest.approx(1.0, abs=1e-5)
     every = block_similarity(small.graph, small.state, (large.graph, large.state))
@@ -156,22 +151,17 @@ def test_a_study_reads_its_runs_weights_without_running_again(result: StudyResul
     for one in result.runs:
         weights = FinalWeights(one.folder)
         assert set(weights.models) == {"small/0", "large/1"}
-        for row, measure in (
-            ("weights", "weights.large{}.std"),
-            ("distance", "distance.large.small{}"),
-        ):
+        measures = {"weights": "weights.large{}.std", "distance": "distance.large.small{}"}
+        for row, measure in measures.items():
             for column, at in (("first", ".first"), ("bias", ".head.linear.bias")):
                 value = result.values(row, column, "value")[one.seed]
                 assert value == weights.read(measure.format(at), FinalWeights(others[one.folder]))
-    assert (
-        result.values("weights", "first", "value")[0]
-        != result.values("weights", "first", "value")[1]
-    )
+    first, other = result.values("weights", "first", "value").values()
+    assert first != other
 
 
 def test_a_value_that_the_cell_has_not_is_named(tmp_path: Path):
     (tmp_path / "table2.yaml").write_text(STUDY.replace("{at}", "{where}"))
-    with pytest.raises(
-        SpecError, match=r"figures.value: is not a value of the cell; found 'where'"
-    ):
+    message = r"figures.value: is not a value of the cell; found 'where'"
+    with pytest.raises(SpecError, match=message):
         ag.study(tmp_path / "table2.yaml", out=tmp_path, only_read=True)
