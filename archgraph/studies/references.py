@@ -237,7 +237,7 @@ def _of_classes(experiment: Experiment) -> Iterator[TrivialReference]:
     known = (data.train.targets != IGNORED).numpy()
     shares = [share[known[share]] for share in _shares(experiment)]
     pooled = np.unique(np.concatenate(shares))
-    train, test = (Labelled(x, s.targets) for x, s in zip(*_features(data), strict=True))
+    train, test = _labelled(data)
     test = test.at((test.targets != IGNORED).nonzero()[:, 0].numpy())
     mixtures = [class_histogram(train.targets[share], classes) for share in shares]
     there = torch.bincount(test.targets, minlength=classes).numpy() > 0
@@ -314,21 +314,17 @@ def _answered(
     return choice, Answers([accuracy], hits, torch.ones_like(test.targets))
 
 
-def _features(data: Dataset) -> tuple[list[Tensor], list[Split]]:
-    """Return inputs as rows of numbers, float32 ``[example, feature]``; of tokens: which occur."""
-    splits = [data.train, data.test]
-    if data.integral:
-        words = 1 + max(int(split.inputs.max()) for split in splits)
-        return [_occurring(split.inputs.flatten(1).long(), words) for split in splits], splits
-    rows = []
+def _labelled(data: Dataset) -> Iterator[Labelled]:
+    """Yield training and test examples as rows of numbers; of tokens: which occur."""
+    splits = (data.train, data.test)
+    words = 1 + max(int(split.inputs.max()) for split in splits) if data.integral else 0
     for split in splits:
-        inputs, _ = split.examples(slice(None))
-        rows.append(torch.cat([x.flatten(1).float() for x in inputs], 1))
-    return rows, splits
-
-
-def _occurring(tokens: Tensor, words: int) -> Tensor:
-    return torch.zeros(len(tokens), words).scatter_(1, tokens, 1.0)
+        if data.integral:
+            tokens = split.inputs.flatten(1).long()
+            rows = torch.zeros(len(tokens), words).scatter_(1, tokens, 1.0)
+        else:
+            rows = torch.cat([x.flatten(1).float() for x in split.examples(slice(None))[0]], 1)
+        yield Labelled(rows, split.targets)
 
 
 def _of_words(experiment: Experiment) -> Iterator[TrivialReference]:
@@ -337,18 +333,15 @@ def _of_words(experiment: Experiment) -> Iterator[TrivialReference]:
     test = _bigrams(data.test, np.arange(len(data.test)))
     texts = [_bigrams(data.train, share) for share in _shares(experiment)]
     everything = _bigrams(data.train, _pooled(experiment))
-    tables = (("unigram table", unigram_table), (BIGRAM, bigram_table))
-    for name, counted in tables:
+    for name, counted in (("unigram table", unigram_table), (BIGRAM, bigram_table)):
         weights = table_weights(counted, everything, words)
-        yield TrivialReference(
-            name,
-            _perplexity(counted(everything, test, words) @ weights),
-            tuple(
-                _perplexity(counted(text, test, words) @ table_weights(counted, text, words))
-                for text in texts
-            ),
-            chosen="weights " + ", ".join(f"{w:.2f}" for w in weights.tolist()),
+        clients = tuple(
+            _perplexity(counted(text, test, words) @ table_weights(counted, text, words))
+            for text in texts
         )
+        pooled = _perplexity(counted(everything, test, words) @ weights)
+        listed = ", ".join(f"{w:.2f}" for w in weights.tolist())
+        yield TrivialReference(name, pooled, clients, chosen=f"weights {listed}")
 
 
 def table_weights(
@@ -565,8 +558,13 @@ def largest_model(experiment: Experiment) -> tuple[str, ArchGraph, State]:
 def _central(
     experiment: Experiment, graph: ArchGraph, state: State, rounds: int, epochs: int, figure: str
 ) -> float:
-    """Train a model on all clients' examples as one client would, and test it on held-out ones."""
-    world, at = experiment.world, _pooled(experiment)
+    """Train a model on all clients' examples as one client would, and test it on held-out ones.
+
+    1. One client owns the examples of all, and passes over each of them.
+    2. It trains in each round from its own last state; the optimiser starts anew.
+    3. The state after the last round is tested on the held-out examples; NaN if it diverged.
+    """
+    world, at = experiment.world, _pooled(experiment)  # 1
     mixture: tuple[int, ...] = ()
     if experiment.data.classes is not None:
         targets = experiment.data.train.targets[torch.from_numpy(at)]
@@ -576,7 +574,7 @@ def _central(
     local = experiment.local.model_copy(update={"epochs": epochs, "fraction": 1.0})
     alone = dataclasses.replace(world, clients=(one,))
     setup = dataclasses.replace(experiment, world=alone, shares=(at,), local=local)
-    for number in range(1, rounds + 1):
+    for number in range(1, rounds + 1):  # 2
         # Rounds that are left out are left out evenly: the rate still goes through its schedule.
         round = math.ceil(number * world.rounds / rounds)
         generator = seeded(world.seed, "central", round)
@@ -586,7 +584,7 @@ def _central(
                 state = performed(Train(), work, setup.engine).state
             except RejectedUpdate:  # not finite
                 return math.nan
-    tested = answers(
+    tested = answers(  # 3
         module_of(Model(graph, state), world.device),
         experiment.validating.data.test,
         learning=world.learning,

@@ -499,8 +499,13 @@ def _missing(
     python: bool,
     notify: Callable[[str], object],
 ) -> Iterator[tuple[Path, str]]:
-    """Run what is not done; yield which runs failed, and why."""
-    left: dict[Path, StudyRun] = {}
+    """Run what is not done; yield which runs failed, and why.
+
+    1. Leave out runs whose setting does not pass its gate, and those that are done.
+    2. Refuse if the files of no run are there; report those whose files are missing.
+    3. Run the others, and record each as it ends. (Weights are read when all seeds have ended.)
+    """
+    left: dict[Path, StudyRun] = {}  # 1
     fit = [one for one in runs if ledger.fit(one)]
     if unfit := {one.address for one in runs} - {one.address for one in fit}:
         notify(f"{plural(len(unfit), 'run')} left out: the setting does not pass its gate")
@@ -511,7 +516,7 @@ def _missing(
     done, lacks = total - len(left), _lacking(left.values(), data)
     if done:
         notify(f"{done} of {plural(total, 'run')} done before")
-    if lacks:
+    if lacks:  # 2
         error = _missing_files(lacks.values())
         if len(lacks) == total:  # nothing of the study can be shown
             raise error
@@ -519,7 +524,7 @@ def _missing(
         yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
     # As they end: what is done is said at once; figures depend on no order of runs.
-    ended = Workers(workers, always=True).calls(
+    ended = Workers(workers, always=True).calls(  # 3
         functools.partial(_run, data_root=data, python=python), listed, as_they_end=True
     )
     for number, (one, result) in enumerate(ended, done + len(lacks) + 1):

@@ -180,17 +180,16 @@ def _figures(result: StudyResult) -> Iterator[Table]:
 
     Of names without parts one table, or one for each column where there would be too many.
     """
-    there, parts = _cells(result), result.spec.combined()
-    wide = len({column for _, column in there}) * len(result.spec.figures) > WIDE
-    several = len(result.spec.parts) > 1 or wide
+    there = _cells(result)
+    present = {column for _, column in there}
+    parts = {c: names for c, names in result.spec.combined().items() if c in present}
+    several = len(result.spec.parts) > 1 or len(parts) * len(result.spec.figures) > WIDE
     seeds = len({one.seed for one in result.runs})
-    firsts = dict.fromkeys(parts[column][0] if several else "" for _, column in there)
-    for first in firsts:
+    for first in dict.fromkeys(names[0] if several else "" for names in parts.values()):
         columns = [c for c, names in parts.items() if not several or names[0] == first]
-        columns = [c for c in columns if any(c == at for _, at in there)]
         # The title says the first part; a single figure needs no name.
         short = {c: c.removeprefix(first).removeprefix(", ") if several else c for c in columns}
-        with_figure = len(result.spec.figures) > 1 or len(parts) == 1
+        with_figure = len(result.spec.figures) > 1 or len(result.spec.combined()) == 1
         heads = [
             ", ".join(filter(None, (short[c], figure if with_figure else "")))
             for c, figure in itertools.product(columns, result.spec.figures)

@@ -147,10 +147,9 @@ class Bigrams(NamedTuple):
     before: Tensor
     word: Tensor
 
-    def at(self, positions: np.ndarray | slice) -> Bigrams:
+    def at(self, part: slice) -> Bigrams:
         """Return some of the words."""
-        chosen = positions if isinstance(positions, slice) else torch.from_numpy(positions)
-        return Bigrams(self.before[chosen], self.word[chosen])
+        return Bigrams(self.before[part], self.word[part])
 
 
 def unigram_table(train: Bigrams, text: Bigrams, words: int) -> Tensor:
