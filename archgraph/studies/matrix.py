@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import pydantic
+from pydantic import ConfigDict
 
 from archgraph.engine.facts import family_of
 from archgraph.engine.local import execute
@@ -20,14 +22,14 @@ from archgraph.federation import Family, resolve
 from archgraph.language import ExperimentSpec
 from archgraph.language.consent import allowed
 from archgraph.processes.process import Died, attempted
+from archgraph.studies.records import add_line, read_lines
 from archgraph.studies.spec import cells, load_study
 from archgraph.tables import Table, plural
 
 _SIGNS: Mapping[str, str] = {"runs": "✓", "refused": "–", "fails": "✗"}
 
 
-@dataclass(frozen=True)
-class MatrixCell:
+class MatrixCell(pydantic.BaseModel):
     """What came of a strategy on a model.
 
     Attributes:
@@ -38,6 +40,8 @@ class MatrixCell:
         reason: Why it does not run.
         seconds: Of all that was done for it.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     strategy: str
     model: str
@@ -112,39 +116,32 @@ def matrix(
 
     Raises:
         SpecError: If the file cannot be understood.
+        RunError: If a line of the log is damaged.
         OSError: If the log cannot be written.
     """
     spec, path = load_study(file), None if log is None else Path(log)
-    done = {(cell.strategy, cell.model): cell for cell in _logged(path)}
+    logged = read_lines(path, MatrixCell) if path is not None and path.exists() else ()
+    done = {(one.strategy, one.model): one for _, one in logged if one.outcome != "fails"}
     families: dict[str, Family] = {}
     with allowed(python):
         every = cells(spec, "paper")
         # By column: cells of one model share its capture.
         columns = list(spec.combined())
         for cell in sorted(every, key=lambda cell: columns.index(cell.column)):
-            key = cell.key
+            row, column = key = cell.key
             if key in done or (only and not {*key} & {*only}) or cell.experiment is None:
                 continue
             began = time.perf_counter()
             outcome, reason = _tried(cell.experiment, families, data_root)
             seconds = round(time.perf_counter() - began, 1)
-            done[key] = MatrixCell(*key, outcome, reason, seconds)
+            done[key] = MatrixCell(
+                strategy=row, model=column, outcome=outcome, reason=reason, seconds=seconds
+            )
             if path is not None:  # at once: hours of cells outlive what ends the next one
-                with path.open("a") as stream:
-                    stream.write(json.dumps(asdict(done[key]), ensure_ascii=False) + "\n")
+                add_line(path, done[key])
             notify(done[key])
     ordered = (done.get(cell.key) for cell in every)
     return MatrixResult(spec.study, spec.about, tuple(filter(None, ordered)), len(every))
-
-
-def _logged(log: Path | None) -> Iterable[MatrixCell]:
-    """Yield what a log has of earlier calls, without what failed."""
-    if log is None or not log.exists():
-        return
-    for line in log.read_text().splitlines():
-        cell = MatrixCell(**json.loads(line))
-        if cell.outcome != "fails":
-            yield cell
 
 
 def _tried(

@@ -53,16 +53,15 @@ class Paired:
         return statistics.fmean(self.differences)
 
     @property
-    def std(self) -> float | None:
-        """Standard deviation of the sample (n - 1), or None for a single seed."""
-        return statistics.stdev(self.differences) if len(self.differences) > 1 else None
-
-    @property
     def error(self) -> float | None:
-        """Standard error of the mean: over seeds, or over seeds and examples if that is larger."""
-        if self.std is None:
+        """Standard error of the mean: over seeds, or over seeds and examples if that is larger.
+
+        None for a single seed.
+        """
+        if len(self.differences) < 2:
             return None
-        return max(self.std / math.sqrt(len(self.differences)), self.resampled or 0.0)
+        over_seeds = statistics.stdev(self.differences) / math.sqrt(len(self.differences))
+        return max(over_seeds, self.resampled or 0.0)
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from archgraph.display import colours
 from archgraph.errors import RunError
 from archgraph.reports.plots import MARKERS, STYLES, panels
@@ -67,15 +69,10 @@ def heat(sections: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
     width, height = 1.6 + 0.85 * sum(widths), 1.9 + 0.55 * heights
     figure, axes = panels(width, len(widths), title, widths, height, points=(12, 8))
     scale = LinearSegmentedColormap.from_list("similarity", colours.SCALE)
-    tables = [
-        [
-            [math.nan if v is None else v - section.chance for v in values]
-            for values in section.values
-        ]
-        for section in sections
-    ]
+    # What is not compared becomes NaN, and stays white.
+    tables = [np.array(section.values, float) - section.chance for section in sections]
     # One scale for all panels, chance in its middle.
-    most = max(abs(v) for v in (LEAST, *(v for t in tables for row in t for v in row)) if v == v)
+    most = max(LEAST, *(np.nanmax(np.abs(table)) for table in tables))
     for panel, section, table in zip(axes, sections, tables, strict=True):
         image = panel.imshow(table, cmap=scale, vmin=-most, vmax=most, aspect="auto")
         for i, values in enumerate(section.values):

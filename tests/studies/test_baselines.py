@@ -74,14 +74,6 @@ def test_fedgkts_server_makes_ten_passes_and_fedin_stores_the_latest_pairs(name,
     assert options["FedIN"] == {"store": "latest", "sample": 640}
 
 
-def test_ablations_of_fedin_differ_from_it_in_their_part_alone():
-    options = {cell.row: experiment_of(cell).strategy_options for cell in cells_of("fedin_fig7")}
-    usual = options.pop("FedIN")
-    assert usual == {"store": "latest", "sample": 640}
-    changed = [given.keys() - usual.keys() for row, given in options.items() if "(" in row[:1]]
-    assert changed == [{"step"}, {"aggregate"}, {"in_training"}]
-
-
 # -- NeFL -----------------------------------------------------------------------------------------
 
 

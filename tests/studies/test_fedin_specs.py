@@ -107,9 +107,12 @@ def test_experiments_are_as_published(row, column, spec):
     assert isinstance(configure(spec.strategy_name, spec.strategy_options), FedIN)
 
 
-def test_ablations_are_those_of_figure_7():
-    options = {row[:3]: spec.strategy_options for row, column, spec in PAPER if not column}
+@pytest.mark.parametrize("size", ["paper", "small"])
+def test_ablations_are_those_of_figure_7(size):
+    every = cells(load_study(SPECS / "studies/fedin_fig7.yaml"), size)
+    options = {c.row[:3]: c.experiment.strategy_options for c in every if c.experiment}
     usual = options["Fed"]
+    assert usual == {"store": "latest", "sample": 640}
     assert options["(a)"] == {**usual, "step": "sequential"}
     assert options["(b)"] == {**usual, "aggregate": False}
     assert options["(c)"] == {"in_training": False}
