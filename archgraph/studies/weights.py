@@ -10,7 +10,7 @@ import numpy as np
 
 from archgraph.display import colours
 from archgraph.errors import RunError
-from archgraph.reports.plots import MARKERS, STYLES, panels
+from archgraph.reports.plots import draw_line, panels
 from archgraph.reports.sheets import NOTHING
 from archgraph.studies.similarity import ScaleComparison, SectionSimilarity
 from archgraph.tables import Table, plural
@@ -134,23 +134,15 @@ def scale_table(comparison: ScaleComparison) -> Table:
 
 def scale_plot(comparison: ScaleComparison) -> Figure:
     """Draw by layer and model the ratio of magnitudes, and the distance over the baseline's."""
+    from pandas import Series  # takes half a second
+
     figure, axes = panels(11.0, 2, "", height=4.6, points=(12, 8))
     positions = {layer: i for i, layer in enumerate(comparison.layers)}
     for number, (name, model) in enumerate(comparison.models.items()):
-        at = [positions[layer] for layer in model]
-        ratios = [scale.ratio for scale in model.values()]
-        far = [_over(s.distance, comparison.magnitudes[layer]) for layer, s in model.items()]
+        ratios = {positions[layer]: scale.ratio for layer, scale in model.items()}
+        far = {positions[k]: _over(s.distance, comparison.magnitudes[k]) for k, s in model.items()}
         for panel, values in zip(axes, (ratios, far), strict=True):
-            panel.plot(
-                at,
-                values,
-                label=name,
-                color=colours.SERIES[number % len(colours.SERIES)],
-                linestyle=STYLES[number % len(STYLES)],
-                marker=MARKERS[number % len(MARKERS)],
-                markersize=3.5,
-                linewidth=1.3,
-            )
+            draw_line(panel, Series(values), name, number)
     axes[0].axhline(1.0, color=colours.INK, linewidth=1.0, zorder=1.5)
     for panel, what in zip(axes, ("average magnitude", "average distance"), strict=True):
         panel.set_title(f"{what} / magnitude of {comparison.baseline}", loc="left", fontsize=10)
@@ -161,7 +153,7 @@ def scale_plot(comparison: ScaleComparison) -> Figure:
     low, high = axes[0].get_ylim()
     if low > 0 and high / low > 20:
         axes[0].set_yscale("log")
-    if comparison.models:
+    if any(comparison.models.values()):
         axes[0].legend(frameon=False, fontsize=9)
     return figure
 
