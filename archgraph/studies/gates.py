@@ -34,6 +34,7 @@ from archgraph.studies.records import SUFFIX, add_line, origin, read_lines
 from archgraph.studies.references import (
     FITTED,
     UNGATED,
+    best_reference,
     gate,
     gate_setting,
     largest_model,
@@ -106,13 +107,11 @@ class GateRecord(pydantic.BaseModel):
         Figures on all test data have the best pooled one, those on clients' own mixtures of classes
         the best that is fitted to one client; None: no reference is of the measure's kind.
         """
+        there = next(iter(self.references.values()))
         for key, fitted, measures in _ALIKE:
-            figures = {n: row[key] for n, row in self.references.items() if key in row}
-            gating = [n for n in figures if n not in UNGATED]
-            if gating and re.fullmatch(measures.format(self.figure), measure):
-                sign = 1 if self.figure in SHARES else -1
-                best = max(gating, key=lambda name: sign * figures[name])
-                return f"{best}, {fitted} ({self.setting})", figures[best]
+            if key in there and re.fullmatch(measures.format(self.figure), measure):
+                name, figure = best_reference(self.references, key, more=self.figure in SHARES)
+                return f"{name}, {fitted} ({self.setting})", figure
         return None
 
     def tried(self) -> Iterator[tuple[str, float, Sequence[Mapping[str, Json]]]]:

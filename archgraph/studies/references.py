@@ -60,6 +60,8 @@ FITTED = {
     "own_matched": "own mixture, one client",
 }
 """Figures of a reference, by what it is fitted to and tested on, as tables call them."""
+UNGATED = frozenset({"nearest neighbours"})
+"""References that are printed and gate nothing."""
 
 _PATIENCE = 2  # choices in a row that are worse than the best end the search
 
@@ -76,7 +78,6 @@ class TrivialReference:
             (:meth:`archgraph.engine.testing.Answers.matched`). Clients without a test example of
             their classes are left out; empty for text.
         own_matched: The same of the model that is fitted to the client's own examples.
-        gates: Whether methods have to pass it.
         chosen: What the pooled model chose on held-out training examples.
     """
 
@@ -85,7 +86,6 @@ class TrivialReference:
     clients: tuple[float, ...]
     matched: tuple[float, ...] = ()
     own_matched: tuple[float, ...] = ()
-    gates: bool = True
     chosen: str = ""
 
 
@@ -112,29 +112,6 @@ class References:
         """Whether more of the figure is better."""
         return self.figure == "accuracy"
 
-    @property
-    def best_pooled(self) -> TrivialReference:
-        """The gating reference that is best with the examples of all clients."""
-        return self._best(lambda row: row.pooled)
-
-    @property
-    def linear(self) -> TrivialReference:
-        """Softmax regression; for text the bigram table: that is one on the word before."""
-        return next(row for row in self.rows if row.name in (SOFTMAX, BIGRAM))
-
-    def best_client(self, *, personal: bool = False) -> tuple[TrivialReference, float]:
-        """Return the gating reference that is best with one client's examples, and its figure.
-
-        Args:
-            personal: On each client's own mixture of classes, the mean over clients. Default: on
-                all test data, the best of all clients.
-        """
-        if personal:
-            row = self._best(lambda row: _mean(row.own_matched))
-            return row, _mean(row.own_matched)
-        row = self._best(lambda row: self._extreme(row.clients))
-        return row, self._extreme(row.clients)
-
     def better(self, figure: float, other: float) -> bool:
         """Return whether a figure is better than another one; one that is not a number never is."""
         return figure > other if self.more else figure < other
@@ -151,7 +128,7 @@ class References:
         examples = "windows" if not self.more else "examples"
         clients = plural(len(self.rows[0].clients), "client")
         unit = "accuracy, %" if self.more else "perplexity"
-        printed = "".join(f" Not a gate: {row.name}." for row in self.rows if not row.gates)
+        printed = "".join(f" Not a gate: {row.name}." for row in self.rows if row.name in UNGATED)
         return Table(
             f"References on {self.data}: {unit}",
             ("", *heads, "chosen"),
@@ -165,19 +142,30 @@ class References:
         """Return the figures of :meth:`table` by reference, as numbers."""
         summary = {}
         for row in self.rows:
-            figures = {"pooled": row.pooled, "mean": _mean(row.clients)}
-            figures["best"] = self._extreme(row.clients)
+            best = (max if self.more else min)(row.clients)
+            figures = {"pooled": row.pooled, "mean": _mean(row.clients), "best": best}
             if row.matched:
                 figures |= {"matched": _mean(row.matched), "own_matched": _mean(row.own_matched)}
             summary[row.name] = figures
         return summary
 
-    def _extreme(self, figures: Sequence[float]) -> float:
-        return max(figures) if self.more else min(figures)
 
-    def _best(self, figure: Callable[[TrivialReference], float]) -> TrivialReference:
-        gating = [row for row in self.rows if row.gates]
-        return max(gating, key=lambda row: figure(row) if self.more else -figure(row))
+def best_reference(
+    summary: Mapping[str, Mapping[str, float]], fitted: str, *, more: bool
+) -> tuple[str, float]:
+    """Return the gating reference that is best in a figure of :data:`FITTED`, and its figure.
+
+    >>> summary = {
+    ...     "a": {"pooled": 0.2},
+    ...     "b": {"pooled": 0.3},
+    ...     "nearest neighbours": {"pooled": 1.0},
+    ... }
+    >>> best_reference(summary, "pooled", more=True)
+    ('b', 0.3)
+    """
+    figures = {name: row[fitted] for name, row in summary.items() if name not in UNGATED}
+    best = (max if more else min)(figures, key=figures.__getitem__)
+    return best, figures[best]
 
 
 def references(experiment: Experiment) -> References:
@@ -222,12 +210,11 @@ def _pooled(experiment: Experiment) -> np.ndarray:
     return np.unique(np.concatenate(_shares(experiment)))
 
 
-# What references of classes are made of: the model, what it chooses from, how a choice is called,
-# and whether it gates.
+# What references of classes are made of: the model, what it chooses from, how a choice is called.
 _CLASSIFIERS = (
-    ("majority class", majority_class, (0,), "", True),
-    (SOFTMAX, softmax_regression, PENALTIES, "L2 {:g}", True),
-    ("nearest neighbours", nearest_neighbours, NEIGHBOURS, "k = {:g}", False),
+    ("majority class", majority_class, (0,), ""),
+    (SOFTMAX, softmax_regression, PENALTIES, "L2 {:g}"),
+    ("nearest neighbours", nearest_neighbours, NEIGHBOURS, "k = {:g}"),
 )
 
 
@@ -243,7 +230,7 @@ def _of_classes(experiment: Experiment) -> Iterator[TrivialReference]:
     there = torch.bincount(test.targets, minlength=classes).numpy() > 0
     # Without a test example of its classes, a client has no figure on its own mixture.
     testable = [i for i, mixture in enumerate(mixtures) if (there & (mixture > 0)).any()]
-    for name, model, choices, called, gates in _CLASSIFIERS:
+    for name, model, choices, called in _CLASSIFIERS:
         answered = [
             _answered(model, train.at(share), test, classes, choices, seed)
             for share in (pooled, *shares)
@@ -256,13 +243,9 @@ def _of_classes(experiment: Experiment) -> Iterator[TrivialReference]:
             tuple(one.summary()["accuracy"] for one in alone),
             tuple(together.matched(test.targets, [mixtures[i].tolist() for i in testable])),
             tuple(alone[i].matched(test.targets, [mixtures[i].tolist()])[0] for i in testable),
-            gates,
             called.format(choice),
         )
 
-
-UNGATED = frozenset(name for name, *_, gates in _CLASSIFIERS if not gates)
-"""References that are printed and gate nothing."""
 
 Classifier = Callable[[Labelled, Tensor, int, Sequence[float]], Iterator[tuple[float, Tensor]]]
 
@@ -421,21 +404,25 @@ class SettingGate:
     @property
     def comparisons(self) -> tuple[GateComparison, ...]:
         """What was compared: central training, then the best method if there is one."""
-        known, best = self.references, self.references.best_pooled
+        summary, more = self.references.summary(), self.references.more
         trained = f"{self.model}, trained centrally ({plural(self.passes, 'pass', 'passes')})"
-        compared = [self._compared(trained, self.central, f"{best.name}, pooled", best.pooled)]
+        best, pooled = best_reference(summary, "pooled", more=more)
+        compared = [self._compared(trained, self.central, f"{best}, pooled", pooled)]
         if self.methods:
-            sign = 1 if known.more else -1
+            sign = 1 if more else -1
             # A figure that is not a number is the worst.
             name, figure = max(
                 self.methods.items(),
                 key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1],
             )
-            linear, (alone, of_one) = known.linear, known.best_client(personal=self.personal)
-            pooled = _mean(linear.matched) if self.personal else linear.pooled
+            # The bigram table is a softmax regression on the word before.
+            linear = SOFTMAX if SOFTMAX in summary else BIGRAM
+            pooled = summary[linear]["matched" if self.personal else "pooled"]
+            fitted = "own_matched" if self.personal else "best"
+            alone, of_one = best_reference(summary, fitted, more=more)
             compared += [
-                self._compared(name, figure, f"{linear.name}, pooled", pooled),
-                self._compared(name, figure, f"{alone.name}, one client", of_one),
+                self._compared(name, figure, f"{linear}, pooled", pooled),
+                self._compared(name, figure, f"{alone}, one client", of_one),
             ]
         return tuple(compared)
 
@@ -454,9 +441,10 @@ class SettingGate:
     def table(self) -> Table:
         """Return a row for each comparison; ``print`` draws it."""
         text, tested = self.references.text, self.references.tested
-        best, note = self.references.best_pooled, ""
+        note = ""
         if self.references.more:
-            note = f" (standard error {standard_error(best.pooled, tested):.1f} points)"
+            _, best = best_reference(self.references.summary(), "pooled", more=True)
+            note = f" (standard error {standard_error(best, tested):.1f} points)"
         cut = f"; clients make {self.asked} passes" if self.passes < self.asked else ""
         return Table(
             f"Gate on {self.references.data}, seed {self.seed}: {self.verdict}",
