@@ -84,6 +84,12 @@ def _of_model(model: pydantic.BaseModel, path: str) -> Iterator[Setting]:
 def _plain(value: Json) -> Json:
     if isinstance(value, pydantic.BaseModel):
         return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if isinstance(value, dict):  # of kinds of client: what is left out is the run's
+        parts = {
+            key: of.model_dump(mode="json", exclude_unset=True) if hasattr(of, "model_dump") else of
+            for key, of in value.items()
+        }
+        return pydantic_core.to_jsonable_python(parts)
     return pydantic_core.to_jsonable_python(value)
 
 

@@ -40,8 +40,8 @@ def address(spec: ExperimentSpec) -> str:
         # By content where it is known: a path depends on the machine.
         more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
         file = Path(spec.weights.file)
-        content = spec.weights.sha256 or (sha256(file) if file.is_file() else file.name)
-        values["weights"] = {"of": content, **more}
+        digits = spec.weights.sha256 or (sha256(file) if file.is_file() else file.name)
+        values["weights"] = {"of": digits, **more}
     family = family_of(spec)
     content = family.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name"})
     for member in (content, *content["clients"]):

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from archgraph.analysis.cost import cost
 from archgraph.data import DATASETS
 from archgraph.data.source import source
-from archgraph.engine.facts import family_of
+from archgraph.engine.facts import family_of, local_changes
 from archgraph.errors import ArchGraphError
 from archgraph.federation.files import family_without_consent
 from archgraph.language import ExperimentSpec, FamilySpec
 from archgraph.language.data import IidSpec, NamedData
+from archgraph.plain import Json
 from archgraph.reports.settings import differing, said
 from archgraph.studies.spec import StudyCell, StudyFigure, cells
 from archgraph.tables import Table, count, per_cent, plural
@@ -45,6 +46,7 @@ _OF_RUNS = (
 # Settings with words of their own, and those that tell runs apart elsewhere.
 _APART = (
     "strategy", "seed", "data", "sample", "engine", "local.epochs", "local.batch", "local.lr",
+    "local_of",
     "weights.file",  # a path of this machine; its checksum says which one
 )  # fmt: skip
 _Address = tuple[str, ...]  # of a cell: its row, and the parts of its column's name
@@ -101,6 +103,7 @@ def _facts(cell: StudyCell, sizes: dict[str, str]) -> dict[str, str]:
         "epochs": plural(spec.local.epochs, "local epoch"),
         "batch": f"minibatches of {spec.local.batch}",
         "rate": f"rate {spec.local.lr:g}",
+        **_of_kinds(spec),
         **{
             one.key: f"{one.key.removeprefix('local.')} {said(one.value)}"
             for one in differing(spec)
@@ -109,15 +112,29 @@ def _facts(cell: StudyCell, sizes: dict[str, str]) -> dict[str, str]:
     }
 
 
+def _of_kinds(spec: ExperimentSpec) -> dict[str, str]:
+    """Return what kinds of client train with instead, as their family or the experiment says."""
+    facts = {}
+    for kind, changes in local_changes(spec).items():
+        said_of: dict[str, Json] = {}
+        for *_, change in changes:
+            said_of |= change.model_dump(mode="json", exclude_unset=True)
+        if said_of:
+            text = ", ".join(f"{key} {said(value)}" for key, value in said_of.items())
+            facts[f"those of `{kind}`"] = f"`{kind}`: {text}"
+    return facts
+
+
 def _examples(spec: ExperimentSpec) -> str:
     data = spec.data
     if not isinstance(data, NamedData) or data.dataset not in DATASETS:
         return said(data.model_dump(mode="json", exclude={"partition"}, exclude_defaults=True))
     file = source(data.dataset)
-    if file.format == "words":  # a limit is one of windows
-        return f"{data.dataset}, {file.examples[0]:,} training and {file.examples[1]:,} test tokens"
-    train, test = (min(many, data.limit or many) for many in file.examples)
-    return f"{data.dataset}, {train:,} training and {test:,} test examples"
+    text = file.format == "words"  # a limit is one of windows
+    limit = (data.limit or max(file.examples)) * (data.bptt if text else 1)
+    train, test = (min(many, limit) for many in file.examples)
+    what = "tokens" if text else "examples"
+    return f"{data.dataset}, {train:,} training and {test:,} test {what}"
 
 
 def _clients(family: FamilySpec) -> str:
@@ -128,7 +145,7 @@ def _clients(family: FamilySpec) -> str:
         with contextlib.suppress(ArchGraphError):  # a library that it needs is not here
             built = resolve(family).clients
             sizes = {m.name: f" ({cost(m.graph).parameters:,} parameters)" for m in built}
-    return ", ".join(f"{m.count} `{m.name}`{sizes.get(m.name, '')}" for m in family.clients)
+    return ", ".join(f"{m.number} `{m.name}`{sizes.get(m.name, '')}" for m in family.clients)
 
 
 def _averages(figure: StudyFigure) -> str:

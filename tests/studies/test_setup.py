@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from archgraph.studies.setup import _averages, varying
-from archgraph.studies.spec import StudyFigure
+from archgraph.language import ExperimentSpec
+from archgraph.reports.settings import differing
+from archgraph.studies.setup import _averages, _facts, varying
+from archgraph.studies.spec import StudyCell, StudyFigure
 
 CELLS: list[tuple[str, ...]] = [
     (row, part, column) for row in "AB" for part in "xy" for column in "pq"
@@ -53,3 +57,45 @@ def test_rows_with_the_same_text_stand_together_and_no_cell_has_nothing():
 )  # fmt: skip
 def test_a_figure_says_what_it_averages(measure, options, expected):
     assert _averages(StudyFigure(measure=measure, **options)) == expected
+
+
+MODEL = {
+    "archgraph": 1,
+    "inputs": {"x": (4,)},
+    "sections": ({"name": "fc", "steps": ({"linear": 3},)},),
+}
+
+
+def experiment(family: dict[str, Any], **more: Any) -> ExperimentSpec:
+    facts = {"name": "a", "family": family, "strategy": {"fedavg": {}}, "rounds": 1}
+    return ExperimentSpec.model_validate({**facts, "data": {"dataset": "digits"}, **more})
+
+
+def test_kinds_of_client_say_what_they_train_with_instead_and_nothing_else():
+    clients = (
+        {"name": "slow", "owners": ("d", "e"), "local": {"lr": 0.2, "batch": 8}},
+        {"name": "fast", "owners": ("a", "b", "c")},
+    )
+    kinds = {"slow": {"lr": 0.3}, "fast": {"epochs": 2}}
+    spec = experiment({"model": MODEL, "clients": clients}, local={"lr": 0.05}, local_of=kinds)
+    facts = _facts(StudyCell("A", "", spec, {}), {})
+    assert facts["rate"] == "rate 0.05" and facts["clients"].startswith("2 `slow` (15 ")
+    assert "3 `fast`" in facts["clients"]
+    texts = [text for text in facts.values() if "`:" in text]
+    assert texts == ["`slow`: batch 8, lr 0.3", "`fast`: epochs 2"] and "local_of" not in facts
+    assert {one.key: one.value for one in differing(spec)}["local_of"] == kinds
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"dataset": "digits"}, "digits, 1,437 training and 360 test examples"),
+        ({"dataset": "digits", "limit": 400}, "digits, 400 training and 360 test examples"),
+        ({"dataset": "wikitext2"}, "wikitext2, 2,088,628 training and 245,569 test tokens"),
+        ({"dataset": "wikitext2", "bptt": 20, "limit": 150}, "wikitext2, 3,000 training and 3,000 "
+         "test tokens"),
+    ],
+)  # fmt: skip
+def test_the_setup_counts_what_a_limit_leaves(data, expected):
+    spec = experiment({"model": MODEL, "clients": ({"name": "all"},)}, data=data)
+    assert _facts(StudyCell("A", "", spec, {}), {})["examples"] == expected

@@ -205,14 +205,17 @@ def test_what_decides_figures_decides_where_a_run_lies(made, tmp_path, change):
     for folder in ("first", "second"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.pt").write_text(folder)
-    text = STUDY.replace("strategy: {standalone: {}}, local: {lr: 0.01}", "strategy: {fedavg: {}}, {}")
-    text = text[: text.index("published:")] + "sizes: {paper: {}}\n"
-    same, other, first = (
-        [address(c.experiment) for c in cells(made(text.replace(", {}}", f", {of}}}")), "paper")]
-        for of in ("rounds: 2", change, "weights: {file: first/a.pt}")
-    )
-    half = len(same) // 2
-    assert same[half] == same[0]
-    assert len({*other[:half], *other[half:]}) == 2 * half
-    if "second" in change:
-        assert not {*first[half:]} & {*other[half:]}
+    before, end = "strategy: {standalone: {}}, local: {lr: 0.01}", STUDY.index("published:")
+
+    def addresses(of_b: str) -> tuple[set[str], ...]:
+        text = STUDY[:end].replace(before, f"strategy: {{fedavg: {{}}}}, {of_b}")
+        every = cells(made(text + "sizes: {paper: {}}\n"), "paper")
+        return tuple(
+            {address(c.experiment) for c in every if c.row == row and c.experiment is not None}
+            for row in "AB"
+        )
+
+    first, (ours, theirs) = addresses("weights: {file: first/a.pt}"), addresses(change)
+    assert len(ours) == len(theirs) == 4 and not ours & theirs
+    assert not first[1] & theirs or "first" in change
+    assert len(set.intersection(*addresses("rounds: 2"))) == 4  # as in row A

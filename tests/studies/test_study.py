@@ -309,7 +309,9 @@ def test_rows_that_read_one_run_by_measures_of_their_own_are_two_comparisons(
     judged = judge(read(place, text).findings)
     assert [one.text for one in judged] == ["exploratory"] * 2
     assert len({one.finding.paired for one in judged}) == 2
-    turned = text.replace("better: Standalone, than: [Small, Large]", "better: Small, than: Standalone")
+    turned = text.replace(
+        "better: Standalone, than: [Small, Large]", "better: Small, than: Standalone"
+    )
     pairs = judge([*read(place, text).findings, *read(place, turned).findings])
     assert [one.elsewhere for one in pairs] == [False, False, True]
 
