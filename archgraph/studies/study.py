@@ -150,8 +150,9 @@ class StudyResult:
     def _compared(
         self, names: Sequence[str], last: float | None, within: float | None
     ) -> RunGroup | None:
-        # Seeds of one cell are one group: `address` tells apart all that `compare_logs` does.
-        logs = [self.records[name].log for name in names]
+        # Runs of one address are one group, whatever facts the version that ran them wrote down.
+        first, *_ = logs = [self.records[name].log for name in names]
+        logs = [_with_settings(log, first) for log in logs]
         if within is not None:
             logs = [_until(log, within) for log in logs]
             if not all(log.rounds for log in logs):  # a run spent less, or more before its test
@@ -298,6 +299,13 @@ class StudyResult:
         """Return the setting of a cell's runs; nothing if it has none."""
         cells = (one.setting for one in self.runs if one.cell.key == (row, column))
         return tuple(dict.fromkeys(cells))
+
+
+def _with_settings(log: Log, other: Log) -> Log:
+    """Return a run with the settings of another seed of it."""
+    settings = {**(other.settings or {}), "seed": (log.settings or {})["seed"]}
+    # A run that has them keeps what is known of its figures.
+    return log if settings == log.settings else dataclasses.replace(log, settings=settings)
 
 
 def _until(log: Log, macs: float) -> Log:

@@ -633,6 +633,16 @@ def test_records_are_read_whole_or_not_at_all(place: Path, result: StudyResult, 
         read_records(tmp_path)
 
 
+def test_seeds_that_two_versions_recorded_are_one_cell(result: StudyResult):
+    """Facts that a later version adds or words otherwise part no seeds: the address is one."""
+    one = next(r for r in result.runs if r.seed == 1)
+    record = result.records[one.address]
+    later = record.model_copy(update={"settings": {**record.settings, "graph": "later"}})
+    mixed = dataclasses.replace(result, records={**result.records, one.address: later})
+    cell = one.cell.row, one.cell.column, "average"
+    assert mixed.values(*cell) == result.values(*cell) and len(mixed.values(*cell)) == 2
+
+
 def test_a_paper_has_three_primary_claims_at_most(tmp_path: Path):
     claim = "{better: HeteroFL, than: Standalone, by: average, primary: true}"
     for number in range(2):
