@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import html
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -271,6 +272,21 @@ def series(figures: DataFrame, **columns: object) -> Series:
     {3: 0.5}
     """
     return rows_where(figures, **columns).set_index("round")["value"].dropna()
+
+
+def within_budget(log: Log, macs: float) -> Log:
+    """Return a run until it has executed so many MACs; without a round if it never does.
+
+    Lines of a record stand for all rounds since the test before, so the test that counts is the
+    last one within the budget.
+    """
+    spent = list(
+        itertools.accumulate(line.get("macs", {}).get("round", 0.0) for line in log.rounds)
+    )
+    within = sum(total <= macs for total in spent)
+    # A run that ends a little below the budget, by chance of its clients' sizes, is at it.
+    rounds = log.rounds[:within] if spent and spent[-1] >= 0.98 * macs else ()
+    return replace(log, rounds=rounds)
 
 
 def seconds(figures: DataFrame) -> dict[str, float]:

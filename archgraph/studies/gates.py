@@ -8,6 +8,7 @@ claims do not count.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from archgraph.processes.isolation import one_thread
 from archgraph.record.condense import condensed
 from archgraph.reports.comparison import compare_logs
 from archgraph.reports.measures import SHARES
-from archgraph.reports.runs import Log
+from archgraph.reports.runs import Log, within_budget
 from archgraph.studies.cell import address
 from archgraph.studies.records import SUFFIX, add_line, origin, read_lines
 from archgraph.studies.references import (
@@ -40,7 +41,7 @@ from archgraph.studies.references import (
     largest_model,
     standard_error,
 )
-from archgraph.studies.spec import StudyCell, StudySizeName, StudySpec, cells
+from archgraph.studies.spec import StudyCell, StudyFigure, StudySizeName, StudySpec, cells
 from archgraph.tables import Table
 
 FOLDER = "gates"
@@ -117,7 +118,9 @@ class GateRecord(pydantic.BaseModel):
     def tried(self) -> Iterator[tuple[str, float, Sequence[Mapping[str, Json]]]]:
         """Yield all that was tried, in order: what, its figure, the references to be passed."""
         central, *of_methods = self.comparisons
-        yield central["what"], central["figure"], [central]
+        # JSON has null for what is not a number: of training that diverged.
+        reached = math.nan if central["figure"] is None else central["figure"]
+        yield central["what"], reached, [central]
         methods = self.methods or {one["what"]: one["figure"] for one in of_methods}
         yield from ((name, figure, of_methods) for name, figure in methods.items())
 
@@ -258,10 +261,7 @@ def _judged(
             log = Log(Path(cell.row), f"name: {cell.row}\n", tuple(condensed(run.rounds)), {
                 **run.experiment.facts, "evaluate": {}, "rounds": len(run.rounds)
             })  # fmt: skip
-            values = []
-            for figure in (cell.figures[name] for name in names):
-                group = compare_logs([log], tiers=True, last=figure.last).groups[0]
-                values.append(group.figures[figure.measure].mean)
+            values = [_figure(log, cell.figures[name]) for name in names]
             mean = sum(values) / len(values)
             judged = dataclasses.replace(judged, methods={**judged.methods, cell.row: mean})
             notify(f"{cell.row}: {judged.references.text(mean)}")
@@ -281,6 +281,16 @@ def _judged(
         methods=dict(judged.methods),
         origin=origin(),
     )
+
+
+def _figure(log: Log, figure: StudyFigure) -> float:
+    """Return a figure of a method's run, as the study reads it; NaN: it is below the budget."""
+    if figure.within is not None:
+        log = within_budget(log, figure.within)
+    if not log.rounds:
+        return math.nan
+    compared = compare_logs([log], tiers=True, last=figure.last, unfinished=True)
+    return compared.groups[0].figures[figure.measure].mean
 
 
 def gate_tables(gates: Iterable[GateRecord]) -> tuple[Table, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +23,9 @@ from archgraph.language.data import NamedData
 from archgraph.language.experiment import ExperimentSpec
 from archgraph.processes.process import Died, Tell, attempted
 from archgraph.processes.workers import Workers
-from archgraph.reports.comparison import Figure, RunGroup, compare_logs
+from archgraph.reports.comparison import Figure, Figures, RunGroup, compare_logs
 from archgraph.reports.measures import SHARES, right_answers
-from archgraph.reports.runs import Log, seconds
+from archgraph.reports.runs import Log, seconds, within_budget
 from archgraph.studies.cell import address, finished, run_cell
 from archgraph.studies.claims import StudyFinding
 from archgraph.studies.gates import GateRecord, read_gates, setting_of
@@ -153,11 +152,14 @@ class StudyResult:
         # Runs of one address are one group, whatever facts the version that ran them wrote down.
         first, *_ = logs = [self.records[name].log for name in names]
         logs = [_with_settings(log, first) for log in logs]
-        if within is not None:
-            logs = [_until(log, within) for log in logs]
-            if not all(log.rounds for log in logs):  # a run spent less, or more before its test
-                return None
-        return compare_logs(logs, tiers=True, last=last, unfinished=True).groups[0]
+        compared = functools.partial(compare_logs, tiers=True, last=last, unfinished=True)
+        if within is None:
+            return compared(logs).groups[0]
+        logs = [within_budget(log, within) for log in logs]
+        if not all(log.rounds for log in logs):  # a run spent less, or more before its test
+            return None
+        # Each run by its own tests: one that spends a little more takes none from the others.
+        return _side_by_side([compared([log]).groups[0] for log in logs])
 
     def _measured(self, group: RunGroup, figure: StudyFigure) -> RunGroup:
         """Add what is read from final weights, or over all tests, if the measure is of them."""
@@ -289,9 +291,13 @@ class StudyResult:
         group = self.groups.get((row, column), {}).get(figure)
         if group is None:
             return None
-        measure = self._figures[row, column][figure].measure
+        read = self._figures[row, column][figure]
         logs = dict(zip(group.seeds, group.runs, strict=True))
-        rows = [right_answers(logs[seed], group.tests, measure) for seed in seeds]
+        tests = dict.fromkeys(seeds, group.tests)
+        if read.within is not None:  # by its own tests
+            each = (compare_logs([logs[s]], last=read.last, unfinished=True) for s in seeds)
+            tests = {s: of.groups[0].tests for s, of in zip(seeds, each, strict=True)}
+        rows = [right_answers(logs[seed], tests[seed], read.measure) for seed in seeds]
         known = [row for row in rows if row is not None]
         return np.stack(known) if known and len(known) == len(rows) else None
 
@@ -301,26 +307,29 @@ class StudyResult:
         return tuple(dict.fromkeys(cells))
 
 
+def _side_by_side(groups: Sequence[RunGroup]) -> RunGroup:
+    """Return groups of one run each as one group, whose runs count different tests."""
+    groups = sorted(groups, key=lambda group: group.seeds)
+
+    def figure(key: str) -> Figure | None:
+        values = [group.figures[key].mean for group in groups if key in group.figures]
+        return Figure(tuple(values)) if len(values) == len(groups) else None
+
+    listed = {key: known for key in groups[0].figures if (known := figure(key)) is not None}
+    return dataclasses.replace(
+        groups[0],
+        runs=tuple(log for group in groups for log in group.runs),
+        seeds=tuple(seed for group in groups for seed in group.seeds),
+        tests=tuple(sorted({number for group in groups for number in group.tests})),
+        figures=Figures(listed, figure),
+    )
+
+
 def _with_settings(log: Log, other: Log) -> Log:
     """Return a run with the settings of another seed of it."""
     settings = {**(other.settings or {}), "seed": (log.settings or {})["seed"]}
     # A run that has them keeps what is known of its figures.
     return log if settings == log.settings else dataclasses.replace(log, settings=settings)
-
-
-def _until(log: Log, macs: float) -> Log:
-    """Return a run until it has executed so many MACs; without a round if it never does.
-
-    Lines of a record stand for all rounds since the test before, so the test that counts is the
-    last one within the budget.
-    """
-    spent = list(
-        itertools.accumulate(line.get("macs", {}).get("round", 0.0) for line in log.rounds)
-    )
-    within = sum(total <= macs for total in spent)
-    # A run that ends a little below the budget, by chance of its clients' sizes, is at it.
-    rounds = log.rounds[:within] if spent and spent[-1] >= 0.98 * macs else ()
-    return dataclasses.replace(log, rounds=rounds)
 
 
 def _epochs_to(log: Log, target: float, measure: str) -> tuple[float | None, bool]:

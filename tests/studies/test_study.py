@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -33,11 +34,12 @@ from archgraph.studies import files as study_files
 from archgraph.studies.cell import address
 from archgraph.studies.claims import judge
 from archgraph.studies.gates import GateRecord, gate_tables, judge_gates, read_gates, setting_of
+from archgraph.studies.gates import _figure as gate_figure
 from archgraph.studies.outcomes import Paired, resampled
 from archgraph.studies.pictures import column_picture, columns_of, curves_of
 from archgraph.studies.records import read_records, record_of
 from archgraph.studies.references import gate_setting
-from archgraph.studies.spec import cells, load_study
+from archgraph.studies.spec import StudyFigure, cells, load_study
 from archgraph.studies.studies import Studies, studies
 from archgraph.studies.study import StudyResult, chosen_cells
 from archgraph.studies.study_tables import (
@@ -821,6 +823,42 @@ def test_a_budget_counts_the_last_test_within_it(
     text = STUDY.replace("{average: average_accuracy,", f"{{average: {{measure: {figure}}},")
     cut = read(place, text).groups["HeteroFL", "clean"]["average"]
     assert cut.at == rounds
+
+
+def test_each_run_counts_its_own_last_test_within_a_budget(result: StudyResult, place: Path):
+    """One seed spends more: its test before the last counts, and that of the other one does not."""
+    measure = "{measure: average_accuracy, within: 1.0e+9}"
+    text = STUDY.replace("{average: average_accuracy,", f"{{average: {measure},")
+    within = read(place, text.replace("last: 2}", "last: 2, within: 1.0e+9}"))
+    records = dict(within.records)
+    for one in within.runs:
+        if (one.cell.row, one.cell.column) == ("HeteroFL", "clean"):
+            spent = 1e9 / 3 if one.seed == 0 else 1e9 / 2.5
+            lines = [{**line, "macs": {**line["macs"], "round": spent}} for line in
+                     records[one.address].rounds]  # fmt: skip
+            records[one.address] = records[one.address].model_copy(update={"rounds": lines})
+    cut = dataclasses.replace(within, records=records)
+    cell, values = ("HeteroFL", "clean"), result.groups["HeteroFL", "clean"]["average"]
+    curves = [
+        [statistics.fmean(line["evaluation"]["models"][m]["accuracy"] for m in ("small", "large"))
+         for line in log.rounds]
+        for log in values.runs
+    ]  # fmt: skip
+    expected = {0: 100 * curves[0][2], 1: 100 * curves[1][1]}
+    assert cut.values(*cell, "average") == pytest.approx(expected)
+    means = {0: 50 * sum(curves[0][1:]), 1: 50 * sum(curves[1][:2])}
+    assert cut.values(*cell, "last two") == pytest.approx(means)
+    assert cut.groups[cell]["average"].at == 3
+
+
+def test_a_gate_reads_a_methods_figure_as_the_study_does(result: StudyResult):
+    log = result.groups["HeteroFL", "clean"]["average"].runs[0]
+    spent = sum(line["macs"]["round"] for line in log.rounds)
+    tests = [line["evaluation"]["models"] for line in log.rounds]
+    curve = [statistics.fmean(test[m]["accuracy"] for m in ("small", "large")) for test in tests]
+    for within, expected in ((None, curve[2]), (0.7 * spent, curve[1]), (2 * spent, math.nan)):
+        figure = StudyFigure(measure="average_accuracy", within=within)
+        assert gate_figure(log, figure) == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_run_that_spends_less_than_the_budget_has_no_figure(result: StudyResult, place: Path):
