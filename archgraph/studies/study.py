@@ -152,13 +152,14 @@ class StudyResult:
         # Runs of one address are one group, whatever facts the version that ran them wrote down.
         first, *_ = logs = [self.records[name].log for name in names]
         logs = [_with_settings(log, first) for log in logs]
+        if within is not None:
+            logs = [within_budget(log, within) for log in logs]
+            if not all(log.rounds for log in logs):  # a run spent less, or more before its test
+                return None
         compared = functools.partial(compare_logs, tiers=True, last=last, unfinished=True)
-        if within is None:
+        if not _end_apart(logs):
             return compared(logs).groups[0]
-        logs = [within_budget(log, within) for log in logs]
-        if not all(log.rounds for log in logs):  # a run spent less, or more before its test
-            return None
-        # Each run by its own tests: one that spends a little more takes none from the others.
+        # Each run by its own tests: one that ends early takes none from the others.
         return _side_by_side([compared([log]).groups[0] for log in logs])
 
     def _measured(self, group: RunGroup, figure: StudyFigure) -> RunGroup:
@@ -294,7 +295,7 @@ class StudyResult:
         read = self._figures[row, column][figure]
         logs = dict(zip(group.seeds, group.runs, strict=True))
         tests = dict.fromkeys(seeds, group.tests)
-        if read.within is not None:  # by its own tests
+        if _end_apart(group.runs):
             each = (compare_logs([logs[s]], last=read.last, unfinished=True) for s in seeds)
             tests = {s: of.groups[0].tests for s, of in zip(seeds, each, strict=True)}
         rows = [right_answers(logs[seed], tests[seed], read.measure) for seed in seeds]
@@ -305,6 +306,11 @@ class StudyResult:
         """Return the setting of a cell's runs; nothing if it has none."""
         cells = (one.setting for one in self.runs if one.cell.key == (row, column))
         return tuple(dict.fromkeys(cells))
+
+
+def _end_apart(logs: Sequence[Log]) -> bool:
+    """Return whether runs end after different rounds, as patience and budgets have it."""
+    return len({log.done for log in logs}) > 1
 
 
 def _side_by_side(groups: Sequence[RunGroup]) -> RunGroup:

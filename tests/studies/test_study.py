@@ -851,6 +851,18 @@ def test_each_run_counts_its_own_last_test_within_a_budget(result: StudyResult, 
     assert cut.groups[cell]["average"].at == 3
 
 
+def test_a_run_that_ended_early_counts_by_its_own_last_test(result: StudyResult):
+    one = next(r for r in result.runs if r.seed == 1)
+    record, cell = result.records[one.address], (one.cell.row, one.cell.column)
+    *lines, _ = record.rounds
+    lines[-1] = {**lines[-1], "stopped": "no better accuracy"}
+    records = {**result.records, one.address: record.model_copy(update={"rounds": lines})}
+    ended = dataclasses.replace(result, records=records)
+    early = dataclasses.replace(ended, runs=(one,))
+    values = result.values(*cell, "average")[0], early.values(*cell, "average")[1]
+    assert ended.values(*cell, "average") == dict(enumerate(values))
+
+
 def test_a_gate_reads_a_methods_figure_as_the_study_does(result: StudyResult):
     log = result.groups["HeteroFL", "clean"]["average"].runs[0]
     spent = sum(line["macs"]["round"] for line in log.rounds)
