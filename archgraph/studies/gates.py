@@ -165,7 +165,7 @@ def judge_gates(
 ) -> tuple[GateRecord, ...]:
     """Judge the settings of a study that have no gate yet, and record them.
 
-    1. Columns that are equal without attack are one setting.
+    1. Columns that are equal without attack, but for rows that are left out, are one setting.
     2. The largest model of the first row whose model has one result is trained centrally.
     3. If it passes, rows are run until one passes: the best method is at least as good.
 
@@ -216,18 +216,27 @@ def _settings(every: Iterable[StudyCell]) -> list[_Setting]:
     for cell in every:
         if cell.experiment is not None:
             columns.setdefault(cell.column, []).append(cell)
+    each = [(_clean(of), of) for of in columns.values()]
     alike: dict[frozenset[str], list[list[StudyCell]]] = {}  # 1
-    for of in columns.values():
-        clean = (one.experiment.model_copy(update={"attack": None}) for one in of if one.experiment)
-        alike.setdefault(frozenset(map(_named, clean)), []).append(of)
+    for names, of in each:
+        # A column from which rows are left out is a part of the one that has them.
+        most = max((more for more, _ in each if names <= more), key=len)
+        alike.setdefault(most, []).append(of)
     settings = []
     for names, of_columns in alike.items():
         # A study of attacks alone has no clean column: its first one stands for it.
-        first = next((of for of in of_columns if _named(of[0].experiment) in names), of_columns[0])
+        full = [of for of in of_columns if _clean(of) == names]
+        first = next((of for of in full if _named(of[0].experiment) in names), full[0])
         attacked = {_named(one.experiment) for of in of_columns for one in of if one.experiment}
         every_cell = frozenset(one.key for of in of_columns for one in of)
         settings.append(_Setting(tuple(first), every_cell, tuple(sorted(attacked | names))))
     return settings
+
+
+def _clean(of: Iterable[StudyCell]) -> frozenset[str]:
+    """Return the addresses of a column's cells without attack."""
+    every = (one.experiment for one in of if one.experiment is not None)
+    return frozenset(_named(spec.model_copy(update={"attack": None})) for spec in every)
 
 
 def _named(spec: ExperimentSpec | None) -> str:

@@ -35,6 +35,7 @@ from archgraph.studies.cell import address
 from archgraph.studies.claims import judge
 from archgraph.studies.gates import GateRecord, gate_tables, judge_gates, read_gates, setting_of
 from archgraph.studies.gates import _figure as gate_figure
+from archgraph.studies.gates import _settings as settings_of_cells
 from archgraph.studies.outcomes import Paired, resampled
 from archgraph.studies.pictures import column_picture, columns_of, curves_of
 from archgraph.studies.records import read_records, record_of
@@ -751,6 +752,17 @@ def test_rows_are_run_until_one_passes_and_attacks_share_the_clean_gate(gated: P
     models = run.rounds[-1]["evaluation"]["models"]
     reached = [models[name]["accuracy"] for name in ("small", "large")]
     assert linear["figure"] == pytest.approx(statistics.fmean(reached), rel=1e-5)  # six digits
+
+
+@pytest.mark.parametrize("left", ["Standalone | attacked", "HeteroFL | attacked"])
+def test_a_column_without_some_rows_shares_the_gate_of_the_one_with_all(tmp_path: Path, left: str):
+    """Else a gate of the worse rows alone would cover their cells of the other column, too."""
+    (tmp_path / "a.yaml").write_text(STUDY + f"leave_out: [{left}]\n")
+    (setting,) = settings_of_cells(cells(load_study(tmp_path / "a.yaml"), "small"))
+    assert [(one.row, one.column) for one in setting.rows] == [
+        ("HeteroFL", "clean"), ("Standalone", "clean")
+    ]  # fmt: skip
+    assert len(setting.cells) == len(setting.covers) == 3
 
 
 def test_a_changed_cell_has_no_gate(gated: Path):
