@@ -20,7 +20,7 @@ from pydantic import ConfigDict
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
-from archgraph.errors import RunError
+from archgraph.errors import RunError, SpecError
 from archgraph.graph.ir import Ref
 from archgraph.language import ExperimentSpec
 from archgraph.language.consent import allowed, consent_given
@@ -184,6 +184,7 @@ def judge_gates(
 
     Raises:
         RunError: If the seed is one of the study's, or no reference is known for the task.
+        SpecError: If methods would be judged by what no reference has, such as seconds.
     """
     if seed in spec.sizes[size].seeds:
         raise RunError("is a seed of the study", where="gate", found=seed, hint="choose another")
@@ -193,6 +194,7 @@ def judge_gates(
         for setting in _settings(cells(spec, size)):
             if chosen.isdisjoint(setting.cells) or all(name in known for name in setting.covers):
                 continue
+            _check_figures(spec, setting.rows[0])
             record = _judged(spec, setting, seed, data_root, python, notify)
             stem = Path(spec.document_of(("study",)).file).stem
             add_line(Path(records) / FOLDER / f"{stem}{SUFFIX}", record)
@@ -200,6 +202,18 @@ def judge_gates(
             notify(f"{record.setting}: {verdict}")
             judged.append(record)
     return tuple(judged)
+
+
+def _check_figures(spec: StudySpec, cell: StudyCell) -> None:
+    """Check that methods are judged by what references have: seconds would pass any of them."""
+    for name in spec.gates:
+        if cell.figures[name].quantity not in (*SHARES, "perplexity"):
+            raise SpecError(
+                "no trivial reference has such a figure",
+                where=f"{spec.study}: gate",
+                found=cell.figures[name].measure,
+                hint="name figures of accuracy or perplexity: gate: [accuracy]",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

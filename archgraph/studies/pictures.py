@@ -98,16 +98,20 @@ def column_picture(
             if spent is None or len(spent) == 1 or spent.nunique() > 1:
                 band(panel, values, group.label, number, spent)
             else:  # the curve would be vertical
-                level, shade = values.mean(axis=1).iloc[-1], colours.SERIES[number]
+                level, shade = (
+                    values.mean(axis=1).iloc[-1],
+                    colours.SERIES[number % len(colours.SERIES)],
+                )
                 panel.axhline(level, color=shade, linestyle=(0, (4, 4)), linewidth=1.2)
                 said.append(f"dashed: last test of {group.label}, which exchanges nothing")
         scale(panel, read[name].quantity, "", axis=axis)
         if axis == "round":
             panel.set_ylabel(f"{name}\n{read[name].measure}", fontsize=9, color=colours.INK)
         if (last := read[name].last) is not None:
-            planned = compared.groups[0].planned
-            rounds = min(last if last >= 1 else last * planned, planned)
-            said.append(f"the table averages the tests of the last {rounds:g} rounds")
+            planned = dict.fromkeys(group.planned for group in compared.groups)
+            rounds = dict.fromkeys(min(last if last >= 1 else last * n, n) for n in planned)
+            many = " or ".join(f"{number:g}" for number in rounds)
+            said.append(f"the table averages the tests of the last {many} rounds")
     legend_below(figure, AROUND + TALL * len(curves), "; ".join(dict.fromkeys(said)), 9)
     return figure
 

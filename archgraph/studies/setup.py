@@ -18,7 +18,7 @@ from archgraph.language.data import IidSpec, NamedData
 from archgraph.plain import Json
 from archgraph.reports.settings import differing, said
 from archgraph.studies.spec import StudyCell, StudyFigure, cells
-from archgraph.tables import Table, count, per_cent, plural
+from archgraph.tables import Table, count, plural
 
 if TYPE_CHECKING:
     from archgraph.studies.study import StudyResult
@@ -87,7 +87,7 @@ def _facts(cell: StudyCell, sizes: dict[str, str]) -> dict[str, str]:
     """Return what a cell's experiment is, in words."""
     assert cell.experiment is not None
     spec, family = cell.experiment, family_of(cell.experiment)
-    sample = f"{per_cent(spec.sample, 0)} of the" if spec.sample != 1.0 else "all"
+    sample = f"{100 * spec.sample:g} % of the" if spec.sample != 1.0 else "all"
     split = spec.data.partition or IidSpec()
     chosen = split.model_dump(exclude={"scheme", "min_size"}, exclude_none=True)
     scheme = (type(split).__doc__ or "").split(".")[0]
@@ -157,7 +157,7 @@ def _averages(figure: StudyFigure) -> str:
         metric = re.split(r"[_.]", measure)[-1].replace("matched", "accuracy")
         text, until = f"{metric}, {text}{held_out}", ", last test"
     if figure.last is not None:
-        many = f"{per_cent(figure.last, 0)} of the" if figure.last < 1 else f"{figure.last:g}"
+        many = f"{100 * figure.last:g} % of the" if figure.last < 1 else f"{figure.last:g}"
         until = f", mean of the tests of the last {many} rounds"
     if figure.within is not None:
         until = f", at the last test within {count(figure.within)} multiply–accumulates"

@@ -45,6 +45,8 @@ def test_rows_with_the_same_text_stand_together_and_no_cell_has_nothing():
     [
         ("tier.weak.matched", {"last": 0.2}, "accuracy, mean over the `weak` clients, each on its "
          "own mixture of classes, mean of the tests of the last 20 % of the rounds"),
+        ("local_matched", {"last": 0.125}, "accuracy, mean over the clients, each on its own "
+         "mixture of classes, mean of the tests of the last 12.5 % of the rounds"),
         ("worst_perplexity", {}, "perplexity, worst of the clients' models, last test"),
         ("validation_global_accuracy", {"last": 3}, "accuracy, the server's model, on held-out "
          "training examples, mean of the tests of the last 3 rounds"),

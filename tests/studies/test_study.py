@@ -243,6 +243,17 @@ def test_curves_are_the_figures_of_the_claims(result: StudyResult, place: Path):
     )
 
 
+def test_a_picture_says_how_many_rounds_are_averaged_of_runs_of_any_length(result: StudyResult):
+    compared = columns_of(result)["clean"]
+    first, second = compared.groups
+    longer = dataclasses.replace(second, settings={**second.settings, "rounds": 6})
+    compared = dataclasses.replace(compared, groups=(first, longer))
+    read = {"average": StudyFigure(measure="average_accuracy", last=0.5)}
+    figure = column_picture(compared, curves_of(result, "clean", compared), read, "A study")
+    text = figure.legends[0].get_title().get_text()
+    assert "the table averages the tests of the last 1.5 or 3 rounds" in text
+
+
 def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, place: Path):
     table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[1]
     values = [100 * v for v in result.values("HeteroFL", "clean", "last two").values()]
@@ -790,6 +801,16 @@ def test_a_gate_takes_no_seed_of_the_study(gated: Path):
         gates(gated / "passes.yaml", seed=1)
 
 
+@pytest.mark.parametrize("measure", ["seconds", "mace", "reach.0.9.average_accuracy"])
+def test_a_gate_judges_no_method_by_what_references_do_not_have(tmp_path: Path, measure: str):
+    """Any number of seconds would be better than any accuracy."""
+    (tmp_path / "a.yaml").write_text(GATED.replace("average: average_accuracy", f"cost: {measure}")
+                                     .replace("by: average", "by: cost"))  # fmt: skip
+    with pytest.raises(SpecError, match=rf"Table 1: gate: no trivial.*found {measure}"):
+        gates(tmp_path / "a.yaml")
+    assert not (tmp_path / "out").exists()
+
+
 def test_all_rows_that_a_gate_tried_are_recorded_and_tabled_once(gated: Path, tmp_path: Path):
     """A row that is worse than the reference, then one that passes; two studies share the gate."""
     swapped = GATED.replace("rows:\n", "rows:\n  First: {strategy: {standalone: {}}, sample: 1}\n")
@@ -973,6 +994,14 @@ def gate_of(result: StudyResult, figure: str = "accuracy", **figures: float) -> 
 
 def with_gate(result: StudyResult, gate: GateRecord) -> StudyResult:
     return dataclasses.replace(result, gates=dict.fromkeys(gate.covers, gate))
+
+
+def test_central_training_that_diverged_is_tabled_as_failed(result: StudyResult):
+    """JSON has null for what is not a number."""
+    gate = gate_of(result, pooled=0.5)
+    lost = [{**gate.comparisons[0], "figure": None, "passed": False}]
+    tried, _ = gate_tables([gate.model_copy(update={"comparisons": lost})])
+    assert tried.rows[0][3] == "nan" and tried.rows[0][-1] == "no"
 
 
 def test_a_mean_below_its_trivial_reference_is_marked(result: StudyResult):
