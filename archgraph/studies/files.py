@@ -130,9 +130,7 @@ def _check_figures(path: Path, cache: dict[str, Json]) -> str:
 
 # The specs are imported when a file of their kind is read: most commands read none.
 def _study_schema() -> dict[str, Json]:
-    from archgraph.studies.spec import StudySpec
-
-    return StudySpec.model_json_schema()
+    return _mappings()["study"].model_json_schema()
 
 
 def _figures_schema() -> dict[str, Json]:

@@ -22,7 +22,6 @@ from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError, SpecError
 from archgraph.graph.ir import Ref
-from archgraph.language import ExperimentSpec
 from archgraph.language.consent import allowed, consent_given
 from archgraph.plain import Json
 from archgraph.processes.isolation import one_thread
@@ -227,35 +226,28 @@ class _Setting:
 
 def _settings(every: Iterable[StudyCell]) -> list[_Setting]:
     columns: dict[str, list[StudyCell]] = {}
+    names: dict[str, set[str]] = {}
+    clean: dict[str, set[str]] = {}
     for cell in every:
-        if cell.experiment is not None:
+        if (spec := cell.experiment) is not None:
             columns.setdefault(cell.column, []).append(cell)
-    each = [(_clean(of), of) for of in columns.values()]
-    alike: dict[frozenset[str], list[list[StudyCell]]] = {}  # 1
-    for names, of in each:
+            names.setdefault(cell.column, set()).add(setting_of(address(spec)))
+            without = spec.model_copy(update={"attack": None})
+            clean.setdefault(cell.column, set()).add(setting_of(address(without)))
+    alike: dict[frozenset[str], list[str]] = {}  # 1
+    for column, of in clean.items():
         # A column from which rows are left out is a part of the one that has them.
-        most = max((more for more, _ in each if names <= more), key=len)
-        alike.setdefault(most, []).append(of)
+        most = max((more for more in clean.values() if of <= more), key=len)
+        alike.setdefault(frozenset(most), []).append(column)
     settings = []
-    for names, of_columns in alike.items():
+    for without_attack, same in alike.items():
         # A study of attacks alone has no clean column: its first one stands for it.
-        full = [of for of in of_columns if _clean(of) == names]
-        first = next((of for of in full if _named(of[0].experiment) in names), full[0])
-        attacked = {_named(one.experiment) for of in of_columns for one in of if one.experiment}
-        every_cell = frozenset(one.key for of in of_columns for one in of)
-        settings.append(_Setting(tuple(first), every_cell, tuple(sorted(attacked | names))))
+        full = [column for column in same if clean[column] == without_attack]
+        first = next((column for column in full if names[column] == without_attack), full[0])
+        covers = without_attack.union(*(names[column] for column in same))
+        keys = frozenset(cell.key for column in same for cell in columns[column])
+        settings.append(_Setting(tuple(columns[first]), keys, tuple(sorted(covers))))
     return settings
-
-
-def _clean(of: Iterable[StudyCell]) -> frozenset[str]:
-    """Return the addresses of a column's cells without attack."""
-    every = (one.experiment for one in of if one.experiment is not None)
-    return frozenset(_named(spec.model_copy(update={"attack": None})) for spec in every)
-
-
-def _named(spec: ExperimentSpec | None) -> str:
-    assert spec is not None
-    return setting_of(address(spec))
 
 
 def _judged(

@@ -124,8 +124,7 @@ def drawable(judged: Sequence[Judged]) -> list[Judged]:
     return [
         one
         for one in judged
-        if (paired := one.finding.paired) is not None
-        and not one.elsewhere
+        if (paired := one.tabled) is not None
         and paired.margin is not None
         and paired.interval is not None
     ]

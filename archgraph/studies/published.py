@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,33 +147,24 @@ def figures_table(findings: Iterable[Finding]) -> Table:
     )
 
 
-@dataclass
 class Sources:
-    """Graphs and families, each made once for all files."""
+    """Graphs and families, each made once for all files; None for Python code without consent."""
 
-    graphs: dict[tuple[str, str], ArchGraph] = field(default_factory=dict)
-    families: dict[str, Family | None] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.graph, self.family = functools.cache(_graph), functools.cache(_family)
 
-    def graph(self, path: Path, choose: Mapping[str, int]) -> ArchGraph | None:
-        """Load the graph in a model file; None for one of Python code without consent."""
-        from archgraph import load
 
-        if without_consent(read_document(path)):
-            return None
-        key = (str(path), repr(sorted(choose.items())))
-        if key not in self.graphs:
-            self.graphs[key] = load(path, choose or None)
-        return self.graphs[key]
+def _graph(path: Path, choices: tuple[tuple[str, int], ...]) -> ArchGraph | None:
+    from archgraph import load
 
-    def family(self, path: Path) -> Family | None:
-        """Resolve the family in a file; None for one with Python code without consent."""
-        from archgraph import load_family, resolve
+    return None if without_consent(read_document(path)) else load(path, dict(choices) or None)
 
-        key = str(path)
-        if key not in self.families:
-            spec = load_family(path)
-            self.families[key] = None if family_without_consent(spec) else resolve(spec)
-        return self.families[key]
+
+def _family(path: Path) -> Family | None:
+    from archgraph import load_family, resolve
+
+    spec = load_family(path)
+    return None if family_without_consent(spec) else resolve(spec)
 
 
 def _compared(document: Document, sources: Sources, of: str = "") -> Iterator[Finding]:
@@ -233,7 +225,7 @@ def _ours(document: Document, figure: FigureSpec, keys: Place, sources: Sources)
 
     if figure.model is not None:
         path = beside(document, figure.model, (*keys, "model"))
-        graph = sources.graph(path, figure.choose)
+        graph = sources.graph(path, tuple(sorted(figure.choose.items())))
         return None if graph is None else Fraction(_measure(figure, graph))
     assert figure.family is not None  # one of the two
     start = keys[:2]  # of the entry, which `keys` of a kind of client go beyond

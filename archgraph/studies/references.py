@@ -407,7 +407,7 @@ class SettingGate:
         summary, more = self.references.summary(), self.references.more
         trained = f"{self.model}, trained centrally ({plural(self.passes, 'pass', 'passes')})"
         best, pooled = best_reference(summary, "pooled", more=more)
-        compared = [self._compared(trained, self.central, f"{best}, pooled", pooled)]
+        compared = [(trained, self.central, f"{best}, pooled", pooled)]
         if self.methods:
             sign = 1 if more else -1
             # A figure that is not a number is the worst.
@@ -421,10 +421,11 @@ class SettingGate:
             fitted = "own_matched" if self.personal else "best"
             alone, of_one = best_reference(summary, fitted, more=more)
             compared += [
-                self._compared(name, figure, f"{linear}, pooled", pooled),
-                self._compared(name, figure, f"{alone}, one client", of_one),
+                (name, figure, f"{linear}, pooled", pooled),
+                (name, figure, f"{alone}, one client", of_one),
             ]
-        return tuple(compared)
+        better = self.references.better
+        return tuple(GateComparison(*one, passed=better(one[1], one[3])) for one in compared)
 
     @property
     def passed(self) -> bool:
@@ -456,10 +457,6 @@ class SettingGate:
             right=frozenset({1, 3}),
             note=f"On {tested} held-out training examples{note}{cut}.",
         )
-
-    def _compared(self, what: str, figure: float, than: str, reference: float) -> GateComparison:
-        passed = self.references.better(figure, reference)
-        return GateComparison(what, figure, than, reference, passed)
 
 
 def standard_error(accuracy: float, tested: int) -> float:

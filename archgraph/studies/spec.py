@@ -498,19 +498,23 @@ def _missing(study: StudySpec, document: Document) -> str:
 
 
 def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json]]:
-    """Lay parts of a file over one another: one experiment, and the cell's own values."""
+    """Merge parts of a file into one experiment, and the cell's own values.
+
+    1. A later part replaces a key; of mappings of settings, the settings that it has.
+    2. Lines follow: errors of the experiment point at the part that a setting comes from.
+    3. `null` removes a setting, and values fill the texts that are left.
+    """
     data: dict[str, Json] = {}
-    # Errors of the experiment point at the line of the study that a setting comes from.
     lines: dict[Place, int] = {(): 1}
     for part in parts:
-        for key, value in (part.data or {}).items():
+        for key, value in (part.data or {}).items():  # 1
             both = key in _MERGED and isinstance(value, dict) and isinstance(data.get(key), dict)
-            fresh: list[Place] = [(key, inner) for inner in value] if both else [(key,)]
+            fresh: list[Place] = [(key, inner) for inner in value] if both else [(key,)]  # 2
             lines = {k: v for k, v in lines.items() if not any(_below(k, f) for f in fresh)}
             lines |= {k: v for k, v in part.lines.items() if any(_below(k, f) for f in fresh)}
             lines.setdefault((key,), part.lines.get((key,), 1))
             data[key] = {**data[key], **value} if both else value
-            if both:  # null takes a setting away that an earlier part has
+            if both:  # 3
                 data[key] = {k: v for k, v in data[key].items() if v is not None}
     values = data.pop("values", {})
     settings = {key: value for key, value in data.items() if value is not None}

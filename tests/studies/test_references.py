@@ -467,15 +467,6 @@ def test_the_command_takes_settings_and_judges_the_gate(
 # ---------------------------------------------------------------- real data
 
 
-@pytest.mark.slow
-def test_softmax_regression_on_fashion_mnist(data_root: Path):
-    data = load_dataset("fashion_mnist", data_root, limit=5000)
-    train, test = labelled(data.train), labelled(data.test)
-    _, logits = next(softmax_regression(train, test.inputs, 10, [0.01]))
-    accuracy = float((logits.argmax(1) == test.targets).double().mean())
-    assert accuracy == pytest.approx(0.825, abs=0.005)
-
-
 def test_tables_on_wikitext(data_root: Path):
     data = load_dataset("wikitext2", data_root, limit=150)
     splits = (data.train, data.test)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result as Shown
-from ruamel.yaml import YAML
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -332,6 +331,18 @@ sections:
       - flatten
       - linear: {out: 10}
 """
+EXPERIMENT = """
+archgraph: 1
+name: alone
+family:
+  clients:
+    - {name: half, count: 2, model: model.yaml, take: 0.5}
+    - {name: whole, count: 1, model: model.yaml}
+data: {dataset: digits, limit: 200}
+strategy: standalone
+rounds: 1
+seed: 3
+"""
 
 
 def command(*words: Any) -> Shown:
@@ -343,24 +354,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and a run of three clients that never talk."""
     place = tmp_path_factory.mktemp("run")
     (place / "model.yaml").write_text(MODEL)
-    experiment = {
-        "archgraph": 1,
-        "name": "alone",
-        "family": {
-            "archgraph": 1,
-            "name": "two",
-            "clients": [
-                {"name": "half", "count": 2, "model": "model.yaml", "take": 0.5},
-                {"name": "whole", "count": 1, "model": "model.yaml"},
-            ],
-        },
-        "data": {"dataset": "digits", "limit": 200},
-        "strategy": {"standalone": {}},
-        "rounds": 1,
-        "seed": 3,
-    }
-    with (place / "experiment.yaml").open("w") as stream:
-        YAML(typ="safe", pure=True).dump(experiment, stream)
+    (place / "experiment.yaml").write_text(EXPERIMENT)
     run(place / "experiment.yaml", out=place / "run", progress=False)
     return place
 

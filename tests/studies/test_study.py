@@ -185,13 +185,17 @@ def test_a_study_without_published_figures_does_not_speak_of_them(result: StudyR
 
 
 def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place: Path):
-    (place / "units.yaml").write_text(STUDY.replace("last: 2}", "last: 2, unit: 0.5, digits: 4}"))
-    halves = ag.study(place / "units.yaml", out=place / "out", only_read=True)
+    halves = read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.5, digits: 4}"))
     for figure, factor in (("last two", 2), ("average", 1)):
         ours, theirs = (of.values("HeteroFL", "clean", figure) for of in (halves, result))
         assert ours == pytest.approx({seed: factor * value for seed, value in theirs.items()})
     shown = study_tables(halves)[1].rows[0][2]
     assert re.fullmatch(r"\d+\.\d{4} ± \d+\.\d{4} \(89\)", shown), "as many digits as asked for"
+    # Four in all from a thousand on.
+    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[1]
+    values = [100 * v for v in result.values("HeteroFL", "clean", "last two").values()]
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    assert mean > 1000 and table.rows[0][2].startswith(f"{mean:.4g} ± {std:.2f} (")
 
 
 def read(place: Path, text: str) -> StudyResult:
@@ -549,19 +553,22 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     monkeypatch.setenv("COLUMNS", "200")
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    both = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+
+    def several() -> Studies:
+        return studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+
+    both = several()
     assert [spec.study for spec in both.others.values()] == ["Somebody, Table 3"]
     assert both.seconds == pytest.approx(sum(result.seconds.values()), rel=1e-12)
     assert len(result.seconds) == 8 and all(value > 0 for value in result.seconds.values())
-    claims = both.claims()
-    assert not claims.rows  # none is primary
+    assert not both.claims().rows  # none is primary
     first = both.summary().rows[0]
     assert first[:3] == ("Somebody, Table 1", "8 of 8", "8")
     assert first[4:] == ("0", "0", "0", "0", "0", "2")  # no claim is primary
     assert not both.uncounted().rows
     marked = told.replace("by: average}", "by: average, not_counted: untrained}")
     (folder / "e.yaml").write_text(marked.replace("Table 1", "Table 4"))
-    more = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+    more = several()
     (folder / "e.yaml").unlink()
     assert more.uncounted().rows == (
         ("Somebody, Table 4", "HeteroFL better than Standalone", "2",
@@ -587,7 +594,7 @@ def test_a_folder_of_studies_makes_a_page_for_each_paper(
     assert page.startswith("# Tables of others, measured\n\n## Another's table\n")
     assert "Both are alike." not in study_markdown(result)
     (folder / "a.yaml").write_text(told.replace("lr: 0.1", "lr: 0.3"))
-    half = studies([folder], lambda file: ag.study(file, out=place / "out", only_read=True))
+    half = several()
     assert half.summary().rows[0][:2] == ("Somebody, Table 2", "8 of 8")
     assert "No run is done yet of: Somebody, Table 1." in half.pages()["index.md"]
     assert "## Somebody, Table 1" not in half.pages()["somebody.md"]
