@@ -121,11 +121,7 @@ TABLES = {f"nefl_resnet{size}_w": 5 * (vector,) for size, vector in WHOLE.items(
     "nefl_vit_b16_w": ("12*1", "12*1", "12*1"),
 }
 # γ_W of the submodels as printed.
-WIDTHS = {
-    "nefl_resnet18_w": (0.2, 0.4, 0.6, 0.8, 1),
-    "nefl_resnet34_w": (0.2, 0.4, 0.6, 0.8, 1),
-    "nefl_resnet56_w": (0.2, 0.4, 0.6, 0.8, 1),
-    "nefl_resnet110_w": (0.2, 0.4, 0.6, 0.8, 1),
+WIDTHS = {f"nefl_resnet{size}_w": (0.2, 0.4, 0.6, 0.8, 1) for size in WHOLE} | {
     "nefl_resnet110_w04": (0.04, 0.16, 0.36, 0.64, 1),
     "nefl_resnet18_wd": (0.34, 0.4, 0.6, 0.8, 1),
     "nefl_resnet34_wd": (0.38, 0.63, 0.77, 0.90, 1),

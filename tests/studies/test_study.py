@@ -29,6 +29,8 @@ from archgraph.engine.world import prepare
 from archgraph.errors import RunError, SpecError
 from archgraph.language import verdicts
 from archgraph.language.privacy import PrivacySpec
+from archgraph.record.equal import run_differences
+from archgraph.record.folder import read_metrics
 from archgraph.reports.measures import right_answers
 from archgraph.studies import files as study_files
 from archgraph.studies.cell import address
@@ -93,21 +95,10 @@ def result(place: Path) -> StudyResult:
     return ag.study(place / "table1.yaml", out=place / "out")
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [timeless(json.loads(x)) for x in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def timeless(value: Any) -> Any:
-    """What a line says but for its seconds, wherever they stand."""
-    if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
-    return [timeless(item) for item in value] if isinstance(value, list) else value
-
-
 def test_the_table_shows_what_the_runs_measured(result: StudyResult):
     assert not result.failed and len(result.runs) == 8 and result.done == 8
     for one in result.runs:
-        last = lines(one.folder)[-1]["evaluation"]["models"]
+        last = read_metrics(one.folder)[-1]["evaluation"]["models"]
         mean = 100 * (last["small"]["accuracy"] + last["large"]["accuracy"]) / 2
         ours = result.values(one.cell.row, one.cell.column, "average")[one.seed]
         assert ours == pytest.approx(mean)
@@ -400,7 +391,7 @@ def test_a_killed_study_goes_on_to_the_same_bits(result: StudyResult, place: Pat
     assert whole.done == 8
     for one, other in zip(whole.runs, result.runs, strict=True):
         assert one.folder.name == other.folder.name
-        assert lines(one.folder) == lines(other.folder)
+        assert run_differences(one.folder, other.folder)[0] == []
 
 
 def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
