@@ -186,6 +186,5 @@ def _sharing(findings: Sequence[StudyFinding], numbers: Iterable[int]) -> list[l
         _, ours, theirs = findings[number].runs
         graph.add_edge(number, ("study", findings[number].study))
         graph.add_edges_from((number, run) for run in (*ours, *theirs))
-    groups = (sorted(n for n in group if isinstance(n, int)) for group in
-              networkx.connected_components(graph))  # fmt: skip
-    return [group for group in groups if group]
+    groups = networkx.connected_components(graph)
+    return [sorted(n for n in group if isinstance(n, int)) for group in groups]

@@ -22,7 +22,7 @@ from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError, SpecError
 from archgraph.graph.ir import Ref
-from archgraph.language.consent import allowed, consent_given
+from archgraph.language.consent import allowed
 from archgraph.plain import Json
 from archgraph.processes.isolation import one_thread
 from archgraph.record.condense import condensed
@@ -189,12 +189,11 @@ def judge_gates(
         raise RunError("is a seed of the study", where="gate", found=seed, hint="choose another")
     known, judged = read_gates(records), []
     with allowed(python), one_thread():
-        python = consent_given()
         for setting in _settings(cells(spec, size)):
             if chosen.isdisjoint(setting.cells) or all(name in known for name in setting.covers):
                 continue
             _check_figures(spec, setting.rows[0])
-            record = _judged(spec, setting, seed, data_root, python, notify)
+            record = _judged(spec, setting, seed, data_root, notify)
             stem = Path(spec.document_of(("study",)).file).stem
             add_line(Path(records) / FOLDER / f"{stem}{SUFFIX}", record)
             verdict = "passes its gate" if record.passed else "does not pass its gate"
@@ -255,7 +254,6 @@ def _judged(
     setting: _Setting,
     seed: int,
     data_root: str | os.PathLike[str] | None,
-    python: bool,
     notify: Callable[[str], object],
 ) -> GateRecord:
     names, rows = spec.gates, setting.rows
@@ -263,7 +261,7 @@ def _judged(
 
     def prepared(cell: StudyCell) -> Experiment:
         assert cell.experiment is not None
-        return prepare(gate_setting(cell.experiment, seed), data_root=data_root, python=python)
+        return prepare(gate_setting(cell.experiment, seed), data_root=data_root)
 
     # Of models with several exits no single one is trained centrally.
     candidates = (prepared(cell) for cell in rows)

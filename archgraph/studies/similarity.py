@@ -47,10 +47,7 @@ class Weight(NamedTuple):
 
     def of(self, state: State) -> Tensor:
         """Its values as ``[out, in, kernel]``; a kernel of one has one value."""
-        value = state[self.leaf].detach()
-        if not value.is_floating_point():
-            raise GraphError(f"{value.dtype} weights cannot be compared", where=self.leaf)
-        value = value.permute(self.order).to("cpu", torch.float32)
+        value = state[self.leaf].detach().permute(self.order).to("cpu", torch.float32)
         return value.reshape(*value.shape[:2], -1)
 
 

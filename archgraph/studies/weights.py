@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archgraph.display import colours
-from archgraph.errors import RunError
 from archgraph.reports.plots import draw_line, panels
 from archgraph.reports.sheets import NOTHING
 from archgraph.studies.similarity import ScaleComparison, SectionSimilarity
@@ -54,16 +53,11 @@ def heat(sections: Sequence[SectionSimilarity], *, title: str = "") -> Figure:
     """Draw similarities of blocks, a panel per section, coloured by distance from chance.
 
     Args:
-        sections: What :func:`archgraph.studies.similarity.block_similarity` gives.
+        sections: What :func:`archgraph.studies.similarity.block_similarity` gives; at least one.
         title: Heading.
-
-    Raises:
-        RunError: If there is no section.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
-    if not sections:
-        raise RunError("no blocks to compare: no section has two blocks alike in shape")
     widths = [max(len(section.columns), 2) for section in sections]
     heights = max(len(section.rows) for section in sections)
     width, height = 1.6 + 0.85 * sum(widths), 1.9 + 0.55 * heights

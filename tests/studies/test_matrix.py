@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import archgraph as ag
 from archgraph.cli import app
+from archgraph.errors import RunError
 from archgraph.federation import find_strategy
 from archgraph.language import verdicts
 from archgraph.language.help import strategy_names
@@ -76,6 +77,9 @@ def test_what_the_log_holds_is_not_run_again_unless_it_failed(
     assert table.rows == (("heterofl", "✓", "✗ 1"), ("fedavg", "– 2", "– 2"))
     assert table.note == "1 runs, 2 refused, 1 fails of 4 cells"
     assert reasons.rows[0] == ("1", "ValueError: no room")
+    log.write_text(log.read_text() + '{"strategy": "cut')
+    with pytest.raises(RunError, match=r"log\.jsonl:6: damaged line"):
+        matrix(file, log=log)
 
 
 def test_the_command_writes_the_table(file: Path, tmp_path: Path):

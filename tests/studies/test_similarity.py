@@ -157,15 +157,10 @@ def test_equal_blocks_are_alike_and_a_projection_is_compared_with_nothing():
     (found,) = block_similarity(graph, copied)
     assert found.section == "stage"
     assert found.rows == found.columns == ("stage.1", "stage.2", "stage.3")
-    table = {
-        (a, b): v
-        for a, line in zip(found.rows, found.values, strict=True)
-        for b, v in zip(found.columns, line, strict=True)
-    }
-    assert table["stage.1", "stage.2"] == pytest.approx(1.0, abs=1e-6)
-    assert table["stage.1", "stage.1"] is None
-    assert table["stage.3", "stage.1"] == table["stage.1", "stage.3"]
-    assert table["stage.1", "stage.3"] == pytest.approx(found.chance, abs=0.1)
+    values = found.values
+    assert values[0][1] == pytest.approx(1.0, abs=1e-6)
+    assert values[0][0] is None
+    assert values[2][0] == values[0][2] == pytest.approx(found.chance, abs=0.1)
     assert found.layers == 2
 
 
@@ -307,8 +302,6 @@ def test_pictures_are_drawn():
     assert picture(figure, "png").startswith(b"\x89PNG")
     (table,) = similarity_tables([one])
     assert table.rows == (("stage.0", ""), ("stage.1", "0.800"))
-    with pytest.raises(RunError, match=r"no blocks to compare"):
-        heat([])
     graph, state = traced()
     plot = scale_plot(scale_variation({"a": (graph, state), "b": (graph, state)}))
     assert [line.get_label() for line in plot.axes[1].lines] == ["b"]
