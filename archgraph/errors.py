@@ -158,6 +158,15 @@ def os_reason(error: Exception) -> str:
     return _OS_WORDS.get(code, text) if code is not None else text
 
 
+def is_installed(file: str) -> bool:
+    """Return whether a source file is part of archgraph, an installed package or Python.
+
+    >>> is_installed("mine.py"), is_installed(__file__)
+    (False, True)
+    """
+    return file.startswith(_INSTALLED) or "-packages/" in file
+
+
 def raised_in(error: BaseException) -> str:
     """Return the innermost line of the user's code that led to an error; empty if there is none.
 
@@ -165,5 +174,5 @@ def raised_in(error: BaseException) -> str:
     ''
     """
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)]
+    users = [frame for frame in frames if not is_installed(frame.filename)]
     return f"{users[-1].filename}:{users[-1].lineno} in {users[-1].name}" if users else ""

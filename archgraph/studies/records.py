@@ -110,13 +110,15 @@ def record_of(
 
 def origin(device: str = "cpu") -> dict[str, Json]:
     """Return where and when something is recorded: processor, threads, versions, commit, date."""
+    # With a file of ours: a wheel may be installed within somebody's repository.
+    folder, name = os.path.split(__file__)
     try:
         commit = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"],
+            ["git", "-C", folder, "rev-parse", "HEAD", f"HEAD:./{name}"],
             capture_output=True,
             text=True,
             check=True,
-        ).stdout.strip()
+        ).stdout[:12]
     except (OSError, subprocess.CalledProcessError):  # an installed wheel has no history
         commit = ""
     return {

@@ -6,6 +6,7 @@ import dataclasses
 import html
 import itertools
 import os
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -150,7 +151,8 @@ def _about(result: StudyResult) -> tuple[str, ...]:
     seeds = plural(len({one.seed for one in result.runs}), "seed")
     of = plural(len({one.folder for one in result.runs}), "run")
     done = f"Size {result.size}, {seeds}, {result.done} of {len(result.runs)} cells done ({of})."
-    return result.spec.about, result.spec.sizes[result.size].about, done, _where(result)
+    about = result.spec.about, result.spec.sizes[result.size].about
+    return *about, done, _where(result), _again(result)
 
 
 def _where(result: StudyResult) -> str:
@@ -162,12 +164,29 @@ def _where(result: StudyResult) -> str:
         device = [of["device"]] if of["device"] != "cpu" else []
         machine = ", ".join(map(str, (*device, of["processor"], of["instructions"])))
         threads = plural(of["threads"], "thread")
-        where.setdefault(f"{machine}, {threads}, torch {of['torch']}", []).append(of["commit"])
+        code = f"commit {of['commit']}" if of["commit"] else f"archgraph {of['archgraph']}"
+        where.setdefault(f"{machine}, {threads}, torch {of['torch']}", []).append(code)
     machines = (
-        f"{machine} ({plural(len(commits), 'run')}, commit {', '.join(sorted(set(commits)))})"
+        f"{machine} ({plural(len(commits), 'run')}, {', '.join(sorted(set(commits)))})"
         for machine, commits in where.items()
     )
     return f"Computed on {'; '.join(machines)}." if where else ""
+
+
+def _again(result: StudyResult) -> str:
+    """Say which file the table is of, how one run of it is repeated, and how it is had as data."""
+    file = result.spec.document_of(("study",)).file
+    run = next((one for one in result.runs if one.address in result.records), None)
+    if run is None:
+        return ""
+    size = "" if result.size == "small" else f" --size {result.size}"
+    cell = " | ".join(filter(None, (run.cell.row, run.cell.column)))
+    command = f"archgraph study {shlex.quote(file)}{size}"
+    return (
+        f"Described by `{file}`. One run again: `{command} --only {shlex.quote(cell)} --seed "
+        f"{run.seed} --out repeat`. As CSV and LaTeX: `{command} --only-read`, with the "
+        "`--records` of these runs."
+    )
 
 
 def _findings(result: StudyResult) -> tuple[str, ...]:

@@ -1,0 +1,55 @@
+"""Runs of studies are named after the code that their files name; errors in it say their line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from archgraph.errors import raised_in
+from archgraph.language.consent import allowed
+from archgraph.studies.cell import users_code
+from archgraph.studies.spec import cells, load_study
+from tests.studies.test_study import STUDY
+
+
+def test_a_change_of_a_module_or_of_what_it_imports_changes_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "outer56.py").write_text("import inner56\nX = 1\n")
+    (tmp_path / "inner56.py").write_text("Y = 1\n")
+    assert users_code(["outer56:X"]) == {}  # without consent nothing is looked for
+    with allowed():
+        first = users_code(["outer56:X", "torch.nn:Linear"])
+        assert set(first) == {"outer56", "inner56"}
+        (tmp_path / "outer56.py").write_text("import inner56  # a comment\n\nX = 1\n")
+        assert users_code(["outer56:X"]) == first
+        (tmp_path / "inner56.py").write_text("Y = 2\n")
+        assert users_code(["outer56:X"]) != first
+
+
+def test_an_error_says_the_innermost_line_of_the_users_code(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import json\n\ndef f():\n    return json.loads('{')\n")
+    space: dict[str, object] = {}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    with pytest.raises(ValueError) as caught:
+        space["f"]()  # type: ignore[operator]
+    assert raised_in(caught.value) == f"{file}:4 in f"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("average: average_accuracy", "average: averge_accuracy", r"is not a measure; .*did you"),
+        ("seeds: [0, 1]", "seeds: [0, 0]", r"small.seeds\[1\]: is there twice; found 0"),
+        ("than: Standalone", "than: HeteroFL", r"than: compares it with itself"),
+        ("by: average}", "by: average, where: cleen}", r"compares nothing; found 'cleen'; expe"),
+    ],
+)
+def test_slips_in_a_study_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in STUDY
+    (tmp_path / "table1.yaml").write_text(STUDY.replace(old, new))
+    with pytest.raises(Exception, match=message):
+        cells(load_study(tmp_path / "table1.yaml"), "small")
