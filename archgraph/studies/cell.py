@@ -9,8 +9,8 @@ from pathlib import Path
 
 from archgraph.engine.facts import UNNAMED, family_of, local_by_kind, settled
 from archgraph.engine.local import run
-from archgraph.federation import configure
 from archgraph.errors import is_installed
+from archgraph.federation import configure
 from archgraph.language import ExperimentSpec
 from archgraph.language.consent import consent_given, python_names
 from archgraph.plain import Json, digest

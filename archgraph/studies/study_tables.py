@@ -1,4 +1,4 @@
-"""A study as tables, CSV, Markdown, LaTeX and a page: measured beside published, and its claims judged."""
+"""A study as tables, Markdown, LaTeX, CSV and a page: measured beside published, claims judged."""
 
 from __future__ import annotations
 
