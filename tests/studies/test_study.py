@@ -416,7 +416,7 @@ def test_a_study_whose_data_are_not_there_says_what_to_fetch(
     result: StudyResult, place: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Where nothing can be run, before a folder is made."""
-    text = STUDY.replace("dataset: digits", "dataset: svhn").replace("digits", "svhn")
+    text = STUDY.replace("dataset: digits", "dataset: svhn").replace("Table 1", "Table 2")
     (place / "svhn.yaml").write_text(text)
     out = place / "nothing"
     words = ["study", str(place / "svhn.yaml"), "--size", "paper", "--out", str(out)]
