@@ -13,6 +13,7 @@ from archgraph.errors import is_installed
 from archgraph.federation import configure
 from archgraph.language import ExperimentSpec
 from archgraph.language.consent import consent_given, python_names
+from archgraph.language.data import NamedData
 from archgraph.plain import Json, digest
 from archgraph.processes.isolation import one_thread
 from archgraph.record.folder import read_metrics
@@ -40,24 +41,30 @@ def address(spec: ExperimentSpec) -> str:
     if spec.local_of:
         kinds = local_by_kind(spec).items()
         values["local_of"] = {k: of.model_dump(mode="json", exclude_none=True) for k, of in kinds}
+    # Files by content where it is known: a path depends on the machine.
     if spec.weights is not None:
-        # By content where it is known: a path depends on the machine.
         more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
-        file = Path(spec.weights.file)
-        digits = spec.weights.sha256 or (sha256(file) if file.is_file() else file.name)
-        values["weights"] = {"of": digits, **more}
+        content = spec.weights.sha256 or _content(Path(spec.weights.file))
+        values["weights"] = {"of": content, **more}
+    if isinstance(spec.data, NamedData) and spec.data.tokenizer is not None:
+        file = Path(spec.data.tokenizer)
+        values["tokenizer"] = _content(file / "tokenizer.json" if file.is_dir() else file)
     family = family_of(spec)
-    content = family.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name"})
-    for member in (content, *content["clients"]):
+    clients = family.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name"})
+    for member in (clients, *clients["clients"]):
         if member.get("model") not in (None, "join"):
             member["model"] = "below"  # the contents of these files stand in `models`
     models = [source.data for source in family.sources()]
-    settings: Mapping[str, Json] = {**values, "family": content, "models": models}
+    settings: Mapping[str, Json] = {**values, "family": clients, "models": models}
     if code := users_code(python_names(settings)):
         settings = {**settings, "code": code}
     # Strategy and seed are for people who look into the folder; the digest decides.
     name = spec.strategy_name.rpartition(":")[2]
     return f"{name}-{digest(settings)[:SIGNS]}-seed{spec.seed}"
+
+
+def _content(file: Path) -> str:
+    return sha256(file) if file.is_file() else file.name
 
 
 def users_code(names: Iterable[str]) -> dict[str, str]:

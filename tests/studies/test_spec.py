@@ -218,3 +218,28 @@ def test_what_decides_figures_decides_where_a_run_lies(made, tmp_path, change):
     assert len(ours) == len(theirs) == 4 and not ours & theirs
     assert not first[1] & theirs or "first" in change
     assert len(set.intersection(*addresses("rounds: 2"))) == 4  # as in row A
+
+
+def test_a_tokenizer_decides_where_a_run_lies_by_its_content(made, tmp_path):
+    for folder, text in (("first", "{}"), ("second", "[]"), ("third", "{}")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokenizer.json").write_text(text)
+    end, clean = STUDY.index("published:"), "clean: {}"
+    assert clean in STUDY
+
+    def addresses(of: str) -> list[str]:
+        text = STUDY[:end].replace(clean, f"clean: {{data: {{dataset: sick, {of} length: 8}}}}")
+        every = cells(made(text + "sizes: {paper: {}}\n"), "paper")
+        return [address(c.experiment) for c in every if c.experiment and "clean" in c.column]
+
+    first, second, third, none = (
+        addresses(of)
+        for of in (
+            "tokenizer: first,",
+            "tokenizer: second,",
+            "tokenizer: third/tokenizer.json,",
+            "",
+        )
+    )
+    assert first and first == third
+    assert len({*first, *second, *none}) == 3 * len(set(first))
