@@ -24,6 +24,7 @@ def heading(
     *,
     legend: bool = True,
     across: int = MARKS,
+    letters: int | None = None,
 ) -> str:
     """Write title, size and legend as Graphviz's HTML.
 
@@ -35,11 +36,13 @@ def heading(
         notes: Rows of a table, the first one its titles.
         legend: Whether marks and colours are explained.
         across: Marks to a line; colours are twice as many and one.
+        letters: Letters of 10 points that a line may have; a longer title is written smaller.
 
     Returns:
         A label for Graphviz; empty if there is nothing to say.
     """
-    lines = [text(title, size=16, bold=True)] if title else []
+    size = 16 if letters is None else max(10, min(16, 10 * letters // max(1, len(title))))
+    lines = [text(title, size=size, bold=True)] if title else []
     marks = [
         f"{count(total)} parameters (grey: of a part)",
         "arrows: shapes without the batch axis",

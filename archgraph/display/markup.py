@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from archgraph.display import colours
 
 FONT = "Helvetica,Arial,sans-serif"
-# Width of a letter of a bold sans-serif face, as a share of its size.
-LETTER = 0.58
+# Mean width of a letter of DejaVu Sans in the labels of networks, as a share of its size: 0.60,
+# bold 0.66.
+LETTER = 0.62
 # Points of a bar that is full.
 BAR = 72
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from archgraph.display.cover import Cover
 from archgraph.display.dot import Direction, Drawing, Fed
@@ -106,9 +109,11 @@ def draw(
         if sections is wholes:  # a frame around one box would say its title again
             picture = replace(picture, groups=())
         fed = {} if cover is None else _fed(graph, picture, cover)
-        head = heading(picture, headline, total, cover, notes, legend=legend, across=across)
-        tips = functools.partial(_tips, graph)
         letters = None if width is None else letters_across(width)
+        head = heading(
+            picture, headline, total, cover, notes, legend=legend, across=across, letters=letters
+        )
+        tips = functools.partial(_tips, graph)
         return Drawing(picture, fed, tips, direction, font or FONT, letters).source(head)
 
     if width is None:
@@ -163,7 +168,8 @@ def render(text: str, form: str = "svg") -> bytes:
     """Draw a DOT text in a format that Graphviz knows (`svg`, `png`, `pdf`).
 
     Graphviz runs in a process of its own: its C code writes to the terminal and cannot be
-    stopped from within.
+    stopped from within. It measures and draws the default font as DejaVu Sans, so that a picture
+    has the same size on every machine.
 
     Raises:
         RunError: If Graphviz refuses the text or takes longer than five minutes.
@@ -179,13 +185,17 @@ def render(text: str, form: str = "svg") -> bytes:
         "sys.stdout.buffer.write(graph.draw(format=sys.argv[1], prog='dot'))\n"
     )
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", code, form],
-            input=text.encode(),
-            capture_output=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            fonts = Path(folder, "fonts.conf")
+            fonts.write_text(_font_configuration())
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", code, form],
+                input=text.encode(),
+                capture_output=True,
+                timeout=SECONDS,
+                check=False,
+                env=os.environ | {"FONTCONFIG_FILE": str(fonts)},
+            )
     except subprocess.TimeoutExpired as error:
         hint = "draw less detail, or write .dot and lay it out elsewhere"
         raise RunError(f"the layout takes more than {SECONDS:g} s", hint=hint) from error
@@ -194,6 +204,31 @@ def render(text: str, form: str = "svg") -> bytes:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise RunError("Graphviz cannot draw this", found=lines[-1] if lines else "no output")
     return done.stdout
+
+
+def _font_configuration() -> str:
+    """Return a configuration of fontconfig in which the default font is matplotlib's DejaVu Sans.
+
+    The machine's own fonts follow, for `font=`. Without them, and on a machine that has none,
+    Graphviz would measure other widths, and pictures of pixels would have no letters.
+    """
+    matplotlib = importlib.util.find_spec("matplotlib")  # importing it takes a second
+    assert matplotlib is not None and matplotlib.origin is not None  # a requirement of archgraph
+    fonts = Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf"
+    machine = os.environ.get("FONTCONFIG_FILE", "/etc/fonts/fonts.conf")
+    name = FONT.split(",")[0]
+    return f"""<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig>
+  <match target="pattern">
+    <test name="family"><string>{name}</string></test>
+    <edit name="family" mode="assign" binding="strong"><string>DejaVu Sans</string></edit>
+  </match>
+  <dir>{escape(str(fonts))}</dir>
+  <cachedir prefix="xdg">fontconfig</cachedir>
+  <include ignore_missing="yes">{escape(machine)}</include>
+</fontconfig>
+"""
 
 
 def _size(text: str) -> tuple[float, float]:

@@ -34,7 +34,7 @@ def letters_across(width: str) -> int:
     """Return how many letters a line of a box may have at a width of print.
 
     >>> letters_across("3.3in")
-    43
+    40
     """
     # Of 10 points before it is scaled, with room for frames and margins.
     return max(12, int(width_in_points(width) * SMALLEST / READABLE / (10 * LETTER)) - 11)

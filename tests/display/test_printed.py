@@ -53,6 +53,15 @@ def test_a_narrow_picture_has_less_detail():
     assert texts[0].count("tooltip=") < texts[1].count("tooltip=")
 
 
+def test_a_picture_is_the_same_whatever_fonts_the_machine_has(tmp_path, monkeypatch):
+    text = draw(chain(3, 4, 5), cover={"0.weight": 0.5})
+    here = [render(text, form) for form in ("plain", "png")]
+    nothing = tmp_path / "fonts.conf"
+    nothing.write_text("<fontconfig></fontconfig>")
+    monkeypatch.setenv("FONTCONFIG_FILE", str(nothing))
+    assert [render(text, form) for form in ("plain", "png")] == here
+
+
 @pytest.mark.parametrize("width", ["3.3", "0in", "wide", "-2cm"])
 def test_what_is_no_width_is_refused(width):
     graph = chain(2, 2)
