@@ -72,7 +72,9 @@ def module_of(
 ) -> nn.Module:
     """Build a module with a copy of the state, on the work's device or the one passed.
 
-    Images' channels lie last in memory: convolutions take that faster, and values are the same.
+    On a GPU, convolutions' weights have channels-last memory, which is faster there. On a CPU they
+    do not: batch norm in training is 10 to 25 times less accurate in that layout, and the error
+    grows from layer to layer.
 
     Args:
         model: An architecture with weights, or the work that has them.
@@ -80,12 +82,9 @@ def module_of(
         training: The mode of all of its parts. Default: that in which the model was traced.
     """
     device = model.device if isinstance(model, Work) else device
-    # With AVX2 as the newest extension, oneDNN overwrites memory in the backward pass of 1x1
-    # convolutions with stride 2 whose channels lie last.
-    last = device != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
     # Moved before it is copied: memory of a device is taken faster.
     there = state_to_device(model.state, device)
-    module: nn.Module = filled(model.graph, there, last=last, training=training)
+    module: nn.Module = filled(model.graph, there, last=device != "cpu", training=training)
     if _COMPILED.get():
         module.compile()
     return module
