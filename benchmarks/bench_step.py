@@ -7,8 +7,7 @@ checks, copies), against the same steps of the same networks written out with to
 networks are small: what surrounds a step weighs more than it would beside larger ones. ``last``:
 the step of networks of ``specs/models`` in PyTorch's default memory format, as clients make it on
 a CPU, against the same in channels-last memory (not where AVX2 is the newest extension: oneDNN
-overwrites memory there); ``compiled``: the same step with a compiled network. All in processor
-time, so that other processes do not count.
+overwrites memory there). All in processor time, so that other processes do not count.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU 
 from archgraph.engine import turn
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
-from archgraph.federation import Model, module_of
-from archgraph.federation.training import compiling
 from archgraph.module.build import filled
 from benchmarks.bench_transfer import keep_freed_memory, seconds
 
@@ -111,19 +108,6 @@ def last(name: str, repeat: int) -> float:
     return ours / theirs
 
 
-def compiled(name: str, repeat: int) -> float:
-    """Seconds of a client's step with a compiled network over those without."""
-    channels, size = IMAGES[name]
-    graph = ag.load(str(SPECS / "models" / f"{name}.yaml"))
-    model = Model(graph, ag.initial_state(graph))
-    images, labels = torch.randn(32, channels, size, size), torch.randint(0, 10, (32,))
-    plain = module_of(model).train()
-    with compiling(on=True):
-        run = step(module_of(model).train(), images, labels)
-        ours, other = seconds(run, step(plain, images, labels), repeat=repeat)
-    return ours / other
-
-
 class LeNet(nn.Sequential):
     """LeNet-5 for three channels."""
 
@@ -176,7 +160,6 @@ def figures(repeat: int = 15) -> dict[str, float]:
         **steps,
         "turns of a round / the same steps with torch": turns(max(repeat // 3, 1)),
         **{f"{name}: a step / in channels-last memory": last(name, repeat) for name in layouts},
-        **{f"{name}: a client's step, compiled / not": compiled(name, repeat) for name in IMAGES},
     }
 
 

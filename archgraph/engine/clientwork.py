@@ -180,7 +180,7 @@ class ClientWork:
                 values=task.values,
                 progress=_steps(tell),
             )
-            outcome = performed(program, work, setup.engine)
+            outcome = performed(program, work)
         # Copied, since the program may keep what it returned; contiguous, since results of
         # computations on it may depend on the order of memory.
         return dataclasses.replace(

@@ -301,7 +301,7 @@ class Evaluator:
                 # A test tunes on all examples, whatever share of them a round trains on.
                 everything = work.local.model_copy(update={"fraction": 1.0})
                 work = dataclasses.replace(work, local=everything)
-                trained = server_copies(performed(program, work, setup.engine).state)
+                trained = server_copies(performed(program, work).state)
             check_update(model.graph, trained, fixed=unsummable(model.graph, state))
             return trained
 

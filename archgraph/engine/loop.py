@@ -280,10 +280,10 @@ class Loop:
 
     @functools.cached_property
     def _testers(self) -> Workers:
-        """The processes that test models; devices and what is compiled are left to one process."""
+        """The processes that test models; devices are left to one process."""
         engine = self.experiment.engine
-        # A device is used by one process; compiling in each would take longer than a test.
-        if engine.compile or torch.device(self.experiment.world.device).type != "cpu":
+        # A device is used by one process.
+        if torch.device(self.experiment.world.device).type != "cpu":
             return Workers()
         return Workers(engine.workers or torch.get_num_threads())
 

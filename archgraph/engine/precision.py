@@ -1,4 +1,4 @@
-"""How a program computes: products in bfloat16, while weights are not; compiled networks."""
+"""How a program computes: products in bfloat16, while weights are not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from torch import Tensor
 
 from archgraph.engine.returned import outcome_of
 from archgraph.federation import Outcome, Program, State, Work
-from archgraph.federation.training import compiling
-from archgraph.language.experiment import EngineSpec
 
 
-def performed(program: Program, work: Work, engine: EngineSpec) -> Outcome:
-    """Run a program on its work, as ``local.precision`` and ``engine.compile`` ask for.
+def performed(program: Program, work: Work) -> Outcome:
+    """Run a program on its work, in the precision that ``local.precision`` names.
 
     Weights, gradients of weights, losses and statistics stay as they are: PyTorch's autocast
     converts what goes into products of matrices and convolutions. Converted weights are not cached,
@@ -23,13 +21,11 @@ def performed(program: Program, work: Work, engine: EngineSpec) -> Outcome:
     Args:
         program: What the client does.
         work: What it is given.
-        engine: Whether networks are compiled.
     """
-    with compiling(bool(engine.compile)):
-        if work.local.precision is None:
-            return outcome_of(program, program(work))
-        with torch.autocast(torch.device(work.device).type, torch.bfloat16, cache_enabled=False):
-            outcome = outcome_of(program, program(work))
+    if work.local.precision is None:
+        return outcome_of(program, program(work))
+    with torch.autocast(torch.device(work.device).type, torch.bfloat16, cache_enabled=False):
+        outcome = outcome_of(program, program(work))
     return dataclasses.replace(outcome, extras=_wide(outcome.extras), keep=_wide(outcome.keep))
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -36,37 +34,6 @@ def optimiser(
     return kind(parameters, **{**local.optimiser_arguments, "lr": local.lr_at(round, rounds)})
 
 
-# Whether modules for clients' work are compiled: a mode, as autocast is, that no program asks for.
-_COMPILED: ContextVar[bool] = ContextVar("compiled", default=False)
-# Of one code: all networks share some, in two modes and for several sizes of batches.
-_VARIANTS = 10_000
-
-
-@contextlib.contextmanager
-def compiling(on: bool) -> Iterator[None]:
-    """Let :func:`module_of` give modules that PyTorch compiles when they are first called.
-
-    The process caches compiled code for all modules of a graph.
-    """
-    if not on:
-        yield
-        return
-    import torch._dynamo  # takes seconds
-    import torch._inductor.config
-
-    mode = _COMPILED.set(True)
-    # Beyond the limit PyTorch runs the code uncompiled, and a tier would be slow in silence.
-    limits = dict.fromkeys(("recompile_limit", "accumulated_recompile_limit"), _VARIANTS)
-    try:
-        with (
-            torch._dynamo.config.patch(limits),
-            torch._inductor.config.patch(fallback_random=True),  # dropout draws as it else does
-        ):
-            yield
-    finally:
-        _COMPILED.reset(mode)
-
-
 def module_of(
     model: Work | Model, device: str = "cpu", *, training: bool | None = None
 ) -> nn.Module:
@@ -84,10 +51,7 @@ def module_of(
     device = model.device if isinstance(model, Work) else device
     # Moved before it is copied: memory of a device is taken faster.
     there = state_to_device(model.state, device)
-    module: nn.Module = filled(model.graph, there, last=device != "cpu", training=training)
-    if _COMPILED.get():
-        module.compile()
-    return module
+    return filled(model.graph, there, last=device != "cpu", training=training)
 
 
 def descend(

@@ -174,12 +174,6 @@ class EngineSpec(Base):
         "process; on the processor nothing is copied",
         examples=[4000.0],
     )
-    compile: bool | None = Field(
-        default=None,
-        description="whether clients' networks are compiled (torch.compile), which takes seconds "
-        "for each and needs a C++ compiler; all clients then share one process; left out: no",
-        examples=[True],
-    )
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -226,22 +220,6 @@ class EngineSpec(Base):
                 found=list(self.devices),
                 hint="engine.workers says how many processes there are on each of them",
             )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _compiles_in_one_process(self) -> EngineSpec:
-        separate = {
-            "kind": self.kind != LOCAL,
-            "workers": (self.workers or 1) > 1,
-            "device": len(self.devices) > 1,
-            "deadline": self.deadline is not None,
-            "memory": self.memory is not None,
-        }
-        key = next((key for key, chosen in separate.items() if chosen), None)
-        if self.compile and key is not None:
-            # Each process would compile every network again.
-            message, hint = "`compile: true` requires a single process", "leave out one of the two"
-            raise Mistake(message, place=(key,), found=getattr(self, key), hint=hint)
         return self
 
 

@@ -19,7 +19,7 @@ from archgraph.record.folder import checkpoint_of, read_metrics, run_folder, sav
 from archgraph.tables import plural
 
 # Settings of the engine that change numbers: the rest says where and how clients are trained.
-DECIDING = ("compile", "deadline", "memory")
+DECIDING = ("deadline", "memory")
 
 
 def run_differences(

@@ -566,7 +566,7 @@ def _central(
         with isolated(generator, world.device):
             work = setup.work(0, round, graph, state, generator, keep={})
             try:
-                state = performed(Train(), work, setup.engine).state
+                state = performed(Train(), work).state
             except RejectedUpdate:  # not finite
                 return math.nan
     tested = answers(  # 3

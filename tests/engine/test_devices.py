@@ -151,7 +151,6 @@ def test_who_trains_in_processes_on_devices(
         ({"device": ("cpu",) * 2}, "must name different devices of one kind"),
         ({"device": ("cpu:0", "cpu:1")}, "must name different devices of one kind"),
         ({"device": ()}, "at least 1 item"),
-        ({"device": ("cuda:0", "cuda:1"), "compile": True}, "requires a single process"),
     ],
 )
 def test_devices_that_make_no_sense_are_refused(engine: dict[str, Any], said: str) -> None:
