@@ -4,9 +4,9 @@
 32 × 32; ``copy``: a second build of the graph against a copy of the network. ``turn``: the local
 work of a round of FedFA on the digits as the engine runs it (parts of the model, data, isolation,
 checks, copies), against the same steps of the same networks written out with torch. The digits'
-networks are small: what surrounds a step weighs more than it would beside larger ones. ``last``:
-the step of networks of ``specs/models`` in PyTorch's default memory format, as clients make it on
-a CPU, against the same in channels-last memory (not where AVX2 is the newest extension: oneDNN
+networks are small: what surrounds a step weighs more than it would beside larger ones. ``default``:
+the step of networks of ``specs/models`` in PyTorch's default memory format, as clients make it,
+against the same in channels-last memory (not where AVX2 is the newest extension: oneDNN
 overwrites memory there). All in processor time, so that other processes do not count.
 """
 
@@ -28,7 +28,7 @@ import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU 
 from archgraph.engine import turn
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
-from archgraph.module.build import filled
+from archgraph.federation import Model, module_of
 from benchmarks.bench_transfer import keep_freed_memory, seconds
 
 SPECS = Path(__file__).parents[1] / "specs"
@@ -95,17 +95,19 @@ def turns(repeat: int) -> float:
     return min(a for a, _ in taken) / min(b for _, b in taken)
 
 
-def last(name: str, repeat: int) -> float:
-    """Seconds of a step in the default memory format over those in channels-last memory."""
+def default(name: str, repeat: int) -> float:
+    """Seconds of a client's step over those in channels-last memory."""
     channels, size = IMAGES[name]
     graph = ag.load(str(SPECS / "models" / f"{name}.yaml"))
-    state = ag.initial_state(graph)
+    model = Model(graph, ag.initial_state(graph))
     images, labels = torch.randn(32, channels, size, size), torch.randint(0, 10, (32,))
-    default, other = (filled(graph, state, last=last, training=True) for last in (False, True))
-    ours, theirs = seconds(
-        step(default, images, labels), step(other, images, labels), repeat=repeat
+    last = module_of(model, training=True).to(memory_format=torch.channels_last)
+    ours, other = seconds(
+        step(module_of(model, training=True), images, labels),
+        step(last, images, labels),
+        repeat=repeat,
     )
-    return ours / theirs
+    return ours / other
 
 
 class LeNet(nn.Sequential):
@@ -159,7 +161,7 @@ def figures(repeat: int = 15) -> dict[str, float]:
     return {
         **steps,
         "turns of a round / the same steps with torch": turns(max(repeat // 3, 1)),
-        **{f"{name}: a step / in channels-last memory": last(name, repeat) for name in layouts},
+        **{f"{name}: a step / in channels-last memory": default(name, repeat) for name in layouts},
     }
 
 

@@ -112,23 +112,19 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
     return filled(graph, initial_state(graph, seed) if state is None else state)
 
 
-def filled(
-    graph: ArchGraph, state: State, *, last: bool = False, training: bool | None = None
-) -> ArchModule:
-    """Build a module as :func:`build` does, with a memory order and a mode.
+def filled(graph: ArchGraph, state: State, *, training: bool | None = None) -> ArchModule:
+    """Build a module as :func:`build` does, in a mode.
 
     Args:
         graph: The architecture.
         state: Tensors by name.
-        last: Whether weights of images get channels-last memory.
         training: The mode of all parts. Default: that of the graph.
     """
     _check_fit(graph, state, _shapes(graph))
     leaves: dict[str, Tensor] = {}
     for name in graph.state_names:
         param, value = graph.param[name], state[name].detach()
-        order = torch.channels_last if last and value.dim() == 4 else torch.preserve_format
-        leaf = value.to(torch_dtype(param.dtype), copy=True, memory_format=order)
+        leaf = value.to(torch_dtype(param.dtype), copy=True)
         if param.role == "parameter":
             leaf = nn.Parameter(leaf, requires_grad=param.trainable)
         leaves[name] = leaf
