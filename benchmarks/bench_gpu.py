@@ -90,7 +90,7 @@ def figures(scale: Scale, job: Job) -> Iterator[tuple[str, float]]:
 def bare(scale: Scale, job: Job) -> float:
     """Seconds in which a loop trains every client's batches; the data lie on the device."""
     images, labels = (x.to(scale.device) for x in job.data())
-    module = job.module().to(scale.device, memory_format=torch.channels_last)
+    module = job.module().to(scale.device)
     loss, spent = nn.CrossEntropyLoss(), []
     for _ in range(job.rounds):
         began = _now()
