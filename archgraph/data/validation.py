@@ -92,7 +92,7 @@ def taken_out(
     rest = tuple(np.setdiff1d(share, public) for share in shares)
     for client, share in enumerate(rest):
         if not len(share):
-            message = "leaves a client without examples to train on"
+            message = "leaves no examples to train on"
             where = f"public: client {client}" if len(shares) > 1 else "public"
             size = plural(len(shares[client]), "example")
             raise DataError(message, where=where, found=size, hint="set fewer examples aside")
