@@ -1,4 +1,4 @@
-"""Settings at their edges, against plain loops and formulas written from the words of their help."""
+"""Settings at their edges, against plain loops and formulas from the words of their help."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def error(state: Mapping[str, torch.Tensor]) -> float:
     ids=["none", "cosine", "round", "warmup", "cycle", "falls", "steps", "terms", "early"],
 )
 def test_tuning_is_at_the_rate_of_local(local, strategy):
-    evaluate = {} if "fedbabu" in strategy else {"evaluate": {"fine_tune": 4}}
+    evaluate: dict[str, Any] = {} if "fedbabu" in strategy else {"evaluate": {"fine_tune": 4}}
     other = {"two": {"lr": LR / 5}}
     found = run(VALUES, spec(local=local, local_of=other, strategy=strategy, **evaluate))
     state = found.server.group("global")
@@ -188,7 +188,7 @@ def test_a_table_is_scaled_by_the_rows_that_are_trained_on(tmp_path: Path, valid
     file.write_text("\n".join(lines) + "\n")
     task = {"kind": "regression", "standardise": True}
     data = {"table": str(file), "target": "y"}
-    setup = prepare(spec(data=data, task=task, validation=validation))
+    setup: Any = prepare(spec(data=data, task=task, validation=validation))
     train, learning = setup.data.train, setup.world.learning
     used = torch.from_numpy(np.concatenate(setup.shares))
     assert len(used) < len(train) == 48
@@ -201,7 +201,7 @@ def test_a_table_is_scaled_by_the_rows_that_are_trained_on(tmp_path: Path, valid
     torch.testing.assert_close(scale.mean, train.targets[used].mean())
     torch.testing.assert_close(scale.std, train.targets[used].std(correction=0))
     # What decides a run is the same for every seed, which draws what is held out.
-    other = prepare(spec(data=data, task=task, validation=validation, seed=1))
+    other: Any = prepare(spec(data=data, task=task, validation=validation, seed=1))
     assert {**setup.facts, "seed": 1} == other.facts
     assert not torch.equal(other.data.train.mean, train.mean)
 
@@ -219,7 +219,7 @@ def test_byte_images_are_scaled_by_those_that_are_trained_on(strategy, public):
     if strategy == "fedmd":
         family = {"clients": [{"name": "all", "count": 3, "model": model}]}
     keys = {"family": family, "strategy": {strategy: {}}, "public": public}
-    setup = prepare(spec(**keys, validation={"clients": 0.25}), data=((images, targets),) * 2)
+    setup: Any = prepare(spec(**keys, validation={"clients": 0.25}), data=((images, targets),) * 2)
     used = np.concatenate(setup.shares)
     if strategy == "fedmd":  # its clients learn from the public examples, too
         everything = np.concatenate([used, setup.held_out])
@@ -266,7 +266,7 @@ def test_shares_are_equal_beside_public_examples(scheme, public):
     more = {"dirichlet": {"min_size": 1, "alpha": 9}, "classes": {"per_client": 4}}.get(scheme, {})
     family = {"model": mlp(6), "clients": [{"name": "all", "count": 3}]}
     keys = {"family": family, "data": {"partition": {"scheme": scheme, **more}}, "public": public}
-    setup = prepare(spec(**keys), data=((ROWS, CLASSES),) * 2)
+    setup: Any = prepare(spec(**keys), data=((ROWS, CLASSES),) * 2)
     rest = 48 - public
     sizes = [len(share) for share in setup.shares]
     equal = [len(part) for part in np.array_split(np.arange(rest), 3)]
