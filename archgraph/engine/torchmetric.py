@@ -112,7 +112,7 @@ def torch_metric(
             where=where,
             found=f"{full}: {reason}",
             hint="its options are those of its class in torchmetrics"
-            + (f"; a target has {numbers} numbers, which not every metric takes" * (numbers > 1)),
+            + (f"; a target has {numbers} numbers: name a metric of several, mae or r2 say" * (numbers > 1)),
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else value
