@@ -111,8 +111,9 @@ def torch_metric(
             "cannot be computed",
             where=where,
             found=f"{full}: {reason}",
-            hint="its options are those of its class in torchmetrics"
-            + (f"; a target has {numbers} numbers: name a metric of several, mae or r2 say" * (numbers > 1)),
+            hint=f"a target has {numbers} numbers: name a metric of several, mae or r2 say"
+            if numbers > 1
+            else "its options are those of its class in torchmetrics",
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else value
