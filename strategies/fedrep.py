@@ -26,7 +26,9 @@ class FedRep(fl.PartAveraging):
     """Options of FedRep.
 
     Attributes:
-        head_epochs: Passes over its data in which a client trains its head, in each round.
+        head_epochs: Passes over its data in which a client trains its head, in each round. Head
+            and body are trained one after the other: ``over: round``, ``ema``, ``fraction`` and
+            ``patience`` of ``local`` begin anew with the body.
 
     Example:
         >>> FedRep().head_epochs

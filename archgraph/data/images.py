@@ -32,6 +32,7 @@ def image_dataset(
         Split(*train, mean, std),
         Split(test[0][:limit], test[1][:limit], mean, std),
         source.labels,
+        measure=channel_statistics,
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archgraph.data.fields import TargetFields
 from archgraph.data.partition import stratified_order
-from archgraph.data.values import Dataset, InputKind, Split, channel_statistics
+from archgraph.data.values import Dataset, InputKind, Measure, Split, channel_statistics
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
 
@@ -175,7 +175,7 @@ def dataset_of_rows(
     test: Records,
     *,
     labels: tuple[str, ...] = (),
-    statistics: tuple[Tensor, Tensor] | None = None,
+    measure: Measure | None = None,
     fields: TargetFields | None = None,
 ) -> Dataset:
     """Build a data set of rows; images are normalised by their train split, like known sets.
@@ -186,7 +186,7 @@ def dataset_of_rows(
         train: Rows to train on; their clients own them.
         test: Rows to test on.
         labels: Names of the classes; none: they are their numbers.
-        statistics: Mean and deviation of each column.
+        measure: Computes mean and deviation of each column. Default: they stay as they are.
         fields: How tensors by name stand in the targets.
 
     Raises:
@@ -205,11 +205,11 @@ def dataset_of_rows(
         kind = "image"
     kind = kind or ("tensor" if inputs.is_floating_point() else "text")
     if kind == "image":
-        statistics = channel_statistics(inputs)
+        measure = channel_statistics
+    mean, std = (None, None) if measure is None else measure(inputs)
 
     def split(rows: Records) -> Split:
         beside = {key: rows.inputs[key] for key in others}  # in the order of the train split
-        mean, std = statistics or (None, None)
         return Split(rows.inputs[first], rows.targets, mean, std, beside)
 
     counted = None if fields else _classes(name, train.targets, test.targets, labels)
@@ -226,6 +226,7 @@ def dataset_of_rows(
         tuple(train.inputs) if others else (),
         {str(client): positions for client, positions in by_client.items()},
         fields=fields,
+        measure=measure,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size, decode_text
 from archgraph.data.rows import Records, check_apart, dataset_of_rows, parted
 from archgraph.data.tokens import dataset_of_texts
-from archgraph.data.values import Dataset
+from archgraph.data.values import Dataset, Split
 from archgraph.errors import DataError
 from archgraph.hints import unknown
 from archgraph.language.data import ColumnKind, TableData, text_columns
@@ -72,9 +73,10 @@ def read_table(spec: TableData) -> Dataset:
     train, test = divide(
         Records({"row": inputs.values if spec.standardise else inputs.values.float()}, values)
     )
-    statistics = _statistics(train.inputs["row"], inputs.measured) if spec.standardise else None
-    _check_apart(inputs, statistics, spec.table)
-    return dataset_of_rows(path.stem, "table", train, test, labels=labels, statistics=statistics)
+    measure = functools.partial(_statistics, inputs.measured) if spec.standardise else None
+    data = dataset_of_rows(path.stem, "table", train, test, labels=labels, measure=measure)
+    _check_apart(inputs, data.train, spec.table)
+    return data
 
 
 def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind | None]:
@@ -110,7 +112,7 @@ def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, Colu
     return seen
 
 
-def _statistics(rows: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
+def _statistics(measured: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and deviation of columns: 0 and 1 for categories, deviation 1 for constants."""
     least, most = rows.aminmax(dim=0)
     # The mean of a constant may be rounded to another number, and the deviation is then not 0.
@@ -121,16 +123,16 @@ def _statistics(rows: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(measured, mean, 0.0), torch.where(counted, deviation, 1.0)
 
 
-def _check_apart(inputs: Features, statistics: tuple[Tensor, Tensor] | None, where: str) -> None:
+def _check_apart(inputs: Features, train: Split, where: str) -> None:
     """Raise if 32 bits, which models see, merge most values of a column of numbers."""
     exact = inputs.values[:, inputs.measured]
     pairs = zip(inputs.names, inputs.measured.tolist(), strict=True)
     names = [name for name, counts in pairs if counts]
-    if statistics is None:
+    if train.mean is None or train.std is None:
         hint = "leave out standardise: false, or subtract what they have in common"
         check_apart(exact, exact.float(), where, names, hint)
     else:
-        mean, deviation = (each[inputs.measured] for each in statistics)
+        mean, deviation = (each[inputs.measured] for each in (train.mean, train.std))
         check_apart(exact, ((exact - mean) / deviation).float(), where, names)
 
 

@@ -66,22 +66,22 @@ def hold_out(
     return rest, np.sort(out)
 
 
-def set_aside(
+def taken_out(
     shares: ShardIndices, count: int, seed: int, *, ordered: bool = False
 ) -> tuple[ShardIndices, np.ndarray]:
     """Take a number of examples out of the shares of clients, for all of them together.
 
     Args:
-        shares: Positions of each client's examples.
+        shares: Positions of each client's examples, or of all together.
         count: Number of examples.
         seed: Seed of the choice.
         ordered: As for :func:`hold_out`.
 
     Raises:
-        DataError: If a client would have nothing to train on.
+        DataError: If a share would have nothing to train on.
 
     Example:
-        >>> rest, public = set_aside((np.arange(10), np.arange(10, 20)), 5, seed=0)
+        >>> rest, public = taken_out((np.arange(10), np.arange(10, 20)), 5, seed=0)
         >>> sum(map(len, rest)), len(public)
         (15, 5)
     """
@@ -92,8 +92,9 @@ def set_aside(
     rest = tuple(np.setdiff1d(share, public) for share in shares)
     for client, share in enumerate(rest):
         if not len(share):
-            message = "leaves a client without examples to train on"
-            where, size = f"public: client {client}", plural(len(shares[client]), "example")
+            message = "leaves no examples to train on"
+            where = f"public: client {client}" if len(shares) > 1 else "public"
+            size = plural(len(shares[client]), "example")
             raise DataError(message, where=where, found=size, hint="set fewer examples aside")
     return rest, public
 

@@ -42,6 +42,9 @@ StreamReader: TypeAlias = Callable[
 # From positions and a seed to inputs by name, in order, and targets; None: those that are known.
 ExampleReader: TypeAlias = Callable[[Tensor, int], tuple[Mapping[str, Tensor], Tensor]]
 
+# From inputs to mean and deviation of their channels or columns.
+Measure: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+
 InputKind: TypeAlias = Literal["image", "text", "table", "tensor"]
 
 
@@ -54,7 +57,7 @@ class Split:
             column]`, float64 where they have statistics, else float32; tokens, of any integer type
             `[example, position]`; or floating point numbers of any shape `[example, ...]`.
         targets: int64, bool or float32 `[example, ...]`: see the table above.
-        mean: Mean of each channel (column) over the *train* split, in units of `inputs`; None for
+        mean: Mean of each channel (column) over training examples, in units of `inputs`; None for
             text, and for numbers that models take as they are.
         std: Standard deviation of each channel likewise.
         beside: Further inputs by name, `[example, ...]`: an attention mask, say.
@@ -190,6 +193,8 @@ class Dataset:
         fields: How the tensors of an example's target stand in its bytes, where it is several.
         separate: Whether texts are examples of their own, in any order, and not consecutive windows
             of one text.
+        measure: Computes the mean and deviation that inputs are normalised by. Default: they are
+            taken as they are, or their statistics are fixed.
 
     Example:
         >>> rows, prices = torch.rand(4, 3), torch.rand(4)
@@ -212,6 +217,7 @@ class Dataset:
     separate: bool = False
     mask: str = ""
     fields: TargetFields | None = None
+    measure: Measure | None = None
 
     def __post_init__(self) -> None:
         """Check that both splits have the same form, and targets the type that classes ask for."""
@@ -264,6 +270,28 @@ class Dataset:
             test=self.test.with_only(chosen),
             inputs=chosen,
         )
+
+    def normalised_by(self, at: np.ndarray) -> Dataset:
+        """Return the data normalised by some of its training examples instead of all.
+
+        Args:
+            at: Their positions.
+
+        Example:
+            >>> images = torch.tensor([[[[0, 2]]], [[[4, 6]]]], dtype=torch.uint8)
+            >>> split = Split(images, torch.tensor([0, 1]), *channel_statistics(images))
+            >>> data = Dataset("two", "image", 2, (1, 1, 2), split, split)
+            >>> data = dataclasses.replace(data, measure=channel_statistics)
+            >>> data.normalised_by(np.array([1])).test.batch([1])[0]
+            tensor([[[[-1.,  1.]]]])
+        """
+        if self.measure is None:
+            return self
+        mean, std = self.measure(self.train.inputs[torch.from_numpy(at)])
+        train, test = (
+            dataclasses.replace(split, mean=mean, std=std) for split in (self.train, self.test)
+        )
+        return dataclasses.replace(self, train=train, test=test)
 
     def __repr__(self) -> str:
         """Render one line: what it is and how much of it there is."""

@@ -15,12 +15,13 @@ from archgraph.federation.class_heads import model_of
 MACS = "macs"
 """The key of a client's row."""
 
-# Gradients of the weights and of the inputs cost as much as the forward pass, each.
+# Gradients of the weights and of the inputs cost as much as the forward pass, each. Frozen layers
+# count like the others: which gradients a step leaves out depends on where they are.
 PASSES = 3
 
 
 def of_client(task: Task, metrics: Mapping[str, float]) -> float:
-    """MACs of a client's training, forward and backward.
+    """MACs of a client's training: three times those of its forward passes.
 
     Args:
         task: What it was asked.
@@ -36,7 +37,7 @@ def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[
     """MACs of a round.
 
     Returns:
-        ``round``: of the clients that were accepted, as they trained, forward and backward.
+        ``round``: of the clients that were accepted, as they trained: see :func:`of_client`.
         ``epoch``: MACE: so many clients as take part in a round, each with the mean over all
             clients of one pass over what it trains on; the forward pass alone.
         ``epochs``: E, passes in a round; where kinds of client differ, their mean over clients.

@@ -298,9 +298,7 @@ class Evaluator:
                 work = setup.work(
                     client, max(round, 1), model.graph, state, generator, keep=before.keep
                 )
-                # A test tunes on all examples, whatever share of them a round trains on.
-                everything = work.local.model_copy(update={"fraction": 1.0})
-                work = dataclasses.replace(work, local=everything)
+                work = dataclasses.replace(work, local=work.local.tuning())
                 trained = server_copies(performed(program, work).state)
             check_update(model.graph, trained, fixed=unsummable(model.graph, state))
             return trained

@@ -12,10 +12,15 @@ import torch
 
 from archgraph.data import Split
 from archgraph.engine.experiment import Experiment
+from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Model, State, module_of, seeded
-from archgraph.graph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph, Ref
+from archgraph.ops.operands import sizes_of
 from archgraph.relate.repair import measured, measuring
 from archgraph.states.copies import to_device
+
+# Most examples of a piece: not a setting, since statistics, and so test figures, depend on it.
+PIECE = 256
 
 
 def recalibrated(
@@ -23,7 +28,7 @@ def recalibrated(
     state: State,
     data: Split,
     *,
-    batch: int = 500,
+    batch: int = PIECE,
     examples: int | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -58,6 +63,31 @@ def recalibrated(
     return {**state, **measured(module, buffers, batches, state)}
 
 
+def check_statistics(graph: ArchGraph, examples: int) -> None:
+    """Check that so many examples have statistics.
+
+    Args:
+        graph: The architecture.
+        examples: Number of the training examples that they are taken from.
+
+    Raises:
+        RunError: If a layer would see one value of each channel, which has no variance.
+    """
+    _, buffers = measuring(graph)
+    for node in graph.nodes if examples == 1 else ():
+        measures = [name for name in node.leaves() if name in buffers]
+        if measures and math.prod(sizes_of(graph, Ref(node.name))) == math.prod(
+            graph.param[measures[0]].shape
+        ):
+            raise RunError(
+                "a layer has one value of each channel in an example, whose variance is unknown",
+                where="evaluate.statistics",
+                found=f"1 example, for {measures[0].rpartition('.')[0] or node.name}",
+                expected="2 examples or more",
+                hint="leave `statistics` out, or choose another norm, e.g. norm: averaged",
+            )
+
+
 def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
     """Weights of a model of a run, with the statistics that it is tested with.
 
@@ -72,7 +102,6 @@ def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
         model.graph,
         state,
         setup.training,
-        batch=setup.evaluate.batch,
         examples=setup.evaluate.statistics,
         seed=setup.world.seed,
         device=setup.world.device,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,12 +31,16 @@ from archgraph.language.python import import_named
 from archgraph.language.task import PYTHON, TaskSpec
 
 
-def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
+def learning_task(
+    spec: TaskSpec | None, data: Dataset, scaled_by: np.ndarray | None = None
+) -> LearningTask:
     """Determine what is learned from the data.
 
     Args:
         spec: What the experiment says. Default: what the type of the targets says.
         data: The data.
+        scaled_by: Positions of the training examples whose targets `standardise` goes by. Default:
+            all.
 
     Raises:
         RunError: If the data has other targets than the task learns.
@@ -66,8 +72,10 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
     if spec.output is not None:
         task = dataclasses.replace(task, predict=Logits(spec.output))
     task = dataclasses.replace(task, auxiliary=spec.auxiliary or 0.0)
-    task = _measured(spec, task, tuple(_metrics(spec, task, data.classes or 0)))
-    return _standardised(task, targets) if spec.standardise else _of_two(task, data)
+    task = _measured(spec, task, tuple(_metrics(spec, task, data)))
+    if spec.standardise:
+        return _standardised(task, targets if scaled_by is None else targets[scaled_by])
+    return _of_two(task, data)
 
 
 def _imported(name: str, where: str) -> Callable[..., Any]:
@@ -219,7 +227,7 @@ def _named(targets: Tensor | torch.dtype) -> str:
     return f"{_named(targets.dtype)} [{', '.join(axes)}]"
 
 
-def _metrics(spec: TaskSpec, task: LearningTask, classes: int) -> Iterator[AnyMetric]:
+def _metrics(spec: TaskSpec, task: LearningTask, data: Dataset) -> Iterator[AnyMetric]:
     """Yield the metrics that are asked for: the task's own, or those of torchmetrics."""
     for i, choice in enumerate(spec.metrics):
         name, options = (choice, None) if isinstance(choice, str) else next(iter(choice.items()))
@@ -241,7 +249,15 @@ def _metrics(spec: TaskSpec, task: LearningTask, classes: int) -> Iterator[AnyMe
             message = f"is not a metric of {task.name}"
             raise SpecError(message, where=where, found=name, expected=names)
         else:
-            yield torch_metric(name, options or {}, task, classes, where)
+            yield torch_metric(
+                name,
+                options or {},
+                task,
+                data.classes or 0,
+                where,
+                numbers=math.prod(data.test.targets.shape[1:]),
+                examples=len(data.test),
+            )
 
 
 def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -35,10 +36,23 @@ SHORT = {
     "spearman": "SpearmanCorrCoef",
 }
 _VARIANTS = ("Binary", "Multiclass", "Multilabel")
+# Averages of metrics that a task has itself: with options they mean what they mean without.
+_AVERAGES: Mapping[tuple[str, TargetForm], str] = {
+    ("accuracy", "classes"): "micro",
+    ("accuracy", "labels"): "micro",
+    ("f1", "labels"): "micro",
+}
 
 
 def torch_metric(
-    name: str, options: Mapping[str, Json], task: LearningTask, classes: int, where: str
+    name: str,
+    options: Mapping[str, Json],
+    task: LearningTask,
+    classes: int,
+    where: str,
+    *,
+    numbers: int = 1,
+    examples: int = 4,
 ) -> Metric:
     """Make a metric of torchmetrics.
 
@@ -49,10 +63,12 @@ def torch_metric(
         task: What is learned.
         classes: Number of classes or labels.
         where: Place in a file, for errors.
+        numbers: How many numbers a target has, if it is numbers.
+        examples: How many examples there are to test on.
 
     Raises:
         SpecError: If torchmetrics is not installed or does not have it, it does not take the
-            options, or it is not one number.
+            options or such targets, or it is not one number.
     """
     ours = [known for known, form in METRICS if form == task.form]
     try:
@@ -77,17 +93,17 @@ def torch_metric(
         every = [*ours, *shorts, *map(_snake, known.values())]
         raise SpecError("unknown metric", where=where, **unknown(name, every))
     arguments = dict(options)
-    if task.form == "classes":
-        defaults = {"task": "multiclass", "num_classes": classes, "ignore_index": IGNORED}
-        arguments = {**defaults, **options}
-    elif task.form == "labels":
-        arguments = {"task": "multilabel", "num_labels": classes, **options}
+    if task.form in ("classes", "labels"):
+        average = _AVERAGES.get((name, task.form))
+        arguments = _of_task(module, full, options, task.form, classes, average)
+    binary = classes == 2 and arguments.get("task") == "binary"
     # A partial of a module's function can be pickled: workers test models, too.
     make = functools.partial(_created, getattr(module, full), tuple(arguments.items()))
     try:
         metric = make()
         with _silent():
-            metric.update(*_trial(task.form, classes))
+            shape = (classes,) if classed else (numbers,)[: numbers > 1]
+            metric.update(*_trial(task.form, min(examples, 4), shape, binary=binary))
             value = metric.compute()
     except Exception as error:  # whatever its constructor says of the options
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -95,7 +111,9 @@ def torch_metric(
             "cannot be computed",
             where=where,
             found=f"{full}: {reason}",
-            hint="its options are those of its class in torchmetrics",
+            hint=f"a target has {numbers} numbers: name a metric of several, mae or r2 say"
+            if numbers > 1
+            else "its options are those of its class in torchmetrics",
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else value
@@ -103,13 +121,15 @@ def torch_metric(
             "is not one number",
             where=where,
             found=f"{full}, {shape}",
-            hint="choose an average: {average: macro}, say",
+            hint="leave out what asks for one of each output"
+            if task.form == "values"
+            else "choose an average: {average: macro}, say",
         )
     form: _Whole | _Counted
     if task.per_example or task.form in ("labels", "values"):
-        form = _Whole(make, task.form)
+        form = _Whole(make, task.form, binary)
     elif _summed(metric):
-        form = _Counted(make)
+        form = _Counted(make, binary)
     else:
         raise SpecError(
             "would hold the predictions of all targets",
@@ -122,12 +142,49 @@ def torch_metric(
     return Metric(label, better, form.rows, form.value, frozenset({task.form}))
 
 
+def _of_task(
+    module: Any,
+    full: str,
+    options: Mapping[str, Json],
+    form: TargetForm,
+    classes: int,
+    average: str | None,
+) -> dict[str, Json]:
+    """Return the arguments of a metric of classes or labels.
+
+    1. Of two classes it is torchmetrics' binary one, unless an option is for several (`average`).
+    2. Its average is the default of its class for the task (`MulticlassF1Score`: macro): the class
+       that serves all tasks says `micro`, which for one class per example is the accuracy.
+    """
+    binary = getattr(module, f"Binary{full}", None)
+    if form == "labels":
+        facts = {"task": "multilabel", "num_labels": classes}
+    elif classes == 2 and binary and options.keys() <= inspect.signature(binary).parameters.keys():
+        facts = {"task": "binary", "ignore_index": IGNORED}  # 1
+    else:
+        facts = {"task": "multiclass", "num_classes": classes, "ignore_index": IGNORED}
+    facts |= options
+    kind = getattr(module, f"{facts['task']}".capitalize() + full, None)
+    if "average" in inspect.signature(getattr(module, full).__new__).parameters and kind:  # 2
+        known = inspect.signature(kind).parameters
+        if "average" in known:
+            return {"average": average or known["average"].default, **facts}
+    return facts
+
+
 @dataclass(frozen=True)
 class _Whole:
-    """A metric of predictions and targets that are kept until it is computed."""
+    """A metric of predictions and targets that are kept until it is computed.
+
+    Attributes:
+        make: Makes it.
+        form: Form of a target.
+        binary: Whether it takes the probability of the second of two classes.
+    """
 
     make: functools.partial[Any]
     form: TargetForm
+    binary: bool = False
 
     def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
         outputs = aligned(predictions, targets) if self.form == "values" else predictions
@@ -140,6 +197,7 @@ class _Whole:
         metric = self.make()
         if self.form == "classes":
             outputs, true = rows[:, :-1].softmax(1), rows[:, -1].long()
+            outputs = outputs[:, 1] if self.binary else outputs
         else:
             outputs, true = rows.chunk(2, 1)
             if self.form == "labels":
@@ -153,15 +211,22 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Counted:
-    """A metric whose state is a sum over examples: that of each batch is kept."""
+    """A metric whose state is a sum over examples: that of each batch is kept.
+
+    Attributes:
+        make: Makes it.
+        binary: Whether it takes the probability of the second of two classes.
+    """
 
     make: functools.partial[Any]
+    binary: bool = False
 
     def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
         metric = self.make().to(predictions.device)
         with _silent():
             # torchmetrics takes classes on the second axis.
-            metric.update(predictions.movedim(-1, 1).softmax(1), targets)
+            outputs = predictions.movedim(-1, 1).softmax(1)
+            metric.update(outputs[:, 1] if self.binary else outputs, targets)
         states = [getattr(metric, name).double().flatten() for name in metric.metric_state]
         return torch.cat(states)[None]
 
@@ -186,15 +251,17 @@ def _summed(metric: Any) -> bool:
     return all(getattr(one, "__name__", "") == "dim_zero_sum" for one in reductions)
 
 
-def _trial(form: TargetForm, classes: int) -> tuple[Tensor, Tensor]:
-    """Predictions and targets of four examples."""
+def _trial(
+    form: TargetForm, examples: int, shape: tuple[int, ...], *, binary: bool
+) -> tuple[Tensor, Tensor]:
+    """Predictions and targets of a few examples; predictions of one have this shape."""
     generator = torch.Generator().manual_seed(0)
+    said = torch.randn(examples, *shape, generator=generator)
     if form == "classes":
-        return torch.randn(4, classes, generator=generator), torch.arange(4) % classes
+        return said[:, 1] if binary else said, torch.arange(examples) % shape[0]
     if form == "labels":
-        flags = torch.arange(4 * classes).view(4, classes) % 2
-        return torch.randn(4, classes, generator=generator), flags
-    return torch.randn(4, generator=generator), torch.randn(4, generator=generator)
+        return said, torch.arange(said.numel()).view(said.shape) % 2
+    return said, torch.randn(examples, *shape, generator=generator)
 
 
 @contextlib.contextmanager

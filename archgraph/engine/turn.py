@@ -258,7 +258,7 @@ class Turn:
         row |= {"malicious": True} if self.work.attacks(self.round, task.client) else {}
         row |= {"clipped": factor} if factor < 1 else {}
         row |= outcome.metrics
-        if "seen" in outcome.metrics:
+        if "seen" in outcome.metrics or MACS in outcome.metrics:
             row[MACS] = of_client(task, outcome.metrics)
         if self.test is not None:
             with self.clock.measure("evaluate"):

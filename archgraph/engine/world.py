@@ -17,7 +17,7 @@ from archgraph.data import ROOT_VARIABLE, Dataset
 from archgraph.data.classes import of_classes
 from archgraph.data.doors import data_from_python, read_data
 from archgraph.data.partition import allot, class_histogram
-from archgraph.data.validation import Selection, hold_out
+from archgraph.data.validation import Selection, hold_out, subset
 from archgraph.engine.classes import (
     check_classes,
     in_order_of_folder,
@@ -37,7 +37,8 @@ from archgraph.engine.fit import (
 from archgraph.engine.lost import check_private, explained
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
-from archgraph.engine.public import public_examples, public_shard
+from archgraph.engine.public import other_public, public_shard, set_aside
+from archgraph.engine.recalibration import check_statistics
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.rows import NONE, ClientRows
 from archgraph.engine.settings import check_local
@@ -67,6 +68,7 @@ from archgraph.language.experiment import LOCAL, EngineSpec
 from archgraph.language.task import OWN
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
+from archgraph.tables import plural
 
 
 def prepare(
@@ -138,20 +140,28 @@ def prepare(
     with spec.locating("family"):
         if rows is None:
             dataset = _assigned(family_of(spec).owners, dataset)
+    public = np.arange(0)
     if rows is not None:
         _check_rows(spec, strategy, rows)
         shares = tuple(rows.get(i, NONE).positions() for i in range(len(tiers)))
     elif dataset.owners:
         with spec.locating("data"):
             shares = _owned(source, dataset, len(tiers))
+        with spec.locating("public"):
+            shares, public = set_aside(spec, shares, dataset)
     else:
         partition = source.partition or IidSpec()
         source = source.model_copy(update={"partition": partition})
+        # Taken from all at first: what a scheme makes equal stays equal.
+        with spec.locating("public"):
+            (pool,), public = set_aside(spec, (np.arange(len(dataset.train)),), dataset)
         with spec.locating("data", "partition"):
             scheme = partition.model_dump()
             ordered = not dataset.separate
-            targets = dataset.train.targets
-            shares = allot(targets, tiers=tiers, seed=spec.seed, ordered=ordered, **scheme)
+            targets = dataset.train.targets[pool] if len(public) else dataset.train.targets
+            parts = allot(targets, tiers=tiers, seed=spec.seed, ordered=ordered, **scheme)
+            shares = tuple(pool[part] for part in parts)
+        dataset = _noted(dataset, pool, shares)
     if rows is None:
         with spec.locating("family"):
             members = [(m.name, m.classes) for m in family.clients for _ in range(m.count)]
@@ -162,19 +172,29 @@ def prepare(
     if dataset.train.stream is not None:
         _check_stream(spec, strategy, family)
     with spec.locating("public"):
-        shares, public = public_examples(
-            spec, strategy, dataset, shares, imagined=imagined is not None
-        )
+        other = other_public(spec, strategy, dataset, imagined=imagined is not None)
     selection = None
     with spec.locating("validation"):
         shares, held_out = hold_out(shares, spec.validation, spec.seed, ordered=dataset.consecutive)
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
+    read = dataset  # as any seed has it: what is held out is drawn
+    if len(held_out):
+        # Examples that select a round have no part in how inputs and targets are scaled.
+        scaled_by = np.unique(np.concatenate([*shares, *([public] if strategy.public else [])]))
+        dataset = dataset.normalised_by(scaled_by)
+        if spec.task is not None and spec.task.standardise:
+            with allowed(python):
+                scaled = learning_task(spec.task, dataset, scaled_by)
+            learning = replace(scaled, predict=learning.predict)
     counts = None if rows is None else [rows.get(i, NONE).counts for i in range(len(tiers))]
     world = _world(spec, family, dataset, shares, learning, device, counts)
     if _merges_there(spec, strategy):
         world = replace(world, merging=device)
-    world = replace(world, public=public_shard(public, dataset))
+    if len(public):
+        world = replace(world, public=public_shard(subset(dataset.train, public), dataset))
+    elif other is not None:
+        world = replace(world, public=public_shard(other, dataset))
     with allowed(python):
         learnings = {
             classes: replace(
@@ -182,8 +202,6 @@ def prepare(
             )
             for classes in {tier.classes for tier in family.clients if tier.classes}
         }
-    # Those of the run's own data follow from the seed: a fact of one seed would part the seeds.
-    other = public if isinstance(spec.public, NamedData) else None
     return Experiment(
         world=world,
         learnings=learnings,
@@ -205,7 +223,7 @@ def prepare(
         privacy=spec.privacy,
         text="" if imagined else as_resolved(spec, strategy),
         # Digests of the data, which an imagined one does not have.
-        facts={} if imagined else deciding_facts(spec, strategy, family, dataset, other, rows),
+        facts={} if imagined else deciding_facts(spec, strategy, family, read, other, rows),
         locating=spec.locating,
     )
 
@@ -366,6 +384,21 @@ def _assigned(owners: Sequence[str], data: Dataset) -> Dataset:
     return dataclasses.replace(data, owners={name: by_name[name] for name in owners})
 
 
+def _noted(data: Dataset, pool: np.ndarray, shares: Sequence[np.ndarray]) -> Dataset:
+    """Return the data with a note on the examples that a partition gives to no client."""
+    left = np.setdiff1d(pool, np.concatenate(shares))
+    if not len(left):
+        return data
+    names = data.labels or tuple(map(str, range(data.classes or 0)))
+    # Examples without a class (-100) belong to no client either.
+    classes = [names[n] if n >= 0 else str(n) for n in np.unique(data.train.targets[left])]
+    note = (
+        f"data.partition: {len(left)} of {plural(len(pool), 'training example')} belong to no "
+        f"client: the scheme gives their classes to none ({listed(classes)})"
+    )
+    return dataclasses.replace(data, notes=(*data.notes, note))
+
+
 def begun(experiment: Experiment) -> ServerState:
     """Return the strategy's first state, once it is known that its models can be tested.
 
@@ -391,8 +424,8 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     """Check that models answer what is asked, and that what is said about tests is read.
 
     Raises:
-        RunError: If a model's outputs do not fit the task, an option of ``evaluate`` changes the
-            test of no model.
+        RunError: If a model's outputs do not fit the task, running statistics would be of too few
+            examples, an option of ``evaluate`` changes the test of no model.
     """
     strategy, asked = experiment.strategy, experiment.evaluate
     learning = experiment.world.learning
@@ -402,7 +435,10 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     for model in class_models(experiment.world, models):
         check_outputs(model, experiment.views[model.classes].data, learning)
         several |= any(not isinstance(value, Ref) for value in results(model.graph))
-        recomputed |= model.statistics == "recompute" and bool(statistics(model.graph))
+        if model.statistics == "recompute" and statistics(model.graph):
+            recomputed, examples = True, len(experiment.training)
+            with experiment.locating("evaluate"):
+                check_statistics(model.graph, min(asked.statistics or examples, examples))
         tuned |= bool(model.clients) and model.program is None
     output = learning.predict.output if isinstance(learning.predict, Logits) else None
     single = "each model gives a single result, in training, too"

@@ -198,7 +198,8 @@ class Outcome:
         others: States of the further models.
         extras: Tensors for the server.
         metrics: Numbers for the record. ``macs``: multiply–accumulates of the forward passes, for a
-            program that does not always run the whole model.
+            program that does not always run the whole model; the record says three times as many,
+            for forward and backward passes.
     """
 
     state: State

@@ -82,7 +82,8 @@ class ClassesSpec(Base):
     per_client: Count = Field(default=2, description="classes of a client")
     assignment: Literal["first-deterministic", "deterministic", "random"] = Field(
         default="first-deterministic",
-        description="which classes: in turn, in turn from a drawn first one, or drawn",
+        description="which classes: the first in turn and the others drawn, all in turn, or all "
+        "drawn; examples of a class that no client gets are left out, and a note counts them",
     )
     min_size: MinSize = 1
     shares: DataShares = None
@@ -353,8 +354,8 @@ class TableData(DataSpec):
     )
     standardise: bool = Field(
         default=True,
-        description="subtract from numbers their mean over the training rows, and divide them by "
-        "their standard deviation",
+        description="subtract from numbers their mean over the rows that are trained on (not those "
+        "that `validation` holds out), and divide them by their standard deviation",
     )
     separator: Annotated[str, Field(min_length=1, max_length=1)] = Field(
         default=",", description="what stands between the columns of a CSV file"

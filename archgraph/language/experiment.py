@@ -78,7 +78,9 @@ class EvaluateSpec(Base):
     )
     fine_tune: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="passes over a client's own data before a model is tested on its classes",
+        description="passes over a client's own data before a model is tested on its classes: all "
+        "of it, every step at `local.lr`; `schedule`, `proximal`, `ema` and `patience` do not take "
+        "part",
     )
     trained: Literal[True] | None = Field(
         default=None,
@@ -94,7 +96,9 @@ class EvaluateSpec(Base):
     )
     batch: Count = Field(default=256, description="examples in a batch of a test")
     statistics: Count | None = Field(
-        default=None, description="training examples that static norm statistics are taken from"
+        default=None,
+        description="training examples that static norm statistics are taken from, in pieces of "
+        "equal size, 256 at most; left out: all",
     )
 
     def due(self, round: int, rounds: int) -> bool:
@@ -362,8 +366,8 @@ class ExperimentSpec(FromFile):
     public: Count | NamedData | None = Field(
         default=None,
         description="examples that every client has beside its own (FedMD): so many of the "
-        "training examples, which then belong to no client, or another known data set of the same "
-        "form, e.g. {dataset: mnist, limit: 500}; left out: none",
+        "training examples, which are taken before `data.partition` divides the others, or another "
+        "known data set of the same form, e.g. {dataset: mnist, limit: 500}; left out: none",
         examples=[200],
     )
     local: LocalOptions = Field(default=LocalOptions(), description="how clients train")

@@ -154,7 +154,8 @@ class LocalChanges(Base):
     )
     over: Literal["round", "run"] | None = Field(
         default=None,
-        description="the schedule goes on with every step: through each round anew (`round`), or "
+        description="the schedule goes on with every step: through each round anew (`round`; "
+        "where a method trains in parts, as FedRep does head and body, through each part), or "
         "once through the run (`run`); left out: once through the run, and the rate changes "
         "between rounds only",
         examples=["round"],
@@ -185,8 +186,9 @@ class LocalChanges(Base):
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
-        description="decay of a mean of the weights over a round's steps, which a client returns "
-        "instead of the last ones, running statistics included; left out: the last ones",
+        description="decay of a mean of the weights over a round's steps (or over those of each "
+        "part, where a method trains in parts), which a client returns instead of the last ones, "
+        "running statistics included; left out: the last ones",
         examples=[0.99],
     )
     class_weights: (
@@ -308,6 +310,21 @@ class LocalOptions(LocalChanges):
         """What the optimiser's class is called with, beside the parameters."""
         shared = {key: getattr(self, key) for key in shared_options(self.optimiser_name)}
         return {**shared, **self.optimiser_options}
+
+    def tuning(self) -> LocalOptions:
+        """Return the options of tuning before a test, which belongs to no round.
+
+        Every step is at `lr`, on all examples, and nothing draws back to the weights before or
+        takes a mean of them.
+
+        >>> options = LocalOptions(lr=0.1, schedule="cosine", over="run", proximal=1.0, ema=0.9)
+        >>> tuning = options.tuning()
+        >>> tuning.lr_at(10, 10, 3, 4), tuning.proximal, tuning.ema
+        (0.1, None, None)
+        """
+        schedule = {"schedule": "steps", "over": None, "milestones": (), "warmup": 0.0}
+        of_rounds = {"fraction": 1.0, "patience": None, "proximal": None, "ema": None}
+        return self.model_copy(update=schedule | of_rounds)
 
     def changed(self, changes: LocalChanges) -> LocalOptions:
         """Return these options with what is said for a kind of client instead.

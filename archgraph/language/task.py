@@ -56,8 +56,9 @@ class TaskSpec(Base):
     )
     standardise: bool = Field(
         default=False,
-        description="of a regression: models learn targets less their mean over the training rows, "
-        "divided by their standard deviation; metrics stay in the targets' own units",
+        description="of a regression: models learn targets less their mean over the rows that are "
+        "trained on (not those that `validation` holds out), divided by their standard deviation; "
+        "metrics stay in the targets' own units",
     )
 
     @pydantic.model_validator(mode="after")

@@ -79,7 +79,7 @@ def sent_sheet(compared: Comparison) -> Sheet:
         SheetColumn("tasks", "tasks", _short, right=True),
         SheetColumn(DOWN, "bytes down", _bytes, right=True),
         SheetColumn(UP, "bytes up", _bytes, right=True),
-        SheetColumn("macs", "MACs forward", count, right=True),
+        SheetColumn("macs", "MACs of training", count, right=True),
     )
     return Sheet("communication", columns, tuple(rows), strong, f"Means over the seeds. {note}")
 

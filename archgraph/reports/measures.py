@@ -239,7 +239,7 @@ def cost_measures(figures: DataFrame) -> Iterator[Measure]:
     yield Measure("server_seconds", "server s", _seconds, server)
     yield Measure("megabytes_down", "MB down", significant, over(DOWN) / 1e6)
     yield Measure("megabytes_up", "MB up", significant, over(UP) / 1e6)
-    yield Measure("macs", "MACs", count, over("macs"))
+    yield Measure("macs", "MACs of training", count, over("macs"))
     yield Measure("mace", "MACE", count, mace)
     yield Measure("epochs", "T·E", significant, epochs)
     yield Measure("tmac", "TMAC", count, mace * epochs)

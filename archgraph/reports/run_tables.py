@@ -132,29 +132,30 @@ def client_sheet(log: Log) -> Sheet:
 
 
 def traffic_sheet(log: Log) -> Sheet:
-    """Tabulate architectures that clients trained, and all: bytes down and up, MACs forward."""
+    """Tabulate architectures that clients trained, and all: bytes down and up, MACs of training."""
     by_tier = log.updates.dropna(subset=[DOWN]).groupby("name", sort=False)
     rows: list[tuple[Json, ...]] = []
     for name, asked in by_tier:
-        size, seen = log.cost(str(name)), _sum(asked, "seen")
-        macs = None if size is None or seen is None else int(size.macs * seen)
-        rows.append((name, len(asked), _sum(asked, DOWN), _sum(asked, UP), macs))
+        macs = _sum(asked, "macs")
+        counts = len(asked), _sum(asked, DOWN), _sum(asked, UP), None if macs is None else int(macs)
+        rows.append((name, *counts))
     if len(rows) > 1:
-        _, *counts = zip(*rows, strict=True)
+        _, *totals = zip(*rows, strict=True)
         # A sum without the part that some row lacks would be too small.
-        rows.append(("all", *(None if None in column else sum(column) for column in counts)))
+        rows.append(("all", *(None if None in column else sum(column) for column in totals)))
     columns = (
         SheetColumn("tier", "model"),
         SheetColumn("tasks", "tasks", right=True),
         SheetColumn(DOWN, "bytes down", in_bytes, right=True),
         SheetColumn(UP, "bytes up", in_bytes, right=True),
-        SheetColumn("macs", "MACs forward", count, right=True),
+        SheetColumn("macs", "MACs of training", count, right=True),
     )
     strong = frozenset({len(rows) - 1}) if len(by_tier) > 1 else frozenset()
     note = (
         "Bytes of the tensors sent to clients and of those that came back, lost updates included; "
-        "a survey before round 1 is not counted. MACs: one forward pass of the client's model over "
-        "the examples that it saw."
+        "a survey before round 1 is not counted. MACs: three times those of the forward passes in "
+        "training, which is forward and backward, frozen layers included; of updates that were "
+        "taken."
     )
     return Sheet("communication", columns, tuple(rows), strong, note if rows else "")
 

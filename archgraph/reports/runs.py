@@ -89,7 +89,7 @@ class Log:
             for what in REPORTS
             for row in line.get(what) or ()
         ]
-        columns = ("round", "what", "client", "name", "reason", "seen", DOWN, UP)
+        columns = ("round", "what", "client", "name", "reason", "macs", DOWN, UP)
         # Of objects: a column of whole numbers with gaps would be one of floats.
         return pandas.DataFrame(rows, columns=columns, dtype=object)
 

@@ -54,6 +54,50 @@ def test_classes():
     assert found["iou"] == pytest.approx(float(fun.jaccard_index(said, true, **facts)))
 
 
+@pytest.mark.parametrize("name", ["f1", "precision", "recall", "fbeta"])
+def test_an_average_is_the_default_of_the_class_for_the_task(name):
+    """Of two classes the second one counts, of several each alike: never the accuracy."""
+    fun = torchmetrics.functional.classification
+    full = {"f1": "f1_score", "fbeta": "fbeta_score"}.get(name, name)
+    beta = {"beta": 1.0} if name == "fbeta" else {}
+    for classes, kind in ((2, "binary"), (4, "multiclass")):
+        said = torch.randn(40, classes, generator=GENERATOR)
+        true = torch.randint(classes, (40,), generator=GENERATOR)
+        facts = {"num_classes": classes} if classes > 2 else {}
+        outputs = said.softmax(1)[:, 1] if classes == 2 else said
+        expected = float(getattr(fun, f"{kind}_{full}")(outputs, true, **facts, **beta))
+        found = measured("classification", said, data(true, classes), name)
+        assert found[name] == pytest.approx(expected)
+        assert found[name] != pytest.approx(found["accuracy"])
+        pixels = said.view(2, 20, classes).movedim(-1, 1)[..., None]
+        counted = measured("segmentation", pixels, data(true.view(2, 20, 1), classes), name)
+        assert counted[name] == pytest.approx(expected)
+    said = torch.randn(40, 4, generator=GENERATOR)
+    true = torch.rand(40, 4, generator=GENERATOR) > 0.3
+    if name != "f1":  # the task's own, of all labels together
+        function = getattr(fun, f"multilabel_{full}")
+        expected = float(function(said, true.int(), num_labels=4, **beta))
+        assert measured("multilabel", said, data(true), name)[name] == pytest.approx(expected)
+
+
+def test_two_classes_in_closed_form_and_options_for_several():
+    said = torch.tensor([[0.0, 1], [0, 2], [3, 0], [0, 1], [1, 0]])
+    true = torch.tensor([1, 0, 1, 1, 0])
+    macro = {"f1": {"average": "macro"}}
+    found = measured("classification", said, data(true, 2), "precision", "recall", "f1", macro)
+    # Of three that are said to be of class 1, two are; of the other two that are not, one.
+    assert found["precision"] == found["recall"] == found["f1"] == pytest.approx(2 / 3)
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 1 / 2) / 2)
+
+
+def test_accuracy_with_options_is_the_share_of_right_answers():
+    said = torch.randn(40, 4, generator=GENERATOR)
+    true = torch.randint(4, (40,), generator=GENERATOR) ** 2 // 4
+    found = measured("classification", said, data(true), {"accuracy": {"top_k": 2}})
+    right = (said.topk(2).indices == true[:, None]).any(1)
+    assert found["accuracy_2"] == pytest.approx(float(right.double().mean()))
+
+
 def test_logits_that_could_be_probabilities_are_none():
     said = torch.rand(40, 4, generator=GENERATOR)
     true = torch.ones(40, 4, dtype=torch.bool)

@@ -166,7 +166,7 @@ def test_data_traffic_and_attack_of_several_runs_are_the_engines(attacked: list[
             continue
         graph = runs[0].experiment.world.tier(row["tier"]).graph
         own = [r for line in lines for r in line["clients"] if r["name"] == row["tier"]]
-        macs = sum(r["seen"] for r in own) * cost(graph).macs / len(runs)
+        macs = 3 * sum(r["seen"] for r in own) * cost(graph).macs / len(runs)
         assert float(row["macs"]) == pytest.approx(macs, abs=1e-6)
         assert float(row["tasks"]) == len(own) / len(runs)
     assert [(row["experiment"], row["seed"]) for row in found["attack"]] == [

@@ -498,7 +498,7 @@ def test_public_examples_belong_to_no_client():
     ("changes", "words"),
     [
         ({}, "public: fedmd learns from examples that every client has.*public: 200"),
-        ({"public": 60}, "public: client 0: leaves a client without examples"),
+        ({"public": 60}, "public: leaves no examples to train on"),
         (
             {"public": {"dataset": "digits", "limit": 5}, "strategy": {"fedavg": {}}},
             "changes nothing: fedavg",
