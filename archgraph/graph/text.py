@@ -52,7 +52,10 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 # Bytes per element. Quantised and sub-byte types have no place in a file.
 _DTYPES = {
-    1: ("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"),
+    1: (
+        "bool", "uint8", "int8", "float8_e4m3fn", "float8_e4m3fnuz",
+        "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+    ),  # fmt: skip
     2: ("uint16", "int16", "float16", "bfloat16"),
     4: ("uint32", "int32", "float32", "complex32"),
     8: ("uint64", "int64", "float64", "complex64"),
