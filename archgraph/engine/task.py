@@ -17,12 +17,12 @@ from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy
 from archgraph.federation.learning import DEFAULTS, Standardised, any_shape
 from archgraph.federation.metrics import (
-    IGNORED,
     METRICS,
     AnyMetric,
     Metric,
     TargetForm,
     aligned,
+    class_counts,
 )
 from archgraph.federation.outputs import Outputs
 from archgraph.language.python import import_named
@@ -151,6 +151,12 @@ class OwnLoss:
         Raises:
             RunError: If it is not a loss of this batch.
         """
+        counts = None
+        if self.form == "classes":
+            counts = class_counts(targets)
+            if not bool(counts.any()):  # a function's own mean would be 0 / 0
+                nothing = predictions.sum() * 0
+                return nothing if reduction == "mean" else nothing.expand(len(targets))
         # Other shapes would be averaged, too: broadcast predictions go unnoticed.
         sizes: tuple[tuple[int, ...], ...] = ((), (1,), targets.shape[:1])
         if self.fields is not None:
@@ -168,11 +174,13 @@ class OwnLoss:
                 found=actual,
                 expected=f"a tensor: one number, or one for each of {len(targets)} examples",
             )
-        if self.form == "classes" and value.shape == targets.shape:
+        if counts is not None and value.shape in (targets.shape, targets.shape[:1]):
             # As torch's cross_entropy with ignore_index: ignored targets do not count in the mean.
-            counted = targets != IGNORED
-            value = torch.where(counted, value, 0)
-            return value.sum() / counted.sum().clamp(min=1) if reduction == "mean" else value
+            # The loss of an example is the mean over its targets.
+            if value.shape != targets.shape:
+                counts = counts.flatten(1).sum(1)
+            value = torch.where(counts > 0, value, 0)
+            return (value * counts).sum() / counts.sum() if reduction == "mean" else value
         return value.mean() if reduction == "mean" else value
 
 

@@ -387,7 +387,7 @@ def _check_tied(name: str, tensor: Tensor, alias: str, other: Tensor, hint: str)
     """Refuse other values under the second name of a tied weight: one of the two would be lost."""
     if not _equal(tensor, other):
         raise GraphError(
-            f"has other values than {name}: the two are tied, and the graph has one tensor for both",
+            f"has other values than {name}: they are tied, and the graph has one tensor for both",
             where=alias,
             hint=hint,
         )
