@@ -151,12 +151,6 @@ class OwnLoss:
         Raises:
             RunError: If it is not a loss of this batch.
         """
-        counts = None
-        if self.form == "classes":
-            counts = class_counts(targets)
-            if not bool(counts.any()):  # a function's own mean would be 0 / 0
-                nothing = predictions.sum() * 0
-                return nothing if reduction == "mean" else nothing.expand(len(targets))
         # Other shapes would be averaged, too: broadcast predictions go unnoticed.
         sizes: tuple[tuple[int, ...], ...] = ((), (1,), targets.shape[:1])
         if self.fields is not None:
@@ -174,14 +168,19 @@ class OwnLoss:
                 found=actual,
                 expected=f"a tensor: one number, or one for each of {len(targets)} examples",
             )
-        if counts is not None and value.shape in (targets.shape, targets.shape[:1]):
-            # As torch's cross_entropy with ignore_index: ignored targets do not count in the mean.
-            # The loss of an example is the mean over its targets.
-            if value.shape != targets.shape:
-                counts = counts.flatten(1).sum(1)
-            value = torch.where(counts > 0, value, 0)
-            return (value * counts).sum() / counts.sum() if reduction == "mean" else value
-        return value.mean() if reduction == "mean" else value
+        if self.form != "classes":
+            return value.mean() if reduction == "mean" else value
+        counts = class_counts(targets)
+        if value.shape not in (targets.shape, targets.shape[:1]):
+            # A mean over nothing is 0 / 0, whose gradient is not a number either.
+            nothing = bool(value.isnan().any()) and not bool(counts.any())
+            return predictions.sum() * 0 if nothing else value.mean()
+        # As torch's cross_entropy with ignore_index: ignored targets do not count in the mean. The
+        # loss of an example is the mean over its targets.
+        if value.shape != targets.shape:
+            counts = counts.flatten(1).sum(1)
+        value = torch.where(counts > 0, value, 0)
+        return (value * counts).sum() / counts.sum().clamp(min=1) if reduction == "mean" else value
 
 
 SOFT = (
