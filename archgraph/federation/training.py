@@ -197,7 +197,7 @@ def descend(
     return {"loss": mean, "steps": float(step), "seen": float(trained_on)}
 
 
-def _shares(counts: Sequence[Tensor]) -> Sequence[Tensor]:
+def _shares(counts: list[Tensor]) -> Sequence[Tensor]:
     """Return the share of each minibatch in a step: by what counts; equal ones if nothing does."""
     counted = torch.stack(counts).double()  # on their device: a number would wait for it
     total = counted.sum()
