@@ -176,7 +176,7 @@ class MutualDistillation:
         if self.ramp is None or len(answers) == 1:  # no other exit to learn from
             return value
         logs = [fl.counted_logits(answer, examples).log_softmax(-1) for answer in answers]
-        of_batch = len(examples.ids)
+        of_batch = len(logs[0])
         # All ordered pairs: `mine` learns, and no gradient goes through its teacher.
         distances = [
             functional.kl_div(mine, other.detach(), reduction="sum", log_target=True) / of_batch

@@ -127,8 +127,11 @@ class Listening:
             sums.add_(rows)
             counts.add_(numbers)
             # The target of a label that no other client has is 0, and counts for nothing.
-            targets = table[labels.clamp(min=0)] * (labels != fl.IGNORED)[:, None]
-            distance = -(targets * logits.log_softmax(-1)).sum(-1).mean()
+            counted = labels != fl.IGNORED
+            targets = table[labels.clamp(min=0)] * counted[:, None]
+            distance = -(targets * logits.log_softmax(-1)).sum(-1).sum() / counted.sum().clamp(
+                min=1
+            )
             return self.objective(outputs, examples, work) + self.gamma * distance
 
         metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])

@@ -162,7 +162,9 @@ class FedGKT(fl.Strategy):
         """Compute ``l_s`` of a minibatch of features."""
         answers = world.learning.predictions(module(batch["features"]))
         hard = world.learning.loss(answers, batch["targets"])
-        return taught(answers, batch["logits"], self.temperature) + self.alpha * hard
+        examples = fl.Examples((), batch["targets"], batch["ids"])
+        mine, theirs = (fl.counted_logits(x, examples) for x in (answers, batch["logits"]))
+        return taught(mine, theirs, self.temperature) + self.alpha * hard
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the clients' models of each tier, then their extractors with ``f_s``."""
@@ -271,10 +273,13 @@ class Group:
                 rows = torch.tensor([row_of[i] for i in examples.ids[known].tolist()])
                 teacher = work.extras["logits"][fl.to_device(rows, work.device)]
                 chosen = fl.to_device(torch.tensor(known), work.device)
-                answers = work.learning.predictions(outputs)[chosen]
+                everything = work.learning.predictions(outputs)
+                part = examples._replace(targets=examples.targets[chosen])
+                mine = fl.counted_logits(everything[chosen], part)
+                teacher = fl.counted_logits(teacher, part)
                 # A mean over the known ones counts for their part of the minibatch.
-                share = len(known) / len(examples.ids)
-                value = value + share * self.alpha * taught(answers, teacher, self.temperature)
+                share = len(mine) / len(fl.counted_logits(everything, examples))
+                value = value + share * self.alpha * taught(mine, teacher, self.temperature)
             return value
 
         metrics = fl.descend(work, parameters, loss, modules=parts)

@@ -529,7 +529,11 @@ class InTraining:
             every = work.local.model_copy(update={"fraction": 1.0, "augment": None})
             pairs = dataclasses.replace(work, data=Pairs(count), local=every)
             fl.descend(
-                pairs, middle, lambda examples: distance(examples.ids), modules=chain.modules
+                pairs,
+                middle,
+                lambda examples: distance(examples.ids),
+                modules=chain.modules,
+                counts=fl.by_examples,
             )
         if distances:
             metrics["in_loss"] = float(torch.stack(distances).mean())

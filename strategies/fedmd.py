@@ -225,5 +225,11 @@ class Digest:
             return (answers - work.extras["scores"][rows].to(answers)).abs().mean()
 
         work = replace(work, data=self.public, local=local)
-        metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])
+        metrics = fl.descend(
+            work,
+            dict(module.named_parameters()),
+            loss,
+            modules=[module],
+            counts=fl.by_examples,
+        )
         return fl.Outcome(ag.state_of(module), work.keep, metrics=metrics)

@@ -292,8 +292,8 @@ class RecipFL(fl.Masking):
         if self.weights == "uniform":
             return 1.0
         # Over the mean, so that the size of a step does not grow with the data.
-        mean = sum(c.examples for c in world.clients) / len(world.clients)
-        return world.clients[client].examples / mean
+        mean = sum(c.weight for c in world.clients) / len(world.clients)
+        return world.clients[client].weight / mean
 
     def taught(self, world: fl.World, client: int) -> bool:
         """Return whether a client trains the small model beside its own: whether it is strong."""

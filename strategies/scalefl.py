@@ -137,7 +137,7 @@ class EarlyExits:
             for index, answer in enumerate(logits[:-1]):
                 said = (answer / self.temperature).log_softmax(-1)
                 total = functional.kl_div(said, taught, reduction="sum", log_target=True)
-                distance = total / len(examples.ids)
+                distance = total / len(said)
                 terms[index] = terms[index] + self.gamma * self.temperature**2 * distance
         # Deeper exits count more: weight j of n (n + 1) / 2.
         shares = torch.arange(1, len(terms) + 1, device=terms[0].device)

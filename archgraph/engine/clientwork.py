@@ -124,7 +124,8 @@ class ClientWork:
 
     def result(self, task: Task, outcome: Outcome) -> Result:
         """Return what the server sees of an outcome."""
-        return task.result(outcome, len(self.experiment.shares[task.client]))
+        client = self.experiment.world.clients[task.client]
+        return task.result(outcome, len(self.experiment.shares[task.client]), client.counted)
 
     def findings(self, result: Result) -> State:
         """Return what the strategy finds in a result."""

@@ -38,6 +38,7 @@ from archgraph.record.points import CLIENTS
 from archgraph.record.right import RIGHT, packed
 from archgraph.states import check_update
 from archgraph.states.copies import server_copies, state_to_device
+from archgraph.states.state import equal
 from archgraph.states.updates import unsummable
 
 
@@ -335,7 +336,7 @@ class _Tested:
             and (mine.statistics, mine.predict) == (other.statistics, other.predict)
             and mine.classes == other.classes
             and mine.graph == other.graph
-            and all(torch.equal(mine.state[k], other.state[k]) for k in mine.graph.state_names)
+            and all(equal(mine.state[k], other.state[k]) for k in mine.graph.state_names)
         )
 
 

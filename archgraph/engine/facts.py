@@ -26,6 +26,7 @@ from archgraph.language.mistakes import raise_mistake
 from archgraph.language.yaml import yaml_text
 from archgraph.module.initial import initial_state
 from archgraph.plain import Json
+from archgraph.states.state import equal
 
 # Keys that change no figure of a run: a resumed run may have others.
 UNNAMED = ("name", "out", "engine", "patience", "trackers")
@@ -165,7 +166,7 @@ def _given(spec: ExperimentSpec, graph: ArchGraph, state: State) -> State:
     if spec.weights is None or not spec.weights.fresh:
         return state
     drawn = initial_state(graph, spec.seed)
-    return {name: tensor for name, tensor in state.items() if not torch.equal(tensor, drawn[name])}
+    return {name: tensor for name, tensor in state.items() if not equal(tensor, drawn[name])}
 
 
 def examples_digest(data: Dataset) -> str:

@@ -13,7 +13,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,11 +275,28 @@ def execute(
             f"tier {tier}: the global model lacks {listed(names)}: that stays with its clients"
             for tier, names in added.items()
         )
-        notes = (*experiment.data.notes, *private, *recorded, *loop.trackers.notes)
+        nothing = nothing_counts(experiment)
+        notes = (*experiment.data.notes, *nothing, *private, *recorded, *loop.trackers.notes)
         server, best = loop.server, None
         if loop.best is not None:
             server, best = ServerState(loop.best.tensors, loop.best.values), loop.best.round
         return Run(experiment, server, tuple(loop.lines), out, notes, best)
+
+
+def nothing_counts(experiment: Experiment) -> Iterator[str]:
+    """Yield whose targets, and which tests', all count nothing: there is nothing to learn there."""
+    for client in experiment.world.clients:
+        if client.examples and not client.weight:
+            yield (
+                f"client {client.id} ({client.name}): no target counts (all are -100, or of "
+                "classes of weight 0), so it is not merged"
+            )
+    tests = {"test": experiment}
+    tests |= {} if experiment.selection is None else {"validation": experiment.validating}
+    for name, tested in tests.items():
+        targets = tested.data.test.targets
+        if len(targets) and not int(tested.world.learning.counts(targets).sum()):
+            yield f"no target of the {name} examples counts (all are -100): scores on them are NaN"
 
 
 def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import torch
 
 from archgraph.data import Dataset
 from archgraph.data.partition import class_histogram
@@ -26,6 +27,7 @@ class ClientRows:
         examples: Their number.
         histogram: How many are of each class; None: the machine does not say.
         digest: SHA-256 of them, by which a run that is resumed knows them again.
+        targets: How many targets are not ignored; None: they are not classes.
         here: Whether they are on this machine: then all training examples here are the client's.
 
     Example:
@@ -38,18 +40,28 @@ class ClientRows:
     histogram: tuple[int, ...] | None
     digest: str = ""
     here: bool = False
+    targets: int | None = None
 
     @classmethod
     def of(cls, data: Dataset, digest: str = "") -> Self:
         """Return those of a data set on this machine."""
         counts = class_histogram(data.train.targets, data.classes)
-        return cls(len(data.train), tuple(counts.tolist()), digest, here=True)
+        classes = data.classes is not None and not data.train.targets.dtype.is_floating_point
+        single = classes and data.train.targets.dtype != torch.bool
+        targets = int(counts.sum()) if single else None
+        return cls(len(data.train), tuple(counts.tolist()), digest, here=True, targets=targets)
 
     @classmethod
     def read(cls, said: Mapping[str, Json]) -> Self:
         """Read what :meth:`report` returned on another machine."""
         counts = tuple(map(int, said["histogram"])) if said["counted"] else None
-        return cls(int(said["examples"]), counts, str(said["digest"]))
+        targets = said["targets"]
+        return cls(
+            int(said["examples"]),
+            counts,
+            str(said["digest"]),
+            targets=None if targets is None else int(targets),
+        )
 
     def report(self) -> dict[str, Json]:
         """Return what another machine is told."""
@@ -58,6 +70,7 @@ class ClientRows:
             "histogram": list(self.histogram or ()),
             "counted": self.histogram is not None,
             "digest": self.digest,
+            "targets": self.targets,
         }
 
     @property

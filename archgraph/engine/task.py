@@ -19,12 +19,12 @@ from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy
 from archgraph.federation.learning import DEFAULTS, Standardised, any_shape
 from archgraph.federation.metrics import (
-    IGNORED,
     METRICS,
     AnyMetric,
     Metric,
     TargetForm,
     aligned,
+    class_counts,
 )
 from archgraph.federation.outputs import Outputs
 from archgraph.language.python import import_named
@@ -176,12 +176,19 @@ class OwnLoss:
                 found=actual,
                 expected=f"a tensor: one number, or one for each of {len(targets)} examples",
             )
-        if self.form == "classes" and value.shape == targets.shape:
-            # As torch's cross_entropy with ignore_index: ignored targets do not count in the mean.
-            counted = targets != IGNORED
-            value = torch.where(counted, value, 0)
-            return value.sum() / counted.sum().clamp(min=1) if reduction == "mean" else value
-        return value.mean() if reduction == "mean" else value
+        if self.form != "classes":
+            return value.mean() if reduction == "mean" else value
+        counts = class_counts(targets)
+        if value.shape not in (targets.shape, targets.shape[:1]):
+            # A mean over nothing is 0 / 0, whose gradient is not a number either.
+            nothing = bool(value.isnan().any()) and not bool(counts.any())
+            return predictions.sum() * 0 if nothing else value.mean()
+        # As torch's cross_entropy with ignore_index: ignored targets do not count in the mean. The
+        # loss of an example is the mean over its targets.
+        if value.shape != targets.shape:
+            counts = counts.flatten(1).sum(1)
+        value = torch.where(counts > 0, value, 0)
+        return (value * counts).sum() / counts.sum().clamp(min=1) if reduction == "mean" else value
 
 
 SOFT = (

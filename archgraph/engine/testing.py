@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class Answers:
     Attributes:
         metrics: What was measured.
         rows: Of each metric what it makes of each example, ``[example, ...]``.
-        targets: Number of targets, 1 for a class, the window's length for text, ``[example]``.
+        targets: How many targets count, 1 for a class, the window's length for text, ``[example]``.
     """
 
     metrics: Sequence[Metric]
@@ -33,7 +34,7 @@ class Answers:
     targets: Tensor
 
     def summary(self, chosen: Sequence[int] | slice | Tensor = slice(None)) -> dict[str, float]:
-        """Return the figures of the chosen examples.
+        """Return the figures of the chosen examples; NaN where no target of theirs counts.
 
         Example:
             >>> from archgraph.federation.metrics import METRICS
@@ -42,6 +43,8 @@ class Answers:
             {'accuracy': 0.5}
         """
         count = int(self.targets[chosen].sum())
+        if not count:  # a score over nothing
+            return {m.name: math.nan for m in self.metrics}
         return {m.name: m.value(self.rows[m.name][chosen], count) for m in self.metrics}
 
     @property
@@ -75,7 +78,7 @@ class Answers:
         mixtures = mixtures * (count > 0)
         # Not a product of matrices: the same bits whatever clients are asked for.
         sums = zip((mixtures * rates).sum(1).tolist(), mixtures.sum(1).tolist(), strict=True)
-        return [right / total if total else 0.0 for right, total in sums]
+        return [right / total if total else math.nan for right, total in sums]
 
 
 def answers(

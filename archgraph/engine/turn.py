@@ -139,7 +139,8 @@ class Turn:
         for arrival in arrivals:
             result = self._accepted(*arrival, median)
             del arrival  # while the strategy has the result, nothing else refers to its tensors
-            if result is not None:
+            # A client without a target that counts has learned nothing; a survey asks all of them.
+            if result is not None and (self.round == 0 or result.weight("examples") > 0):
                 yield result
             del result
 

@@ -58,6 +58,7 @@ from archgraph.federation import (
 )
 from archgraph.federation.class_heads import class_models
 from archgraph.federation.family import Family, resolve
+from archgraph.federation.training_loss import trained_task
 from archgraph.federation.world import Uncounted
 from archgraph.graph.ir import Ref
 from archgraph.hints import listed
@@ -65,6 +66,7 @@ from archgraph.language import ExperimentSpec, allowed, load_experiment
 from archgraph.language.aggregate import AggregateSpec, rounded_share
 from archgraph.language.data import DataSpec, IidSpec, NamedData
 from archgraph.language.experiment import LOCAL, EngineSpec
+from archgraph.language.local import LocalOptions
 from archgraph.language.task import OWN
 from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
@@ -187,8 +189,7 @@ def prepare(
             with allowed(python):
                 scaled = learning_task(spec.task, dataset, scaled_by)
             learning = replace(scaled, predict=learning.predict)
-    counts = None if rows is None else [rows.get(i, NONE).counts for i in range(len(tiers))]
-    world = _world(spec, family, dataset, shares, learning, device, counts)
+    world = _world(spec, family, dataset, shares, learning, device, by_kind, rows)
     if _merges_there(spec, strategy):
         world = replace(world, merging=device)
     if len(public):
@@ -459,6 +460,18 @@ def testable(experiment: Experiment, state: ServerState) -> None:
                 )
 
 
+def _counted(
+    learning: LearningTask,
+    local: LocalOptions,
+    client: Client,
+    rows: Mapping[int, ClientRows] | None,
+) -> float | None:
+    """Return how much a client's targets count in its loss; None: every example counts 1."""
+    if isinstance(client.histogram, Uncounted):
+        return None if rows is None else rows.get(client.id, NONE).targets
+    return trained_task(learning, local, client.histogram).counts_of(client.histogram)
+
+
 # Bytes of results of a round that are merged at once.
 WAIT = 2**28
 
@@ -470,7 +483,8 @@ def _world(
     shares: tuple[np.ndarray, ...],
     learning: LearningTask,
     device: str,
-    counts: Sequence[tuple[int, ...]] | None,
+    by_kind: Mapping[str, LocalOptions],
+    rows: Mapping[int, ClientRows] | None,
 ) -> World:
     members = [member for member in family.clients for _ in range(member.count)]
     streams = data.train.stream is not None
@@ -480,14 +494,20 @@ def _world(
             id=i,
             name=member.name,
             examples=len(examples),
-            histogram=counts[i]
-            if counts is not None
+            histogram=rows.get(i, NONE).counts
+            if rows is not None
             else Uncounted()
             if streams
             else tuple(class_histogram(targets[examples], data.classes).tolist()),
             classes=member.classes,
         )
         for i, (member, examples) in enumerate(zip(members, shares, strict=True))
+    )
+    clients = tuple(
+        replace(
+            client, counted=_counted(learning, by_kind.get(client.name, spec.local), client, rows)
+        )
+        for client in clients
     )
     # Weights of a traced model or a file, if the family has any; else of the seed.
     state = family.state if family.state is not None else initial_state(family.graph, spec.seed)

@@ -83,6 +83,7 @@ from .tasks import Weights as Weights
 from .tasks import Work as Work
 from .tasks import silent as silent
 from .training import Train as Train
+from .training import by_examples as by_examples
 from .training import descend as descend
 from .training import module_of as module_of
 from .training import optimiser as optimiser

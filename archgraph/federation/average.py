@@ -93,8 +93,8 @@ def covered_mean(
         world: Who takes part.
         state: Holds the global weights.
         results: What clients returned for tasks of :func:`part`.
-        weights: Weight of a client: its number of ``examples``, 1 (``uniform``), or a function of
-            its result.
+        weights: Weight of a client: what its ``examples`` count in the loss, 1 (``uniform``), or a
+            function of its result.
         rows: Of a result, per entry a vector of 0 and 1 over its first axis: the rows that this
             client gives.
         sizes: Of a result, the size of some entries: they are divided by it, and their mean is

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor
 
 from archgraph.federation.metrics import (
-    IGNORED,
     METRICS,
     AnyMetric,
     Metric,
     TargetForm,
     binary_cross_entropy,
+    class_counts,
     cross_entropy,
     mean,
     squared_error,
@@ -104,6 +105,7 @@ class LearningTask:
         auxiliary: Weight of the loss of each further prediction that a model gives in training.
         one_logit: Axes of targets of two classes, which one logit may tell apart; 0: there are
             other classes.
+        class_weights: Weight of a target of each class in the loss. Default: 1.
     """
 
     name: str
@@ -118,6 +120,7 @@ class LearningTask:
     predict: Predict = field(default_factory=Logits)
     auxiliary: float = 0.0
     one_logit: int = 0
+    class_weights: tuple[float, ...] | None = None
 
     @property
     def classed(self) -> bool:
@@ -171,19 +174,37 @@ class LearningTask:
         return said if self.class_axis == -1 else said.movedim(self.class_axis, -1)
 
     def counts(self, targets: Tensor) -> Tensor:
-        """Count the targets of each example that are not ignored, ``[example]``.
+        """Return how much each example counts in the loss, ``[example]``.
+
+        A target counts 1, or the weight of its class, and not at all if it is ignored; where
+        targets are of unknown form, an example counts 1. What is averaged over minibatches
+        (gradients, the loss, test figures) counts so.
 
         >>> TASKS["next_token"].counts(torch.tensor([[3, 4, -100]]))
         tensor([2])
         """
         if self.form == "any":
             return torch.ones(len(targets), dtype=torch.int64)
-        flat = targets.reshape(len(targets), -1)
+        flat = targets.reshape(len(targets), math.prod(targets.shape[1:]))
         # Only classes have a value that counts for nothing: -100 is a number among numbers.
-        counted = (
-            flat != IGNORED if self.form == "classes" else torch.ones_like(flat, dtype=torch.bool)
-        )
-        return counted.sum(1)
+        if self.form != "classes":
+            return torch.ones_like(flat, dtype=torch.int64).sum(1)
+        weights = None
+        if self.class_weights is not None:
+            weights = torch.tensor(self.class_weights, dtype=torch.float64, device=flat.device)
+        return class_counts(flat, weights).sum(1)
+
+    def counts_of(self, histogram: Sequence[int]) -> float | None:
+        """Return how much so many targets of each class count; None: the task has other targets.
+
+        >>> CLASSIFICATION.counts_of((3, 0, 2))
+        5
+        """
+        if self.form != "classes" or not histogram:
+            return None
+        if self.class_weights is None:
+            return sum(histogram)
+        return math.fsum(map(operator.mul, histogram, self.class_weights))
 
     def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the loss over the targets of each example, float64 ``[example]``.

@@ -32,7 +32,8 @@ class Metric:
         higher_is_better: Whether more is better; None if neither is.
         rows: From predictions and targets of a batch to numbers ``[example]`` or
             ``[example, number]``.
-        value: From the rows of examples, and how many targets these have, to the figure.
+        value: From the rows of examples, and how many targets of them count, at least one, to the
+            figure.
         forms: Forms of targets that it applies to.
     """
 
@@ -87,7 +88,7 @@ def mean(rows: Tensor, count: int) -> float:
     """Return the sum of the rows, divided by the number of targets."""
     # Counts of hits stay integers: float32 is exact up to 2**24 only.
     total = rows.sum()
-    return (float(total) if rows.is_floating_point() else int(total)) / max(count, 1)
+    return (float(total) if rows.is_floating_point() else int(total)) / count
 
 
 def _hits(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def _mean_iou(rows: Tensor, count: int) -> float:
     """Return the mean IoU over the classes that occur in predictions or targets."""
     hit, either = rows.double().sum(0).chunk(2)
     occurring = either > 0
-    return float((hit[occurring] / either[occurring]).mean()) if bool(occurring.any()) else 0.0
+    return float((hit[occurring] / either[occurring]).mean())
 
 
 def _decisions(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -132,7 +133,7 @@ def _decisions(predictions: Tensor, targets: Tensor) -> Tensor:
 
 def _f1(rows: Tensor, count: int) -> float:
     """Return the micro-averaged F1 score: 2·tp / (2·tp + fp + fn)."""
-    hits, wrong, missed = rows.double().sum(0).tolist() if len(rows) else (0.0,) * 3
+    hits, wrong, missed = rows.double().sum(0).tolist()
     return 2 * hits / max(2 * hits + wrong + missed, 1.0)
 
 
@@ -159,8 +160,6 @@ def _pairs(predictions: Tensor, targets: Tensor) -> Tensor:
 
 def _r2(rows: Tensor, count: int) -> float:
     """Return 1 - residual / total sum of squares, mean over outputs; 0 for constant targets."""
-    if not len(rows):
-        return 0.0
     said, true = rows.chunk(2, 1)
     residual = (said - true).square().sum(0)
     # The mean of all targets: means of batches would add up to another R².
@@ -196,6 +195,21 @@ METRICS: Mapping[tuple[str, TargetForm], AnyMetric] = {
 """Metrics that need no further package, by name and what targets are."""
 
 
+def class_counts(targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return how much each class counts in a loss: its weight, 1 by default; -100 not at all.
+
+    Args:
+        targets: Classes.
+        weights: Weight of each class, ``[class]``.
+
+    Example:
+        >>> class_counts(torch.tensor([1, -100]), torch.tensor([1.0, 3.0]))
+        tensor([3., 0.])
+    """
+    counted = targets != IGNORED
+    return counted if weights is None else weights[targets.clamp(min=0)] * counted
+
+
 def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Return the loss of logits ``[batch, ..., classes]``; 0 if all targets are ignored."""
     values = nn.functional.cross_entropy(
@@ -205,7 +219,7 @@ def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean")
         ignore_index=IGNORED,
     )
     if reduction == "mean":  # of no targets torch's own is 0 / 0, and asking waits for a device
-        return values / (targets != IGNORED).sum().clamp(min=1)
+        return values / class_counts(targets).sum().clamp(min=1)
     return values
 
 

@@ -112,7 +112,7 @@ def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
 
     Args:
         logits: Logits ``[example, ..., class]``.
-        examples: The minibatch. Targets other than classes, and single classes, all count.
+        examples: The minibatch. Targets other than classes all count.
 
     Example:
         >>> text = Examples((), torch.tensor([[1, -100]]), torch.arange(1))
@@ -120,7 +120,9 @@ def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
         tensor([[1., 2.]])
     """
     flat = logits.flatten(0, -2)
-    if examples.mix is not None or logits.dim() < 3 or examples.targets.dim() != logits.dim() - 1:
+    if examples.mix is not None or examples.targets.is_floating_point():
+        return flat
+    if examples.targets.dim() != logits.dim() - 1:  # a label for each logit
         return flat
     rows = flat[examples.targets.flatten() != IGNORED]
     return rows if len(rows) else flat[:1] * 0  # the mean over no rows would not be a number

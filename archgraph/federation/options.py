@@ -20,7 +20,8 @@ class Weighted(Strategy):
     """Options of a method whose server averages what clients return.
 
     Attributes:
-        weights: Weight of a client in averages: its number of examples, or 1 (``uniform``).
+        weights: Weight of a client in averages: what its examples count in the loss, which is their
+            number where all have one target, or 1 (``uniform``).
         private: Parameters and buffers that stay with each client from round to round, and are
             neither sent nor merged: names, or patterns of names (``fc.*``).
     """

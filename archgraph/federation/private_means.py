@@ -38,6 +38,7 @@ from archgraph.federation.server_optimiser import Reached
 from archgraph.federation.state import ServerState
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, Signature, State, Transfer, Update, signature
+from archgraph.states.state import widened
 
 # A client that gives every value once covers none by more, up to rounding.
 ONCE = 1 + 1e-9
@@ -201,7 +202,7 @@ class PrivateMeans:
         sums = {}
         for group, merger in mergers.items():
             means, coverage = merger.result()
-            sums[group] = {name: mean * coverage[name] for name, mean in means.items()}
+            sums[group] = {name: widened(mean) * coverage[name] for name, mean in means.items()}
         return sums
 
     def _clipped(

@@ -254,7 +254,7 @@ class Task:
     indexed: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
 
-    def result(self, outcome: Outcome, examples: int) -> Result:
+    def result(self, outcome: Outcome, examples: int, counted: float | None = None) -> Result:
         """Return the part of an outcome that the server sees: private entries are left out."""
         return Result(
             client=self.client,
@@ -267,6 +267,7 @@ class Task:
             unmerged=self.private | self.unmerged,  # what did not come back cannot be merged
             transfer=self.transfer,
             indexed=self.indexed,
+            counted=counted,
         )
 
 
@@ -287,6 +288,7 @@ class Result:
         transfer: Transfer of the task.
         indexed: Entries of the task of which only the numbers that are not 0 count as sent.
         findings: What ``Strategy.examine`` computed from the other fields; never a client's word.
+        counted: How much these count in the loss (:attr:`.Client.counted`). Default: each is 1.
     """
 
     client: int
@@ -300,19 +302,21 @@ class Result:
     transfer: Transfer | None = None
     indexed: frozenset[str] = frozenset()
     findings: State = field(default_factory=dict)
+    counted: float | None = None
 
     def weight(self, weights: WeightOf) -> float:
         """Return the weight of this client in a mean.
 
         Args:
-            weights: ``examples``: their number; ``uniform``: 1; or a function of this result.
+            weights: ``examples``: how much they count in the loss; ``uniform``: 1; or a function of
+                this result.
 
         Raises:
             RunError: If a function returns no positive number, or it is none of the three.
         """
         match weights:
             case "examples":
-                return self.examples
+                return self.examples if self.counted is None else self.counted
             case "uniform":
                 return 1
         facts: ErrorFacts = {"found": weights, "expected": "examples, uniform or a function"}

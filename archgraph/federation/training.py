@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -54,19 +54,25 @@ def module_of(
     return filled(model.graph, there, training=training)
 
 
+def by_examples(batch: Examples) -> Tensor:
+    """Count a minibatch by its examples: of a loss that reads no targets."""
+    return torch.tensor(len(batch.ids))
+
+
 def descend(
     work: Work,
     parameters: Mapping[str, nn.Parameter],
     loss: Callable[[Examples], Tensor],
     *,
     modules: Iterable[nn.Module],
+    counts: Callable[[Examples], Tensor] | None = None,
     revise: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
 ) -> dict[str, float]:
     """Minimise a loss over the client's data: local training with the client's options.
 
     1. Draw the share of the data that a round uses.
     2. For each step take as many minibatches as it accumulates. Their losses, with FedProx's term,
-       count by their examples; on their gradient follow `revise`, the clip and the step.
+       count by their targets (`counts`); on their gradient follow `revise`, the clip and the step.
     3. The mean of the weights follows each step, and becomes the weights at the end.
     4. A pass without a lower mean loss is counted; after `patience` of them the round ends.
 
@@ -76,10 +82,13 @@ def descend(
         loss: Mean loss of a minibatch (already on ``work.device``).
         modules: The built modules that they are of: ``local.ema`` averages their running
             statistics, too.
+        counts: How much a minibatch counts beside others, a number without axes. Default: as much
+            as its targets do in the task's loss.
         revise: Changes gradients between the backward pass and the step (momentum distillation).
 
     Returns:
-        Metrics: ``loss`` (mean over the last epoch's examples), ``steps``, ``seen`` (examples).
+        Metrics: ``loss`` (mean over what counts in the last epoch; NaN if nothing does),
+        ``steps``, ``seen`` (examples).
 
     Raises:
         RejectedUpdate: If the loss, or a parameter after a step, is not finite; names the first.
@@ -93,6 +102,7 @@ def descend(
     near = None
     if local.proximal is not None:
         near = Towards(local.proximal, {n: p.detach().clone() for n, p in parameters.items()})
+    counts = counts or (lambda batch: work.learning.counts(batch.targets).sum())
     mean_weights = None if local.ema is None else _MeanWeights(work, trained, modules, local.ema)
     # Reading a number from a device waits for all work there: once a pass.
     at_once = work.device == "cpu"
@@ -101,21 +111,20 @@ def descend(
     for epoch in range(local.epochs):
         losses: list[Tensor] = []
         numbers: list[float] = []
-        sizes: list[int] = []
+        sizes: list[Tensor] = []
         drawn = data.batches(work.generator, local.batch)
         while group := list(itertools.islice(drawn, length)):  # 2
             # Not `steps.zero_grad()`: it imports torch's compiler, which takes seconds.
             for parameter in trained:
                 parameter.grad = None
-            examples_of_step = sum(len(batch.ids) for batch in group)
-            for batch in group:
+            sizes += (counted := [counts(batch) for batch in group])
+            for batch, share in zip(group, _shares(counted), strict=True):
                 value = loss(_arrived(batch, work))
                 if near is not None:
                     value = value + near(parameters, work)
-                share = len(batch.ids) / examples_of_step
-                (value if length == 1 else value * share).backward()
+                (value if length == 1 else value * share.to(value)).backward()
                 losses.append(value.detach())
-                sizes.append(len(batch.ids))
+                trained_on += len(batch.ids)
             if revise is not None:
                 revise(parameters)
             if at_once:
@@ -134,13 +143,12 @@ def descend(
             if at_once:
                 work.progress(epoch=epoch, step=batches - 1, loss=numbers[-1])
             step += 1
-        trained_on += sum(sizes)
         if losses:
             if not at_once:
                 numbers = _finite_loss(work, parameters, losses)
                 work.progress(epoch=epoch, step=batches - 1, loss=numbers[-1])
             number = numbers[-1]
-            mean = sum(x * n for x, n in zip(numbers, sizes, strict=True)) / sum(sizes)
+            mean = _mean(numbers, torch.stack(sizes).tolist())
         idle, least = (0, mean) if mean < least else (idle + 1, least)
         if idle == local.patience:  # 4
             break
@@ -150,6 +158,19 @@ def descend(
     if not all_finite(trained):
         raise _not_finite(work, parameters, number)
     return {"loss": mean, "steps": float(step), "seen": float(trained_on)}
+
+
+def _shares(counts: list[Tensor]) -> Sequence[Tensor]:
+    """Return the share of each minibatch in a step: by what counts; equal ones if nothing does."""
+    counted = torch.stack(counts).double()  # on their device: a number would wait for it
+    total = counted.sum()
+    return torch.where(total > 0, counted / total, 1 / len(counts)).unbind()
+
+
+def _mean(values: Sequence[float], counts: Sequence[float]) -> float:
+    """Return the mean of values by what they count; NaN if they count nothing."""
+    total = sum(counts)
+    return sum(x * n for x, n in zip(values, counts, strict=True)) / total if total else math.nan
 
 
 def steps_of(examples: int, local: LocalOptions) -> int:

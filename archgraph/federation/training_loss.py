@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.federation.learning import LearningTask
-from archgraph.federation.metrics import IGNORED
+from archgraph.federation.metrics import IGNORED, class_counts
 from archgraph.language.local import LocalOptions
 from archgraph.states.copies import to_device
 
@@ -49,12 +49,9 @@ class TrainingCrossEntropy:
         )
         if reduction != "mean":
             return values
-        counted = flat != IGNORED
-        if weights is None:
-            return values / counted.sum().clamp(min=1)
-        total = (weights[flat.clamp(min=0)] * counted).sum()
+        total = class_counts(flat, weights).sum()
         # A minibatch may have examples of weight 0 alone.
-        return values / torch.where(total > 0, total, 1.0)
+        return values / torch.where(total > 0, total, 1)
 
 
 def trained_task(
@@ -63,7 +60,7 @@ def trained_task(
     histogram: Sequence[int],
     classes: Sequence[int] = (),
 ) -> LearningTask:
-    """Return a client's task, with the loss that it trains on.
+    """Return a client's task, with the loss that it trains on and what counts in it.
 
     Args:
         learning: The task.
@@ -79,7 +76,7 @@ def trained_task(
     elif weights is not None and classes:
         weights = tuple(weights[number] for number in classes)
     loss = TrainingCrossEntropy(weights, local.label_smoothing or 0.0)
-    return dataclasses.replace(learning, loss=loss)
+    return dataclasses.replace(learning, loss=loss, class_weights=weights)
 
 
 def balanced(histogram: Sequence[int]) -> tuple[float, ...]:

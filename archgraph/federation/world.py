@@ -113,6 +113,9 @@ class Client:
             of the family. Strategies treat a further model as a separate, untested client.
         classes: The classes that its network answers with, ascending; empty: all. Its task is cut
             to them after :meth:`Strategy.send`, so that results have a row of the head for each.
+        counted: How much its training targets count in its loss: those that are not ignored, each
+            by the weight of its class. Results of a client without any are not passed on. Default:
+            every example counts 1.
     """
 
     id: int
@@ -121,6 +124,12 @@ class Client:
     histogram: tuple[int, ...]
     of: int | None = None
     classes: tuple[int, ...] = ()
+    counted: float | None = None
+
+    @property
+    def weight(self) -> float:
+        """Its weight among clients, where these are weighted by examples."""
+        return self.examples if self.counted is None else self.counted
 
     @property
     def owner(self) -> int:

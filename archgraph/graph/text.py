@@ -50,9 +50,10 @@ from archgraph.limits import LIMITS
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
+_FLOAT8 = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 # Bytes per element. Quantised and sub-byte types have no place in a file.
 _DTYPES = {
-    1: ("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"),
+    1: ("bool", "uint8", "int8", *(f"float8_{kind}" for kind in _FLOAT8)),
     2: ("uint16", "int16", "float16", "bfloat16"),
     4: ("uint32", "int32", "float32", "complex32"),
     8: ("uint64", "int64", "float64", "complex64"),

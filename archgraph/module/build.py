@@ -26,7 +26,7 @@ from archgraph.ops.constants import constant_tensor
 from archgraph.ops.recurrent import single_layers
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
-from archgraph.states.state import missing
+from archgraph.states.state import missing, widened
 
 
 class ArchBlock(nn.Module):
@@ -345,8 +345,9 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     another one: ``torch.compile``, ``DataParallel``, ``AveragedModel``, a model of your own.
 
     Raises:
-        GraphError: If the module was not built from a graph, or its tensors are no longer those of
-            the graph (pruned, with adapters, with additional parameters); names the first.
+        GraphError: If the module was not built from a graph, its tensors are no longer those of
+            the graph (pruned, with adapters, with additional parameters), or a tied weight was
+            untied and has several values now; names the first.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -358,6 +359,10 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     graph = module.arch
     full = module.state_dict(keep_vars=True)
     state = {name: _tensor(module, name, full) for name in graph.state_names}
+    for name, tensor in state.items():
+        for alias in graph.param[name].aliases:
+            # What unties a weight (a new parameter, a replaced layer) leaves both names behind.
+            _check_tied(name, tensor, alias, _tensor(module, alias, full), UNTIED)
     known = _known(graph)
     # A parametrised tensor is computed from entries below ``parametrizations``.
     extra = [k for k in full if k not in known and ".parametrizations." not in f".{k}"]
@@ -366,6 +371,22 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
             "the module has a tensor that its graph lacks; merge or remove it", where=extra[0]
         )
     return state
+
+
+UNTIED = (
+    "assign one parameter to both names again (module.head.weight = module.embed.weight, say), or "
+    "trace the module as it is now: that graph has a tensor for each"
+)
+
+
+def _check_tied(name: str, tensor: Tensor, alias: str, other: Tensor, hint: str) -> None:
+    """Refuse other values under the second name of a tied weight: one of the two would be lost."""
+    if not _equal(tensor, other):
+        raise GraphError(
+            f"has other values than {name}: they are tied, and the graph has one tensor for both",
+            where=alias,
+            hint=hint,
+        )
 
 
 @per_graph
@@ -438,15 +459,19 @@ def load_state(module: nn.Module, state: State) -> None:
     module = _built(module)
     tensors = state_of(module)
     _check_fit(module.arch, state, {name: tensor.shape for name, tensor in tensors.items()})
-    computed = tensors.keys() - module.state_dict(keep_vars=True).keys()
+    full = module.state_dict(keep_vars=True)
+    computed = _known(module.arch) - full.keys()
     if computed:
         raise GraphError(
             "is parametrised: call torch.nn.utils.parametrize.remove_parametrizations first",
             where=min(computed),
         )
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(state[name])
+        for name in tensors:
+            # A tied weight that was untied with equal values is several tensors.
+            keys = (name, *module.arch.param[name].aliases)
+            for tensor in {id(full[key]): full[key] for key in keys}.values():
+                tensor.copy_(state[name])
 
 
 @per_graph
@@ -478,12 +503,9 @@ def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, .
                 hint="for the graph of a rewrite, pull the state: rewritten.transfer.pull(state)",
             )
         for alias in params[name].aliases:
-            if alias in state and not _equal(state[name], state[alias]):
-                raise GraphError(
-                    f"has other values than {name}, and the graph has one tensor for both",
-                    where=alias,
-                    hint=f"leave {alias} out, or trace the model with its weights untied",
-                )
+            if alias in state:
+                hint = f"leave {alias} out, or trace the model with its weights untied"
+                _check_tied(name, value, alias, state[alias], hint)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -492,5 +514,5 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     if (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride()):
         return True
     return one.shape == other.shape and bool(
-        torch.isclose(one, other.to(one), rtol=0, atol=0, equal_nan=True).all()
+        torch.isclose(widened(one), widened(other.to(one)), rtol=0, atol=0, equal_nan=True).all()
     )

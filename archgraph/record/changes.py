@@ -25,6 +25,7 @@ from archgraph.plain import Json, json_safe
 from archgraph.states import State, Transfer, signature
 from archgraph.states.copies import to_device
 from archgraph.states.coverage import Coverage, Term
+from archgraph.states.state import widened
 
 FILE = "changes.jsonl"
 # Of every number; pictures need fewer.
@@ -188,7 +189,7 @@ class Changes:
 
 def _distance(before: Tensor, after: Tensor) -> Tensor:
     """Return the Euclidean norm of a change."""
-    moved = after - before
+    moved = widened(after) - widened(before)
     # Squares of small changes are summed in double.
     return torch.linalg.vector_norm(
         moved.abs() if moved.is_complex() else moved, dtype=torch.float64

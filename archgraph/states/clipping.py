@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from archgraph.states.state import State
+from archgraph.states.state import State, accumulator
 from archgraph.states.wire import carried
 
 
@@ -84,5 +84,5 @@ def _changed(
     for name, after in state.items():
         inexact = after.is_floating_point() or after.is_complex()
         if inexact and name in sent and name not in unmerged:
-            wide = torch.promote_types(after.dtype, torch.float64)
+            wide = torch.promote_types(accumulator(after.dtype), torch.float64)
             yield name, sent[name].to(after.device, wide), after.to(wide)

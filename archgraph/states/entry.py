@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import Constant, Value, show
 from archgraph.states.dimension_map import DimMap, composed
-from archgraph.states.state import Slot
+from archgraph.states.state import Slot, widened
 
 Fill: TypeAlias = Callable[..., Tensor]
 
@@ -157,6 +157,9 @@ class Entry:
         if self.init is not None:
             x = self.init.make(dtype, seed)
         assert x is not None
+        wide = widened(x)
+        if wide is not x and not self.selects:  # torch computes nothing in eight bits
+            return self.pull(wide).to(x.dtype)
         y = self.view(x)
         # Maps that shrink go first, the strongest before others, which then touch less; those that
         # lengthen go from the last dimension on, so that the largest copy is one of whole rows.

@@ -25,7 +25,14 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states.coverage import Coverage, Term
 from archgraph.states.dimension_map import Vector
 from archgraph.states.entry import Entry
-from archgraph.states.state import Signature, State, accumulator, first_difference, signature
+from archgraph.states.state import (
+    Signature,
+    State,
+    accumulator,
+    first_difference,
+    signature,
+    widened,
+)
 from archgraph.states.transfer import Transfer
 from archgraph.states.updates import (
     Update,
@@ -420,7 +427,7 @@ class Merger:
             state, scales = update.state, update.scales
             for index, lane in group.plan.at.get(source, ()):
                 into, name = group.sums[index], lane.name
-                value = through.entry(name, state) if through else state[name]
+                value = widened(through.entry(name, state) if through else state[name])
                 factor = weight * lane.scale * (scales.get(name, 1.0) if scales else 1.0)
                 if into is None:
                     fresh = not (lane.masked or lane.view)

@@ -30,7 +30,7 @@ from archgraph.states.dimension_map import DimMap
 from archgraph.states.entry import Entry
 from archgraph.states.robust import Cut, distances, middle
 from archgraph.states.spill import Spill, StoredState
-from archgraph.states.state import Signature, State, accumulator, signature
+from archgraph.states.state import Signature, State, accumulator, signature, widened
 from archgraph.states.transfer import Transfer
 from archgraph.states.updates import Update, unsummable
 
@@ -192,7 +192,7 @@ class Pool:
                 mean, counts = middle(slab.values, slab.covered, cut)
                 if slot.averaged:
                     mean = (mean * factor).to(pairs.dtype)
-                use, rows = (counts >= quorum) & mean.isfinite(), into[slab.rows]
+                use, rows = (counts >= quorum) & widened(mean).isfinite(), into[slab.rows]
                 at[slab.rows].copy_(use)
                 rows.copy_(torch.where(use.to(old.device), mean.to(old.device), rows))
             reached[slot.name] = seen.any(-1) if old.is_complex() else seen
@@ -212,7 +212,7 @@ class Pool:
         sums = torch.zeros(len(clients), len(clients), dtype=torch.float64)
         counts = torch.zeros_like(sums)
         for slot in self.signature:
-            old = self._old[slot.name].cpu()
+            old = widened(self._old[slot.name].cpu())
             origin = torch.view_as_real(old) if old.is_complex() else old
             for slab in self.slabs(slot.name, clients) if slot.averaged else ():
                 # Differences do not depend on the origin; near the values they lose no digits.

@@ -76,6 +76,25 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if short else dtype
 
 
+def widened(values: Tensor) -> Tensor:
+    """Return values in a type that torch computes with: float32 for eight bits, else as they are.
+
+    >>> widened(torch.ones(2).to(torch.float8_e4m3fn)) + 1
+    tensor([2., 2.])
+    """
+    eight_bits = values.dtype.itemsize == 1 and values.dtype.is_floating_point
+    return values.float() if eight_bits else values
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape and values, of whatever type.
+
+    >>> equal(torch.ones(2).to(torch.float8_e5m2), torch.ones(2).to(torch.float8_e5m2))
+    True
+    """
+    return torch.equal(widened(one), widened(other))
+
+
 def missing(name: str, state: State) -> dict[str, Any]:
     """Say what a state has instead of a tensor, and what to do: parts of an error.
 

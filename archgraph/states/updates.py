@@ -15,7 +15,15 @@ from torch.nn import Parameter
 from archgraph.errors import RejectedUpdate
 from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.ops.table import statistics
-from archgraph.states.state import Signature, Slot, State, accumulator, signature
+from archgraph.states.state import (
+    Signature,
+    Slot,
+    State,
+    accumulator,
+    equal,
+    signature,
+    widened,
+)
 from archgraph.states.transfer import Transfer
 
 # Values, weights and scales are below it, so that the sums of a round stay within single precision.
@@ -95,7 +103,7 @@ def unsummable(graph: ArchGraph | Signature, state: State) -> dict[str, Tensor]:
     """
     names = _unchanged(graph) if isinstance(graph, ArchGraph) else ()
     here = {name: state[name] for name in names if name in state}
-    return {name: v for name, v in here.items() if not bool((v.abs() < LARGEST).all())}
+    return {name: v for name, v in here.items() if not bool((widened(v).abs() < LARGEST).all())}
 
 
 @per_graph
@@ -104,8 +112,7 @@ def _unchanged(graph: ArchGraph) -> tuple[str, ...]:
     written = statistics(graph)
     leaves = {p.name for p in graph.params if not p.trainable and p.name not in written}
     types = {slot.name: slot.torch_dtype for slot in signature(graph) if slot.name in leaves}
-    # Types of one byte can be neither compared nor summed.
-    return tuple(n for n, type_ in types.items() if type_.is_floating_point and type_.itemsize > 1)
+    return tuple(n for n, type_ in types.items() if type_.is_floating_point)
 
 
 def check_update(
@@ -159,8 +166,8 @@ def check_update(
     values: dict[str, Tensor] = {}
     for want in expected if finite else ():
         value, before = state[want.name], fixed.get(want.name)
-        if want.averaged and (before is None or not torch.equal(value, before.to(value.device))):
-            values[want.name] = value
+        if want.averaged and (before is None or not equal(value, before.to(value.device))):
+            values[want.name] = widened(value)
     _check_values(values)
 
 
@@ -190,8 +197,7 @@ def finite(values: Tensor) -> bool:
     >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([float("inf"), -float("inf")]))
     (True, False)
     """
-    if values.dtype.itemsize == 1 and values.is_floating_point():
-        values = values.float()  # types that cannot be summed
+    values = widened(values)
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
@@ -203,7 +209,7 @@ def all_finite(tensors: Collection[Tensor]) -> bool:
     """
     if not tensors:
         return True
-    norms = torch._foreach_norm([values.detach() for values in tensors])
+    norms = torch._foreach_norm([widened(values.detach()) for values in tensors])
     return math.isfinite(torch.stack(norms).sum()) or all(map(finite, tensors))
 
 

@@ -104,3 +104,55 @@ def test_values_of_every_type_are_looked_at(kind):
     assert finite(values)
     if values.is_floating_point() or values.is_complex():
         assert not finite(torch.tensor([float("nan"), 1.0]).to(values.dtype))
+
+
+class Quantised(nn.Module):
+    """Scales of eight bits, which nothing changes, as buffers and as a frozen parameter."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 8), nn.Linear(8, 3)
+        scale = torch.arange(-4.0, 4.0).exp2().to(kind)
+        self.register_buffer("scale", scale)
+        self.register_buffer("lone", torch.full((3,), 2.0).to(kind))
+        self.frozen = nn.Parameter(scale.clone(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.inner(x).relu() * self.scale.float() * self.frozen.float())
+
+
+RULES: list[dict[str, Any]] = [
+    {},
+    {"aggregate": "median"},
+    {"aggregate": {"krum": {"malicious": 0.2}}},
+    {"aggregate": {"clip": 0.1}},
+    {"server": {"optimiser": "adam"}},
+    {"bound": 5.0},
+    {
+        "privacy": {"clip": 1.0, "noise": 0.1, "delta": 1e-3},
+        "strategy": {"fedavg": {"weights": "uniform"}},
+    },
+    {"strategy": "fedrolex"},
+    {"strategy": "fedfa"},
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_entries_of_eight_bits_stay_as_they_are(rules, tmp_path):
+    torch.manual_seed(0)
+    rows, classes = torch.randn(48, 6), torch.arange(48) % 3
+    for kind in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
+        model = ag.trace(Quantised(kind), rows[:2])
+        clients = [{"name": "all", "count": 5}]
+        if rules.get("strategy") in ("fedrolex", "fedfa"):
+            clients += [{"name": "half", "count": 2, "take": 0.5}]
+        spec = {"name": "quantised", "family": {"model": model, "clients": clients}, "rounds": 2}
+        spec |= {"strategy": "fedavg", "local": {"batch": 4}, **rules}
+        out = tmp_path / str(kind)
+        data = ((rows, classes), (rows[:9], classes[:9]))
+        run = ag.run(spec, data=data, progress=False, out=out)
+        assert not run.troubles
+        run = ag.run(spec | {"rounds": 3}, data=data, progress=False, out=out, resume=True)
+        for name in ("scale", "lone", "frozen"):
+            value = run.server.tensors[f"global/{name}"]
+            assert torch.equal(value.view(torch.uint8), model.state[name].view(torch.uint8)), name

@@ -988,3 +988,42 @@ def test_a_scale_that_leaves_half_precision_is_refused() -> None:
     merger.add(Transfer.identity(slots), {"w": torch.full((2,), 1e3).half()}, scales={"w": 1e3})
     with pytest.raises(ArchGraphError, match="w: the mean is not finite"):
         merger.result()
+
+
+EIGHT_BITS = [f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")]
+
+
+@pytest.mark.parametrize("kind", EIGHT_BITS)
+@pytest.mark.parametrize("wait", [0, 10**9])
+def test_eight_bits_are_summed_in_single(kind, wait):
+    """What no client changed keeps its bits, whatever the weights and parts; else it is a mean."""
+    slots: Signature = (Slot("w", (6, 2), kind), Slot("b", (6,), kind, "buffer"))
+    old = {s.name: (torch.arange(math.prod(s.shape)) % 5 - 2.0).exp2() for s in slots}
+    state = {s.name: old[s.name].view(s.shape).to(s.torch_dtype) for s in slots}
+    parts = [
+        Transfer(
+            slots,
+            tuple(s._replace(shape=(len(rows), *s.shape[1:])) for s in slots),
+            {
+                s.name: Entry(s.name, (DimMap.of(rows, 6), *[None] * (len(s.shape) - 1)))
+                for s in slots
+            },
+        )
+        for rows in ([0, 1, 2], [1, 3, 4], range(6))
+    ]
+    merger = Merger(slots, state, wait=wait)
+    for part, weight in zip([*parts, parts[-1]], (3.7, 0.3, 11.0, 1e-3), strict=True):
+        merger.add(part, part.pull(state), weight)
+    merged, _ = merger.result()
+    for name, value in state.items():
+        assert torch.equal(merged[name].view(torch.uint8), value.view(torch.uint8)), name
+    merger = Merger(slots, state)
+    for factor in (1.0, 4.0):
+        changed = {k: (v.float() * factor).to(v.dtype) for k, v in state.items()}
+        merger.add(parts[-1], changed, weight=1 + (factor == 1.0))
+    merged, _ = merger.result()
+    for name, value in state.items():
+        assert torch.equal(merged[name].float(), (2 * value.float()).to(value.dtype).float())
+    broken = {**state, "b": torch.full((6,), math.nan).to(state["b"].dtype)}
+    with pytest.raises(RejectedUpdate, match="b: not finite"):
+        Merger(slots, state).add(parts[-1], broken)
