@@ -25,8 +25,9 @@ from archgraph.federation.metrics import (
     aligned,
 )
 from archgraph.federation.outputs import Outputs
+from archgraph.language.consent import PYTHON
 from archgraph.language.python import import_named
-from archgraph.language.task import PYTHON, TaskSpec
+from archgraph.language.task import TaskSpec
 
 
 def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:

@@ -175,6 +175,8 @@ def prepare(
     if _merges_there(spec, strategy):
         world = replace(world, merging=device)
     world = replace(world, public=public_shard(public, dataset))
+    # Those of the run's own data follow from the seed: a fact of one seed would part the seeds.
+    other = public if isinstance(spec.public, NamedData) else None
     with allowed(python):
         learnings = {
             classes: replace(
@@ -182,8 +184,8 @@ def prepare(
             )
             for classes in {tier.classes for tier in family.clients if tier.classes}
         }
-    # Those of the run's own data follow from the seed: a fact of one seed would part the seeds.
-    other = public if isinstance(spec.public, NamedData) else None
+        # Digests of the data, which an imagined one does not have.
+        facts = {} if imagined else deciding_facts(spec, strategy, family, dataset, other, rows)
     return Experiment(
         world=world,
         learnings=learnings,
@@ -204,8 +206,7 @@ def prepare(
         bound=spec.bound,
         privacy=spec.privacy,
         text="" if imagined else as_resolved(spec, strategy),
-        # Digests of the data, which an imagined one does not have.
-        facts={} if imagined else deciding_facts(spec, strategy, family, dataset, other, rows),
+        facts=facts,
         locating=spec.locating,
     )
 
