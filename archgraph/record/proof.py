@@ -112,7 +112,9 @@ def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
     Example:
         >>> list(notes([{"since": 1, "threads": 1}, {"since": 4, "threads": 2}]))
         ['from round 4 on threads: 2 instead of 1: bits may differ from an uninterrupted run']
-        >>> list(notes([{"since": 1, "code": {"mine": "1f"}}, {"since": 4, "code": {"mine": "2e"}}]))
+        >>> list(
+        ...     notes([{"since": 1, "code": {"mine": "1f"}}, {"since": 4, "code": {"mine": "2e"}}])
+        ... )
         ['from round 4 on changed code of mine: rounds before ran the old one']
     """
     apart = {"since": None, "code": None}

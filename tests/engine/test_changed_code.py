@@ -97,7 +97,9 @@ def test_where_the_change_makes_another_experiment_the_refusal_names_it(go: Call
     go()
     with pytest.raises(RunError, match=r"another experiment; found examples: .*; undo .* help57,"):
         go(2, help57="SIZE = 30\n")
-    wide = MODULES["net57"].replace("torch.nn.Linear(64, 10)", "torch.nn.Linear(64, 10, bias=False)")
+    wide = MODULES["net57"].replace(
+        "torch.nn.Linear(64, 10)", "torch.nn.Linear(64, 10, bias=False)"
+    )
     with pytest.raises(RunError, match=r"found family\.c\.graph: .*; undo the change of net57, or"):
         go(2, net57=wide)
     assert not named(go(2))
@@ -105,7 +107,9 @@ def test_where_the_change_makes_another_experiment_the_refusal_names_it(go: Call
 
 def test_a_record_that_does_not_know_the_code_says_so_once(go: Callable[..., Run], tmp_path: Path):
     go()
-    facts, server = (next((tmp_path / "run").rglob(f)) for f in ("facts.json", "round-000001/*.json"))
+    facts, server = (
+        next((tmp_path / "run").rglob(f)) for f in ("facts.json", "round-000001/*.json")
+    )
     known = json.loads(facts.read_text())
     assert set(known.pop("code")) == set(MODULES)
     facts.write_text(json.dumps(known))
