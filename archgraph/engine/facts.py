@@ -124,7 +124,7 @@ def _options(strategy: Strategy) -> dict[str, Json]:
 
 
 def code_of(spec: ExperimentSpec, strategy: Strategy) -> dict[str, str]:
-    """Return digests of the user's modules that an experiment and its models name; see `users_code`."""
+    """Return digests of the user's modules that an experiment and its models name."""
     family = family_of(spec)
     written = family.model_dump(mode="json", by_alias=True)
     models = [source.data for source in family.sources()]
