@@ -63,10 +63,7 @@ def _file(module: str) -> Path | None:
         try:
             # `__main__` has a file, but is nowhere to be found.
             source = loaded if hasattr(loaded, "__file__") else importlib.util.find_spec(name)
-        except (
-            Exception,
-            SystemExit,
-        ):  # no module of this name; or what a package runs, which its run will say
+        except (Exception, SystemExit):  # no such module; or what a package runs: its run will say
             return None
         file = getattr(source, "__file__", None) or getattr(source, "origin", None) or ""
         # A folder without __init__.py is a package without a file.

@@ -538,7 +538,7 @@ def test_what_is_found_in_extras_or_in_updates_is_refused_too():
     def extras(result: Result) -> dict[str, Tensor]:
         return {"told": result.extras["told"]}
 
-    with pytest.raises(RunError, match="takes more from clients .* found extras; found told"):
+    with pytest.raises(RunError, match=r"takes more from clients .* found extras; found told"):
         execute(telling(lambda result, round: None, extras))
     seen = telling(lambda r, round: r.findings["size"], lambda r: {"size": torch.ones(1)})
     with pytest.raises(RunError, match="Telling: receive: reads findings of clients"):

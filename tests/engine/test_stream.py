@@ -85,7 +85,7 @@ def test_after_a_list_everything_is_read_as_often_as_one_likes():
         return results
 
     twice = execute(reading(listed)).server.group("global")
-    onward = execute(reading(lambda results: map(lambda r: r, iter(results)))).server
+    onward = execute(reading(lambda results: (result for result in iter(results)))).server
     assert all((value == twice[name]).all() for name, value in plain.items())
     assert all((value == onward.group("global")[name]).all() for name, value in plain.items())
 
