@@ -53,8 +53,9 @@ def to_peft(
 ) -> None:
     """Write the low-rank adapters of a network as a folder that PEFT loads.
 
-    Beside adapters it holds layers that are trained whole, a classifier, say: those with trainable
-    parameters in a network where others are frozen, and running statistics.
+    Beside adapters it holds what else is trained in a network where some is frozen: layers that are
+    trained whole (a classifier, say), biases, if all are trained or those of the layers with
+    adapters, and running statistics.
 
     Args:
         graph: A network with adapters, of :func:`archgraph.add_lora` or of PEFT.
@@ -67,9 +68,9 @@ def to_peft(
             weights are compared with those of the network that the adapters' folder lacks.
 
     Raises:
-        RewriteError: If the network has no low-rank adapters, its layers are not numbered without
-            gaps and there is no base, the folder lacks their layers or has other weights, or a
-            layer is trained beside its adapter.
+        RewriteError: If the network has no low-rank adapters, or their dropouts differ, its layers
+            are not numbered without gaps and there is no base, the folder lacks their layers or has
+            other weights, or a layer's weight is trained beside its adapter.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -105,12 +106,13 @@ def to_peft(
     owners = {name: p.name for p in parameters for name in (p.name, *p.aliases)}
     others = [p for p in parameters if p.name not in adapters]
     # Where nothing is frozen, all is trained: then the model itself is to be written.
-    trained, bias, biases = list[Param](), "none", frozenset[str]()
+    trained, bias, biases, changed = list[Param](), "none", frozenset[str](), frozenset[str]()
     if not all(p.trainable for p in others):
         bias, biases = _trained_biases(others, branches)
-        # Running statistics change beside frozen weights, too.
-        changed = (graph.param[name] for name in statistics(graph))
-        trained = [*(p for p in others if p.trainable and p.name not in biases), *changed]
+        trained = [p for p in others if p.trainable and p.name not in biases]
+        # Running statistics change beside frozen weights, too: those of a module that PEFT saves
+        # would be trained.
+        changed = frozenset(statistics(graph))
     # Under each name of a tied weight: PEFT replaces modules one by one.
     leaves = [name for p in trained for name in (p.name, *p.aliases)]
     modules = sorted({_module(names[f"{_module(leaf)}."]) for leaf in leaves})
@@ -126,11 +128,11 @@ def to_peft(
     for name, tensor in tensors.items():
         if name not in adapters and _within(names[name], modules):
             result[PREFIX + names[name]] = tensor
-        elif owners.get(name) in biases:
-            path = _module(names[name])  # PEFT puts a layer with an adapter into another module
-            result[
-                f"{PREFIX}{path}.base_layer.bias" if path in layers else PREFIX + names[name]
-            ] = tensor
+        elif name in changed or owners.get(name) in biases:
+            # PEFT puts a layer that has an adapter into another module.
+            layer, _, leaf = names[name].rpartition(".")
+            place = f"{layer}.base_layer.{leaf}" if layer in layers else names[name]
+            result[PREFIX + place] = tensor
         elif name in owners and owners[name] not in adapters:
             lacking[names[name]] = tensor
     if (Path(base) / MODEL).is_file() and (other := first_unlike(base, lacking)):
@@ -403,8 +405,8 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
             found=f"init_lora_weights: {start}",
             hint="save_pretrained(…, path_initial_model_for_weight_conversion=…) writes plain ones",
         )
-    # Of biases PEFT also saves those of the modules that saved ones replace, and copies of theirs.
-    inner = re.compile(r"\.(original_module|modules_to_save)\.bias$")
+    # Of biases PEFT also saves those of modules that saved ones replace, and those of the latter.
+    inner = re.compile(r"\.(original_module|modules_to_save)\.")
     stored = {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
     return config, {
         re.sub(r"\.base_layer\.bias$", ".bias", k): v

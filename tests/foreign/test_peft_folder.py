@@ -121,7 +121,7 @@ CONFIGS = {
     "a classifier by its task": {"task_type": "SEQ_CLS", "lora_dropout": 0.1},
     "named modules": {"modules_to_save": ["classifier", "pooler"], "lora_dropout": 0.25},
     "biases of the layers": {"bias": "lora_only", "task_type": "SEQ_CLS"},
-    "all biases": {"bias": "all", "modules_to_save": ["classifier"], "lora_dropout": 0.1},
+    "all biases": {"bias": "all", "modules_to_save": ["classifier", "pooler"]},
     "adapters alone": {},
     "ranks and scales": {
         "use_rslora": True, "lora_alpha": 5, "rank_pattern": {"layer.1.attention.self.query": 3},
@@ -359,6 +359,28 @@ class Outer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.repost(self.post(self.bn(self.first(x)).relu()) * self.bare)
+
+
+def test_norms_with_running_statistics_stay_frozen_on_the_way_back(tmp_path):
+    """They went into `modules_to_save`, which PEFT trains."""
+    torch.manual_seed(0)
+    net, x = Outer(), torch.randn(5, 4)
+    graph, state = ag.trace(net, x)
+    config = peft.LoraConfig(r=2, target_modules=["first"], modules_to_save=["repost"])
+    model = peft.get_peft_model(copy.deepcopy(net), config)
+    model.save_pretrained(tmp_path / "in")
+    adapted, full = ag.from_peft(graph, state, tmp_path / "in")
+    full = full | {"bn.running_mean": full["bn.running_mean"] + 1}
+    ag.to_peft(adapted, full, tmp_path / "out")
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(net), tmp_path / "out", is_trainable=True)
+    assert trainable(again) == trainable(model) == {p.name for p in adapted.params if p.trainable}
+    with torch.no_grad():
+        expected = ag.build(adapted, full).eval()(x)
+        torch.testing.assert_close(again.eval()(x), expected, atol=1e-6, rtol=1e-6)
+    back = ag.from_peft(graph, state, tmp_path / "out")
+    assert back.graph == adapted and torch.equal(
+        back.state["bn.running_mean"], full["bn.running_mean"]
+    )
 
 
 @pytest.mark.parametrize("trained", ["post.scale", "repost.*", "bn.*"])
