@@ -131,8 +131,8 @@ def to_peft(
         elif name in changed or owners.get(name) in biases:
             # PEFT puts a layer that has an adapter into another module.
             layer, _, leaf = names[name].rpartition(".")
-            place = f"{layer}.base_layer.{leaf}" if layer in layers else names[name]
-            result[PREFIX + place] = tensor
+            key = f"{layer}.base_layer.{leaf}" if layer in layers else names[name]
+            result[PREFIX + key] = tensor
         elif name in owners and owners[name] not in adapters:
             lacking[names[name]] = tensor
     if (Path(base) / MODEL).is_file() and (other := first_unlike(base, lacking)):
