@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TypedDict
 
 # Code that is not the user's: of archgraph, of installed packages, of Python.
-_INSTALLED = (str(Path(__file__).parent), sys.prefix, sysconfig.get_paths()["stdlib"], "<")
+_FOLDERS = str(Path(__file__).parent), f"{sys.prefix}/bin", sysconfig.get_paths()["stdlib"]
+_INSTALLED = (*(f"{folder}/" for folder in _FOLDERS), "<")
 
 
 class ErrorFacts(TypedDict, total=False):

@@ -116,8 +116,8 @@ class FjORD(fl.Weighted, fl.Masking):
                 for width in nested_widths(world.by_size, result.tier):
                     names = tuple(state.group(f"statistics/{width.name}"))
                     same = fl.identity_of(width.graph, names)
-                    statistics, group = _of(width, result.extras), f"statistics/{width.name}"
                     if names:
+                        statistics, group = _of(width, result.extras), f"statistics/{width.name}"
                         yield fl.Contribution(
                             result.client, group, same.source, same, statistics, contribution.weight
                         )

@@ -19,6 +19,8 @@ from archgraph.fields import Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import unknown
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
+from archgraph.language.code import users_code
+from archgraph.language.consent import python_names
 from archgraph.language.data import NamedData
 from archgraph.language.document import Document
 from archgraph.language.local import LocalChanges, LocalOptions
@@ -122,6 +124,14 @@ def _options(strategy: Strategy) -> dict[str, Json]:
     return values
 
 
+def code_of(spec: ExperimentSpec, strategy: Strategy) -> dict[str, str]:
+    """Return digests of the user's modules that an experiment and its models name."""
+    family = family_of(spec)
+    written = family.model_dump(mode="json", by_alias=True)
+    models = [source.data for source in family.sources()]
+    return users_code(python_names([settled(spec, strategy, every=True), written, models]))
+
+
 def deciding_facts(
     spec: ExperimentSpec,
     strategy: Strategy,
@@ -156,6 +166,7 @@ def deciding_facts(
         },
         "examples": _content(dict(_examples(data))),
         **({"rows": {str(i): one.report() for i, one in rows.items()}} if rows else {}),
+        **({"code": code} if (code := code_of(spec, strategy)) else {}),
         **({"owners": _content(_owners(data))} if data.owners else {}),
         **({"public_examples": _content(_tensors(public))} if public is not None else {}),
     }

@@ -18,6 +18,7 @@ from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.privacy import privacy_spent, private_world, weights_alone
 from archgraph.engine.returned import each_returned, fitting, received, returned
+from archgraph.engine.stream import ResultStream
 from archgraph.engine.turn import Elsewhere, Turn
 from archgraph.engine.world import testable
 from archgraph.errors import RunError
@@ -111,7 +112,8 @@ class Loop:
         with turn.clock.measure("server"):
             asked = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             tasks = (class_task(world, task) for task in asked)
-            after = strategy.surveyed(world, state, turn.results(tasks))
+            results = ResultStream(turn.results(tasks), strategy, "surveyed")
+            after = strategy.surveyed(world, state, results)
             chosen = returned(ServerState, after, strategy, "surveyed")
         turn.settle()
         if chosen is not state:  # only now does the strategy have its models
@@ -163,9 +165,10 @@ class Loop:
             if due and self.record is not None and setup.privacy is None:
                 turn.moved = self._changes.moved
             # Generators from here on: a client works when the strategy asks for its result.
-            results = self._changes.noted(self._filled(turn, state, sampled))
+            arriving = self._changes.noted(self._filled(turn, state, sampled))
             if setup.privacy is not None:
-                world, results = private_world(setup, state, number), weights_alone(results)
+                world, arriving = private_world(setup, state, number), weights_alone(arriving)
+            results = ResultStream(arriving, strategy)
             state = received(
                 strategy,
                 lambda: strategy.receive(world, state, results, number),

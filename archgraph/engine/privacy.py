@@ -14,10 +14,14 @@ import dataclasses
 import functools
 import importlib.util
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from torch import Tensor
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.returned import each_returned, returned
+from archgraph.engine.stream import ResultStream
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, ServerState, Task, World, private_task, seeded
 from archgraph.federation.private_means import Census, PrivateMeans
@@ -65,8 +69,8 @@ def census(experiment: Experiment, state: ServerState, round: int) -> Census:
     coverage = Census()
     world = dataclasses.replace(experiment.world, means=coverage)
     # All clients: sums are divided by the coverage that is expected, not by that of those drawn.
-    unchanged = _unchanged(experiment, state, round, coverage)
-    experiment.strategy.receive(world, state, unchanged, round)
+    strategy, unchanged = experiment.strategy, _unchanged(experiment, state, round, coverage)
+    strategy.receive(world, state, ResultStream(unchanged, strategy), round)
     return coverage
 
 
@@ -77,7 +81,7 @@ def _unchanged(
     for client in world.clients:
         task = returned(Task, strategy.send(world, state, client.id, round), strategy, "send")
         task = private_task(strategy, world, task)
-        result = task.result(Outcome(task.state), client.examples)
+        result = task.result(Outcome(task.state, extras=_Absent()), client.examples)
         try:
             if task.others:
                 raise RejectedUpdate("further models", found=", ".join(task.others))
@@ -86,7 +90,7 @@ def _unchanged(
             message = "takes more from clients than what it averages, which is not private"
             raise RunError(message, found=error) from error
         coverage.statistics[client.id] = frozenset(statistics(task.graph))
-        yield result
+        yield _alone(dataclasses.replace(result, findings={}))
 
 
 def private_world(experiment: Experiment, state: ServerState, round: int) -> World:
@@ -110,8 +114,59 @@ def private_world(experiment: Experiment, state: ServerState, round: int) -> Wor
 
 def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
     """Results without what goes beside the weights: it would reach the server's state as it is."""
-    for result in results:
-        yield dataclasses.replace(result, others={}, extras={}, metrics={})
+    return map(_alone, results)
+
+
+def _alone(result: Result) -> Result:
+    extras = Withheld("extras", there=bool(result.extras))
+    findings = Withheld("findings", there=bool(result.findings))
+    others, metrics = Withheld("others"), Withheld("metrics")
+    return dataclasses.replace(
+        result, others=others, extras=extras, metrics=metrics, findings=findings
+    )
+
+
+class _Absent(dict[str, Tensor]):
+    """No extras, for `Strategy.examine`: a client that sends none is refused there."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise RejectedUpdate("extras", found=name)
+
+
+class Withheld(Mapping[str, Any]):
+    """Stand in for what a client sends beside its weights: to read any of it is an error.
+
+    Args:
+        field: Of the result.
+        there: Whether there is any. Where there is not, a strategy may ask: it does without.
+
+    Example:
+        >>> bool(Withheld("extras")), Withheld("extras").get("logits")
+        Traceback (most recent call last):
+        archgraph.errors.RunError: receive: reads extras of clients, which would reach the server...
+    """
+
+    def __init__(self, field: str, there: bool = False) -> None:
+        self._field, self._there = field, there
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise RunError(
+            f"reads {self._field} of clients, which would reach the server without noise",
+            where="receive",
+            found=f"result.{self._field}",
+            expected="with `privacy`, what the mean of weights needs alone",
+            hint="remove `privacy`, or what reads them",
+        )
+
+    __getitem__ = __iter__ = __len__ = _refuse
+
+    def __bool__(self) -> bool:
+        """Return False where there is nothing.
+
+        Raises:
+            RunError: If there is something.
+        """
+        return self._there and self._refuse()
 
 
 def privacy_spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str, Json]:

@@ -27,8 +27,9 @@ from archgraph.federation.metrics import (
     class_counts,
 )
 from archgraph.federation.outputs import Outputs
+from archgraph.language.consent import PYTHON
 from archgraph.language.python import import_named
-from archgraph.language.task import PYTHON, TaskSpec
+from archgraph.language.task import TaskSpec
 
 
 def learning_task(

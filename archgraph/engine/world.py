@@ -203,6 +203,8 @@ def prepare(
             )
             for classes in {tier.classes for tier in family.clients if tier.classes}
         }
+        # Digests of the data, which an imagined one does not have.
+        facts = {} if imagined else deciding_facts(spec, strategy, family, read, other, rows)
     return Experiment(
         world=world,
         learnings=learnings,
@@ -223,8 +225,7 @@ def prepare(
         bound=spec.bound,
         privacy=spec.privacy,
         text="" if imagined else as_resolved(spec, strategy),
-        # Digests of the data, which an imagined one does not have.
-        facts={} if imagined else deciding_facts(spec, strategy, family, read, other, rows),
+        facts=facts,
         locating=spec.locating,
     )
 

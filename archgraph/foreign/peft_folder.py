@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from archgraph.files import write
 from archgraph.foreign.search import numbered_as, runs_as_used
 from archgraph.foreign.transformers_folder import first_unlike, is_network_of, names_in_class
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Param
+from archgraph.graph.ir import TRAINING, ArchGraph, Node, Param, Ref
 from archgraph.hints import listed
 from archgraph.module.build import state_dict
-from archgraph.ops.table import statistics
+from archgraph.ops.table import row, statistics
+from archgraph.rewrites.insert import fresh
 from archgraph.rewrites.lora import Scaling, add_lora
+from archgraph.rewrites.train_only import train_only
 from archgraph.states import State
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -50,8 +53,9 @@ def to_peft(
 ) -> None:
     """Write the low-rank adapters of a network as a folder that PEFT loads.
 
-    Beside adapters it holds layers that are trained whole, a classifier, say: those with trainable
-    parameters in a network where others are frozen, and running statistics.
+    Beside adapters it holds what else is trained in a network where some is frozen: layers that are
+    trained whole (a classifier, say), biases, if all are trained or those of the layers with
+    adapters, and running statistics.
 
     Args:
         graph: A network with adapters, of :func:`archgraph.add_lora` or of PEFT.
@@ -64,9 +68,9 @@ def to_peft(
             weights are compared with those of the network that the adapters' folder lacks.
 
     Raises:
-        RewriteError: If the network has no low-rank adapters, its layers are not numbered without
-            gaps and there is no base, the folder lacks their layers or has other weights, or a
-            layer is trained beside its adapter.
+        RewriteError: If the network has no low-rank adapters, or their dropouts differ, its layers
+            are not numbered without gaps and there is no base, the folder lacks their layers or has
+            other weights, or a layer's weight is trained beside its adapter.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -76,7 +80,7 @@ def to_peft(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     to_peft(graph, transfer.pull(traced.state), folder)
         ...     again = from_peft(traced.graph, traced.state, folder)
-        >>> again.graph == graph
+        >>> again.graph == ag.train_only(graph, "*lora.*").graph
         True
 
     Source: Hu et al., *LoRA*, ICLR 2022; the format is PEFT's.
@@ -102,11 +106,13 @@ def to_peft(
     owners = {name: p.name for p in parameters for name in (p.name, *p.aliases)}
     others = [p for p in parameters if p.name not in adapters]
     # Where nothing is frozen, all is trained: then the model itself is to be written.
-    trained = list[Param]()
+    trained, bias, biases, changed = list[Param](), "none", frozenset[str](), frozenset[str]()
     if not all(p.trainable for p in others):
-        # Running statistics change beside frozen weights, too.
-        changed = (graph.param[name] for name in statistics(graph))
-        trained = [*(p for p in others if p.trainable), *changed]
+        bias, biases = _trained_biases(others, branches)
+        trained = [p for p in others if p.trainable and p.name not in biases]
+        # Running statistics change beside frozen weights, too: those of a module that PEFT saves
+        # would be trained.
+        changed = frozenset(statistics(graph))
     # Under each name of a tied weight: PEFT replaces modules one by one.
     leaves = [name for p in trained for name in (p.name, *p.aliases)]
     modules = sorted({_module(names[f"{_module(leaf)}."]) for leaf in leaves})
@@ -122,6 +128,11 @@ def to_peft(
     for name, tensor in tensors.items():
         if name not in adapters and _within(names[name], modules):
             result[PREFIX + names[name]] = tensor
+        elif name in changed or owners.get(name) in biases:
+            # PEFT puts a layer that has an adapter into another module.
+            layer, _, leaf = names[name].rpartition(".")
+            key = f"{layer}.base_layer.{leaf}" if layer in layers else names[name]
+            result[PREFIX + key] = tensor
         elif name in owners and owners[name] not in adapters:
             lacking[names[name]] = tensor
     if (Path(base) / MODEL).is_file() and (other := first_unlike(base, lacking)):
@@ -146,8 +157,8 @@ def to_peft(
         "alpha_pattern": {f"^{p}": _plain(a) for p, a in alphas.items() if a != alpha},
         "target_modules": sorted(layers),
         "modules_to_save": modules or None,
-        "lora_dropout": 0.0,
-        "bias": "none",
+        "lora_dropout": _dropout(graph, layers),
+        "bias": bias,
         "use_rslora": False,
         "fan_in_fan_out": all(transposed),
     }
@@ -173,7 +184,8 @@ def from_peft(
 
     Returns:
         The graph with adapters and its state; layers that the folder holds whole replace those of
-        the state.
+        the state. What PEFT trains is trainable, and all else is frozen: the adapters, layers that
+        the folder holds whole, and the biases that its configuration says.
 
     Raises:
         GraphError: If the folder lacks a file, is of another kind of adapter, or has a tensor for
@@ -226,14 +238,76 @@ def from_peft(
     for (rank, alpha), paths in groups.items():
         rewritten = add_lora(new, rank, paths, alpha=alpha, scaling=scaling)
         new, full = rewritten.graph, rewritten.transfer.pull(full)
+    trained = set[str]()
     for branch in side_branches(new):
         path = _layer(new, branch)
         if branch.low_rank and path in downs:
             full[branch.down] = _fitting(new, branch.down, downs[path])
             full[branch.up] = _fitting(new, branch.up, ups[path])
+            trained |= {branch.down, branch.up}
     for name, tensor in rest.items():
         full[owners[name]] = _fitting(new, owners[name], tensor)
-    return Traced(new, full)
+        if new.param[owners[name]].role == "parameter":
+            trained.add(owners[name])
+    new = _with_dropout(new, downs, float(config.get("lora_dropout") or 0))
+    return Traced(train_only(new, sorted(trained)).graph, full)
+
+
+def _with_dropout(graph: ArchGraph, layers: Container[str], p: float) -> ArchGraph:
+    """Return the graph with a dropout before the adapter of each of some layers, as in PEFT."""
+    heads = {b.nodes[0] for b in side_branches(graph) if b.low_rank and _layer(graph, b) in layers}
+    names, nodes = set(graph.node), list[Node]()
+    for node in graph.nodes:
+        if p and node.name in heads:
+            source = node.arg("input")
+            assert isinstance(source, Ref)
+            args = (("input", source), ("p", p), ("train", TRAINING))
+            name, kind = fresh(names, "lora_dropout"), graph.node[source.name].type
+            nodes.append(Node(name, "aten.dropout", args, kind, node.scope, node.source))
+            node = node.with_args(input=Ref(name))
+        nodes.append(node)
+    return graph.replace(nodes=tuple(nodes))
+
+
+def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> float:
+    """Return the dropout before every adapter.
+
+    Raises:
+        RewriteError: If they differ, or something else stands before one: PEFT knows one number.
+    """
+    values = dict[float, str]()
+    for path, branch in layers.items():
+        nodes = (graph.node[name] for name in branch.nodes)
+        before = [*itertools.takewhile(lambda node: row(node.op).linear_map is None, nodes)]
+        p = before[0].arg("p") if before else 0
+        if len(before) > 1 or (before and before[0].op != "aten.dropout"):
+            problem = "something else than a dropout stands before an adapter"
+            raise RewriteError(problem, where=path, found=", ".join(n.op for n in before))
+        assert isinstance(p, (int, float))
+        values.setdefault(float(p), path)
+    if len(values) > 1:
+        raise RewriteError(
+            "adapters have different dropouts: PEFT knows one for all",
+            found=", ".join(f"{p:g} ({path})" for p, path in values.items()),
+        )
+    return next(iter(values))
+
+
+def _trained_biases(params: Iterable[Param], layers: Iterable[str]) -> tuple[str, frozenset[str]]:
+    """Return PEFT's word for which biases are trained beside frozen weights, and their names.
+
+    Args:
+        params: All parameters but those of adapters.
+        layers: Modules that have adapters.
+    """
+    params = [*params]
+    biases = {p.name for p in params if f".{p.name}".endswith(".bias")}
+    trained = {p.name for p in params if p.trainable}
+    frozen = {_module(p.name) for p in params if not p.trainable}
+    alone = {name for name in biases & trained if _module(name) in frozen}
+    if alone and alone == {name for name in biases if _module(name) in {*layers}}:
+        return "lora_only", frozenset(alone)
+    return ("all", frozenset(biases)) if alone and biases <= trained else ("none", frozenset())
 
 
 def _names_in(
@@ -331,7 +405,14 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
             found=f"init_lora_weights: {start}",
             hint="save_pretrained(…, path_initial_model_for_weight_conversion=…) writes plain ones",
         )
-    return config, {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
+    # Of biases PEFT also saves those of modules that saved ones replace, and those of the latter.
+    inner = re.compile(r"\.(original_module|modules_to_save)\.")
+    stored = {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
+    return config, {
+        re.sub(r"\.base_layer\.bias$", ".bias", k): v
+        for k, v in stored.items()
+        if not inner.search(k)
+    }
 
 
 def _of(patterns: Mapping[str, float] | None, path: str, default: Any) -> float:

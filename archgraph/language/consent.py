@@ -11,6 +11,8 @@ from archgraph.errors import SpecError
 from archgraph.plain import Json
 
 _PACKAGE = "archgraph"
+PYTHON = "python:"
+"""What stands before a name where its key is not ``python``."""
 # A context variable, so that consent ends with its block, also in threads and tasks.
 _GIVEN: ContextVar[bool] = ContextVar("python", default=False)
 
@@ -85,16 +87,21 @@ def consented(name: str, base: type, where: str) -> None:
 
 
 def python_names(value: Json) -> Iterator[str]:
-    """Yield the Python names in the data of a model or a strategy, at any depth.
+    """Yield the Python names in what a file says, at any depth.
+
+    They stand at the key ``python``, where rewrites are a mapping from names, or after ``python:``.
 
     >>> list(python_names({"python": "mine:Net", "args": {"config": {"python": "mine:Config"}}}))
     ['mine:Net', 'mine:Config']
+    >>> list(python_names([{"objective": "python:mine:loss"}, {"python": {"mine:cut": True}}]))
+    ['mine:loss', 'mine:cut']
     """
     if isinstance(value, Mapping):
         name = value.get("python")
-        if isinstance(name, str):
-            yield name
+        yield from [name] if isinstance(name, str) else name if isinstance(name, Mapping) else ()
         value = tuple(value.values())
+    if isinstance(value, str) and value.startswith(PYTHON):
+        yield value.removeprefix(PYTHON)
     if isinstance(value, tuple | list):
         for item in value:
             yield from python_names(item)

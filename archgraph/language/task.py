@@ -9,9 +9,9 @@ from pydantic import Field
 
 from archgraph.errors import ErrorFacts
 from archgraph.fields import Base, Mistake, NamedChoice, bare
+from archgraph.language.consent import PYTHON
 
 Kind = Literal["classification", "multilabel", "regression", "segmentation", "next_token"]
-PYTHON = "python:"
 OWN = "own"
 """What is learned by an objective of the user's alone, without a kind."""
 

@@ -38,7 +38,7 @@ from archgraph.plain import Json, differences, digest
 from archgraph.record import changes
 from archgraph.record.checkpoint import Checkpoint, Writer, each, read_checkpoint, reading
 from archgraph.record.lines import parsed
-from archgraph.record.proof import environment, expect, notes
+from archgraph.record.proof import changed_code, environment, expect, notes
 
 DRAFT = ".draft-"
 # Is there while a run begins: what else a run writes to its folder is its own then, or replaced.
@@ -106,7 +106,7 @@ class RunRecord:
         Raises:
             RunError: If another process is writing the run, or the folder cannot be written.
         """
-        here = {"since": 1, "rounds": _rounds(facts), **environment(device)}
+        here = _here(1, facts, device)
         record = cls(folder, identity(facts), keep, [here])
         with record._opening():
             write(folder / BEGINNING, "")
@@ -164,7 +164,7 @@ class RunRecord:
                 record._writer.after(checkpoint, stored["files"])
                 record.environments = stored["environments"]
             done = chosen or 0
-            here = {"since": done + 1, "rounds": _rounds(facts), **environment(device)}
+            here = _here(done + 1, facts, device)
             if not record.environments or list(notes([record.environments[-1], here])):
                 record.environments = [*record.environments, here]
             # All that may be refused is known: from here on, the folder changes.
@@ -351,17 +351,20 @@ class RunRecord:
         try:
             recorded = json.loads(Path(where).read_bytes())
             same, before = identity(recorded) == self.identity, recorded.get("rounds")
+            modules = changed_code(recorded, facts)
         except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
             hint = "restore the file, or choose another folder (--out)"
             raise RunError(
                 "cannot tell what this run is", where=where, found=error, hint=hint
             ) from error
         if not same or not isinstance(before, int):
+            way = "resume with the experiment that began it"
+            way = f"undo the change of {modules}" if modules else way
             raise RunError(
                 "the folder holds another experiment",
                 where=where,
-                found=listed(differences(recorded, facts)),
-                hint="resume with the experiment that began it, or choose a new folder",
+                found=listed(differences({**recorded, "code": None}, {**facts, "code": None})),
+                hint=f"{way}, or choose a new folder",
             )
         if before > rounds:
             raise RunError(
@@ -375,8 +378,19 @@ class RunRecord:
 
 
 def identity(facts: Mapping[str, Json]) -> str:
-    """Return the digest of the facts that stay the same if a run is prolonged."""
-    return digest({name: value for name, value in facts.items() if name != "rounds"})
+    """Return the digest of the facts that stay the same if a run goes on, however changed."""
+    return digest(_lasting(facts))
+
+
+def _lasting(facts: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the facts without those that a note tells of, if a run goes on with others."""
+    return {name: value for name, value in facts.items() if name not in ("rounds", "code")}
+
+
+def _here(since: int, facts: Mapping[str, Json], device: str) -> dict[str, Json]:
+    """Return where and with which code the rounds from ``since`` on are computed."""
+    code = facts.get("code", {})
+    return {"since": since, "rounds": _rounds(facts), "code": code, **environment(device)}
 
 
 def _rounds(facts: Mapping[str, Json]) -> int:

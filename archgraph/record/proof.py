@@ -90,18 +90,39 @@ def environment(device: str = "cpu") -> dict[str, Json]:
     }
 
 
+def changed_code(before: Mapping[str, Json], after: Mapping[str, Json]) -> str:
+    """Name the user's modules whose digests (``code``) differ; empty if none do, or none is known.
+
+    >>> changed_code({"code": {"a": "1f", "b": "2e"}}, {"code": {"a": "1f", "b": "77"}})
+    'b'
+    """
+    then, now = before.get("code"), after.get("code") or {}
+    if then is None:  # an older record
+        return ""
+    return ", ".join(name for name in sorted({*then, *now}) if then.get(name) != now.get(name))
+
+
 def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
     """Yield a note wherever a run went on in another environment.
 
     Args:
-        environments: One after the other, each with the first round computed in it (`since`).
+        environments: One after the other, each with the first round computed in it (`since`) and
+            the digests of the user's modules (`code`), which older records lack.
 
     Example:
         >>> list(notes([{"since": 1, "threads": 1}, {"since": 4, "threads": 2}]))
         ['from round 4 on threads: 2 instead of 1: bits may differ from an uninterrupted run']
+        >>> list(
+        ...     notes([{"since": 1, "code": {"mine": "1f"}}, {"since": 4, "code": {"mine": "2e"}}])
+        ... )
+        ['from round 4 on changed code of mine: rounds before ran the old one']
     """
+    apart = {"since": None, "code": None}
     for before, after in itertools.pairwise(environments):
-        changed = ", ".join(differences({**after, "since": None}, {**before, "since": None}))
-        if changed:
-            start = f"from round {after['since']} on {changed}"
-            yield f"{start}: bits may differ from an uninterrupted run"
+        start = f"from round {after['since']} on"
+        if changed := ", ".join(differences({**after, **apart}, {**before, **apart})):
+            yield f"{start} {changed}: bits may differ from an uninterrupted run"
+        if modules := changed_code(before, after):
+            yield f"{start} changed code of {modules}: rounds before ran the old one"
+        elif before.get("code") is None and after.get("code"):
+            yield f"{start} your code is on record: whether it had changed by then is unknown"

@@ -487,7 +487,7 @@ def _flat(settings: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         if key == "family":
             kinds = ", ".join(f"{row['count']} {name}" for name, row in value.items())
             yield key, f"{kinds} [{_digest(value)}]"
-        elif key in ("graph", "state", "examples"):
+        elif key in ("graph", "state", "examples", "code"):
             yield key, NOTHING if value is None else _digest(value)
         elif key == "strategy":
             for name, options in value.items():

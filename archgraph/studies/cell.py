@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from archgraph.engine.facts import UNNAMED, family_of, local_by_kind, settled
+from archgraph.engine.facts import UNNAMED, code_of, family_of, local_by_kind, settled
 from archgraph.engine.local import run
-from archgraph.errors import is_installed
 from archgraph.federation import configure
 from archgraph.language import ExperimentSpec
-from archgraph.language.consent import consent_given, python_names
 from archgraph.language.data import NamedData
 from archgraph.plain import Json, digest
 from archgraph.processes.isolation import one_thread
@@ -56,7 +52,7 @@ def address(spec: ExperimentSpec) -> str:
             member["model"] = "below"  # the contents of these files stand in `models`
     models = [source.data for source in family.sources()]
     settings: Mapping[str, Json] = {**values, "family": clients, "models": models}
-    if code := users_code(python_names(settings)):
+    if code := code_of(spec, strategy):
         settings = {**settings, "code": code}
     # Strategy and seed are for people who look into the folder; the digest decides.
     name = spec.strategy_name.rpartition(":")[2]
@@ -65,44 +61,6 @@ def address(spec: ExperimentSpec) -> str:
 
 def _content(file: Path) -> str:
     return sha256(file) if file.is_file() else file.name
-
-
-def users_code(names: Iterable[str]) -> dict[str, str]:
-    """Return digests of the modules that Python names lead to, by module, without comments.
-
-    Those that they import count, too. Installed packages do not, archgraph among them: records say
-    their versions. Without consent nothing is looked for.
-
-    >>> users_code(["torch.nn:Linear"])
-    {}
-    """
-    left, code = [name.partition(":")[0] for name in names], dict[str, str]()
-    while left and consent_given():
-        module = left.pop()
-        # The package first: to look for a module in one imports it.
-        if module in code or not _is_users(module.partition(".")[0]) or not _is_users(module):
-            continue
-        source = importlib.util.find_spec(module)
-        assert source is not None and source.origin is not None
-        tree = ast.parse(Path(source.origin).read_bytes())
-        code[module] = digest(ast.unparse(tree))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                left += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                name = "." * node.level + (node.module or "")
-                of = importlib.util.resolve_name(name, source.parent) if node.level else name
-                left += [of, *(f"{of}.{alias.name}" for alias in node.names)]
-    return dict(sorted(code.items()))
-
-
-def _is_users(module: str) -> bool:
-    try:
-        source = importlib.util.find_spec(module)
-    except Exception:  # no module of this name; or what a package runs, which its run will say
-        return False
-    origin = source.origin if source is not None else None
-    return origin is not None and origin.endswith(".py") and not is_installed(origin)
 
 
 def finished(folder: Path, spec: ExperimentSpec) -> bool:

@@ -23,8 +23,10 @@ from archgraph.errors import RunError, SpecError
 from archgraph.federation import (
     Contribution,
     Model,
+    Outcome,
     Result,
     ServerState,
+    Work,
     World,
     covered_mean,
     group_means,
@@ -89,6 +91,7 @@ def weights(run: Run) -> dict[str, Tensor]:
         ("{nefl: {weights: uniform, spread: 0}}", ALL),
         ("{flexifed: {weights: uniform}}", ALL),
         ("{heterofl: {label_rows: false}}", TIERS),
+        ("{fjord: {weights: uniform}}", TIERS),
         ("{fedadp: {weights: uniform}}", TIERS),
         ("{nefl: {weights: uniform, spread: 0}}", TIERS),
         ("{flexifed: {weights: uniform}}", TIERS),
@@ -459,6 +462,90 @@ def test_what_clients_say_beside_their_weights_does_not_reach_the_strategy(exper
     made = setup()
     run = execute(replace(made, strategy=Curious(weights="uniform")))
     assert all(len(line["clients"]) == 5 and "loss" in line["clients"][0] for line in run.rounds)
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Train, and send something beside the weights."""
+
+    train: Any
+
+    def __call__(self, work: Work) -> Outcome:
+        return replace(self.train(work), extras={"told": torch.ones(1)})
+
+
+def telling(read: Any, examine: Any = None, tell: bool = True) -> Any:
+    """An experiment whose clients tell something, and a strategy that reads results in some way."""
+
+    class Telling(type(setup().strategy)):  # type: ignore[misc]  # FedAvg, by its name
+        def send(self, world: World, state: ServerState, client: int, round: int) -> Any:
+            task = super().send(world, state, client, round)
+            return replace(task, program=Tell(task.program)) if tell else task
+
+        def examine(self, world: World, result: Result) -> Any:
+            return examine and examine(result)
+
+        def receive(
+            self, world: World, state: ServerState, results: Iterable[Result], round: int
+        ) -> ServerState:
+            def seen() -> Iterator[Result]:
+                for result in results:
+                    read(result, round)
+                    yield result
+
+            return super().receive(world, state, seen(), round)
+
+    return replace(setup(), strategy=Telling(weights="uniform"))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda result, round: len(result.extras),
+        lambda result, round: result.extras["told"],
+        lambda result, round: result.extras.get("told"),
+        lambda result, round: {**result.extras},
+        lambda result, round: result.extras["told"] if result.client == 3 else None,
+    ],
+    ids=["len", "item", "get", "all", "of one client"],
+)
+def test_extras_that_a_method_reads_are_refused_before_the_first_round(read, tmp_path):
+    """They were dropped in silence: the method averaged, or waited, without them."""
+    message = "strategy Telling: receive: reads extras of clients, .* without noise"
+    with pytest.raises(RunError, match=message):
+        execute(telling(read), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_extras_of_later_rounds_or_asked_for_are_refused_where_they_are_read():
+    later = telling(lambda result, round: round > 1 and len(result.extras))
+    with pytest.raises(RunError, match="receive: reads extras of clients"):
+        execute(later)
+    asked = telling(lambda result, round: bool(result.extras))
+    with pytest.raises(RunError, match="receive: reads extras of clients"):
+        execute(asked)
+
+
+def test_extras_that_nobody_reads_or_sends_are_no_obstacle():
+    for harmless in (
+        telling(lambda result, round: None),
+        telling(lambda result, round: result.extras and result.extras["told"], tell=False),
+    ):
+        assert len(execute(harmless).rounds) == 2
+
+
+def test_what_is_found_in_extras_or_in_updates_is_refused_too():
+    def extras(result: Result) -> dict[str, Tensor]:
+        return {"told": result.extras["told"]}
+
+    with pytest.raises(RunError, match=r"takes more from clients .* found extras; found told"):
+        execute(telling(lambda result, round: None, extras))
+    seen = telling(lambda r, round: r.findings["size"], lambda r: {"size": torch.ones(1)})
+    with pytest.raises(RunError, match="Telling: receive: reads findings of clients"):
+        execute(seen)
+    losses = telling(lambda result, round: result.metrics["loss"])
+    with pytest.raises(RunError, match="Telling: receive: reads metrics of clients"):
+        execute(losses)
 
 
 def one_change(dtype: str = "float32") -> tuple[ServerState, Contribution]:

@@ -94,6 +94,141 @@ def test_an_adapter_of_pefts_with_a_trained_head(rslora, tmp_path):
     assert torch.equal(full["classifier.weight"], head.weight)
 
 
+def pefts(net, **options):
+    """Return a model of PEFT's whose every trainable parameter was moved, by a fixed draw."""
+    torch.manual_seed(3)
+    model = peft.get_peft_model(copy.deepcopy(net.model), peft.LoraConfig(**options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def trainable(model) -> set[str]:
+    """Return the names that parameters have in the author's model and in graphs."""
+    names = {name for name, p in model.named_parameters() if p.requires_grad}
+    for old, new in (
+        ("base_model.model.", ""), (".modules_to_save.default", ""), (".base_layer", ""),
+        ("lora_A.default", "lora.down"), ("lora_B.default", "lora.up"),
+    ):  # fmt: skip
+        names = {name.replace(old, new) for name in names}
+    # PEFT marks biases of modules that saved ones replace, which it never calls.
+    return {name for name in names if ".original_module." not in name}
+
+
+CONFIGS = {
+    "a classifier by its task": {"task_type": "SEQ_CLS", "lora_dropout": 0.1},
+    "named modules": {"modules_to_save": ["classifier", "pooler"], "lora_dropout": 0.25},
+    "biases of the layers": {"bias": "lora_only", "task_type": "SEQ_CLS"},
+    "all biases": {"bias": "all", "modules_to_save": ["classifier", "pooler"]},
+    "adapters alone": {},
+    "ranks and scales": {
+        "use_rslora": True, "lora_alpha": 5, "rank_pattern": {"layer.1.attention.self.query": 3},
+        "alpha_pattern": {"value": 7}, "lora_dropout": 0.5,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_peft_trains_is_trained_and_survives_the_round_trip(name, tmp_path):
+    """All was trainable, so that the way back left out the classifier and the dropout."""
+    net, graph, state = traced("bert")
+    config = {"r": 2, "target_modules": ["query", "value"], **CONFIGS[name]}
+    model = pefts(net, **config)
+    model.save_pretrained(tmp_path / "in")
+    adapted, full = ag.from_peft(graph, state, tmp_path / "in")
+    assert {p.name for p in adapted.params if p.trainable} == trainable(model)
+    ag.to_peft(adapted, full, tmp_path / "out")
+    again = peft.PeftModel.from_pretrained(
+        copy.deepcopy(net.model), tmp_path / "out", is_trainable=True
+    )
+    assert trainable(again) == trainable(model)
+    with torch.no_grad():
+        expected = model.eval()(**net.kwargs).logits
+        torch.testing.assert_close(again.eval()(**net.kwargs).logits, expected, atol=0, rtol=0)
+        ours = ag.build(adapted, full).eval()(**net.kwargs)["logits"]
+        torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+    first, second = (again.peft_config["default"], model.peft_config["default"])
+    assert (first.lora_dropout, first.bias) == (second.lora_dropout, second.bias)
+    assert ag.from_peft(graph, state, tmp_path / "out").graph == adapted
+
+
+def test_training_here_and_in_a_run_is_pefts(tmp_path):
+    """The base was trained, too; one step of SGD shows which parameters move, and how far."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(),
+                              torch.nn.Linear(8, 10))  # fmt: skip
+    graph, state = ag.trace(net, torch.zeros(2, 1, 8, 8))
+    config = peft.LoraConfig(r=2, target_modules=["1"], modules_to_save=["3"], bias="lora_only",
+                             init_lora_weights=False)  # fmt: skip
+    model = peft.get_peft_model(net, config)
+    model.save_pretrained(tmp_path)
+    read = ag.from_peft(graph, state, tmp_path)
+    x, y = torch.randn(20, 1, 8, 8), torch.arange(20) % 10
+
+    def stepped(module):
+        trained = [p for p in module.parameters() if p.requires_grad]
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        torch.optim.SGD(trained, lr=0.5).step()
+
+    ours = ag.build(read.graph, read.state)
+    for module in (model.train(), ours.train()):
+        stepped(module)
+    family = {"model": read, "clients": [{"name": "c", "count": 1}]}
+    run = ag.run(
+        {"name": "step", "family": family, "strategy": {"fedavg": {}}, "rounds": 1,
+         "local": {"batch": 20, "lr": 0.5, "momentum": 0.0}},
+        data=((x, y), (x, y)), progress=False,
+    )  # fmt: skip
+    with torch.no_grad():
+        expected = model.eval()(x)
+        torch.testing.assert_close(ours.eval()(x), expected, atol=1e-5, rtol=1e-5)
+        ran = ag.build(run.models[0].graph, run.models[0].state).eval()
+        torch.testing.assert_close(ran(x), expected, atol=1e-5, rtol=1e-5)
+    still = {
+        name for name in read.state if torch.equal(run.models[0].state[name], read.state[name])
+    }
+    assert still == {"1.weight"}
+
+
+def test_dropouts_that_peft_cannot_say_are_refused(tmp_path):
+    """Folders said a dropout of 0, whatever the adapters had; a ReLU there was left out."""
+
+    class Adapted(torch.nn.Module):
+        def __init__(self, before: torch.nn.Module) -> None:
+            super().__init__()
+            self.layer, self.before = torch.nn.Linear(4, 4), before
+            self.down = torch.nn.Linear(4, 2, bias=False)
+            self.up = torch.nn.Linear(2, 4, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + self.up(self.down(self.before(x)))
+
+    for second, message in (
+        (torch.nn.Dropout(0.5), r"different dropouts.* found 0\.1 \(0\.layer\), 0\.5 \(1\.layer"),
+        (torch.nn.ReLU(), r"1\.layer: something else than a dropout .* found aten\.relu"),
+    ):
+        net = torch.nn.Sequential(Adapted(torch.nn.Dropout(0.1)), Adapted(second))
+        graph, state = ag.trace(net, torch.zeros(2, 4))
+        with pytest.raises(RewriteError, match=message):
+            ag.to_peft(graph, state, tmp_path)
+
+
+def test_an_adapter_with_a_dropout_is_still_one_and_can_be_folded(tmp_path):
+    net, graph, state = traced("bert")
+    pefts(net, r=4, target_modules=["query"], lora_dropout=0.1).save_pretrained(tmp_path)
+    adapted, full = ag.from_peft(graph, state, tmp_path)
+    narrow = ag.rank(adapted, 2)
+    assert {p.shape[0] for p in narrow.graph.params if "lora.down" in p.name} == {2}
+    folded = ag.fold(adapted, full)
+    assert not [name for name in folded.graph.param if "lora" in name]
+    with torch.no_grad():
+        ours, theirs = (ag.build(*m).eval()(**net.kwargs)["logits"] for m in
+                        ((adapted, full), (folded.graph, folded.state)))  # fmt: skip
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
 def test_layers_that_are_trained_whole_go_along(tmp_path):
     net, graph, state = traced("bert")
     trained = ag.add_lora(graph, 2, "*.query") >> (
@@ -174,7 +309,9 @@ def test_numbers_of_layers_are_those_of_the_base_in_both_directions(cut, tmp_pat
         expected = ag.build(adapted, full).eval()(**net.kwargs)["logits"]
         torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
     again, read = ag.from_peft(other.graph, weights, tmp_path / "adapter")
-    assert again == adapted and all(torch.equal(read[k], v) for k, v in full.items())
+    assert again == ag.train_only(adapted, "*.lora.*").graph and all(
+        torch.equal(read[k], v) for k, v in full.items()
+    )
 
 
 def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_path):
@@ -198,7 +335,7 @@ def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_
     again, _ = ag.from_peft(
         short.graph, short.transfer.pull(state), tmp_path / "adapter", base=base
     )
-    assert again == adapted
+    assert again == ag.train_only(adapted, "*.lora.*").graph
 
 
 class Inner(torch.nn.Module):
@@ -224,6 +361,28 @@ class Outer(torch.nn.Module):
         return self.repost(self.post(self.bn(self.first(x)).relu()) * self.bare)
 
 
+def test_norms_with_running_statistics_stay_frozen_on_the_way_back(tmp_path):
+    """They went into `modules_to_save`, which PEFT trains."""
+    torch.manual_seed(0)
+    net, x = Outer(), torch.randn(5, 4)
+    graph, state = ag.trace(net, x)
+    config = peft.LoraConfig(r=2, target_modules=["first"], modules_to_save=["repost"])
+    model = peft.get_peft_model(copy.deepcopy(net), config)
+    model.save_pretrained(tmp_path / "in")
+    adapted, full = ag.from_peft(graph, state, tmp_path / "in")
+    full = full | {"bn.running_mean": full["bn.running_mean"] + 1}
+    ag.to_peft(adapted, full, tmp_path / "out")
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(net), tmp_path / "out", is_trainable=True)
+    assert trainable(again) == trainable(model) == {p.name for p in adapted.params if p.trainable}
+    with torch.no_grad():
+        expected = ag.build(adapted, full).eval()(x)
+        torch.testing.assert_close(again.eval()(x), expected, atol=1e-6, rtol=1e-6)
+    back = ag.from_peft(graph, state, tmp_path / "out")
+    assert back.graph == adapted and torch.equal(
+        back.state["bn.running_mean"], full["bn.running_mean"]
+    )
+
+
 @pytest.mark.parametrize("trained", ["post.scale", "repost.*", "bn.*"])
 def test_what_training_changed_beside_adapters_goes_along(trained, tmp_path):
     """Running statistics stayed those of the base; PEFT wanted all that a module has in it."""
@@ -246,7 +405,10 @@ def test_what_training_changed_beside_adapters_goes_along(trained, tmp_path):
 
 @pytest.mark.parametrize(
     ("trained", "message"),
-    [("first.bias", "first: is trained beside its adapter"), ("bare", "bare: is trained, but in")],
+    [
+        ("first.weight", "first: is trained beside its adapter"),
+        ("bare", "bare: is trained, but in"),
+    ],
 )
 def test_what_peft_cannot_save_beside_adapters_is_refused(trained, message, tmp_path):
     """PEFT left the layer's adapter out, or ended in errors of its own."""

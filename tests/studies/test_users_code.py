@@ -1,4 +1,4 @@
-"""Runs of studies are named after the code that their files name; errors in it say their line."""
+"""Errors in the user's code say their line; slips in a study are refused."""
 
 from __future__ import annotations
 
@@ -7,26 +7,8 @@ from pathlib import Path
 import pytest
 
 from archgraph.errors import raised_in
-from archgraph.language.consent import allowed
-from archgraph.studies.cell import users_code
 from archgraph.studies.spec import cells, load_study
 from tests.studies.test_study import STUDY
-
-
-def test_a_change_of_a_module_or_of_what_it_imports_changes_its_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "outer56.py").write_text("import inner56\nX = 1\n")
-    (tmp_path / "inner56.py").write_text("Y = 1\n")
-    assert users_code(["outer56:X"]) == {}  # without consent nothing is looked for
-    with allowed():
-        first = users_code(["outer56:X", "torch.nn:Linear"])
-        assert set(first) == {"outer56", "inner56"}
-        (tmp_path / "outer56.py").write_text("import inner56  # a comment\n\nX = 1\n")
-        assert users_code(["outer56:X"]) == first
-        (tmp_path / "inner56.py").write_text("Y = 2\n")
-        assert users_code(["outer56:X"]) != first
 
 
 def test_an_error_says_the_innermost_line_of_the_users_code(tmp_path: Path) -> None:

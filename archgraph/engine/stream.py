@@ -1,0 +1,52 @@
+"""The results of a round as a strategy reads them: one client at a time, and once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from archgraph.errors import RunError
+from archgraph.federation import Result
+
+
+class ResultStream(Iterator[Result]):
+    """Results that are gone once they are read: a second pass is an error, not an empty one.
+
+    Args:
+        results: The results, in the order of the clients.
+        owner: The strategy that reads them.
+        method: In which of its methods.
+
+    Example:
+        >>> results = ResultStream([], "mine")
+        >>> [result.metrics for result in results]
+        []
+        >>> list(results)
+        Traceback (most recent call last):
+        archgraph.errors.RunError: str.receive: reads results a second time...
+    """
+
+    def __init__(self, results: Iterable[Result], owner: object, method: str = "receive") -> None:
+        self._results, self._read = iter(results), False
+        self._where = f"{type(owner).__name__}.{method}"
+
+    def __iter__(self) -> Iterator[Result]:
+        """Begin to read them.
+
+        Raises:
+            RunError: If that was done before, be it for the first result alone.
+        """
+        if self._read:
+            raise RunError(
+                "reads results a second time: they are a stream, one client in memory at a time, "
+                "and what was read is gone",
+                where=self._where,
+                hint="begin with `results = list(results)`, which keeps those of all clients in "
+                "memory, or do all in one loop",
+            )
+        self._read = True
+        return self._results
+
+    def __next__(self) -> Result:
+        """Read one."""
+        self._read = True
+        return next(self._results)
