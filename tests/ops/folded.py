@@ -56,7 +56,8 @@ class Folded(nn.Module):
 
     def forward(self, x):
         results = []
-        for use, makes, read in zip(self.uses, self.make, self.read, strict=True):
+        for i, (use, read) in enumerate(zip(self.uses, self.read, strict=True)):
+            makes = self.make.get_submodule(str(i)).children()
             y = use.call(*(make(x).permute(0, 3, 1, 2).flatten(0, 1) for make in makes))
             results.append(read(y.to(x.dtype).reshape(x.shape[0], -1, y[0].numel()).mean(-1)))
         return tuple(results)
@@ -288,7 +289,7 @@ POOLING = {
         lambda a, b: F.max_unpool2d(
             F.max_pool2d(a[:, None, :4], 2),
             F.max_pool2d(b[:, None, :4], 2, return_indices=True)[1],
-            2,
+            (2, 2),
         ),
     ],
     "max_unpool3d": [
@@ -328,18 +329,18 @@ POOLING = {
     "affine_grid_generator": [
         lambda a, b: (
             a[..., 0]
-            * F.affine_grid(b[:, :2, :3], (b.shape[0], 1, TOKENS, 3), align_corners=False)[
+            * F.affine_grid(b[:, :2, :3], [b.shape[0], 1, TOKENS, 3], align_corners=False)[
                 :, :, 0, 0
             ]
         ),
         lambda a, b: F.grid_sample(
             a[:, None],
-            F.affine_grid(b[:, :2, :3], (a.shape[0], 1, 3, 3), align_corners=False),
+            F.affine_grid(b[:, :2, :3], [a.shape[0], 1, 3, 3], align_corners=False),
             align_corners=False,
         ),
         lambda a, b: (
             a[..., 0, None]
-            * F.affine_grid(b[:, :3, :4], (b.shape[0], 1, TOKENS, 2, 2), align_corners=False)[
+            * F.affine_grid(b[:, :3, :4], [b.shape[0], 1, TOKENS, 2, 2], align_corners=False)[
                 :, :, 0, 0
             ]
         ),
@@ -587,7 +588,7 @@ OTHERS = {
     "addr": [lambda a, b, c: torch.addr(a[:, 0], b[:, 0, 0], (b[:, 0] * c[:, 0]).sum(0))],
 }
 
-FAMILIES = (
+FAMILIES: tuple[dict[str, list[Call]], ...] = (
     CONVOLUTIONS, EMBEDDINGS, INDEXING, NOISE, NORMS, POINTWISE, POOLING, PRODUCTS, RECURRENT,
     LOSSES, REDUCTIONS, SHAPES, OTHERS,
 )  # fmt: skip
