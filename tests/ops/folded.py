@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -588,7 +588,7 @@ OTHERS = {
     "addr": [lambda a, b, c: torch.addr(a[:, 0], b[:, 0, 0], (b[:, 0] * c[:, 0]).sum(0))],
 }
 
-FAMILIES: tuple[dict[str, list[Call]], ...] = (
+FAMILIES: tuple[Mapping[str, Any], ...] = (
     CONVOLUTIONS, EMBEDDINGS, INDEXING, NOISE, NORMS, POINTWISE, POOLING, PRODUCTS, RECURRENT,
     LOSSES, REDUCTIONS, SHAPES, OTHERS,
 )  # fmt: skip

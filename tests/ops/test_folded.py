@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -256,12 +257,13 @@ class FoldedSequences(nn.Module):
         return self.out(steps.reshape(x.shape[0], 4, -1, 3).transpose(1, 2).flatten(2))
 
 
+def masked_attention(mask):
+    return MaskedAttention(mask), torch.randn(2, 5, 8)
+
+
 NETS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "deformable": lambda: (DeformableAttention(), torch.randn(2, 5, 8), torch.randn(2, 20, 16)),
-    **{
-        f"mask {name}": lambda mask=mask: (MaskedAttention(mask), torch.randn(2, 5, 8))
-        for name, mask in MASKS.items()
-    },
+    **{f"mask {name}": partial(masked_attention, mask) for name, mask in MASKS.items()},
     "branches": lambda: (TwoBranches(), torch.randn(2, 5, 8)),
     "sequences": lambda: (FoldedSequences(), torch.randn(2, 5, 8)),
 }
