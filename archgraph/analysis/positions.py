@@ -29,10 +29,10 @@ def size_after(layout: Layout, selection: Mapping[str, Sized]) -> Size:
                 total = size_after(f, selection) * total
             return total
         case Sum(terms):
-            whole: Size = 0
+            total = 0
             for term in terms:
-                whole = size_after(term, selection) + whole
-            return as_size(whole)
+                total = size_after(term, selection) + total
+            return as_size(total)
         case _:
             return layout.size
 

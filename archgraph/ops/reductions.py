@@ -247,8 +247,8 @@ def _quantile_axes(eq: Equations) -> list[Dims]:
         return eq.opaque("quantiles of all of it")
     dim = eq.dim("dim", len(x))
     eq.pin([x[dim], *eq.arg("q")], ORDER, PROJECT)
-    kept = [Fixed(1)] if eq.node.arg("keepdim") is True else []
-    return [[*eq.fixed([d.size for d in eq.arg("q")]), *x[:dim], *kept, *x[dim + 1 :]]]
+    unit = [Fixed(1)] if eq.node.arg("keepdim") is True else []
+    return [[*eq.fixed([d.size for d in eq.arg("q")]), *x[:dim], *unit, *x[dim + 1 :]]]
 
 
 _OF_TWO = {
