@@ -10,7 +10,7 @@ import numpy as np
 from archgraph.analysis.axes import Axes
 from archgraph.errors import AxisError
 from archgraph.graph.ir import Constant, Node, Param, Size, TensorType, Value
-from archgraph.graph.polynomial import Polynomial
+from archgraph.graph.polynomial import Polynomial, as_size
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, leaves
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import canonical_args
@@ -29,7 +29,10 @@ def size_after(layout: Layout, selection: Mapping[str, Sized]) -> Size:
                 total = size_after(f, selection) * total
             return total
         case Sum(terms):
-            return sum(s for s in (size_after(t, selection) for t in terms) if isinstance(s, int))
+            total = 0
+            for term in terms:
+                total = size_after(term, selection) + total
+            return as_size(total)
         case _:
             return layout.size
 

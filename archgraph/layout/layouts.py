@@ -355,11 +355,9 @@ class Solver:
             if x.size == y.size:
                 self.unify(x, y)
                 continue
-            parts = None  # of open sizes, none is known to be the larger one
-            if isinstance(x.size, int) and isinstance(y.size, int):
-                if x.size < y.size:
-                    x, y, xs, ys = y, x, ys, xs
-                parts = self.cut(x, fixed_size(y))
+            if _exceeds(y.size, x.size):
+                x, y, xs, ys = y, x, ys, xs
+            parts = self.cut(x, y.size) if _exceeds(x.size, y.size) else None
             if parts is None:
                 for rest in (x, y, *xs, *ys):
                     self.pin(rest)
@@ -367,7 +365,7 @@ class Solver:
             self.unify(parts[0], y)
             xs.append(parts[1])
 
-    def cut(self, x: Layout, first: int) -> tuple[Layout, Layout] | None:
+    def cut(self, x: Layout, first: Size) -> tuple[Layout, Layout] | None:
         """Cut a layout into two terms, the first of this size; None if it cannot be cut.
 
         1. At either end there is nothing to cut.
@@ -380,27 +378,29 @@ class Solver:
             return Fixed(0), x
         if first == x.size:
             return x, Fixed(0)
-        if not isinstance(x.size, int):  # along an open size
-            return None
         match x:
             case Fixed():  # 2.
-                return Fixed(first), Fixed(x.size - first)
-            case Var():
+                return Fixed(first), Fixed(as_size(x.size - first))
+            case Var() if isinstance(first, int):
                 parts = (self.new(first), self.new(x.size - first))
                 self.bind(x, concatenation(parts))
                 return parts
             case Sum(terms):  # 3.
                 position = 0
-                while fixed_size(terms[position]) <= first:
-                    first -= fixed_size(terms[position])
+                while first != 0 and position < len(terms):
+                    if _exceeds(terms[position].size, first):
+                        break
+                    first = as_size(first - terms[position].size)
                     position += 1
+                if position == len(terms):
+                    return None
                 if (inner := self.cut(terms[position], first)) is not None:
                     head, rest = terms[:position], terms[position + 1 :]
                     return concatenation((*head, inner[0])), concatenation((inner[1], *rest))
             case Prod((outermost, *rest)):  # 4.
                 row = product(rest)
                 count = divide(first, row.size)
-                outer = self.cut(outermost, count) if isinstance(count, int) else None
+                outer = self.cut(outermost, count) if count is not None else None
                 if outer is not None:
                     return product((outer[0], row)), product((outer[1], row))
         return None
@@ -418,6 +418,12 @@ class Solver:
                 return None
             out.insert(0, factor)
         return out if all(r.size == 1 for r in rest) else None
+
+
+def _exceeds(a: Size, b: Size) -> bool:
+    """Return whether one size is known to be larger than another: for all values of open ones."""
+    rest = as_size(a - b)
+    return rest > 0 if isinstance(rest, int) else all(n > 0 for n in rest.terms.values())
 
 
 def _factors(layout: Layout) -> list[Layout]:

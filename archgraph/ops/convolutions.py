@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from archgraph.graph.ir import ArchGraph, Node, Polynomial, TensorType, Value
-from archgraph.graph.polynomial import divide
+from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
 from archgraph.layout.layouts import Fixed, product
 from archgraph.ops.backward import saves
 from archgraph.ops.equations import Dims, Dirt, Equations
@@ -33,15 +32,10 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
     """x[1] = Prod(groups, w[1]); w[0] = Prod(groups, o); y[1] = w[0]."""
     x, w = eq.arg("input"), eq.arg("weight")
     channel = len(x) - len(w) + 1
-    groups = eq.value("groups", 1)
-    if groups == 1:
+    if eq.value("groups", 1) == 1:
         eq.unify(x[channel], w[1])
-    elif isinstance(groups, Polynomial):  # each example has a kernel of its own
-        eq.unify(x[channel], product((Fixed(groups), w[1])))
-        inside = divide(w[0].size, groups)
-        eq.unify(w[0], product((Fixed(groups), eq.new(inside or w[0].size))))
     else:
-        group, _ = eq.grouped(w[0], eq.integer("groups"), "groups")
+        group, _ = eq.grouped(w[0], eq.value("groups"), "groups")
         eq.unify(x[channel], product((group, w[1])))
     eq.pin(w[2:], "kernel size")
     contract_weight(eq, w[1], 1, channel)
@@ -155,11 +149,10 @@ def _transposed_axes(eq: Equations) -> list[Dims]:
     """x[1] = w[0] = Prod(groups, i); y[1] = Prod(groups, w[1])."""
     x, w = eq.arg("input"), eq.arg("weight")
     channel = len(x) - len(w) + 1
-    groups = eq.integer("groups", 1)
     eq.unify(x[channel], w[0])
     inside, out = w[0], w[1]
-    if groups > 1:
-        group, inside = eq.grouped(w[0], groups, "groups")
+    if eq.value("groups", 1) != 1:
+        group, inside = eq.grouped(w[0], eq.value("groups"), "groups")
         out = product((group, w[1]))
     eq.pin(w[2:], "kernel size")
     contract_weight(eq, inside, 0, channel)

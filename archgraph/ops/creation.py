@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+from archgraph.graph.polynomial import Polynomial, Size, divide
+from archgraph.layout.layouts import Fixed, Layout, product
 from archgraph.ops import zeros
 from archgraph.ops.backward import STOPS
 from archgraph.ops.equations import Dims, Equations
@@ -16,10 +19,20 @@ def _factory_axes(eq: Equations) -> list[Dims]:
     """Make the axes of a new tensor whose shape is written out; they may become channels."""
     for name in ("size", "shape"):
         if eq.node.arg(name) is not None:
-            dims: Dims = [eq.new(s) for s in eq.node.shape]
+            dims: Dims = [_counted(eq, s) for s in eq.node.shape]
             eq.states(name, tuple(dims))
             return [dims]
     return [eq.fixed(eq.node.shape)]
+
+
+def _counted(eq: Equations, size: Size) -> Layout:
+    """Return a fresh axis, also one that is folded into a dimension of an open size."""
+    if not isinstance(size, Polynomial):
+        return eq.new(size)
+    count = math.gcd(*size.terms.values())
+    examples = divide(size, count)
+    assert examples is not None
+    return product((Fixed(examples), eq.new(count)))
 
 
 _factory = Operator(_factory_axes, backward=STOPS)

@@ -70,12 +70,12 @@ _embedding = Operator(
 
 # -- a row per bag --------------------------------------------------------------------------------
 def _bag_axes(eq: Equations) -> list[Dims]:
-    """Rows of a table summed or averaged per bag."""
+    """Rows of a table summed or averaged per bag: parts of one list, which offsets divide."""
     w = eq.arg("weight")
     eq.pin([w[0]], "indexed by the input's values")
     for name in ("indices", "offsets", "per_sample_weights"):
         if eq.has(name):
-            eq.pin(eq.arg(name), "bags are lists of rows")
+            eq.pin(eq.arg(name), "bags are parts of one list")
     return [[*eq.fixed(eq.node.shape[:-1]), w[1]], *(eq.fixed(t.shape) for t in eq.node.types[1:])]
 
 

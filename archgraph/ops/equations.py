@@ -6,8 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Ref, Size, Value, in_mode, walk
-from archgraph.layout.layouts import Fixed, Layout, Solver, Var, fixed_size, leaves, product
+from archgraph.graph.ir import (
+    ArchGraph,
+    Leaf,
+    Mode,
+    Node,
+    Polynomial,
+    Ref,
+    Size,
+    Value,
+    in_mode,
+    walk,
+)
+from archgraph.graph.polynomial import divide
+from archgraph.layout.layouts import Fixed, Layout, Solver, Var, leaves, product
 from archgraph.ops.schema import op_schema
 
 Dims: TypeAlias = list[Layout]
@@ -106,8 +118,14 @@ class Equations:
         return (value,) if isinstance(value, int) else tuple(default)
 
     def integer(self, name: str, default: int = 0) -> int:
-        """Return an integer argument."""
+        """Return an integer argument.
+
+        Raises:
+            ValueError: If it is an open size, which no default stands for.
+        """
         value = self.value(name)
+        if isinstance(value, Polynomial):
+            raise ValueError(f"{name} is an open size")
         return value if isinstance(value, int) else default
 
     def dim(self, name: str, rank: int, default: int = 0) -> int:
@@ -119,12 +137,23 @@ class Equations:
         x = self.arg("self")
         return x, self.dim("dim", len(x))
 
-    def grouped(self, layout: Layout, groups: int, argument: str) -> tuple[Layout, Layout]:
-        """Split a layout into groups and the positions of each; an argument states their number."""
-        group, inside = self.new(groups), self.new(fixed_size(layout) // groups)
-        self.unify(layout, product((group, inside)))
-        self.states(argument, group)
-        return group, inside
+    def grouped(self, layout: Layout, groups: Value, argument: str) -> tuple[Layout, Layout]:
+        """Split a layout into groups and the positions of each; an argument states their number.
+
+        An open number of groups is that of examples, and of axes that are folded into the batch.
+        """
+        assert isinstance(groups, int | Polynomial)
+        size = divide(layout.size, groups)
+        assert size is not None
+        if isinstance(groups, int):
+            pair = self.new(groups), self.new(size)
+            self.unify(layout, product(pair))
+        else:
+            split = self.solver.split_product(layout, size)
+            assert split is not None
+            pair = split
+        self.states(argument, pair[0])
+        return pair
 
     def new(self, size: Size) -> Layout:
         """Return a fresh axis."""
@@ -217,7 +246,7 @@ class Equations:
         parts: list[Layout] = []
         rest = layout
         for size in sizes[:-1]:
-            pair = self.solver.cut(rest, size) if isinstance(size, int) else None
+            pair = self.solver.cut(rest, size)
             if pair is None:
                 return None
             parts.append(pair[0])

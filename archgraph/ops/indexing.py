@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from archgraph.graph.ir import Polynomial, Ref, Size, Value
+from archgraph.graph.ir import Leaf, Polynomial, Ref, Size, Value
 from archgraph.graph.polynomial import as_size
 from archgraph.layout.layouts import Fixed, Layout, concatenation
 from archgraph.ops import zeros
@@ -36,12 +36,13 @@ def _beside(eq: Equations, x: Dims, part: Dims, dim: int) -> list[Dims]:
 def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
     """Cut a dimension before and after the positions from ``start`` on; None if it cannot be."""
     start, size = eq.node.arg("start") or 0, layout.size
-    if not (isinstance(start, int) and isinstance(size, int) and isinstance(length, int)):
+    if eq.integer("step", 1) != 1 or not isinstance(start, int | Polynomial):
         return None
-    if eq.integer("step", 1) != 1:
+    if isinstance(start, int) and isinstance(size, int):
+        start = min(max(start + (size if start < 0 else 0), 0), size)
+    elif isinstance(layout, Fixed):
         return None
-    first = min(max(start + (size if start < 0 else 0), 0), size)
-    return eq.cut_all(layout, [first, length, size - first - length])
+    return eq.cut_all(layout, [start, length, as_size(size - start - length)])
 
 
 def _slice_axes(eq: Equations) -> list[Dims]:
@@ -220,8 +221,8 @@ def _gather_axes(eq: Equations) -> list[Dims]:
     """Positions picked along one dimension; all layouts as the index tensor's."""
     (x, dim), where = eq.along(), eq.arg("index")
     eq.pin([x[dim]], "indexed by values")
-    for unequal in _beside(eq, x, where, dim):
-        eq.pin(unequal[:1], "gathered in part")
+    for unequal in _beside(eq, x, where, dim):  # position by position from the first one on
+        eq.pin(unequal, "gathered in part")
     eq.taint(where[dim : dim + 1])
     return [where]
 
@@ -244,36 +245,56 @@ def _written_axes(*names: str) -> AxisRule:
 
     def rule(eq: Equations) -> list[Dims]:
         x, dim = eq.along()
-        eq.pin([x[dim]], "indexed by values")
+        eq.pin([x[dim], *eq.arg("index")[: 0 if "index" in names else 1]], "indexed by values")
         for source in (eq.arg(name) for name in names if eq.has(name)):
             eq.pin([source[dim]], "indexed by values")
             # The index may be shorter than the tensor: positions behind it stay as they were.
             for unequal in _beside(eq, x, source, dim):
                 eq.pin(unequal, "written in part")
+        if eq.node.arg("value") not in (None, 0):
+            eq.taint(x)
         return [x]
 
     return rule
 
 
 def _index_put_axes(eq: Equations) -> list[Dims]:
-    """Dimensions addressed by index tensors are written with values that broadcast to the rest."""
-    x = eq.arg("self")
+    """Dimensions addressed by index tensors are written with values that broadcast to the rest.
+
+    1. A mask addresses as many dimensions as it has, and what it picks is one. It may be cut with
+       them if it writes one value for all that it picks.
+    2. Index tensors address a dimension each, and what they pick has their dimensions.
+    """
+    x, values = eq.arg("self"), eq.arg("values")
     indices, used = _indexed(eq)
     masks = [eq.operand_dtype(indices[i]) == "bool" for i in used]
     if not used or (any(masks) and len(used) > 1):
         return eq.opaque()
-    # A mask addresses as many dimensions as it has, and what it picks is one.
-    count = len(eq.of(indices[used[0]])) if any(masks) else len(used)
-    picked = 1 if any(masks) else max(len(eq.of(indices[i])) for i in used)
-    lead, rest = x[: used[0]], x[used[0] + count :]
-    eq.pin(x[used[0] : used[0] + count], "indexed by values")
-    target: list[Layout | None] = [*lead, *[None] * picked, *rest]
-    for layout, against in zip(reversed(eq.arg("values")), reversed(target), strict=False):
-        if against is None:
-            eq.pin([layout], "indexed by values")
-        elif layout.size != 1:
-            eq.unify(layout, against)
+    where = [eq.of(indices[i]) for i in used]
+    first, count = used[0], len(where[0]) if any(masks) else len(used)
+    addressed, rest = x[first : first + count], x[first + count :]
+    picked: Dims = [Fixed(1)]
+    if any(masks):  # 1
+        eq.agree(addressed, where[0])
+        if len(values) > len(rest) and values[-len(rest) - 1].size != 1:
+            picked = [values[-len(rest) - 1]]
+            eq.pin([*addressed, *picked], "filled in order")
+    else:  # 2
+        picked = eq.broadcast(where)
+        eq.pin([*addressed, *picked], "indexed by values")
+    target = [*x[:first], *picked, *rest]
+    eq.broadcast([target, values])
+    if not _zeros_alone(eq, "values"):  # the same along all dimensions that they lack
+        eq.taint(target[: len(target) - len(values)])
+        eq.taint([t for t, v in zip(target[::-1], values[::-1], strict=False) if v.size == 1])
     return [[eq.resolve(d) for d in x]]
+
+
+def _zeros_alone(eq: Equations, name: str) -> bool:
+    """Return whether an argument is a constant of zeros."""
+    value = eq.node.arg(name)
+    constant = eq.graph.param[value.name].value if isinstance(value, Leaf) else None
+    return constant is not None and not any(constant.data)
 
 
 def _masked_scatter_axes(eq: Equations) -> list[Dims]:
@@ -326,6 +347,25 @@ _BY_VALUE = {
 }
 
 
+# -- by position in the flattened tensor ----------------------------------------------------------
+def _taken_axes(eq: Equations) -> list[Dims]:
+    """Take positions of the flattened tensor: the result is as the index tensor."""
+    eq.pin(eq.arg("self"), "indexed by values")
+    eq.taint(eq.arg("index"))
+    return [eq.arg("index")]
+
+
+def _put_axes(eq: Equations) -> list[Dims]:
+    """Write at positions of the flattened tensor, one for each number of the source."""
+    x = eq.arg("self")
+    eq.agree(eq.arg("index"), eq.arg("source"))
+    eq.pin([*x, *eq.arg("index")], "indexed by values")
+    return [x]
+
+
+_BY_NUMBER = {"take": Operator(_taken_axes), "put": Operator(_put_axes)}
+
+
 # -- diagonals and triangles ----------------------------------------------------------------------
 def _triangle_axes(eq: Equations) -> list[Dims]:
     """Upper or lower triangle: rows and columns are compared by position."""
@@ -347,6 +387,16 @@ def _diagonal_axes(eq: Equations) -> list[Dims]:
         return [[*rest, Fixed(eq.node.shape[-1])]]
     eq.unify(x[a], x[b])
     return [[*rest, eq.resolve(x[a])]]
+
+
+def _diagonal_scatter_axes(eq: Equations) -> list[Dims]:
+    """Pin the diagonal that is overwritten; the other dimensions agree."""
+    x = eq.arg("self")
+    a, b = eq.dim("dim1", len(x), 0), eq.dim("dim2", len(x), 1)
+    *rest, diagonal = eq.arg("src")
+    eq.pin([x[a], x[b], diagonal], "compared by position")
+    eq.agree([d for i, d in enumerate(x) if i not in (a, b)], rest)
+    return [x]
 
 
 def _diagonal_matrix_axes(eq: Equations) -> list[Dims]:
@@ -372,7 +422,8 @@ _DIAGONALS = {
         backward=NOTHING,
     ),
     "linalg_diagonal": Operator(_diagonal_axes, zeros.first, backward=NOTHING),
+    "diagonal_scatter": Operator(_diagonal_scatter_axes, zeros.every),
     "diag_embed": Operator(_diagonal_matrix_axes, zeros.first, backward=NOTHING),
 }
 
-ROWS = rows(_POSITIONS, _BY_VALUE, _DIAGONALS)
+ROWS = rows(_POSITIONS, _BY_VALUE, _BY_NUMBER, _DIAGONALS)

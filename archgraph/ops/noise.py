@@ -11,7 +11,7 @@ from archgraph.ops.backward import NOTHING, Backward, as_large_as_result, saves
 from archgraph.ops.layers import LayerRule, TorchLayer
 from archgraph.ops.operands import Amount, Counted, numel, shape_of
 from archgraph.ops.operator import UNKNOWN_GROWTH, Operator
-from archgraph.ops.pointwise import COPY, SAME, same_layout
+from archgraph.ops.pointwise import COPY, SAME, elementwise
 from archgraph.ops.types import Args, certain, number, real
 
 
@@ -57,7 +57,7 @@ _features = replace(_dropout, backward=saves(extra=_factor_per_channel))
 # -- noise ----------------------------------------------------------------------------------------
 
 # Noise replaces what its operand was, also where that was zero.
-_noise = Operator(same_layout, pointwise=True, backward=NOTHING)
+_noise = Operator(elementwise, pointwise=True, backward=NOTHING)
 
 ROWS = {
     "dropout": replace(_dropout, type=_dropout_type, layer=_dropout_layer(nn.Dropout)),
@@ -72,6 +72,6 @@ ROWS = {
     "rrelu": replace(COPY, backward=saves("self", extra=as_large_as_result())),
     "bernoulli.float": replace(COPY, functional="aten.bernoulli.p", backward=NOTHING),
     "normal": replace(_noise, functional="aten.normal_functional"),
-    "bernoulli.p normal_functional uniform": _noise,
+    "bernoulli.p bernoulli.Tensor normal_functional uniform": _noise,
     "exponential geometric log_normal cauchy": _noise,
 }

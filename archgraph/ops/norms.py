@@ -230,12 +230,11 @@ def _last_dimensions_layer(kind: type[nn.Module]) -> LayerRule:
 def _group_norm_axes(eq: Equations) -> list[Dims]:
     """x[1] = Prod(groups, c): groups may go, a group's own channels are spanned by the norm."""
     x = eq.arg("input")
-    groups = eq.integer("num_groups", 1)
     inside = x[1]
-    if groups > 1:
-        _, inside = eq.grouped(inside, groups, "num_groups")
+    if eq.value("num_groups") != 1:
+        _, inside = eq.grouped(inside, eq.value("num_groups"), "num_groups")
     else:
-        eq.states("num_groups", groups)
+        eq.states("num_groups", 1)
     eq.span(inside, "group norm")
     eq.vectors(x[1], "weight", "bias")
     return [x]

@@ -266,6 +266,13 @@ def _each_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return [zeros.stretched(eq, v, dims) for v, dims in zip(eq.operands(), results, strict=True)]
 
 
+def _contained_axes(eq: Equations) -> list[Dims]:
+    """Compare each element with all elements of another tensor."""
+    for layout in eq.arg("test_elements"):
+        eq.span(layout, "isin")
+    return [eq.arg("elements")]
+
+
 # -- functions of one operand, beside activations -------------------------------------------------
 
 _SPECIAL = ("expm1", "erf", "erfc", "exp2", "log1p", "sinc", "round")
@@ -307,7 +314,8 @@ _CHOICES_AND_COPIES = {
     "sqrt rsqrt": replace(REAL, backward=RESULT),
     "pow.Tensor_Scalar": replace(REAL, backward=INPUT),
     "nan_to_num threshold logit": replace(CURVE, backward=INPUT),
-    "isreal bucketize isin": replace(CURVE, backward=STOPS),
+    "isreal": replace(CURVE, backward=STOPS),
+    "isin": replace(PLAIN, rule=_contained_axes, growth=Growth(repeats="any"), backward=STOPS),
     "absolute": Operator(alias="abs"),
     "fix": Operator(alias="trunc"),
     **{f"special_{k}": Operator(alias=k) for k in _SPECIAL},

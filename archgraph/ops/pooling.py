@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph, Node, TensorType, Value
-from archgraph.graph.polynomial import divide
+from archgraph.graph.polynomial import Polynomial, divide
 from archgraph.layout.layouts import Fixed, product
 from archgraph.ops import zeros
 from archgraph.ops.backward import INPUT, NOTHING, Backward, as_large_as_result, saves
@@ -34,11 +34,19 @@ from archgraph.ops.types import (
 def _pooling_axes(eq: Equations) -> list[Dims]:
     """Pass the leading dimensions; those that are pooled over are not channels."""
     x = eq.of(eq.node.args[0][1])
-    # As many dimensions as the operator's name says: the batch may be missing.
-    _, rank, _ = re.split(r"([123])d", eq.node.op)
-    lead = len(x) - int(rank)
+    lead = len(x) - _pooled(eq)
     eq.pin(x[lead:], "pooled over")
+    if eq.has("random_samples"):  # [examples, channels, pixels' dimensions]
+        *counts, where = eq.arg("random_samples")
+        eq.agree(x[:lead], counts[2 - lead :])
+        eq.pin([where], "pooled over")
     return [[*x[:lead], *eq.fixed(t.shape[lead:])] for t in eq.node.types]
+
+
+def _pooled(eq: Equations) -> int:
+    """Return how many dimensions are pooled over: the name says it, the batch may be missing."""
+    _, rank, _ = re.split(r"([123])d", eq.node.op)
+    return int(rank)
 
 
 def _window_type(args: Args) -> TensorType:
@@ -126,17 +134,27 @@ _UPSAMPLINGS = {
 def _unpooling_axes(eq: Equations) -> list[Dims]:
     """Share the leading dimensions: values return to where a pooling took them."""
     x, where = eq.arg("self"), eq.arg("indices")
-    trailing = len(eq.ints("output_size")) or 2
+    trailing = _pooled(eq)
     eq.agree(x[:-trailing], where[:-trailing])
     eq.pin([*x[-trailing:], *where[-trailing:]], "pooled over")
     return [[*x[:-trailing], *eq.fixed(eq.node.shape[-trailing:])]]
 
 
 def _sampled_axes(eq: Equations) -> list[Dims]:
-    """Pass the channels; pixels and the grid's coordinates cannot be cut."""
+    """Pass the channels; each picture has a grid; pixels and coordinates cannot be cut."""
     x, grid = eq.arg("input"), eq.arg("grid")
+    eq.agree(x[:1], grid[:1])
     eq.pin([*x[2:], *grid[1:]], "sampled at coordinates")
     return [[*x[:2], *eq.fixed(eq.node.shape[2:])]]
+
+
+def _affine_grid_axes(eq: Equations) -> list[Dims]:
+    """Pass the matrices, each of which gives a grid; the size [n, c, …] states how many."""
+    theta, size = eq.arg("theta"), eq.node.arg("size")
+    assert isinstance(size, tuple)
+    eq.pin(theta[1:], "a matrix maps coordinates")
+    eq.states("size", (theta[0], *(n for n in size[1:] if isinstance(n, int | Polynomial))))
+    return [[theta[0], *eq.fixed(eq.node.shape[1:])]]
 
 
 # -- windows as positions -------------------------------------------------------------------------
@@ -176,9 +194,11 @@ _OTHERS = {
     "replication_pad1d replication_pad2d replication_pad3d": replace(_pool, backward=INPUT),
     "_upsample_bilinear2d_aa _upsample_bicubic2d_aa": replace(_pool, backward=NOTHING),
     "max_unpool2d max_unpool3d": Operator(_unpooling_axes, zeros.first, backward=saves("indices")),
+    "fractional_max_pool2d fractional_max_pool3d": Operator(_pooling_axes, zeros.first),
     "grid_sampler grid_sampler_2d grid_sampler_3d": Operator(
         _sampled_axes, zeros.first, backward=saves("input", "grid")
     ),
+    "affine_grid_generator": Operator(_affine_grid_axes),
     "unfold": Operator(_windows_axes, zeros.first, backward=NOTHING),
     "im2col": Operator(_patches_axes, zeros.first, backward=NOTHING),
     "col2im": Operator(_from_patches_axes, zeros.first, backward=NOTHING),

@@ -129,6 +129,28 @@ def _along_axes(eq: Equations) -> list[Dims]:
     return [eq.conform(x, i) for i in range(len(eq.node.types))]
 
 
+def _difference_axes(eq: Equations) -> list[Dims]:
+    """Pin a dimension along which neighbours are compared, and what is put before and after it."""
+    x, dim = eq.along()
+    dim = eq.dim("dim", len(x), -1)
+    eq.pin([x[dim]], ORDER, PROJECT)
+    for end in (eq.arg(name) for name in ("prepend", "append") if eq.has(name)):
+        eq.pin([end[dim]], ORDER, PROJECT)
+        eq.agree([*x[:dim], *x[dim + 1 :]], [*end[:dim], *end[dim + 1 :]])
+    return [eq.conform(x)]
+
+
+def _sought_axes(eq: Equations) -> list[Dims]:
+    """Places of numbers in a sorted row, which stays; of several rows each has its numbers."""
+    x, row = eq.arg("self"), eq.arg("boundaries") or eq.arg("sorted_sequence")
+    eq.pin(row[-1:], ORDER, PROJECT)
+    if len(row) > 1:
+        eq.agree(row[:-1], x[:-1])
+    if eq.has("sorter"):
+        eq.agree(row, eq.arg("sorter"))
+    return [x]
+
+
 def _first_axes(eq: Equations) -> list[Dims]:
     """Pin the first dimension, along which an operator runs in order."""
     x = eq.of(eq.node.args[0][1])
@@ -181,7 +203,10 @@ _IN_ORDER = {
     "roll flip": _moved,
     "fliplr": Operator(spelling=_flip_spelling(1)),
     "flipud": Operator(spelling=_flip_spelling(0)),
-    "cumprod cummax cummin rot90 diff": _along,
+    "cumprod cummax cummin rot90": _along,
+    "diff": replace(_along, rule=_difference_axes),
+    # Zero lies anywhere between the boundaries.
+    "bucketize searchsorted": Operator(_sought_axes, pointwise=True, backward=STOPS),
     # Of zeros: positions, logarithms of counts.
     "argsort logcumsumexp": Operator(_along_axes),
     "msort": Operator(_first_axes, zeros.first),
@@ -193,37 +218,104 @@ _IN_ORDER = {
 }
 
 
-# -- losses that a model computes itself -----------------------------------------------------------
-def _loss_axes(eq: Equations) -> list[Dims]:
-    """Two operands compared position by position, then all of them, their mean or their sum."""
+# -- of two operands ------------------------------------------------------------------------------
+def _distance_axes(eq: Equations) -> list[Dims]:
+    """Return one number, to which positions without a difference add nothing."""
     both = eq.broadcast(eq.layouts())
-    if len(eq.node.shape) == len(both) and eq.integer("reduction", 1) == 0:
-        return [both]
     for layout in both:
-        eq.span(layout, eq.node.op.split(".")[1])
+        eq.total(layout, eq.operands(), "distance")
     return [[]]
 
 
-def _class_loss_axes(eq: Equations) -> list[Dims]:
-    """Scores per class at x[1], addressed by the target's values."""
+def _area_axes(eq: Equations) -> list[Dims]:
+    """Pin a dimension whose neighbours are averaged; the steps between them may be given."""
+    y, x = eq.arg("y"), eq.arg("x")
+    dim = eq.dim("dim", len(y), -1)
+    if len(x) == 1:  # the same steps everywhere
+        x = [Fixed(1)] * dim + x + [Fixed(1)] * (len(y) - 1 - dim)
+    both = eq.broadcast([y, x])
+    eq.pin([*y[dim : dim + 1], *x[dim : dim + 1]], ORDER, PROJECT)
+    if len(eq.node.shape) < len(both):
+        return [[*both[:dim], *both[dim + 1 :]]]
+    return [eq.conform(both)]
+
+
+def _quantile_axes(eq: Equations) -> list[Dims]:
+    """Positions of a dimension in order; several quantiles stand in front."""
     x = eq.arg("self")
-    eq.pin([*(x[1:2] or x), *eq.arg("weight")], "indexed by values")
-    rest = [*x[:1], *x[2:]] if len(x) > 1 else []
-    statistics = [eq.fixed(t.shape) for t in eq.node.types[1:]]
-    if eq.integer("reduction", 1) == 0 and len(eq.node.shape) == len(rest):
-        return [rest, *statistics]
-    for layout in rest:
-        eq.span(layout, "cross entropy")
-    return [[], *statistics]
+    if not isinstance(eq.node.arg("dim"), int):
+        return eq.opaque("quantiles of all of it")
+    dim = eq.dim("dim", len(x))
+    eq.pin([x[dim], *eq.arg("q")], ORDER, PROJECT)
+    unit = [Fixed(1)] if eq.node.arg("keepdim") is True else []
+    return [[*eq.fixed([d.size for d in eq.arg("q")]), *x[:dim], *unit, *x[dim + 1 :]]]
 
 
-_LOSSES = {
-    "mse_loss l1_loss smooth_l1_loss huber_loss": Operator(_loss_axes),
-    "binary_cross_entropy binary_cross_entropy_with_logits": Operator(_loss_axes),
-    "soft_margin_loss poisson_nll_loss kl_div": Operator(_loss_axes),
-    "cross_entropy_loss nll_loss nll_loss2d nll_loss_nd nll_loss_forward": Operator(
-        _class_loss_axes
-    ),
+_OF_TWO = {
+    "dist": Operator(_distance_axes),
+    "trapezoid cumulative_trapezoid": Operator(_area_axes),
+    "quantile nanquantile": Operator(_quantile_axes),
 }
 
-ROWS = rows(_REDUCTIONS, _IN_ORDER, _LOSSES)
+
+# -- losses that a model computes itself -----------------------------------------------------------
+def _loss_axes(eq: Equations) -> list[Dims]:
+    """Two operands compared position by position, then all of them, their mean or their sum."""
+    return [_averaged(eq, eq.broadcast(eq.layouts()))]
+
+
+def _averaged(eq: Equations, dims: Dims) -> Dims:
+    """Return the layouts of a loss: one number for each position, or all of them as one."""
+    if eq.integer("reduction", 1) == 0:
+        return dims
+    for layout in dims:
+        eq.span(layout, eq.node.op.split(".")[1])
+    return []
+
+
+def _class_loss_axes(eq: Equations) -> list[Dims]:
+    """Scores per class at x[1]; the target is a class, or a number for each, at all the others."""
+    x, target = eq.arg("self"), eq.arg("target")
+    classes = min(1, len(x) - 1)  # a single example has no batch
+    rest = [*x[:classes], *x[classes + 1 :]]
+    eq.agree(x if len(target) == len(x) else rest, target)
+    eq.vectors(x[classes], "weight")
+    eq.pin([x[classes]], "indexed by values")
+    return [_averaged(eq, rest), *(eq.fixed(t.shape) for t in eq.node.types[1:])]
+
+
+def _cosine_loss_axes(eq: Equations) -> list[Dims]:
+    """Cosines of rows; the target has a number for each."""
+    (_, left), (_, right), *_ = eq.node.args
+    *rows, width = eq.broadcast([eq.of(left), eq.of(right)])
+    eq.total(width, [left, right], "cosine")
+    return [_averaged(eq, eq.broadcast([rows, eq.arg("target")]))]
+
+
+def _triplet_loss_axes(eq: Equations) -> list[Dims]:
+    """Distances of rows, with a small number added to each difference."""
+    *rows, width = eq.broadcast(eq.layouts())
+    eq.span(width, "distance")
+    return [_averaged(eq, rows)]
+
+
+def _loss_repeats(node: Node) -> Repeats:
+    """Return that a mean, unlike a sum, stays where all positions are repeated equally often."""
+    return "uniform" if node.arg("reduction", 1) == 1 else "never"
+
+
+_loss = Operator(_loss_axes, growth=Growth(repeats=_loss_repeats, finite=False))
+
+_LOSSES = {
+    "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss poisson_nll_loss kl_div": _loss,
+    "binary_cross_entropy binary_cross_entropy_with_logits": _loss,
+    "hinge_embedding_loss margin_ranking_loss": _loss,
+    "cross_entropy_loss nll_loss nll_loss2d nll_loss_nd nll_loss_forward": replace(
+        _loss, rule=_class_loss_axes
+    ),
+    "multi_margin_loss multilabel_margin_loss": replace(_loss, rule=_class_loss_axes),
+    "cosine_embedding_loss": replace(_loss, rule=_cosine_loss_axes),
+    "triplet_margin_loss": replace(_loss, rule=_triplet_loss_axes),
+}
+
+ROWS = rows(_REDUCTIONS, _IN_ORDER, _OF_TWO, _LOSSES)

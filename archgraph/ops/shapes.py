@@ -228,19 +228,23 @@ def _expand_spelling(call: Spelling) -> Call:
 
 
 def _repeat_axes(eq: Equations) -> list[Dims]:
-    """Make a repeated channel axis the product of the repetition and the axis."""
+    """Make a repeated channel axis the product of the repetition and the axis.
+
+    Copies of a single position are an axis of their own, as those of an expansion are.
+    """
     x = eq.arg("self")
     value = eq.node.arg("repeats")
-    repeats: tuple[Value, ...] = value if isinstance(value, tuple) else (value,)
+    repeats = [n for n in (value if isinstance(value, tuple) else (value,)) if n is not None]
     x = [Fixed(1)] * (len(repeats) - len(x)) + x
     out: Dims = []
-    for layout, count, size in zip(x, repeats, eq.node.shape, strict=True):
-        if count == 1:
-            out.append(layout)
-        elif isinstance(count, (int, Polynomial)) and not isinstance(layout.size, Polynomial):
-            out.append(product((Fixed(count), layout)))
-        else:
-            out.append(Fixed(size))
+    counts: list[Layout] = []
+    for layout, count in zip(x, repeats, strict=True):
+        assert isinstance(count, int | Polynomial)
+        copies = eq.new(count) if layout.size == 1 else Fixed(count)
+        eq.taint([copies])
+        counts.append(copies)
+        out.append(product((copies, layout)))
+    eq.states("repeats", tuple(counts))
     return [out]
 
 
@@ -261,7 +265,11 @@ def _interleave_axes(eq: Equations) -> list[Dims]:
         return eq.opaque()
     dim = eq.dim("dim", len(x))
     out = list(x)
-    out[dim] = product((x[dim], Fixed(count)))
+    # Whole examples, say masks, may be repeated for an axis of heads.
+    copies = eq.new(count) if isinstance(x[dim], Fixed) else Fixed(count)
+    eq.taint([copies])
+    eq.states("repeats", copies)
+    out[dim] = product((x[dim], copies))
     if isinstance(eq.node.arg("output_size"), int):
         eq.states("output_size", out[dim])
     return [out]
@@ -357,10 +365,8 @@ def _joined(eq: Equations, operands: Sequence[Dims], dim: int) -> Dims:
             for part in parts[1:]:
                 eq.unify(parts[0], part)
             out.append(eq.resolve(parts[0]))
-        elif all(isinstance(part.size, int) for part in parts):
+        else:
             out.append(concatenation(parts))
-        else:  # along the batch
-            out.append(Fixed(eq.node.shape[d]))
     return out
 
 
@@ -390,6 +396,29 @@ def _stacked_axes(eq: Equations) -> list[Dims]:
     if eq.node.op == "aten.vstack":
         return [_joined(eq, operands, 0)]
     return [_joined(eq, [o if len(o) > 2 else [*o, unit] for o in operands], 2)]
+
+
+def _grid_axes(eq: Equations) -> list[Dims]:
+    """Vectors, each repeated along the dimensions of all others."""
+    dims = [(vector or [Fixed(1)])[0] for vector in eq.layouts()]
+    if eq.node.arg("indexing") == "xy":
+        dims[:2] = dims[1::-1]
+    eq.taint(dims)
+    return [dims for _ in eq.node.types]
+
+
+def _block_axes(eq: Equations) -> list[Dims]:
+    """Matrices as blocks along a diagonal: rows below rows, columns beside columns."""
+    blocks = [[Fixed(1)] * (2 - len(block)) + block for block in eq.layouts()]
+    return [[concatenation(dims) for dims in zip(*blocks, strict=True)]]
+
+
+def _pairs_axes(eq: Equations) -> list[Dims]:
+    """Every position of each vector with every position of the others, side by side."""
+    vectors = eq.layouts()
+    rows = product(d for vector in vectors for d in vector)
+    eq.taint([rows])
+    return [[rows, *([Fixed(len(vectors))] if len(vectors) > 1 else [])]]
 
 
 def _stack_axes(eq: Equations) -> list[Dims]:
@@ -454,6 +483,9 @@ _JOINED_AND_SPLIT = {
     "stack": Operator(_stack_axes, zeros.every, growth=COPIES, family="join", backward=PASSES),
     "hstack vstack dstack column_stack": Operator(_stacked_axes, zeros.every, backward=PASSES),
     "row_stack": Operator(alias="vstack"),
+    "block_diag": Operator(_block_axes, zeros.every),
+    "meshgrid": Operator(_grid_axes),
+    "cartesian_prod": Operator(_pairs_axes),
     "split_with_sizes": Operator(
         _split_axes, zeros.first, growth=MOVES, overwritten=_split_write, backward=NOTHING
     ),

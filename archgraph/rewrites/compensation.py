@@ -19,7 +19,7 @@ from archgraph.analysis.axes import Contraction
 from archgraph.analysis.positions import touched
 from archgraph.graph.ir import Leaf, Node, Ref
 from archgraph.graph.passes import reachable
-from archgraph.layout.layouts import AxisRef, Layout, leaves
+from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
 from archgraph.ops.operator import Growth
 from archgraph.ops.table import growth, offset
 from archgraph.rewrites.copies import Copies
@@ -61,9 +61,15 @@ def _runs_over(copies: Copies, node: Node, layout: Layout) -> str:
     if kind == "never":
         return f"{where} runs over it"
     # Equal parts differ in their last bits, since they add up to one exactly.
-    if kind == "uniform" and np.ptp(copies.parts(layout)) > 1e-12:
+    if kind == "uniform" and any(np.ptp(part) > 1e-12 for part in _factor_parts(copies, layout)):
         return f"{where} runs over it: copies must be equally many"
     return ""
+
+
+def _factor_parts(copies: Copies, layout: Layout) -> list[Vector]:
+    """Return the parts of the copies along each factor of a layout; examples are all alike."""
+    factors = layout.factors if isinstance(layout, Prod) else (layout,)
+    return [copies.parts(factor) for factor in factors if isinstance(factor.size, int)]
 
 
 class _Compensation:

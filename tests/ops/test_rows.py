@@ -26,6 +26,7 @@ from tests.ops.examples import (
     Pointwise,
     pointwise_operators,
 )
+from tests.ops.folded import USES
 
 # Rows that no example reaches: what torch.export, or capture, never leaves in a graph.
 ALIASES = {
@@ -130,6 +131,7 @@ def test_every_row_has_an_example():
         | {e.key for e in PINNING}
         | set(RECURRENT)
         | {n.partition(".")[0] for n in OPERATORS}
+        | {use.key for use in USES}
     )
     # What only spells another operator has its examples in test_table.
     rules = {key for key, found in ROWS.items() if found.rule is not unknown_axes} | {"input"}
