@@ -330,13 +330,6 @@ def _solution_axes(eq: Equations) -> list[Dims]:
     return [[*lead, *eq.fixed(eq.node.shape[-tail:])], *(lead for _ in eq.node.types[1:])]
 
 
-def _matrix_axes(eq: Equations) -> list[Dims]:
-    """Mix the last two dimensions of a matrix for each example."""
-    (*lead, rows, columns), *others = eq.layouts()
-    eq.pin([rows, columns, *(d for other in others for d in other)], "a matrix is taken as a whole")
-    return [[*lead, *eq.fixed(t.shape[len(lead) :])] for t in eq.node.types]
-
-
 def _kronecker_axes(eq: Equations) -> list[Dims]:
     """Each dimension is the product of the two operands'."""
     _, _, a, b = _pair(eq)
@@ -385,12 +378,6 @@ def _unit_vectors(of: Counted) -> list[tuple[Amount, str]]:
     return [(numel(of.arg("x1")), ""), (numel(of.arg("x2")), ""), (4 * numel(of.result), "")]
 
 
-_OF_A_MATRIX = """
-    det inverse logdet matrix_power pinverse slogdet linalg_cholesky linalg_cholesky_ex linalg_det
-    linalg_eigh linalg_inv linalg_inv_ex linalg_matrix_power linalg_pinv linalg_qr linalg_slogdet
-    linalg_svd
-"""
-
 _OTHERS = {
     "chain_matmul linalg_multi_dot": Operator(_chain_axes, zeros.some),
     "inner": Operator(_inner_axes, zeros.some),
@@ -399,7 +386,6 @@ _OTHERS = {
     "outer": Operator(_outer_axes, zeros.some),
     "ger": Operator(alias="outer"),
     "addr": Operator(_outer_sum_axes, _added_zero),
-    _OF_A_MATRIX: Operator(_matrix_axes),
     "linalg_solve linalg_solve_ex": Operator(_solution_axes),
     "kron": Operator(_kronecker_axes, zeros.some),
     "cross linalg_cross": Operator(_cross_axes, zeros.some),

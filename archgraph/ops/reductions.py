@@ -240,21 +240,9 @@ def _area_axes(eq: Equations) -> list[Dims]:
     return [eq.conform(both)]
 
 
-def _quantile_axes(eq: Equations) -> list[Dims]:
-    """Positions of a dimension in order; several quantiles stand in front."""
-    x = eq.arg("self")
-    if not isinstance(eq.node.arg("dim"), int):
-        return eq.opaque("quantiles of all of it")
-    dim = eq.dim("dim", len(x))
-    eq.pin([x[dim], *eq.arg("q")], ORDER, PROJECT)
-    unit = [Fixed(1)] if eq.node.arg("keepdim") is True else []
-    return [[*eq.fixed([d.size for d in eq.arg("q")]), *x[:dim], *unit, *x[dim + 1 :]]]
-
-
 _OF_TWO = {
     "dist": Operator(_distance_axes),
     "trapezoid cumulative_trapezoid": Operator(_area_axes),
-    "quantile nanquantile": Operator(_quantile_axes),
 }
 
 

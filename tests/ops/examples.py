@@ -298,43 +298,6 @@ PRODUCTS = [
 ]
 
 
-def matrices(a):
-    """[N, C, 5, 5] that can be inverted."""
-    return a.mT[..., None] * a.mT[..., None, :] + torch.eye(5)
-
-
-# Of each matrix by itself; its own dimensions stay.
-MATRICES = [
-    tokens("linalg_inv", lambda m, a: torch.linalg.inv(a.mT @ a + torch.eye(C)), "pinned"),
-    *(
-        tokens(key, lambda m, a, f=function: f(matrices(a)).flatten(2), out=1)
-        for key, function in {
-            "linalg_inv": torch.linalg.inv,
-            "linalg_inv_ex": lambda x: torch.linalg.inv_ex(x)[0],
-            "inverse": torch.inverse,
-            "linalg_cholesky": torch.linalg.cholesky,
-            "linalg_cholesky_ex": lambda x: torch.linalg.cholesky_ex(x)[0],
-            "linalg_eigh": lambda x: torch.linalg.eigh(x)[0],
-            "linalg_qr": lambda x: torch.linalg.qr(x)[1],
-            "linalg_svd": lambda x: torch.linalg.svd(x)[1],
-            "linalg_pinv": torch.linalg.pinv,
-            "pinverse": torch.pinverse,
-            "linalg_matrix_power": lambda x: torch.linalg.matrix_power(x, 2),
-            "matrix_power": lambda x: torch.matrix_power(x, 3),
-        }.items()
-    ),
-    *(
-        tokens(key, lambda m, a, f=function: f(matrices(a)), out=1)
-        for key, function in {
-            "linalg_det": torch.linalg.det,
-            "det": torch.det,
-            "logdet": torch.logdet,
-            "linalg_slogdet": lambda x: torch.linalg.slogdet(x)[1],
-            "slogdet": lambda x: torch.slogdet(x)[1],
-        }.items()
-    ),
-]
-
 NORMS = [
     image(
         "batch_norm",
@@ -607,9 +570,6 @@ ALONG = [
     image("fft_rfftn", lambda m, a: torch.fft.rfftn(a, s=(4, 4), norm="ortho").imag),
     tokens("fft_fftshift", lambda m, a: torch.fft.fftshift(a, dim=1)),
     tokens("fft_ifftshift", lambda m, a: torch.fft.ifftshift(a, dim=(1,))),
-    tokens("quantile", lambda m, a: a.quantile(0.5, -1), "pinned"),
-    tokens("quantile", lambda m, a: a.quantile(torch.tensor([0.2, 0.7]), 1)[0]),
-    tokens("nanquantile", lambda m, a: a.nanquantile(0.5, 1, keepdim=True)),
     tokens("trapezoid", lambda m, a: torch.trapezoid(a), "pinned"),
     tokens("trapezoid", lambda m, a: torch.trapezoid(a, torch.arange(5.0), dim=1)),
     tokens("renorm", lambda m, a: a.renorm(2, 2, 1.0)),
@@ -1015,7 +975,7 @@ RECURRENT: dict[str, Callable[[], Recurrent]] = {
 }
 
 EXAMPLES = [
-    *WEIGHTS, *PRODUCTS, *MATRICES, *NORMS, *POINTWISE, *NEW, *REDUCTIONS, *ALONG, *POOLING,
+    *WEIGHTS, *PRODUCTS, *NORMS, *POINTWISE, *NEW, *REDUCTIONS, *ALONG, *POOLING,
     *SHAPES, *LOSSES,
 ]  # fmt: skip
 
@@ -1026,6 +986,8 @@ PINNING = [
         lambda m, a: torch.stft(a.flatten(1), 8, window=torch.ones(8), return_complex=True).abs(),
         "pinned",
     ),
+    tokens("quantile", lambda m, a: a.quantile(0.5, -1), "pinned"),
+    tokens("linalg_inv", lambda m, a: torch.linalg.inv(a.mT @ a + torch.eye(C)), "pinned"),
     tokens("as_strided", lambda m, a: torch.as_strided(a, (2, 4), (4, 1)), "pinned"),
     row("diag", lambda m, a: torch.diag(a[0]), "pinned"),
 ]
