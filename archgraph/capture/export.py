@@ -36,6 +36,7 @@ from archgraph.capture.failures import (
     is_branch,
     is_unknown,
 )
+from archgraph.capture.modes import without_momentum
 from archgraph.capture.places import definition_of, is_own
 from archgraph.capture.quick import quicker
 from archgraph.capture.ranges import Range, ranges
@@ -321,6 +322,7 @@ def _export(
                 deciding(model, observed),
                 restored(model),
                 _known(model),
+                without_momentum(model),
                 watched(observed, where),
                 noting_numbers(observed),
                 *around,

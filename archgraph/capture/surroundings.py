@@ -37,6 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_POOL1D = torch.max_pool1d
+_INHERITED = object()  # in place of an attribute that the holder itself does not have
 _AUTOCAST = ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype")
 
 
@@ -174,14 +175,14 @@ def replaced(attributes: Iterable[tuple[object, str, object]]) -> Iterator[None]
     """Replace attributes of classes or objects for the duration of a block."""
     # From the holder's own table: getattr() would bind methods and unwrap static ones.
     attributes = tuple(attributes)
-    before = [(holder, name, vars(holder).get(name)) for holder, name, _ in attributes]
+    before = [(holder, name, vars(holder).get(name, _INHERITED)) for holder, name, _ in attributes]
     for holder, name, new in attributes:
         setattr(holder, name, new)
     try:
         yield
     finally:
         for holder, name, old in before:
-            if old is None:  # it was inherited
+            if old is _INHERITED:
                 delattr(holder, name)
             else:
                 setattr(holder, name, old)

@@ -48,7 +48,7 @@ from archgraph.capture.unseen import (
 from archgraph.capture.verify import down_to_one
 from archgraph.capture.verify import verify as verified
 from archgraph.errors import GraphError, TraceError, TraceWarning
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
 from archgraph.graph.sizes import open_sizes
 from archgraph.graph.values import BATCH_WORD
@@ -417,7 +417,6 @@ class _Capture:
                 trained, _ = self.one(evaluated.fixed)
             same_inputs(evaluated, trained)
         except TraceError as error:
-            _refuse_lost_statistics(evaluated.nodes)
             note = TraceError(
                 "train mode could not be captured, and eval mode would stand in for it",
                 where=error.where,
@@ -477,19 +476,6 @@ def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
             where=type(model).__name__,
             expected=f"forward{signature}",
         ) from None
-
-
-def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
-    """Refuse a cumulative mean of batch statistics: no graph can divide by a counter's value."""
-    for node in nodes:
-        row = table.row(node.op)
-        if row.statistics and node.arg(row.statistics[0]) and node.arg("momentum") == 0:
-            raise TraceError(
-                "running statistics would not be updated: a norm without momentum divides by the "
-                "number of batches so far",
-                where=node.scope or f"%{node.name}",
-                hint="give the norm a momentum, or trace with train=False to use it in evaluation",
-            )
 
 
 def _unread_statistics(draft: OneMode, graph: ArchGraph) -> dict[str, str]:

@@ -920,12 +920,66 @@ def test_a_number_that_forward_changes_is_refused_where_the_next_call_reads_it(m
     assert net.calls == 0
 
 
-def test_cumulative_statistics_are_refused():
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
-    with pytest.raises(TraceError, match=r"1: running statistics would not be updated.*momentum"):
+class Residual(nn.Module):
+    """A block whose norm averages over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(self.conv(x)).relu()
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_norm_without_momentum_averages_over_all_batches(train, mode):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, momentum=None), Residual(), Residual(),
+        nn.BatchNorm2d(4, momentum=None, track_running_stats=False), nn.Flatten(),
+        nn.Linear(144, 2),
+    ).train(mode)  # fmt: skip
+    graph, state = ag.trace(net, IMAGE, train=train)
+    built = ag.build(graph, state)
+    assert built.training is mode
+    assert ag.trace(built, IMAGE, train=train).graph == graph == parse(str(graph))
+    for part in (built[1], built[2].norm, built[4]):
+        assert type(part) is nn.BatchNorm2d and part.momentum is None
+    for step in range(4):
+        x = torch.randn(5, 3, 6, 6) + step
+        for module in (built, net):
+            module.train().zero_grad()
+            module(x).square().mean().backward()
+            for parameter in module.parameters():
+                parameter.data -= 0.1 * parameter.grad
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(built.state_dict()[name], value, rtol=0, atol=0)
+    half = ag.take(graph, 0.5, verify=True)
+    small = ag.build(half.graph, half.transfer.pull(ag.state_of(built)))
+    assert small[2].norm.num_batches_tracked == 4 and small[2].norm.momentum is None
+    merger = ag.Merger(graph, ag.state_of(built))
+    merger.add(half.transfer, ag.state_of(small))
+    assert merger.result()[0]["1.num_batches_tracked"] == 4
+
+
+class NormWithActivation(nn.BatchNorm1d):
+    """A norm that no layer of torch's computes alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+def test_a_norm_without_momentum_that_is_more_than_a_layer_is_not_trained():
+    net = nn.Sequential(nn.Linear(3, 4), NormWithActivation(4, momentum=None), nn.Linear(4, 2))
+    with pytest.raises(TraceError, match=r"1: this norm without momentum cannot be trained"):
         ag.trace(net, X)
-    graph, state = ag.trace(net.eval(), X, train=False)
-    torch.testing.assert_close(ag.build(graph, state).eval()(X), net(X), rtol=0, atol=0)
+    built = ag.build(*ag.trace(net, X, train=False))
+    torch.testing.assert_close(built.eval()(X), net.eval()(X), rtol=0, atol=0)
+    with pytest.raises(GraphError, match=r"1: .*give the norm a momentum"):
+        built.train()(X)
+    net[1].momentum = 0.1  # the advice
+    assert_faithful(net, X, batches=(2, 5))
 
 
 def test_whole_numbers_for_a_layer_of_floats_are_refused():
