@@ -35,6 +35,7 @@ from archgraph.capture.failures import (
     first_line,
     is_branch,
     is_unknown,
+    place_of,
 )
 from archgraph.capture.modes import without_momentum
 from archgraph.capture.places import definition_of, is_own
@@ -128,7 +129,7 @@ def export_program(
     example = args, kwargs
     register_dataclasses(example)
     first: Exception | None = None
-    asked = fixed
+    asked, place = fixed, ""
     axes = all_axes(example, stated)
     with neutral(), attributes_first(model):
         grown = grow(example, axes)  # here: a copy that is made in inference mode stays in it
@@ -143,10 +144,11 @@ def export_program(
                 program, opened = _one_batch(model, inputs, axes, dim, observed)  # 2
             except Exception as error:  # export raises whatever the user's forward raises
                 first = first or error
-                _refuse_numbers(model, inputs, axes, observed)
+                place = place or _place_of_number(model, inputs, axes, observed)
                 # A branch on the values of a size holds for that size alone: go on to fixed sizes.
                 if observed.sizes:
                     asked = asked or "the values of what it makes of that size"
+                    place = place or _written(place_of(error))
                 elif is_branch(error) or is_unknown(error):
                     break
                 continue
@@ -155,16 +157,16 @@ def export_program(
             bounds = ranges(model, program, names, size_values(inputs, opened), at)
             valid = bounds.get(BATCH_WORD, Range())
             if valid.single:  # what holds for this batch does not hold for others
-                asked = valid.why
+                asked, place = valid.why, " and ".join(dict.fromkeys(observed.narrowed))
                 continue
+            is_fixed = BATCH_WORD not in names.values()
+            if is_fixed and dim is not None and leading(example, axes):
+                continue  # the size is that of two examples, made of one
             notes = list(observed.notes)
             if valid.why:
                 note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 notes.insert(0, note)
-            reason = first_line(first) if first else ""  # 4
-            if asked:
-                reason = f"forward goes by {asked}"
-            is_fixed = BATCH_WORD not in names.values()
+            reason = _reason(first, asked, place)  # 4
             if is_fixed and reason and any(t.dim() for t in example_tensors(inputs)):
                 fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
                 notes.insert(0, fixed)
@@ -174,29 +176,54 @@ def export_program(
     raise explained_failure(model, first) from first
 
 
-def _refuse_numbers(
+def _place_of_number(
     model: nn.Module, inputs: ExampleInputs, axes: OpenAxes, observed: Observed
-) -> None:
-    """Refuse an open size that forward needs to be a number.
+) -> str:
+    """Return the line that needs the batch to be a number; empty where none does.
 
     Raises:
-        TraceError: Names it, the number, and the line that asks for it.
+        TraceError: If forward needs another open size to be a number: names both, and the line.
     """
-    bound = inspect.signature(model.forward).bind(*inputs[0], **inputs[1]).arguments
+    signature = inspect.signature(model.forward)
+    bound = dict(signature.bind(*inputs[0], **inputs[1]).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # as `spelt_forward` does
+            bound |= bound.pop(name, {})
     labels = {
         id(leaf): f"L[{key!r}]{pytree.keystr(path)}"
         for key, value in bound.items()
         for path, leaf in pytree.tree_leaves_with_path(value)
     }
+    place = ""
     for tensor, mine in zip(example_tensors(inputs), axes, strict=True):
         for axis, name in mine.items():
             number, where = observed.numbers.get(f"{labels[id(tensor)]}.size()[{axis}]", (None, ""))
-            if number is not None and name != BATCH_WORD:
+            if name == BATCH_WORD:
+                place = place or where
+            elif number is not None:
                 raise TraceError(
                     f"{name} cannot be open: forward needs it to be {number}",
                     where=where,
                     hint="leave it out of open, or change the code that asks for it",
                 )
+    return place
+
+
+def _reason(first: Exception | None, asked: str, place: str) -> str:
+    """Say why a batch has the example's size: the first failure, what is asked of it, or where."""
+    if asked:
+        reason = f"forward goes by {asked}"
+    elif place:
+        reason = "forward needs it to be a number"
+    else:
+        reason = first_line(first) if first else ""
+        place = _written(place_of(first)) if first else ""
+    return f"{reason} ({place})" if place else reason
+
+
+def _written(place: tuple[str, int, str] | None) -> str:
+    """Write the file and the line of a place; empty where there is none."""
+    return f"{place[0]}:{place[1]}" if place else ""
 
 
 def _one_batch(

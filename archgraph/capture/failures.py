@@ -61,7 +61,7 @@ def _compares_masks(error: BaseException) -> bool:
     return any(frame.name == "_detect_is_causal_mask" for frame in frames)
 
 
-def _place(error: BaseException) -> tuple[str, int, str] | None:
+def place_of(error: BaseException) -> tuple[str, int, str] | None:
     """Return the innermost line of the user's code that was running: file, line, function."""
     stack = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     frames = [frame for frame in stack if is_users(frame[0])]
@@ -154,7 +154,7 @@ def suggesting(model: nn.Module) -> Iterator[None]:
 
 def explained_failure(model: nn.Module, error: Exception) -> TraceError:
     """Say where and why ``torch.export`` gave up, in one sentence."""
-    text, line = f"{type(error).__name__} {error}", _place(error)
+    text, line = f"{type(error).__name__} {error}", place_of(error)
     where = f"{line[0]}:{line[1]} in {line[2]}" if line else definition_of(type(model).forward)
     code = linecache.getline(line[0], line[1]).strip() if line else ""
     kind: type[TraceError] = TraceError

@@ -292,8 +292,12 @@ def _drawing(notes: list[Note], where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting_numbers(observed: Observed) -> Iterator[None]:
-    """Note which sizes of inputs have to be a number, and the line of the user's that asks so."""
-    decide = ShapeEnv._set_replacement
+    """Note which sizes of inputs have to be a number, and the line of the user's that asks so.
+
+    Lines of conditions that do not hold for the next size, or the one before, are noted as well:
+    together they may leave a single one.
+    """
+    decide, relate = ShapeEnv._set_replacement, ShapeEnv._maybe_guard_rel
 
     def noted(self: ShapeEnv, symbol: sympy.Symbol, value: sympy.Expr, message: str) -> None:
         if value.is_number:
@@ -301,5 +305,13 @@ def noting_numbers(observed: Observed) -> Iterator[None]:
                 observed.numbers.setdefault(source.name, (int(value), running()))
         decide(self, symbol, value, message)
 
-    with replaced(((ShapeEnv, "_set_replacement", noted),)):
+    def narrowed(self: ShapeEnv, condition: sympy.Basic) -> None:
+        for symbol in condition.free_symbols if len(condition.free_symbols) == 1 else ():
+            size = getattr(self, "backed_var_to_val", {}).get(symbol)  # newer than torch 2.10
+            if size and sympy.false in (condition.subs(symbol, size + n) for n in (-1, 1)):
+                observed.narrowed.append(running())
+        relate(self, condition)
+
+    attributes = ((ShapeEnv, "_set_replacement", noted), (ShapeEnv, "_maybe_guard_rel", narrowed))
+    with replaced(attributes):
         yield
