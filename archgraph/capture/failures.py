@@ -9,7 +9,8 @@ import contextlib
 import linecache
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
@@ -17,6 +18,9 @@ from torch.nn.utils.rnn import PackedSequence
 from archgraph.capture.places import definition_of, is_users
 from archgraph.capture.tape import Inexpressible
 from archgraph.errors import TraceError
+
+# Changes a setting of a model for a while, and gives the notes on it: none where there is none.
+Switch: TypeAlias = Callable[[nn.Module], contextlib.AbstractContextManager[list[str]]]
 
 _BRANCH = (
     "forward decides something in Python by the values of a tensor; use torch.where or torch.cond, "
@@ -133,23 +137,37 @@ _EXPERTS = "batched_mm"  # of transformers' ways to run experts: the one without
 
 
 @contextlib.contextmanager
-def suggesting(model: nn.Module) -> Iterator[None]:
-    """Add to a refusal which setting of the model would make it traceable, where there is one."""
+def batched_experts(model: nn.Module) -> Iterator[list[str]]:
+    """Let all experts run without branches for a while, where a method sets that; give the note."""
+    settable = [
+        module
+        for module in model.modules()
+        if hasattr(module, "set_experts_implementation")
+        and getattr(module.config, "_experts_implementation", _EXPERTS) != _EXPERTS
+    ]
+    # All attributes: the setter of one configuration sets those inside of it, too.
+    before = [(vars(module.config), dict(vars(module.config))) for module in settable]
+    note = (
+        f'the experts run as after set_experts_implementation("{_EXPERTS}") in the graph: without '
+        "branches, with the same results"
+    )
     try:
-        yield
-    except Inexpressible as error:
-        for path, module in model.named_modules():
-            config = getattr(module, "config", None)
-            current = getattr(config, "_experts_implementation", _EXPERTS)
-            settable = getattr(module, "_can_set_experts_implementation", None)
-            if current != _EXPERTS and settable is not None and settable():
-                name = f"model.{path}" if path else "model"
-                error.hint = (
-                    f'call {name}.set_experts_implementation("{_EXPERTS}") before tracing: the '
-                    "experts then run without branches and compute the same"
-                )
-                break
-        raise
+        for module in settable:
+            module.set_experts_implementation(_EXPERTS)
+        # Of a model without experts the method sets nothing.
+        now = (module.config._experts_implementation for module in settable)
+        yield [note] if _EXPERTS in now else []
+    finally:
+        for attributes, values in before:
+            attributes.clear()
+            attributes.update(values)
+
+
+# Settings of a model's own that make it traceable, by the failure that they may be a way out of.
+SWITCHES: tuple[tuple[type[TraceError], Switch], ...] = (
+    (UnknownType, uncached),
+    (Inexpressible, batched_experts),
+)
 
 
 def explained_failure(model: nn.Module, error: Exception) -> TraceError:

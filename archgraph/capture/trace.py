@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from archgraph.capture.examples import (
     on_device_of,
 )
 from archgraph.capture.export import Captured, export_program
-from archgraph.capture.failures import UnknownType, suggesting, uncached
+from archgraph.capture.failures import SWITCHES
 from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.signature import open_axes, with_signature
@@ -179,17 +179,30 @@ def _captured(
         verify=compares,
         axes=axes,
     )
-    with uncollected(), _explaining_tuples(args), suggesting(model):
-        try:
-            traced, notes = capture()
-        except UnknownType:  # of a result that is kept for the next call, if it can be switched off
-            with uncached(model) as switches:
-                if not switches:
-                    raise
-                traced, notes = capture()
-            notes = [*switches, *notes]
+    with uncollected(), _explaining_tuples(args):
+        traced, notes = _switching(model, capture)
     skipped = () if verify else ("not verified: traced with verify=False",)
     return _with_notes(traced, (*unlike, *_texts(notes, strict), *skipped))
+
+
+def _switching(
+    model: nn.Module, capture: Callable[[], tuple[Traced, list[Note]]]
+) -> tuple[Traced, list[Note]]:
+    """Capture a model, after each failure with the setting that may be a way out of it."""
+    changes: list[Note] = []
+    left = dict(SWITCHES)
+    with contextlib.ExitStack() as settings:
+        while True:
+            try:
+                traced, notes = capture()
+            except TraceError as error:
+                switch = left.pop(type(error), None)
+                change = settings.enter_context(switch(model)) if switch else []
+                if not change:
+                    raise
+                changes += change
+            else:
+                return traced, [*changes, *notes]
 
 
 def trace_own(
