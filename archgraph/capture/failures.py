@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from archgraph.capture.places import definition_of, is_users
-from archgraph.capture.tape import Inexpressible
-from archgraph.errors import TraceError
+from archgraph.errors import Inexpressible, TraceError
 
 # Changes a setting of a model for a while, and gives the notes on it: none where there is none.
 Switch: TypeAlias = Callable[[nn.Module], contextlib.AbstractContextManager[list[str]]]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Argument
 
-from archgraph.errors import TraceError
+from archgraph.errors import Inexpressible, TraceError
 from archgraph.graph.ir import Param, Size, TensorType
 from archgraph.ops.symbols import size_of
 
@@ -50,10 +50,6 @@ class Observed:
     def clear(self) -> None:
         """Forget everything, for another export."""
         vars(self).update(vars(Observed()))
-
-
-class Inexpressible(TraceError):
-    """A graph has no form for what forward does here; another way to compute it may have one."""
 
 
 # Entries of `meta` beside those of torch.export (`val`, `stack_trace`, `nn_module_stack`).
