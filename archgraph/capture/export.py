@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from archgraph.capture.aliases import Following, reads_elsewhere
 from archgraph.capture.branches import deciding
+from archgraph.capture.draws import extreme_draws
 from archgraph.capture.examples import (
     ExampleInputs,
     OpenAxes,
@@ -40,7 +41,7 @@ from archgraph.capture.failures import (
 from archgraph.capture.modes import without_momentum
 from archgraph.capture.places import definition_of, is_own
 from archgraph.capture.quick import quicker
-from archgraph.capture.ranges import Range, ranges
+from archgraph.capture.ranges import Range, canonical_graph, ranges
 from archgraph.capture.restored import restored
 from archgraph.capture.surroundings import (
     attributes_first,
@@ -163,6 +164,12 @@ def export_program(
             if is_fixed and dim is not None and leading(example, axes):
                 continue  # the size is that of two examples, made of one
             notes = list(observed.notes)
+            if observed.drew and _depends_on_draws(model, inputs, opened, program, names):
+                text = (
+                    "forward draws from Python's random numbers, and what it computes depends on "
+                    "what it drew while it was traced; draw with torch instead"
+                )
+                notes.append(TraceError(text, where=definition_of(type(model).forward)))
             if valid.why:
                 note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 notes.insert(0, note)
@@ -173,7 +180,14 @@ def export_program(
             notes_ = tuple(notes)
             return Captured(program, names, opened, inputs, fixed, bounds, notes_, observed)
     assert first is not None
-    raise explained_failure(model, first) from first
+    raise explained_failure(model, first, functools.partial(_run, model, example)) from first
+
+
+def _run(model: nn.Module, inputs: ExampleInputs) -> None:
+    """Run a module; nothing of the call stays."""
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
+    with neutral(), restored(model), quiet(), torch.no_grad():
+        model(*args, **kwargs)
 
 
 def _place_of_number(
@@ -291,6 +305,23 @@ def _export_at(
         return program, _names(program, axes)
     except Exception:  # whatever forward raises for this size
         return None
+
+
+def _depends_on_draws(
+    model: nn.Module,
+    inputs: ExampleInputs,
+    axes: OpenAxes,
+    program: torch.export.ExportedProgram,
+    names: Mapping[str, str],
+) -> bool:
+    """Return whether a program is another one where forward draws other numbers."""
+    size = size_values(inputs, axes).get(BATCH_WORD, 0)
+    expected = canonical_graph(model, program, names)
+    for _ in extreme_draws():
+        exported = _export_at(model, inputs, axes, size)
+        if exported is None or canonical_graph(model, *exported) != expected:
+            return True
+    return False
 
 
 def _fakes(program: torch.export.ExportedProgram) -> list[Tensor]:

@@ -10,13 +10,16 @@ import linecache
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import torch
 from torch import nn
+from torch.distributions import distribution
 from torch.nn.utils.rnn import PackedSequence
 
 from archgraph.capture.places import definition_of, is_users
 from archgraph.errors import Inexpressible, TraceError
+from archgraph.ops.schema import op_name
 
 # Changes a setting of a model for a while, and gives the notes on it: none where there is none.
 Switch: TypeAlias = Callable[[nn.Module], contextlib.AbstractContextManager[list[str]]]
@@ -29,6 +32,10 @@ _BRANCH = (
 _CAUSAL = (
     "the layer compares its mask with a causal one: say is_causal (or tgt_is_causal) in the call, "
     "or make the mask in forward or hold it in a buffer"
+)
+_VALIDATED = (
+    "pass validate_args=False to it and to those inside of it, or call "
+    "torch.distributions.Distribution.set_default_validate_args(False) before tracing"
 )
 
 
@@ -62,6 +69,21 @@ def _compares_masks(error: BaseException) -> bool:
     """Return whether a layer of torch was finding out whether its mask is causal."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.name == "_detect_is_causal_mask" for frame in frames)
+
+
+def _validates(error: BaseException) -> bool:
+    """Return whether a distribution was checking arguments or values, as its flag says."""
+    frames = traceback.extract_tb(error.__traceback__)
+    checks = ("__init__", "_validate_sample")
+    return any(f.filename == distribution.__file__ and f.name in checks for f in frames)
+
+
+def _operation(error: BaseException) -> str:
+    """Return the operator of torch's that was running; empty if there was none."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    running = (value for frame in frames for value in frame.f_locals.values())
+    names = [op_name(value) for value in running if isinstance(value, torch._ops.OpOverload)]
+    return names[-1] if names else ""
 
 
 def place_of(error: BaseException) -> tuple[str, int, str] | None:
@@ -138,7 +160,7 @@ _EXPERTS = "batched_mm"  # of transformers' ways to run experts: the one without
 @contextlib.contextmanager
 def batched_experts(model: nn.Module) -> Iterator[list[str]]:
     """Let all experts run without branches for a while, where a method sets that; give the note."""
-    settable = [
+    settable: list[Any] = [  # models of transformers, by their method
         module
         for module in model.modules()
         if hasattr(module, "set_experts_implementation")
@@ -169,8 +191,11 @@ SWITCHES: tuple[tuple[type[TraceError], Switch], ...] = (
 )
 
 
-def explained_failure(model: nn.Module, error: Exception) -> TraceError:
-    """Say where and why ``torch.export`` gave up, in one sentence."""
+def explained_failure(model: nn.Module, error: Exception, call: Callable[[], object]) -> TraceError:
+    """Say where and why ``torch.export`` gave up, in one sentence.
+
+    ``call`` runs forward on the example inputs, without tracing.
+    """
     text, line = f"{type(error).__name__} {error}", place_of(error)
     where = f"{line[0]}:{line[1]} in {line[2]}" if line else definition_of(type(model).forward)
     code = linecache.getline(line[0], line[1]).strip() if line else ""
@@ -184,13 +209,16 @@ def explained_failure(model: nn.Module, error: Exception) -> TraceError:
             "give the layer the padded sequence, and pick or mask its results by length (gather, "
             "torch.where)"
         )
+    elif is_branch(error) and _validates(error):
+        kind, reason = Inexpressible, "a distribution checks the values of its arguments"
+        hint = _VALIDATED
     elif is_branch(error):
         kind, reason = Inexpressible, "it branches on the values of a tensor"
         code = code or first_line(error)
         hint = _CAUSAL if _compares_masks(error) else _BRANCH
     else:
         reason = first_line(error)
-        hint = "give example inputs that forward accepts when it is called without tracing"
+        hint = _refused(call, _operation(error))
         for pattern, why, remedy in _REASONS:
             if re.search(pattern, text):
                 kind = UnknownType if pattern is _UNKNOWN else TraceError
@@ -198,3 +226,16 @@ def explained_failure(model: nn.Module, error: Exception) -> TraceError:
                 break
     message = f"{type(model).__name__} cannot be captured: {reason}"
     return kind(message, where=where, found=code or None, hint=hint)
+
+
+def _refused(call: Callable[[], object], operation: str) -> str:
+    """Say what to do about any other failure: forward's own, or one of torch.export alone."""
+    try:
+        call()
+    except Exception:  # whatever forward raises
+        return "give example inputs that forward accepts when it is called without tracing"
+    what = operation or "this line"
+    return (
+        f"forward accepts these inputs, and torch.export does not take {what}: compute it with "
+        "other operators, or trace the submodule that does not use it"
+    )

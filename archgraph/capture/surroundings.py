@@ -12,7 +12,6 @@ import functools
 import inspect
 import io
 import logging
-import random
 import sys
 import traceback
 import types
@@ -20,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
 from torch import Tensor, nn
@@ -28,9 +26,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.proxy import TracerBase
 from torch.utils import checkpoint
 
+from archgraph.capture.draws import noticing_draws
 from archgraph.capture.examples import register_dataclasses
 from archgraph.capture.places import NO_GRAD, is_users, running
-from archgraph.capture.tape import Note, Observed
+from archgraph.capture.tape import Observed
 from archgraph.errors import TraceError
 
 P = ParamSpec("P")
@@ -166,7 +165,7 @@ def watched(observed: Observed, where: str) -> Iterator[None]:
         (torch, "max_pool1d", _max_pool1d),
         *((torch, name, _noting(getattr(torch, name), observed)) for name in _AUTOCAST),
     )
-    with replaced(attributes), _drawing(observed.notes, where):
+    with replaced(attributes), _drawing(observed, where):
         yield
 
 
@@ -272,22 +271,16 @@ def _leave_inference(self: torch.inference_mode, *_: object) -> None:
 
 
 @contextlib.contextmanager
-def _drawing(notes: list[Note], where: str) -> Iterator[None]:
+def _drawing(observed: Observed, where: str) -> Iterator[None]:
     """Note what forward does to random numbers outside a graph."""
-    drawn = torch.get_rng_state()
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
-    yield
+    seeded = torch.get_rng_state()
+    with noticing_draws() as drawn:
+        yield
     # Fake tensors draw nothing: whatever moved the state of the CPU's generator set it.
-    if not torch.equal(drawn, torch.get_rng_state()):
+    if not torch.equal(seeded, torch.get_rng_state()):
         text = "forward seeds torch's random numbers, and a graph does not: seed before the call"
-        notes.append(TraceError(text, where=where))
-    after = np.random.get_state()  # noqa: NPY002  # forward may use it
-    if python != random.getstate() or not all(map(np.array_equal, numpy, after)):
-        text = (
-            "forward draws from Python's random numbers: what it drew while it was traced is fixed "
-            "in the graph; draw with torch instead"
-        )
-        notes.append(TraceError(text, where=where))
+        observed.notes.append(TraceError(text, where=where))
+    observed.drew = bool(drawn)
 
 
 @contextlib.contextmanager

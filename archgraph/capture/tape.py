@@ -37,6 +37,7 @@ class Observed:
         buffers: Names of buffers whose values decided a branch, each with the place of the code.
         sizes: Whether a branch depends on nothing but a size that is open.
         numbers: Sizes of inputs, as guards write them, that had to be a number: it and the place.
+        drew: Whether forward drew random numbers of Python or NumPy.
         narrowed: Places where a condition on a size does not hold for the next one, or the last.
     """
 
@@ -46,6 +47,7 @@ class Observed:
     sizes: bool = False
     numbers: dict[str, tuple[int, str]] = field(default_factory=dict)
     narrowed: list[str] = field(default_factory=list)
+    drew: bool = False
 
     def clear(self) -> None:
         """Forget everything, for another export."""

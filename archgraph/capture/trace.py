@@ -430,11 +430,12 @@ class _Capture:
                 trained, _ = self.one(evaluated.fixed)
             same_inputs(evaluated, trained)
         except TraceError as error:
+            remedy = f"{error.hint}, or " if error.hint else ""
             note = TraceError(
                 "train mode could not be captured, and eval mode would stand in for it",
                 where=error.where,
                 found=error.message,
-                hint="trace with train=False if that is meant",
+                hint=f"{remedy}trace with train=False if that is meant",
             )
             alone = dataclasses.replace(evaluated, notes=(*evaluated.notes, note))
             return live_flags(alone, self.leaves.params)
