@@ -481,6 +481,13 @@ def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise TraceError("has no values yet: run the lazy module once first", where=name)
+    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    if not on_meta and any(tensor.is_meta for tensor in example_tensors((args, kwargs))):
+        raise TraceError(
+            "an example input has no values: it is on the meta device, and the model is not",
+            where=type(model).__name__,
+            hint='give one with values: torch.zeros_like(x, device="cpu")',
+        )
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*args, **kwargs)
