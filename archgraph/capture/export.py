@@ -167,9 +167,10 @@ def export_program(
             if observed.drew and _depends_on_draws(model, inputs, opened, program, names):
                 text = (
                     "forward draws from Python's random numbers, and what it computes depends on "
-                    "what it drew while it was traced; draw with torch instead"
+                    "what it drew while it was traced"
                 )
-                notes.append(TraceError(text, where=definition_of(type(model).forward)))
+                where = definition_of(type(model).forward)
+                notes.append(TraceError(text, where=where, hint="draw with torch instead"))
             if valid.why:
                 note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 notes.insert(0, note)

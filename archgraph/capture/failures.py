@@ -10,6 +10,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -95,10 +96,12 @@ def place_of(error: BaseException) -> tuple[str, int, str] | None:
     # Errors of a program that is checked after forward quote the line in their text.
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
     users = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
-    layers = [frame for frame in stack if frame[2] == "forward"]  # of torch's own layers
+    # Of torch's own layers.
+    layers = [frame for frame in stack if frame[2] == "forward" and frame[0].startswith(_LAYERS)]
     return next(iter([*reversed(users), *reversed(layers), *reversed(frames)]), None)
 
 
+_LAYERS = str(Path(nn.__file__).parent)
 _BRANCHES = r"data-dependent|GuardOnDataDependent|DataDependentOutput"
 _UNKNOWN = r"not a known type|Unsupported input type"
 _REASONS: tuple[tuple[str, str, str], ...] = (
@@ -114,7 +117,8 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
         "torch.utils._pytree.register_pytree_node",
     ),
     (
-        r"fake tensor in the exported program constant|BatchedTensor|GradTrackingTensor",
+        r"fake tensor in the exported program constant|BatchedTensor|TensorWrapper|"
+        r"GradTrackingTensor",
         "forward computes gradients or batches of functions on the way (torch.autograd.grad, "
         "vmap), or uses the data of a tensor (.data)",
         "trace the submodule that does not, and write .detach() for .data",

@@ -420,7 +420,8 @@ class _Verification:
                 "the gradient straight through)"
             )
         elif first.kind == "gradient":
-            where, hint = first.name, "remove what changes gradients in forward"
+            where = first.name
+            hint = "remove what changes gradients in forward, and say use_reentrant=False"
             message = (
                 "the gradients of the model and its graph differ: forward registers a hook, sets "
                 "grad or requires_grad, or has a checkpoint with use_reentrant=True"
