@@ -192,7 +192,7 @@ def _dimensions(
     lead: int | str | None = first if others[1:] else None
     note = ""
     second = second and BATCH_WORD not in asked  # whoever says its size means the first dimension
-    if second and isinstance(first, int) and first > 1 and others[0]:
+    if second and isinstance(first, int) and first > 1 and isinstance(others[0], str) and others[0]:
         lead = others[0]
         note = f"the batch is {lead}, the second dimension; the first one is {first} in the file"
     if isinstance(lead, str) and lead in asked:

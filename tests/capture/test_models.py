@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -554,9 +555,52 @@ def test_a_batch_that_only_evaluation_fixes_is_fixed_in_training_too():
     assert traced.notes[0].startswith("the batch size is fixed at that of the example")
 
 
+def branch_on_the_batch(net, x):
+    if 1 < x.shape[0] < 3:
+        return net.layer(x)
+    return -net.layer(x)
+
+
+FIXED: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "view": lambda net, x: net.layer(x).view(2, 2, 2).flatten(1),
+    "expand": lambda net, x: net.layer(x) + torch.zeros(1, 4).expand(2, 4),
+    "buffer": lambda net, x: net.layer(x) + net.rows,
+    "number": lambda net, x: net.layer(x) * int(x.shape[0]),
+    "loop": lambda net, x: torch.stack(list(net.layer(x))),
+    "branch": branch_on_the_batch,
+}
+
+
+@pytest.mark.parametrize("name", list(FIXED))
+def test_a_fixed_batch_is_noted_with_the_line_that_fixes_it(name):
+    net, body = Net(FIXED[name]), FIXED[name].__code__
+    net.register_buffer("rows", torch.ones(2, 4))
+    graph, _ = traced = ag.trace(net, X)
+    assert graph.nodes[0].shape == (2, 3)
+    note = next(n for n in traced.notes if n.startswith("the batch size is fixed"))
+    first = body.co_firstlineno
+    lines = [*range(first, first + 2)] if name == "branch" else [first]
+    assert any(f"test_models.py:{line}" in note for line in lines), note
+
+
+def test_a_batch_that_a_helper_of_another_file_fixes(tmp_path, monkeypatch):
+    (tmp_path / "anchors_of_two.py").write_text("def add(x, rows):\n    return x + rows\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    helper = importlib.import_module("anchors_of_two")
+    net = Net(lambda net, x: helper.add(net.layer(x), net.rows))
+    net.register_buffer("rows", torch.ones(2, 4))
+    (note,) = ag.trace(net, X).notes
+    assert f"{helper.__file__}:2" in note
+
+
+def test_a_batch_of_one_that_is_fixed_stays_one():
+    graph, _ = ag.trace(Net(FIXED["number"]), X[:1])
+    assert graph.nodes[0].shape == (1, 3)
+
+
 def test_python_random_numbers_are_noted():
     def body(net, x):
-        return net.layer(x) if random.random() < 2 else x
+        return net.layer(x) * random.random()
 
     state = random.getstate()
     with pytest.raises(TraceError, match=r"Python's random numbers.*draw with torch instead"):

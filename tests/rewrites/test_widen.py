@@ -116,7 +116,10 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
         ({"positions": {"0.out": [0, 1, 2, 3, 4]}}, r"position outside the axis; found 4"),
         ({"factors": {"0.out": 0}}, r"not a factor; found 0; expected a number from 1 to 16"),
         ({"factors": {"0.out": 0.5}}, r"not a factor; found 0\.5; expected a number from 1 to 16"),
-        ({"factors": {"0.out": 192}}, r"found 192; .*; sizes=\{'0\.out': 192\} says numbers of pos"),
+        (
+            {"factors": {"0.out": 192}},
+            r"found 192; .*; sizes=\{'0\.out': 192\} says numbers of pos",
+        ),
         ({"factors": 192}, r"not a factor; found 192; .*; sizes=\{axis: 4\} says numbers of"),
         ({"factors": {"0.out": 16.5}}, r"found 16\.5; .*; sizes=\{axis: 4\} says numbers of"),
         ({"factors": {"0.out": "6"}}, r"not a factor; found 6"),
