@@ -130,7 +130,7 @@ def export_program(
     example = args, kwargs
     register_dataclasses(example)
     first: Exception | None = None
-    asked, place = fixed, ""
+    asked, location = fixed, ""
     axes = all_axes(example, stated)
     with neutral(), attributes_first(model):
         grown = grow(example, axes)  # here: a copy that is made in inference mode stays in it
@@ -145,11 +145,11 @@ def export_program(
                 program, opened = _one_batch(model, inputs, axes, dim, observed)  # 2
             except Exception as error:  # export raises whatever the user's forward raises
                 first = first or error
-                place = place or _place_of_number(model, inputs, axes, observed)
+                location = location or _place_of_number(model, inputs, axes, observed)
                 # A branch on the values of a size holds for that size alone: go on to fixed sizes.
                 if observed.sizes:
                     asked = asked or "the values of what it makes of that size"
-                    place = place or _written(place_of(error))
+                    location = location or _written(place_of(error))
                 elif is_branch(error) or is_unknown(error):
                     break
                 continue
@@ -158,7 +158,7 @@ def export_program(
             bounds = ranges(model, program, names, size_values(inputs, opened), at)
             valid = bounds.get(BATCH_WORD, Range())
             if valid.single:  # what holds for this batch does not hold for others
-                asked, place = valid.why, " and ".join(dict.fromkeys(observed.narrowed))
+                asked, location = valid.why, " and ".join(dict.fromkeys(observed.narrowed))
                 continue
             is_fixed = BATCH_WORD not in names.values()
             if is_fixed and dim is not None and leading(example, axes):
@@ -174,7 +174,7 @@ def export_program(
             if valid.why:
                 note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 notes.insert(0, note)
-            reason = _reason(first, asked, place)  # 4
+            reason = _reason(first, asked, location)  # 4
             if is_fixed and reason and any(t.dim() for t in example_tensors(inputs)):
                 fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
                 notes.insert(0, fixed)
@@ -209,36 +209,36 @@ def _place_of_number(
         for key, value in bound.items()
         for path, leaf in pytree.tree_leaves_with_path(value)
     }
-    place = ""
+    location = ""
     for tensor, mine in zip(example_tensors(inputs), axes, strict=True):
         for axis, name in mine.items():
             number, where = observed.numbers.get(f"{labels[id(tensor)]}.size()[{axis}]", (None, ""))
             if name == BATCH_WORD:
-                place = place or where
+                location = location or where
             elif number is not None:
                 raise TraceError(
                     f"{name} cannot be open: forward needs it to be {number}",
                     where=where,
                     hint="leave it out of open, or change the code that asks for it",
                 )
-    return place
+    return location
 
 
-def _reason(first: Exception | None, asked: str, place: str) -> str:
+def _reason(first: Exception | None, asked: str, location: str) -> str:
     """Say why a batch has the example's size: the first failure, what is asked of it, or where."""
     if asked:
         reason = f"forward goes by {asked}"
-    elif place:
+    elif location:
         reason = "forward needs it to be a number"
     else:
         reason = first_line(first) if first else ""
-        place = _written(place_of(first)) if first else ""
-    return f"{reason} ({place})" if place else reason
+        location = _written(place_of(first)) if first else ""
+    return f"{reason} ({location})" if location else reason
 
 
-def _written(place: tuple[str, int, str] | None) -> str:
-    """Write the file and the line of a place; empty where there is none."""
-    return f"{place[0]}:{place[1]}" if place else ""
+def _written(location: tuple[str, int, str] | None) -> str:
+    """Write the file and the line of a location; empty where there is none."""
+    return f"{location[0]}:{location[1]}" if location else ""
 
 
 def _one_batch(

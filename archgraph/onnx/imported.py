@@ -188,12 +188,12 @@ def _dimensions(
         for label, item in inputs.items()
     }
     asked = {_word(name): size for name, size in sizes.items()}
-    first, *others = [*next(iter(declared.values()), ()), "", ""]
-    lead: int | str | None = first if others[1:] else None
+    first, behind = (*next(iter(declared.values()), []), None, None)[:2]
+    lead = first
     note = ""
     second = second and BATCH_WORD not in asked  # whoever says its size means the first dimension
-    if second and isinstance(first, int) and first > 1 and isinstance(others[0], str) and others[0]:
-        lead = others[0]
+    if second and isinstance(first, int) and first > 1 and isinstance(behind, str) and behind:
+        lead = behind
         note = f"the batch is {lead}, the second dimension; the first one is {first} in the file"
     if isinstance(lead, str) and lead in asked:
         asked.setdefault(BATCH_WORD, asked.pop(lead))

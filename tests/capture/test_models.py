@@ -979,13 +979,13 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("mode", [True, False])
 def test_a_norm_without_momentum_averages_over_all_batches(train, mode):
     torch.manual_seed(0)
-    net = nn.Sequential(
+    net: Any = nn.Sequential(
         nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, momentum=None), Residual(), Residual(),
         nn.BatchNorm2d(4, momentum=None, track_running_stats=False), nn.Flatten(),
         nn.Linear(144, 2),
     ).train(mode)  # fmt: skip
     graph, state = ag.trace(net, IMAGE, train=train)
-    built = ag.build(graph, state)
+    built: Any = ag.build(graph, state)
     assert built.training is mode
     assert ag.trace(built, IMAGE, train=train).graph == graph == parse(str(graph))
     for part in (built[1], built[2].norm, built[4]):
@@ -1000,7 +1000,7 @@ def test_a_norm_without_momentum_averages_over_all_batches(train, mode):
     for name, value in net.state_dict().items():
         torch.testing.assert_close(built.state_dict()[name], value, rtol=0, atol=0)
     half = ag.take(graph, 0.5, verify=True)
-    small = ag.build(half.graph, half.transfer.pull(ag.state_of(built)))
+    small: Any = ag.build(half.graph, half.transfer.pull(ag.state_of(built)))
     assert small[2].norm.num_batches_tracked == 4 and small[2].norm.momentum is None
     merger = ag.Merger(graph, ag.state_of(built))
     merger.add(half.transfer, ag.state_of(small))
@@ -1015,7 +1015,7 @@ class NormWithActivation(nn.BatchNorm1d):
 
 
 def test_a_norm_without_momentum_that_is_more_than_a_layer_is_not_trained():
-    net = nn.Sequential(nn.Linear(3, 4), NormWithActivation(4, momentum=None), nn.Linear(4, 2))
+    net: Any = nn.Sequential(nn.Linear(3, 4), NormWithActivation(4, momentum=None), nn.Linear(4, 2))
     with pytest.raises(TraceError, match=r"1: this norm without momentum cannot be trained"):
         ag.trace(net, X)
     built = ag.build(*ag.trace(net, X, train=False))
