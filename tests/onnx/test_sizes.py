@@ -368,7 +368,7 @@ def test_large_weights_are_no_results(tmp_path: Path):
 def sequences(path: Path, kind: str, shape: list[int | str]) -> Path:
     """A file that takes sequences, and computes each of the second dimension alone, or together."""
     real = onnx.TensorProto.FLOAT
-    nodes = {
+    nodes: list[tuple[str, str, str, dict[str, int]]] = {
         "apart": [("Tanh", "x", "y", {})],
         "meets": [("Softmax", "x", "y", {"axis": 1})],
         "over time": [("Softmax", "x", "y", {"axis": 0})],
