@@ -368,13 +368,13 @@ def test_large_weights_are_no_results(tmp_path: Path):
 def sequences(path: Path, kind: str, shape: list[int | str]) -> Path:
     """A file that takes sequences, and computes each of the second dimension alone, or together."""
     real = onnx.TensorProto.FLOAT
-    nodes: list[tuple[str, str, str, dict[str, int]]] = {
+    nodes: dict[str, list[tuple[str, str, str, dict[str, int]]]] = {
         "apart": [("Tanh", "x", "y", {})],
         "meets": [("Softmax", "x", "y", {"axis": 1})],
         "over time": [("Softmax", "x", "y", {"axis": 0})],
-    }[kind]
+    }
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node(op, [*given], [out], **at) for op, given, out, at in nodes], "g",
+        [onnx.helper.make_node(op, [x], [y], **at) for op, x, y, at in nodes[kind]], "g",
         [onnx.helper.make_tensor_value_info("x", real, shape)],
         [onnx.helper.make_tensor_value_info("y", real, shape)],
     )  # fmt: skip
