@@ -23,6 +23,7 @@ from .errors import ArchGraphError as ArchGraphError
 from .errors import AxisError as AxisError
 from .errors import DataError as DataError
 from .errors import GraphError as GraphError
+from .errors import Inexpressible as Inexpressible
 from .errors import RejectedUpdate as RejectedUpdate
 from .errors import RewriteError as RewriteError
 from .errors import RunError as RunError

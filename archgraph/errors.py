@@ -107,6 +107,14 @@ class TraceError(ArchGraphError):
     """A module cannot be captured, or its capture cannot be expressed."""
 
 
+class Inexpressible(TraceError):
+    """A graph has no form for what forward does here; another way to compute it may have one.
+
+    For example a branch on the values of a tensor, a size that depends on them, or an operator
+    outside of ATen.
+    """
+
+
 class TraceWarning(UserWarning):
     """A captured graph differs from its model in results, gradients or training steps."""
 

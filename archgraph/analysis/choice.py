@@ -23,6 +23,7 @@ from archgraph.hints import listed
 Shares: TypeAlias = float | Mapping[str, float] | Mapping[Axis, float] | Mapping[str | Axis, float]
 Sizes: TypeAlias = Mapping[str, int] | Mapping[Axis, int] | Mapping[str | Axis, int]
 Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Axis, Any]
+LARGEST_FACTOR = 16  # a larger number is more likely a size
 Rounding: TypeAlias = Literal["ceil", "floor"]
 
 
@@ -142,14 +143,17 @@ def _by_axis(
 
 
 def _number(axis: Axis | None, value: Any, grow: bool) -> float:
-    """Return a share in (0, 1], or with ``grow`` a factor of at least 1."""
+    """Return a share in (0, 1], or with ``grow`` a factor from 1 to the largest."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    fits = number and (1 <= value < math.inf if grow else 0 < value <= 1)
+    fits = number and (1 <= value <= LARGEST_FACTOR if grow else 0 < value <= 1)
     if not fits:
-        hint = "sizes={axis: 4} says numbers of positions" if number else None
+        is_size = axis is not None and number and value > 1 and float(value).is_integer()
+        size = f"{axis.name!r}: {int(value)}" if axis is not None and is_size else "axis: 4"
+        hint = f"sizes={{{size}}} says numbers of positions" if number else None
         if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
             hint = "positions={axis: [0, 2, 5]} says positions"
-        what, bounds = ("factor", "of at least 1") if grow else ("share", "in (0, 1]")
+        bounds = f"from 1 to {LARGEST_FACTOR}" if grow else "in (0, 1]"
+        what = "factor" if grow else "share"
         name, expected = axis.name if axis is not None else None, f"a number {bounds}"
         raise RewriteError(f"not a {what}", where=name, found=value, expected=expected, hint=hint)
     # A float32 means the decimal that it prints, not the nearest double of its bits.

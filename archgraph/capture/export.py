@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from archgraph.capture.aliases import Following, reads_elsewhere
 from archgraph.capture.branches import deciding
+from archgraph.capture.draws import extreme_draws
 from archgraph.capture.examples import (
     ExampleInputs,
     OpenAxes,
@@ -35,10 +36,12 @@ from archgraph.capture.failures import (
     first_line,
     is_branch,
     is_unknown,
+    place_of,
 )
+from archgraph.capture.modes import without_momentum
 from archgraph.capture.places import definition_of, is_own
 from archgraph.capture.quick import quicker
-from archgraph.capture.ranges import Range, ranges
+from archgraph.capture.ranges import Range, canonical_graph, ranges
 from archgraph.capture.restored import restored
 from archgraph.capture.surroundings import (
     attributes_first,
@@ -127,7 +130,7 @@ def export_program(
     example = args, kwargs
     register_dataclasses(example)
     first: Exception | None = None
-    asked = fixed
+    asked, location = fixed, ""
     axes = all_axes(example, stated)
     with neutral(), attributes_first(model):
         grown = grow(example, axes)  # here: a copy that is made in inference mode stays in it
@@ -142,10 +145,11 @@ def export_program(
                 program, opened = _one_batch(model, inputs, axes, dim, observed)  # 2
             except Exception as error:  # export raises whatever the user's forward raises
                 first = first or error
-                _refuse_numbers(model, inputs, axes, observed)
+                location = location or _place_of_number(model, inputs, axes, observed)
                 # A branch on the values of a size holds for that size alone: go on to fixed sizes.
                 if observed.sizes:
                     asked = asked or "the values of what it makes of that size"
+                    location = location or _written(place_of(error))
                 elif is_branch(error) or is_unknown(error):
                     break
                 continue
@@ -154,48 +158,87 @@ def export_program(
             bounds = ranges(model, program, names, size_values(inputs, opened), at)
             valid = bounds.get(BATCH_WORD, Range())
             if valid.single:  # what holds for this batch does not hold for others
-                asked = valid.why
+                asked, location = valid.why, " and ".join(dict.fromkeys(observed.narrowed))
                 continue
+            is_fixed = BATCH_WORD not in names.values()
+            if is_fixed and dim is not None and leading(example, axes):
+                continue  # the size is that of two examples, made of one
             notes = list(observed.notes)
+            if observed.drew and _depends_on_draws(model, inputs, opened, program, names):
+                text = (
+                    "forward draws from Python's random numbers, and what it computes depends on "
+                    "what it drew while it was traced"
+                )
+                where = definition_of(type(model).forward)
+                notes.append(TraceError(text, where=where, hint="draw with torch instead"))
             if valid.why:
                 note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
                 notes.insert(0, note)
-            reason = first_line(first) if first else ""  # 4
-            if asked:
-                reason = f"forward goes by {asked}"
-            is_fixed = BATCH_WORD not in names.values()
+            reason = _reason(first, asked, location)  # 4
             if is_fixed and reason and any(t.dim() for t in example_tensors(inputs)):
                 fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
                 notes.insert(0, fixed)
             notes_ = tuple(notes)
             return Captured(program, names, opened, inputs, fixed, bounds, notes_, observed)
     assert first is not None
-    raise explained_failure(model, first) from first
+    raise explained_failure(model, first, functools.partial(_run, model, example)) from first
 
 
-def _refuse_numbers(
+def _run(model: nn.Module, inputs: ExampleInputs) -> None:
+    """Run a module; nothing of the call stays."""
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
+    with neutral(), restored(model), quiet(), torch.no_grad():
+        model(*args, **kwargs)
+
+
+def _place_of_number(
     model: nn.Module, inputs: ExampleInputs, axes: OpenAxes, observed: Observed
-) -> None:
-    """Refuse an open size that forward needs to be a number.
+) -> str:
+    """Return the line that needs the batch to be a number; empty where none does.
 
     Raises:
-        TraceError: Names it, the number, and the line that asks for it.
+        TraceError: If forward needs another open size to be a number: names both, and the line.
     """
-    bound = inspect.signature(model.forward).bind(*inputs[0], **inputs[1]).arguments
+    signature = inspect.signature(model.forward)
+    bound = dict(signature.bind(*inputs[0], **inputs[1]).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # as `spelt_forward` does
+            bound |= bound.pop(name, {})
     labels = {
         id(leaf): f"L[{key!r}]{pytree.keystr(path)}"
         for key, value in bound.items()
         for path, leaf in pytree.tree_leaves_with_path(value)
     }
+    location = ""
     for tensor, mine in zip(example_tensors(inputs), axes, strict=True):
         for axis, name in mine.items():
             number, where = observed.numbers.get(f"{labels[id(tensor)]}.size()[{axis}]", (None, ""))
-            if number is not None and name != BATCH_WORD:
+            if name == BATCH_WORD:
+                location = location or where
+            elif number is not None:
                 raise TraceError(
                     f"{name} cannot be open: forward needs it to be {number}",
                     where=where,
                     hint="leave it out of open, or change the code that asks for it",
                 )
+    return location
+
+
+def _reason(first: Exception | None, asked: str, location: str) -> str:
+    """Say why a batch has the example's size: the first failure, what is asked of it, or where."""
+    if asked:
+        reason = f"forward goes by {asked}"
+    elif location:
+        reason = "forward needs it to be a number"
+    else:
+        reason = first_line(first) if first else ""
+        location = _written(place_of(first)) if first else ""
+    return f"{reason} ({location})" if location else reason
+
+
+def _written(location: tuple[str, int, str] | None) -> str:
+    """Write the file and the line of a location; empty where there is none."""
+    return f"{location[0]}:{location[1]}" if location else ""
 
 
 def _one_batch(
@@ -265,6 +308,23 @@ def _export_at(
         return None
 
 
+def _depends_on_draws(
+    model: nn.Module,
+    inputs: ExampleInputs,
+    axes: OpenAxes,
+    program: torch.export.ExportedProgram,
+    names: Mapping[str, str],
+) -> bool:
+    """Return whether a program is another one where forward draws other numbers."""
+    size = size_values(inputs, axes).get(BATCH_WORD, 0)
+    expected = canonical_graph(model, program, names)
+    for _ in extreme_draws():
+        exported = _export_at(model, inputs, axes, size)
+        if exported is None or canonical_graph(model, *exported) != expected:
+            return True
+    return False
+
+
 def _fakes(program: torch.export.ExportedProgram) -> list[Tensor]:
     """Return what stands for each input tensor of a program, in order."""
     fakes = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
@@ -321,6 +381,7 @@ def _export(
                 deciding(model, observed),
                 restored(model),
                 _known(model),
+                without_momentum(model),
                 watched(observed, where),
                 noting_numbers(observed),
                 *around,

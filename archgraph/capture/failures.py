@@ -9,14 +9,21 @@ import contextlib
 import linecache
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import torch
 from torch import nn
+from torch.distributions import distribution
 from torch.nn.utils.rnn import PackedSequence
 
 from archgraph.capture.places import definition_of, is_users
-from archgraph.capture.tape import Inexpressible
-from archgraph.errors import TraceError
+from archgraph.errors import Inexpressible, TraceError
+from archgraph.ops.schema import op_name
+
+# Changes a setting of a model for a while, and gives the notes on it: none where there is none.
+Switch: TypeAlias = Callable[[nn.Module], contextlib.AbstractContextManager[list[str]]]
 
 _BRANCH = (
     "forward decides something in Python by the values of a tensor; use torch.where or torch.cond, "
@@ -26,6 +33,10 @@ _BRANCH = (
 _CAUSAL = (
     "the layer compares its mask with a causal one: say is_causal (or tgt_is_causal) in the call, "
     "or make the mask in forward or hold it in a buffer"
+)
+_VALIDATED = (
+    "pass validate_args=False to it and to those inside of it, or call "
+    "torch.distributions.Distribution.set_default_validate_args(False) before tracing"
 )
 
 
@@ -61,7 +72,22 @@ def _compares_masks(error: BaseException) -> bool:
     return any(frame.name == "_detect_is_causal_mask" for frame in frames)
 
 
-def _place(error: BaseException) -> tuple[str, int, str] | None:
+def _validates(error: BaseException) -> bool:
+    """Return whether a distribution was checking arguments or values, as its flag says."""
+    frames = traceback.extract_tb(error.__traceback__)
+    checks = ("__init__", "_validate_sample")
+    return any(f.filename == distribution.__file__ and f.name in checks for f in frames)
+
+
+def _operation(error: BaseException) -> str:
+    """Return the operator of torch's that was running; empty if there was none."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    running = (value for frame in frames for value in frame.f_locals.values())
+    names = [op_name(value) for value in running if isinstance(value, torch._ops.OpOverload)]
+    return names[-1] if names else ""
+
+
+def place_of(error: BaseException) -> tuple[str, int, str] | None:
     """Return the innermost line of the user's code that was running: file, line, function."""
     stack = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     frames = [frame for frame in stack if is_users(frame[0])]
@@ -70,10 +96,12 @@ def _place(error: BaseException) -> tuple[str, int, str] | None:
     # Errors of a program that is checked after forward quote the line in their text.
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
     users = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
-    layers = [frame for frame in stack if frame[2] == "forward"]  # of torch's own layers
+    # Of torch's own layers.
+    layers = [frame for frame in stack if frame[2] == "forward" and frame[0].startswith(_LAYERS)]
     return next(iter([*reversed(users), *reversed(layers), *reversed(frames)]), None)
 
 
+_LAYERS = str(Path(nn.__file__).parent)
 _BRANCHES = r"data-dependent|GuardOnDataDependent|DataDependentOutput"
 _UNKNOWN = r"not a known type|Unsupported input type"
 _REASONS: tuple[tuple[str, str, str], ...] = (
@@ -89,7 +117,8 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
         "torch.utils._pytree.register_pytree_node",
     ),
     (
-        r"fake tensor in the exported program constant|BatchedTensor|GradTrackingTensor",
+        r"fake tensor in the exported program constant|BatchedTensor|TensorWrapper|"
+        r"GradTrackingTensor",
         "forward computes gradients or batches of functions on the way (torch.autograd.grad, "
         "vmap), or uses the data of a tensor (.data)",
         "trace the submodule that does not, and write .detach() for .data",
@@ -133,28 +162,45 @@ _EXPERTS = "batched_mm"  # of transformers' ways to run experts: the one without
 
 
 @contextlib.contextmanager
-def suggesting(model: nn.Module) -> Iterator[None]:
-    """Add to a refusal which setting of the model would make it traceable, where there is one."""
+def batched_experts(model: nn.Module) -> Iterator[list[str]]:
+    """Let all experts run without branches for a while, where a method sets that; give the note."""
+    settable: list[Any] = [  # models of transformers, by their method
+        module
+        for module in model.modules()
+        if hasattr(module, "set_experts_implementation")
+        and getattr(module.config, "_experts_implementation", _EXPERTS) != _EXPERTS
+    ]
+    # All attributes: the setter of one configuration sets those inside of it, too.
+    before = [(vars(module.config), dict(vars(module.config))) for module in settable]
+    note = (
+        f'the experts run as after set_experts_implementation("{_EXPERTS}") in the graph: without '
+        "branches, with the same results"
+    )
     try:
-        yield
-    except Inexpressible as error:
-        for path, module in model.named_modules():
-            config = getattr(module, "config", None)
-            current = getattr(config, "_experts_implementation", _EXPERTS)
-            settable = getattr(module, "_can_set_experts_implementation", None)
-            if current != _EXPERTS and settable is not None and settable():
-                name = f"model.{path}" if path else "model"
-                error.hint = (
-                    f'call {name}.set_experts_implementation("{_EXPERTS}") before tracing: the '
-                    "experts then run without branches and compute the same"
-                )
-                break
-        raise
+        for module in settable:
+            module.set_experts_implementation(_EXPERTS)
+        # Of a model without experts the method sets nothing.
+        now = (module.config._experts_implementation for module in settable)
+        yield [note] if _EXPERTS in now else []
+    finally:
+        for attributes, values in before:
+            attributes.clear()
+            attributes.update(values)
 
 
-def explained_failure(model: nn.Module, error: Exception) -> TraceError:
-    """Say where and why ``torch.export`` gave up, in one sentence."""
-    text, line = f"{type(error).__name__} {error}", _place(error)
+# Settings of a model's own that make it traceable, by the failure that they may be a way out of.
+SWITCHES: tuple[tuple[type[TraceError], Switch], ...] = (
+    (UnknownType, uncached),
+    (Inexpressible, batched_experts),
+)
+
+
+def explained_failure(model: nn.Module, error: Exception, call: Callable[[], object]) -> TraceError:
+    """Say where and why ``torch.export`` gave up, in one sentence.
+
+    ``call`` runs forward on the example inputs, without tracing.
+    """
+    text, line = f"{type(error).__name__} {error}", place_of(error)
     where = f"{line[0]}:{line[1]} in {line[2]}" if line else definition_of(type(model).forward)
     code = linecache.getline(line[0], line[1]).strip() if line else ""
     kind: type[TraceError] = TraceError
@@ -167,13 +213,16 @@ def explained_failure(model: nn.Module, error: Exception) -> TraceError:
             "give the layer the padded sequence, and pick or mask its results by length (gather, "
             "torch.where)"
         )
+    elif is_branch(error) and _validates(error):
+        kind, reason = Inexpressible, "a distribution checks the values of its arguments"
+        hint = _VALIDATED
     elif is_branch(error):
         kind, reason = Inexpressible, "it branches on the values of a tensor"
         code = code or first_line(error)
         hint = _CAUSAL if _compares_masks(error) else _BRANCH
     else:
         reason = first_line(error)
-        hint = "give example inputs that forward accepts when it is called without tracing"
+        hint = _refused(call, _operation(error))
         for pattern, why, remedy in _REASONS:
             if re.search(pattern, text):
                 kind = UnknownType if pattern is _UNKNOWN else TraceError
@@ -181,3 +230,16 @@ def explained_failure(model: nn.Module, error: Exception) -> TraceError:
                 break
     message = f"{type(model).__name__} cannot be captured: {reason}"
     return kind(message, where=where, found=code or None, hint=hint)
+
+
+def _refused(call: Callable[[], object], operation: str) -> str:
+    """Say what to do about any other failure: forward's own, or one of torch.export alone."""
+    try:
+        call()
+    except Exception:  # whatever forward raises
+        return "give example inputs that forward accepts when it is called without tracing"
+    what = operation or "this line"
+    return (
+        f"forward accepts these inputs, and torch.export does not take {what}: compute it with "
+        "other operators, or trace the submodule that does not use it"
+    )

@@ -55,8 +55,8 @@ def inline(
         elif kind in ("BUFFER", "CONSTANT_TENSOR"):
             if program.constants[name].is_meta:
                 raise TraceError(
-                    "a constant has no values on the meta device: make it on another one, or make "
-                    "it a parameter",
+                    "a constant has no values on the meta device: make it a buffer or a parameter, "
+                    "or make it in forward on the device of an input",
                     where=name,
                 )
             work.tensors[new] = _copied(program.constants[name])
@@ -68,7 +68,8 @@ def inline(
                 "forward uses an object that is not a tensor",
                 where=next((calls.where(user) for user in node.users), name),
                 found=str(getattr(node.meta.get("val"), "class_fqn", kind)),
-                hint="for a generator: draw from torch's own random numbers (torch.manual_seed)",
+                hint="for a generator: draw from torch's own random numbers, and seed them before "
+                "the call (torch.manual_seed)",
             )
     results = work.run(program.graph, program.graph_module, Region())
     work.graph.output(tuple(results))

@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.nn.modules import batchnorm, dropout
 
 from archgraph.capture.surroundings import replaced
+from archgraph.ops.norms import WITHOUT_MOMENTUM
 
 _EXPORT = fx.graph_module.__file__  # copies the mode of a module to what is made of it
 _FLAGGED = {module.__file__ for module in (batchnorm, dropout)}
@@ -50,14 +51,12 @@ class Readers:
             and type(by_path[path]).__module__.startswith("torch.nn.")
             for path in paths
         )
-        # Without momentum a norm divides by the number of its batches; a synchronised one runs
-        # other operators in training.
+        # A synchronised norm runs other operators in training.
         return (
             plain
             and framework
             and not self.others
             and self.flagged <= modules  # .train() reaches no others
-            and all(getattr(m, "momentum", 0.0) is not None for m in self.flagged)
             and not any(isinstance(m, nn.SyncBatchNorm) for m in self.flagged)
         )
 
@@ -87,3 +86,21 @@ def reading_modes() -> Iterator[Readers]:
     # On the class: its instances have the flag in their tables, which a property comes before.
     with replaced(((nn.Module, "training", property(read, write)),)):
         yield readers
+
+
+@contextlib.contextmanager
+def without_momentum(model: nn.Module) -> Iterator[None]:
+    """Let norms that average over all of their batches say so, for a while.
+
+    They would divide by a counter, whose value no program has.
+    """
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, batchnorm._BatchNorm)
+        and module.momentum is None
+        # With statistics and without a counter, a norm leaves them as they are.
+        and (module.num_batches_tracked is not None or module.running_mean is None)
+    ]
+    with replaced((norm, "momentum", WITHOUT_MOMENTUM) for norm in norms):
+        yield

@@ -14,7 +14,8 @@ import torch
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _PYTHON = sysconfig.get_paths()["stdlib"] + "/"
-_CAPTURE = str(Path(__file__).parent) + "/"
+# This package's parts of a capture; its modules that are captured are a user's like all others.
+_OURS = tuple(f"{Path(__file__).parents[1] / room}/" for room in ("capture", "ops"))
 
 NO_GRAD = traceback.FrameSummary("<no_grad>", 0, "no_grad", lookup_line=False)
 
@@ -35,7 +36,7 @@ def running() -> str:
 
 def is_users(file: str) -> bool:
     """Return whether a source file is part of neither torch, Python nor the capture itself."""
-    if file.startswith((_TORCH, _CAPTURE, "<")):
+    if file.startswith((_TORCH, *_OURS, "<")):
         return False
     return not file.startswith(_PYTHON) or "site-packages" in file
 

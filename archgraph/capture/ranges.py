@@ -198,7 +198,7 @@ def _batches(
     asked = ", ".join(g for g, test in tests.items() if not all(all_hold([test], n) for n in sizes))
     if not asked:
         return Range()
-    ours = _graph(model, program, names)
+    ours = canonical_graph(model, program, names)
     left = [n for n in sizes if n not in holding]
     for _ in range(_EXPORTS):
         if not left:
@@ -214,7 +214,7 @@ def _batches(
             left += sorted(further)
             valid |= {n for n in left if all_hold(theirs, n)}
             # The same graph: whatever the branch decides, it is the same on both of its sides.
-            if ours is not None and _graph(model, *exported) == ours:
+            if ours is not None and canonical_graph(model, *exported) == ours:
                 holding |= valid
         left = [n for n in left if n not in valid]
     low, high = _around(size, tried, holding)
@@ -302,7 +302,7 @@ def _all_hold(tests: Iterable[str], sizes: Mapping[str, int]) -> bool:
     return all(_holds(test, sizes) for test in tests)
 
 
-def _graph(
+def canonical_graph(
     model: nn.Module, program: torch.export.ExportedProgram, names: Mapping[str, str]
 ) -> ArchGraph | None:
     """Return a program in canonical form; None if it has none."""

@@ -24,9 +24,9 @@ from archgraph.capture.fold import fold_constants
 from archgraph.capture.inline import inline
 from archgraph.capture.places import under_no_grad, users_line
 from archgraph.capture.recurrent import unstack
-from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Inexpressible, Note, Tape
+from archgraph.capture.tape import IMPLIED, INSERTED, LITERAL, Note, Tape
 from archgraph.capture.writes import functionalised
-from archgraph.errors import GraphError, TraceError
+from archgraph.errors import GraphError, Inexpressible, TraceError
 from archgraph.graph.ir import Constant, Leaf, Node, Param, Polynomial, Ref, TensorType, Value
 from archgraph.ops import table
 from archgraph.ops.infer import infer_call

@@ -12,7 +12,6 @@ import functools
 import inspect
 import io
 import logging
-import random
 import sys
 import traceback
 import types
@@ -20,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
 from torch import Tensor, nn
@@ -28,15 +26,17 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.proxy import TracerBase
 from torch.utils import checkpoint
 
+from archgraph.capture.draws import noticing_draws
 from archgraph.capture.examples import register_dataclasses
 from archgraph.capture.places import NO_GRAD, is_users, running
-from archgraph.capture.tape import Note, Observed
+from archgraph.capture.tape import Observed
 from archgraph.errors import TraceError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_POOL1D = torch.max_pool1d
+_INHERITED = object()  # in place of an attribute that the holder itself does not have
 _AUTOCAST = ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype")
 
 
@@ -165,7 +165,7 @@ def watched(observed: Observed, where: str) -> Iterator[None]:
         (torch, "max_pool1d", _max_pool1d),
         *((torch, name, _noting(getattr(torch, name), observed)) for name in _AUTOCAST),
     )
-    with replaced(attributes), _drawing(observed.notes, where):
+    with replaced(attributes), _drawing(observed, where):
         yield
 
 
@@ -174,14 +174,14 @@ def replaced(attributes: Iterable[tuple[object, str, object]]) -> Iterator[None]
     """Replace attributes of classes or objects for the duration of a block."""
     # From the holder's own table: getattr() would bind methods and unwrap static ones.
     attributes = tuple(attributes)
-    before = [(holder, name, vars(holder).get(name)) for holder, name, _ in attributes]
+    before = [(holder, name, vars(holder).get(name, _INHERITED)) for holder, name, _ in attributes]
     for holder, name, new in attributes:
         setattr(holder, name, new)
     try:
         yield
     finally:
         for holder, name, old in before:
-            if old is None:  # it was inherited
+            if old is _INHERITED:
                 delattr(holder, name)
             else:
                 setattr(holder, name, old)
@@ -271,28 +271,26 @@ def _leave_inference(self: torch.inference_mode, *_: object) -> None:
 
 
 @contextlib.contextmanager
-def _drawing(notes: list[Note], where: str) -> Iterator[None]:
+def _drawing(observed: Observed, where: str) -> Iterator[None]:
     """Note what forward does to random numbers outside a graph."""
-    drawn = torch.get_rng_state()
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
-    yield
+    seeded = torch.get_rng_state()
+    with noticing_draws() as drawn:
+        yield
     # Fake tensors draw nothing: whatever moved the state of the CPU's generator set it.
-    if not torch.equal(drawn, torch.get_rng_state()):
+    if not torch.equal(seeded, torch.get_rng_state()):
         text = "forward seeds torch's random numbers, and a graph does not: seed before the call"
-        notes.append(TraceError(text, where=where))
-    after = np.random.get_state()  # noqa: NPY002  # forward may use it
-    if python != random.getstate() or not all(map(np.array_equal, numpy, after)):
-        text = (
-            "forward draws from Python's random numbers: what it drew while it was traced is fixed "
-            "in the graph; draw with torch instead"
-        )
-        notes.append(TraceError(text, where=where))
+        observed.notes.append(TraceError(text, where=where))
+    observed.drew = bool(drawn)
 
 
 @contextlib.contextmanager
 def noting_numbers(observed: Observed) -> Iterator[None]:
-    """Note which sizes of inputs have to be a number, and the line of the user's that asks so."""
-    decide = ShapeEnv._set_replacement
+    """Note which sizes of inputs have to be a number, and the line of the user's that asks so.
+
+    Lines of conditions that do not hold for the next size, or the one before, are noted as well:
+    together they may leave a single one.
+    """
+    decide, relate = ShapeEnv._set_replacement, ShapeEnv._maybe_guard_rel
 
     def noted(self: ShapeEnv, symbol: sympy.Symbol, value: sympy.Expr, message: str) -> None:
         if value.is_number:
@@ -300,5 +298,13 @@ def noting_numbers(observed: Observed) -> Iterator[None]:
                 observed.numbers.setdefault(source.name, (int(value), running()))
         decide(self, symbol, value, message)
 
-    with replaced(((ShapeEnv, "_set_replacement", noted),)):
+    def narrowed(self: ShapeEnv, condition: sympy.Basic) -> None:
+        for symbol in condition.free_symbols if len(condition.free_symbols) == 1 else ():
+            size = getattr(self, "backed_var_to_val", {}).get(symbol)  # newer than torch 2.10
+            if size and sympy.false in (condition.subs(symbol, size + n) for n in (-1, 1)):
+                observed.narrowed.append(running())
+        relate(self, condition)
+
+    attributes = ((ShapeEnv, "_set_replacement", noted), (ShapeEnv, "_maybe_guard_rel", narrowed))
+    with replaced(attributes):
         yield

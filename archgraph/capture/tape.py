@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Argument
 
-from archgraph.errors import TraceError
+from archgraph.errors import Inexpressible, TraceError
 from archgraph.graph.ir import Param, Size, TensorType
 from archgraph.ops.symbols import size_of
 
@@ -37,6 +37,8 @@ class Observed:
         buffers: Names of buffers whose values decided a branch, each with the place of the code.
         sizes: Whether a branch depends on nothing but a size that is open.
         numbers: Sizes of inputs, as guards write them, that had to be a number: it and the place.
+        drew: Whether forward drew random numbers of Python or NumPy.
+        narrowed: Places where a condition on a size does not hold for the next one, or the last.
     """
 
     notes: list[Note] = field(default_factory=list)
@@ -44,14 +46,12 @@ class Observed:
     buffers: dict[str, str] = field(default_factory=dict)
     sizes: bool = False
     numbers: dict[str, tuple[int, str]] = field(default_factory=dict)
+    narrowed: list[str] = field(default_factory=list)
+    drew: bool = False
 
     def clear(self) -> None:
         """Forget everything, for another export."""
         vars(self).update(vars(Observed()))
-
-
-class Inexpressible(TraceError):
-    """A graph has no form for what forward does here; another way to compute it may have one."""
 
 
 # Entries of `meta` beside those of torch.export (`val`, `stack_trace`, `nn_module_stack`).

@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from archgraph.capture.examples import (
     on_device_of,
 )
 from archgraph.capture.export import Captured, export_program
-from archgraph.capture.failures import UnknownType, suggesting, uncached
+from archgraph.capture.failures import SWITCHES
 from archgraph.capture.modes import reading_modes
 from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
 from archgraph.capture.signature import open_axes, with_signature
@@ -48,7 +48,7 @@ from archgraph.capture.unseen import (
 from archgraph.capture.verify import down_to_one
 from archgraph.capture.verify import verify as verified
 from archgraph.errors import GraphError, TraceError, TraceWarning
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Role, TensorType, walk
+from archgraph.graph.ir import ArchGraph, Leaf, Param, Role, TensorType, walk
 from archgraph.graph.passes import prune, renumber
 from archgraph.graph.sizes import open_sizes
 from archgraph.graph.values import BATCH_WORD
@@ -179,17 +179,30 @@ def _captured(
         verify=compares,
         axes=axes,
     )
-    with uncollected(), _explaining_tuples(args), suggesting(model):
-        try:
-            traced, notes = capture()
-        except UnknownType:  # of a result that is kept for the next call, if it can be switched off
-            with uncached(model) as switches:
-                if not switches:
-                    raise
-                traced, notes = capture()
-            notes = [*switches, *notes]
+    with uncollected(), _explaining_tuples(args):
+        traced, notes = _switching(model, capture)
     skipped = () if verify else ("not verified: traced with verify=False",)
     return _with_notes(traced, (*unlike, *_texts(notes, strict), *skipped))
+
+
+def _switching(
+    model: nn.Module, capture: Callable[[], tuple[Traced, list[Note]]]
+) -> tuple[Traced, list[Note]]:
+    """Capture a model, after each failure with the setting that may be a way out of it."""
+    changes: list[Note] = []
+    left = dict(SWITCHES)
+    with contextlib.ExitStack() as settings:
+        while True:
+            try:
+                traced, notes = capture()
+            except TraceError as error:
+                switch = left.pop(type(error), None)
+                change = settings.enter_context(switch(model)) if switch else []
+                if not change:
+                    raise
+                changes += change
+            else:
+                return traced, [*changes, *notes]
 
 
 def trace_own(
@@ -417,12 +430,12 @@ class _Capture:
                 trained, _ = self.one(evaluated.fixed)
             same_inputs(evaluated, trained)
         except TraceError as error:
-            _refuse_lost_statistics(evaluated.nodes)
+            remedy = f"{error.hint}, or " if error.hint else ""
             note = TraceError(
                 "train mode could not be captured, and eval mode would stand in for it",
                 where=error.where,
                 found=error.message,
-                hint="trace with train=False if that is meant",
+                hint=f"{remedy}trace with train=False if that is meant",
             )
             alone = dataclasses.replace(evaluated, notes=(*evaluated.notes, note))
             return live_flags(alone, self.leaves.params)
@@ -468,6 +481,13 @@ def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise TraceError("has no values yet: run the lazy module once first", where=name)
+    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    if not on_meta and any(tensor.is_meta for tensor in example_tensors((args, kwargs))):
+        raise TraceError(
+            "an example input has no values: it is on the meta device, and the model is not",
+            where=type(model).__name__,
+            hint='give one with values: torch.zeros_like(x, device="cpu")',
+        )
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*args, **kwargs)
@@ -477,19 +497,6 @@ def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
             where=type(model).__name__,
             expected=f"forward{signature}",
         ) from None
-
-
-def _refuse_lost_statistics(nodes: Iterable[Node]) -> None:
-    """Refuse a cumulative mean of batch statistics: no graph can divide by a counter's value."""
-    for node in nodes:
-        row = table.row(node.op)
-        if row.statistics and node.arg(row.statistics[0]) and node.arg("momentum") == 0:
-            raise TraceError(
-                "running statistics would not be updated: a norm without momentum divides by the "
-                "number of batches so far",
-                where=node.scope or f"%{node.name}",
-                hint="give the norm a momentum, or trace with train=False to use it in evaluation",
-            )
 
 
 def _unread_statistics(draft: OneMode, graph: ArchGraph) -> dict[str, str]:

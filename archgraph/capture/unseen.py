@@ -120,7 +120,10 @@ def shared(
             )
     for pair in overlapping(tensors.values()):
         if any(tensor.requires_grad or name in written for name, tensor in pair):
-            (first, _), (second, _) = sorted(pair, key=lambda item: item[0] in constants)
+            # The smaller one can be computed of the other.
+            (first, _), (second, _) = sorted(
+                pair, key=lambda item: (item[0] in constants, -item[1].numel())
+            )
             yield TraceError(
                 "shares memory with a leaf that changes, and would not change with it",
                 where=second,

@@ -57,6 +57,7 @@ class _Results:
         drew: Whether it drew random numbers.
         backward: How many nodes of each kind the backward pass has: equal where operators are.
         functions: Functions of the user's in it, with a gradient of their own.
+        recomputed: A buffer that the backward pass changed; empty if it changed none.
     """
 
     outputs: Mapping[str, Tensor]
@@ -65,6 +66,7 @@ class _Results:
     gradients: Mapping[str, Tensor | None] = field(default_factory=dict)
     backward: Counter[str] = field(default_factory=Counter)
     functions: Sequence[type[Function]] = ()
+    recomputed: str = ""
 
     def floor(self) -> float:
         """Return the magnitude below which gradients are compared absolutely."""
@@ -344,10 +346,17 @@ class _Verification:
         backward, functions = _backward(smooth)  # before it runs, which frees it
         generator = torch.Generator().manual_seed(2)
         incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         if smooth:
             torch.autograd.backward(smooth, incoming)
         gradients = {name: parameter.grad for name, parameter in parameters.items()}
-        return _Results(results, operators.counts, drew, gradients, backward, functions)
+        changed = (
+            n
+            for n, b in module.named_buffers()
+            if n in buffers and largest_difference(b, buffers[n])
+        )
+        recomputed = next(changed, "")
+        return _Results(results, operators.counts, drew, gradients, backward, functions, recomputed)
 
     def _differences(
         self, actual: _Results, expected: _Results, call: _Call
@@ -411,10 +420,17 @@ class _Verification:
                 "the gradient straight through)"
             )
         elif first.kind == "gradient":
-            where, hint = first.name, "remove what changes gradients in forward"
+            where = first.name
+            hint = "remove what changes gradients in forward, and say use_reentrant=False"
             message = (
                 "the gradients of the model and its graph differ: forward registers a hook, sets "
                 "grad or requires_grad, or has a checkpoint with use_reentrant=True"
+            )
+        elif first.kind == "buffer" and expected.recomputed:
+            where, hint = expected.recomputed, "call the norm outside of the checkpoint"
+            message = (
+                "the model's backward pass changes it: a checkpoint in forward is computed again, "
+                "which updates statistics a second time; a graph updates them once"
             )
         elif changed:
             where, hint = forward, "make it a buffer (register_buffer)"

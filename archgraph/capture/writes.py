@@ -27,12 +27,11 @@ from archgraph.capture.tape import (
     INSERTED,
     LITERAL,
     REGION,
-    Inexpressible,
     Region,
     Tape,
     View,
 )
-from archgraph.errors import TraceError
+from archgraph.errors import Inexpressible, TraceError
 from archgraph.graph.ir import Ref, Value
 from archgraph.ops import table
 from archgraph.ops.operator import ViewWrite

@@ -133,6 +133,7 @@ def _from_values(
         graph = getattr(value, "graph", value)  # of what ag.trace or a rewrite returns
         if isinstance(graph, ArchGraph):
             if (state := getattr(value, "state", None)) is not None:
+                _check_values(state, dotted(loc))
                 weights[loc[1:]] = dict(state)  # the family's own places: without `family`
             return parse_document(flat.dump(graph), dotted(loc)).data
         if isinstance(value, Importance):
@@ -148,6 +149,19 @@ def _from_values(
         data["family"] = {"archgraph": 1, **data["family"]}
     # Line 0: values passed in Python are not in a file.
     return Document(kind, data, dict.fromkeys(places(data), 0)), weights
+
+
+def _check_values(state: Mapping[str, object], where: str) -> None:
+    """Refuse the state of a model on the meta device."""
+    empty = next((name for name, value in state.items() if getattr(value, "is_meta", False)), None)
+    if empty is not None:
+        raise SpecError(
+            "has no values: the model was traced on the meta device",
+            where=where,
+            found=empty,
+            hint="load weights into the model before tracing it, or give the graph alone "
+            "(traced.graph), whose weights are drawn anew",
+        )
 
 
 def _data(document: Document, data: DataSpec) -> DataSpec:

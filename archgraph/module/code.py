@@ -36,7 +36,7 @@ from archgraph.module.plan import (
     makes_tensor,
 )
 from archgraph.ops import table
-from archgraph.ops.schema import from_atom, op_schema
+from archgraph.ops.schema import LEFT_OUT, from_atom, op_schema
 
 
 class Output(dict[str, Any]):  # values are as free as a model's results
@@ -373,8 +373,19 @@ class _Body:
         if makes_tensor(node):
             arguments["device"] = self.device()
         row = op_schema(node.op)
+        if self.counts(node):
+            return self.fx.call_function(_uncounted, (node.scope,))
         positional, keywords = row.call_args(arguments)
         return self.fx.call_function(row.overload, tuple(positional), keywords)
+
+    def counts(self, node: Node) -> bool:
+        """Return whether an operator here averages over all batches so far: only its layer can."""
+        known, number = table.row(node.op), LEFT_OUT.get(node.op)
+        left_out = number is not None and node.arg(number) is None
+        flag = known.training_flag
+        trains = flag is not None and in_mode(node.arg(flag), self.training) is True
+        values = (in_mode(node.arg(name), self.training) for name in known.statistics)
+        return left_out and trains and any(value is not None for value in values)
 
     def call_module(self, path: str, args: tuple[Argument, ...]) -> torch.fx.Node:
         """Append a call of a layer or a block."""
@@ -523,6 +534,16 @@ def _field(record: object, key: str) -> object:
     return record[key] if isinstance(record, Mapping) else getattr(record, key)
 
 
+def _uncounted(where: str) -> None:
+    raise GraphError(
+        "this norm without momentum cannot be trained: it averages over all of its batches, and "
+        "what else its module computes leaves no layer that counts them",
+        where=where or None,
+        hint="give the norm a momentum, or use the module in evaluation",
+    )
+
+
 # fx prints functions by their qualified name: these must be importable from here.
 torch.fx.wrap("_field")
+torch.fx.wrap("_uncounted")
 torch.fx.wrap("_record")

@@ -78,6 +78,13 @@ def check_batches(
         )
 
 
+def are_apart(graph: ArchGraph, state: TensorsByName, where: str) -> bool:
+    """Return whether examples along the axis that is taken for the batch are computed alone."""
+    built, both = build(graph, state).eval(), random_inputs(graph)
+    check_memory(built, both, lambda: where)
+    return _apart(graph, built, both, _computed(built, both, where), where)
+
+
 def _first_meeting(module: OnnxModule, graph: ArchGraph, both: TensorsByName) -> str:
     """Return the first node whose results for two batches are not those of each; empty if none."""
     runs: list[list[tuple[str, Sequence[object]]]] = []

@@ -21,7 +21,7 @@ from archgraph.graph.sizes import is_size_name
 from archgraph.graph.values import BATCH_WORD
 from archgraph.hints import unknown
 from archgraph.limits import LIMITS
-from archgraph.onnx.batches import check_batches, check_sizes
+from archgraph.onnx.batches import are_apart, check_batches, check_sizes
 from archgraph.onnx.network import STEP, OnnxModule
 from archgraph.onnx.tensors import dtype_of
 
@@ -42,11 +42,13 @@ class Dimensions:
         shapes: Of each input: a number, or the name of an open size, ``batch`` for the batch.
         examples: Numbers that the file has for sizes that are open on request.
         batch: Number of examples that the file is for; None where it says none.
+        note: Which dimension is the batch, if it is not the first one.
     """
 
     shapes: Mapping[str, Sequence[int | str]]
     examples: Mapping[str, int]
     batch: int | None
+    note: str = ""
 
     @property
     def opened(self) -> tuple[str, ...]:
@@ -101,15 +103,25 @@ def capture_file(
     module.inputs = tuple(item.name for item in inputs)
     names = _argument_names(module.inputs)
     by_name = dict(zip(names, inputs, strict=True))
-    try:
-        dims = _dimensions(by_name, sizes)
-    except SpecError as error:
-        raise error.within(where) from error
-    traced = _captured(proto, module, by_name, where, dims)
+    for second in (True, False):
+        try:
+            dims = _dimensions(by_name, sizes, second=second)
+        except SpecError as error:
+            raise error.within(where) from error
+        if second and not dims.note:
+            continue
+        try:
+            traced = _captured(proto, module, by_name, where, dims)
+            if not second or are_apart(traced.graph, traced.state, where):
+                break
+        except SpecError:
+            if not second:
+                raise
     check_batches(traced.graph, traced.state, module, path, dims.batch)
     # Lines of the operator table say nothing to who has the file; the scopes are its names.
     nodes = tuple(dataclasses.replace(node, source="") for node in traced.graph.nodes)
-    return traced.graph.replace(nodes=nodes), traced.state
+    notes = (*traced.graph.notes, *filter(None, (dims.note,)))
+    return traced.graph.replace(nodes=nodes, notes=notes), traced.state
 
 
 def _captured(
@@ -153,13 +165,17 @@ def _captured(
     raise refusal
 
 
-def _dimensions(inputs: Mapping[str, onnx.ValueInfoProto], sizes: RequestedSizes) -> Dimensions:
+def _dimensions(
+    inputs: Mapping[str, onnx.ValueInfoProto], sizes: RequestedSizes, *, second: bool = False
+) -> Dimensions:
     """Return the dimensions of a file's inputs, with what is asked of them.
 
     1. The first input's first dimension is the batch, and so are others of its name; where it has
        none, first dimensions without a name; where it is a number, first dimensions of this number.
     2. A dimension is open under its name, or under ``input_axis`` where it has none.
     3. A number stays one unless it is asked to be open.
+
+    If ``second``, a name behind a first dimension of several is the batch: a sequence comes first.
 
     Raises:
         SpecError: If a size is asked for that there is none of, or that the file has as another.
@@ -171,8 +187,14 @@ def _dimensions(inputs: Mapping[str, onnx.ValueInfoProto], sizes: RequestedSizes
         ]
         for label, item in inputs.items()
     }
-    lead = next((dims[0] for dims in [*declared.values()][:1] if dims), None)
     asked = {_word(name): size for name, size in sizes.items()}
+    first, behind = (*next(iter(declared.values()), []), None, None)[:2]
+    lead = first
+    note = ""
+    second = second and BATCH_WORD not in asked  # whoever says its size means the first dimension
+    if second and isinstance(first, int) and first > 1 and isinstance(behind, str) and behind:
+        lead = behind
+        note = f"the batch is {lead}, the second dimension; the first one is {first} in the file"
     if isinstance(lead, str) and lead in asked:
         asked.setdefault(BATCH_WORD, asked.pop(lead))
     shapes: dict[str, list[int | str]] = {}
@@ -195,7 +217,7 @@ def _dimensions(inputs: Mapping[str, onnx.ValueInfoProto], sizes: RequestedSizes
             shape.append(word if isinstance(size, str) else size)
     for word in asked.keys() - words.keys():
         raise SpecError("has no such size", **unknown(word, words))
-    return Dimensions(shapes, examples, batch)
+    return Dimensions(shapes, examples, batch, note)
 
 
 def _check_size(word: str, size: int | str, dim: int | str) -> None:

@@ -15,7 +15,7 @@ from archgraph.limits import LIMITS
 from archgraph.onnx import require_packages
 from archgraph.onnx.imported import RequestedSizes, capture_file
 from archgraph.onnx.mark import marked_graph
-from archgraph.onnx.tensors import stored_tensor
+from archgraph.onnx.tensors import file_beside, stored_tensor
 
 if TYPE_CHECKING:
     import onnx
@@ -83,6 +83,8 @@ def _proto(path: Path) -> onnx.ModelProto:
             raise SpecError("is too large", where=str(path), found=f"{size} bytes", expected=limit)
         # Weights beside the file are read one by one later, from its own folder only.
         proto = onnx.load(path, load_external_data=False)
+        for tensor in proto.graph.initializer:
+            file_beside(tensor, path.parent, str(path))
         onnx.checker.check_model(path)
     except OSError as error:
         raise SpecError("cannot be read", where=str(path), found=os_reason(error)) from error

@@ -64,8 +64,9 @@ def stored_tensor(proto: onnx.TensorProto, folder: Path, where: str) -> torch.Te
         or max(math.prod(shape), *shape, 0) > LIMITS.leaf_elements
     ):
         raise SpecError("is too large", where=where, found=shape, expected=LIMITS.leaf_elements)
-    if proto.data_location == onnx.TensorProto.EXTERNAL:
-        raw = _beside(proto, folder, where, size)
+    file = file_beside(proto, folder, where)
+    if file is not None:
+        raw = _beside(proto, file, where, size)
     elif proto.HasField("raw_data"):
         raw = proto.raw_data
     else:
@@ -80,17 +81,38 @@ def stored_tensor(proto: onnx.TensorProto, folder: Path, where: str) -> torch.Te
     return flat.reshape(shape)
 
 
-def _beside(proto: onnx.TensorProto, folder: Path, where: str, size: int) -> bytes:
-    """Read the bytes of a tensor in another file of the same folder."""
-    entries = {entry.key: entry.value for entry in proto.external_data}
-    name, offset = entries.get("location", ""), entries.get("offset", "0")
+def file_beside(proto: onnx.TensorProto, folder: Path, where: str) -> Path | None:
+    """Return the file of the same folder that has the numbers of a tensor; None: its own file has.
+
+    Raises:
+        SpecError: If it is in another folder, or missing.
+    """
+    import onnx
+
+    if proto.data_location != onnx.TensorProto.EXTERNAL:
+        return None
+    name = next((e.value for e in proto.external_data if e.key == "location"), "")
     root = folder.resolve()
     file = (root / name).resolve() if "\0" not in name else root
     # A file from elsewhere must not make this process read what it has no business with.
-    if not name or not file.is_relative_to(root) or not file.is_file():
+    if not name or not file.is_relative_to(root) or file.is_dir():
         raise SpecError(
             "has its weights outside of the file's folder", where=where, found=repr(name[:200])
         )
+    if not file.is_file():
+        raise SpecError(
+            "lacks the file with its weights",
+            where=where,
+            expected=str(file)[:200],
+            hint="copy that file, too: it belongs beside this one, under the name that it had",
+        )
+    return file
+
+
+def _beside(proto: onnx.TensorProto, file: Path, where: str, size: int) -> bytes:
+    """Read the bytes of a tensor in another file."""
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    offset = entries.get("offset", "0")
     length = entries.get("length", str(size))
     if not (offset.isdecimal() and length == str(size) and len(offset) < 20):
         raise SpecError(f"has {length} bytes instead of {size}", where=where)

@@ -39,7 +39,7 @@ from archgraph.ops.infer import call_type, pattern, shortened, tensor_types
 from archgraph.ops.opaque import opaque_axes
 from archgraph.ops.operands import nested
 from archgraph.ops.operator import unknown_axes
-from archgraph.ops.schema import canonical_args, op_schema, torch_dtype
+from archgraph.ops.schema import LEFT_OUT, canonical_args, op_schema, torch_dtype
 from archgraph.ops.table import known, row
 from archgraph.ops.types import Args, ResultType
 
@@ -265,7 +265,9 @@ def pure(op: str) -> bool:
 @functools.cache
 def _argument_types(op: str) -> Mapping[str, str]:
     """Types of an operator's arguments; enumerations under their own name."""
-    return {a.name: str(a.real_type) for a in op_schema(op).overload._schema.arguments}
+    types = {a.name: str(a.real_type) for a in op_schema(op).overload._schema.arguments}
+    number = LEFT_OUT.get(op)
+    return types if number is None else {**types, number: f"Optional[{types[number]}]"}
 
 
 def _is_number(value: Value) -> bool:

@@ -14,13 +14,14 @@ from archgraph.ops.backward import as_large_as_result, saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import LayerRule, TorchLayer, arguments_of, weight_and_bias
 from archgraph.ops.operands import Amount, Counted, numel, shape_of
-from archgraph.ops.operator import Growth, Operator, rows
+from archgraph.ops.operator import Call, Growth, Operator, Spelling, rows
 from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import Identity, Init, Initialiser
 from archgraph.ops.types import Args, certain, listed, number, optional, plain_value, positive, real
 from archgraph.ops.weighted import OUT
 from archgraph.ops.zeros import open_dims
 
+WITHOUT_MOMENTUM = math.nan  # the momentum, in a capture, of a norm that averages over all batches
 _AFFINE: dict[str, Init] = {"weight": Initialiser("ones"), "bias": Initialiser("zeros")}
 
 
@@ -75,12 +76,20 @@ def _batch_norm_type(args: Args) -> TensorType:
     optional(args, names, x.shape[1:2], x.dtype)
     statistics = [isinstance(args.get(name), TensorType) for name in names[2:]]
     training = number(args, "training", None, bool)
-    for name in ("momentum", "eps"):
-        number(args, name, None, float)
+    number(args, "eps", None, float)
+    if plain_value(args.get("momentum")) is not None:
+        number(args, "momentum", None, float)
     certain(all(statistics) or (training and not any(statistics)))
     # A single number has no statistics.
     certain(any(size != 1 for size in (x.shape[0], *x.shape[2:])))
     return x
+
+
+def _batch_norm_spelling(call: Spelling) -> Call:
+    """Leave out the momentum of a norm that has none."""
+    momentum = call.args.get("momentum")
+    without = isinstance(momentum, float) and math.isnan(momentum)
+    return call.op, {**call.args, "momentum": None} if without else call.args
 
 
 def _batch_norm_identity(_graph: ArchGraph, node: Node) -> Identity:
@@ -154,6 +163,7 @@ _batch_norm = Operator(
     variances=("running_var",),
     normalises=True,
     rates=("momentum", "eps"),
+    spelling=_batch_norm_spelling,
     # Every channel has statistics of its own: it is the same beside copies of itself.
     growth=Growth(affine=OUT, repeats="any", identity=_batch_norm_identity),
     type=_batch_norm_type,
@@ -166,6 +176,7 @@ _OVER_BATCHES = {
     "_native_batch_norm_legit": replace(
         _batch_norm,
         growth=Growth(finite=False),
+        spelling=None,
         type=None,
         layer=None,
         backward=saves("input", "weight", results=(1, 2)),
@@ -174,6 +185,7 @@ _OVER_BATCHES = {
     "instance_norm": replace(
         _batch_norm,
         training_flag="use_input_stats",
+        spelling=None,
         growth=Growth(affine=OUT, repeats="any"),
         type=None,
         layer=_statistics_layer(_INSTANCE_NORMS, "use_input_stats", counts=False),

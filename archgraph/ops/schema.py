@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from archgraph.graph.ir import Atom, Value, show
 
 # Operators that read or write anything but their arguments; never accepted.
 _UNSAFE = frozenset({"from_file", "set_", "set_data", "_debug_has_internal_overlap"})
+# Numbers that a graph may leave out, by operator: a norm without momentum averages over all of its
+# batches, and its layer counts them.
+LEFT_OUT: Mapping[str, str] = MappingProxyType({"aten.batch_norm": "momentum"})
 # Arguments that say where or how to store, not what to compute: they never enter a graph.
 STORAGE_ARGS = frozenset(
     {"device", "layout", "pin_memory", "cudnn_enable", "cudnn_enabled", "non_blocking"}
@@ -59,6 +63,9 @@ class Schema:
         while positional and not (positional[-1].name in values or positional[-1].required):
             positional.pop()
         keyword = {a.name: values[a.name] for a in self.args if a.keyword_only and a.name in values}
+        number = LEFT_OUT.get(self.op)
+        if number is not None and values.get(number) is None:
+            values = {**values, number: 0.0}  # no result depends on it
         # A required storage argument (batch_norm's cudnn_enabled) is a permission: granted.
         return [
             values.get(a.name, True if a.name in STORAGE_ARGS else a.default) for a in positional

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from archgraph.analysis.choice import LARGEST_FACTOR
 from archgraph.fields import Base, Count, Mistake, Natural
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
@@ -51,7 +52,13 @@ CheckedShare = Annotated[
     float, _number(lambda n: 0 < n <= 1, "share", "a number in (0, 1]", Field(gt=0, le=1))
 ]
 CheckedFactor = Annotated[
-    float, _number(lambda n: n >= 1, "factor", "a number of at least 1", Field(ge=1))
+    float,
+    _number(
+        lambda n: 1 <= n <= LARGEST_FACTOR,
+        "factor",
+        f"a number from 1 to {LARGEST_FACTOR}",
+        Field(ge=1, le=LARGEST_FACTOR),
+    ),
 ]
 ShareChoice = CheckedShare | dict[str, CheckedShare]
 FactorChoice = CheckedFactor | dict[str, CheckedFactor]

@@ -34,8 +34,8 @@ def widen(
 
     Args:
         graph: The narrow architecture.
-        factors: One factor from 1 on for every free axis, or factors by axis; axes are named as in
-            :func:`take`.
+        factors: One factor from 1 to 16 for every free axis, or factors by axis; axes are named as
+            in :func:`take`. Larger numbers are sizes.
         sizes: New numbers of positions, by axis.
         positions: The old position that each new one copies, by axis.
         seed: Of the copies.

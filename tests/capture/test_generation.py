@@ -138,26 +138,48 @@ def _in_training(net: Any, built: Any, inputs: dict[str, Any]) -> None:
         torch.testing.assert_close(others[key], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_experts_need_a_setting_that_the_refusal_names():
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+def test_experts_run_without_branches_for_the_capture(implementation):
     import transformers
 
     torch.manual_seed(0)
     config = transformers.MixtralConfig(**_GROUPED, num_local_experts=4)
     net, inputs = transformers.MixtralForCausalLM(config), _one()
-    for implementation in ("eager", "grouped_mm"):
-        net.set_experts_implementation(implementation)
-        with pytest.raises(TraceError) as caught:
-            ag.trace(net, **inputs, train=False)
-        assert 'call model.set_experts_implementation("batched_mm") before' in str(caught.value)
+    net.set_experts_implementation(implementation)
+    before = dict(vars(net.config))
     with torch.no_grad():
         expected = net.eval()(**inputs).logits
-    net.set_experts_implementation("batched_mm")
     traced = ag.trace(net, **inputs)
+    assert vars(net.config) == before
+    assert sum("batched_mm" in note for note in traced.notes) == 1
     with torch.no_grad():
         found = ag.build(*traced).eval()(**inputs)["logits"]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     _in_training(net, ag.build(*traced), inputs)
     ag.take(traced.graph, 0.5, verify=True)
+
+
+class Doubtful(torch.nn.Module):
+    """Experts, and a branch of its own."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits = self.net(input_ids=input_ids).logits
+        return logits if logits.sum() > 0 else -logits
+
+
+def test_settings_are_taken_back_where_they_do_not_help():
+    import transformers
+
+    config = transformers.MixtralConfig(**_GROUPED, num_local_experts=4)
+    net = transformers.MixtralForCausalLM(config)
+    before = dict(vars(net.config))
+    with pytest.raises(TraceError, match="branches on the values"):
+        ag.trace(Doubtful(net), _one()["input_ids"])
+    assert vars(net.config) == before
 
 
 def test_embeddings_and_a_mask_as_inputs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -554,9 +555,52 @@ def test_a_batch_that_only_evaluation_fixes_is_fixed_in_training_too():
     assert traced.notes[0].startswith("the batch size is fixed at that of the example")
 
 
+def branch_on_the_batch(net, x):
+    if 1 < x.shape[0] < 3:
+        return net.layer(x)
+    return -net.layer(x)
+
+
+FIXED: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "view": lambda net, x: net.layer(x).view(2, 2, 2).flatten(1),
+    "expand": lambda net, x: net.layer(x) + torch.zeros(1, 4).expand(2, 4),
+    "buffer": lambda net, x: net.layer(x) + net.rows,
+    "number": lambda net, x: net.layer(x) * int(x.shape[0]),
+    "loop": lambda net, x: torch.stack(list(net.layer(x))),
+    "branch": branch_on_the_batch,
+}
+
+
+@pytest.mark.parametrize("name", list(FIXED))
+def test_a_fixed_batch_is_noted_with_the_line_that_fixes_it(name):
+    net, body = Net(FIXED[name]), FIXED[name].__code__
+    net.register_buffer("rows", torch.ones(2, 4))
+    graph, _ = traced = ag.trace(net, X)
+    assert graph.nodes[0].shape == (2, 3)
+    note = next(n for n in traced.notes if n.startswith("the batch size is fixed"))
+    first = body.co_firstlineno
+    lines = [*range(first, first + 2)] if name == "branch" else [first]
+    assert any(f"test_models.py:{line}" in note for line in lines), note
+
+
+def test_a_batch_that_a_helper_of_another_file_fixes(tmp_path, monkeypatch):
+    (tmp_path / "anchors_of_two.py").write_text("def add(x, rows):\n    return x + rows\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    helper = importlib.import_module("anchors_of_two")
+    net = Net(lambda net, x: helper.add(net.layer(x), net.rows))
+    net.register_buffer("rows", torch.ones(2, 4))
+    (note,) = ag.trace(net, X).notes
+    assert f"{helper.__file__}:2" in note
+
+
+def test_a_batch_of_one_that_is_fixed_stays_one():
+    graph, _ = ag.trace(Net(FIXED["number"]), X[:1])
+    assert graph.nodes[0].shape == (1, 3)
+
+
 def test_python_random_numbers_are_noted():
     def body(net, x):
-        return net.layer(x) if random.random() < 2 else x
+        return net.layer(x) * random.random()
 
     state = random.getstate()
     with pytest.raises(TraceError, match=r"Python's random numbers.*draw with torch instead"):
@@ -920,12 +964,66 @@ def test_a_number_that_forward_changes_is_refused_where_the_next_call_reads_it(m
     assert net.calls == 0
 
 
-def test_cumulative_statistics_are_refused():
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
-    with pytest.raises(TraceError, match=r"1: running statistics would not be updated.*momentum"):
+class Residual(nn.Module):
+    """A block whose norm averages over all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(self.conv(x)).relu()
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_norm_without_momentum_averages_over_all_batches(train, mode):
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, momentum=None), Residual(), Residual(),
+        nn.BatchNorm2d(4, momentum=None, track_running_stats=False), nn.Flatten(),
+        nn.Linear(144, 2),
+    ).train(mode)  # fmt: skip
+    graph, state = ag.trace(net, IMAGE, train=train)
+    built: Any = ag.build(graph, state)
+    assert built.training is mode
+    assert ag.trace(built, IMAGE, train=train).graph == graph == parse(str(graph))
+    for part in (built[1], built[2].norm, built[4]):
+        assert type(part) is nn.BatchNorm2d and part.momentum is None
+    for step in range(4):
+        x = torch.randn(5, 3, 6, 6) + step
+        for module in (built, net):
+            module.train().zero_grad()
+            module(x).square().mean().backward()
+            for parameter in module.parameters():
+                parameter.data -= 0.1 * parameter.grad
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(built.state_dict()[name], value, rtol=0, atol=0)
+    half = ag.take(graph, 0.5, verify=True)
+    small: Any = ag.build(half.graph, half.transfer.pull(ag.state_of(built)))
+    assert small[2].norm.num_batches_tracked == 4 and small[2].norm.momentum is None
+    merger = ag.Merger(graph, ag.state_of(built))
+    merger.add(half.transfer, ag.state_of(small))
+    assert merger.result()[0]["1.num_batches_tracked"] == 4
+
+
+class NormWithActivation(nn.BatchNorm1d):
+    """A norm that no layer of torch's computes alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+def test_a_norm_without_momentum_that_is_more_than_a_layer_is_not_trained():
+    net: Any = nn.Sequential(nn.Linear(3, 4), NormWithActivation(4, momentum=None), nn.Linear(4, 2))
+    with pytest.raises(TraceError, match=r"1: this norm without momentum cannot be trained"):
         ag.trace(net, X)
-    graph, state = ag.trace(net.eval(), X, train=False)
-    torch.testing.assert_close(ag.build(graph, state).eval()(X), net(X), rtol=0, atol=0)
+    built = ag.build(*ag.trace(net, X, train=False))
+    torch.testing.assert_close(built.eval()(X), net.eval()(X), rtol=0, atol=0)
+    with pytest.raises(GraphError, match=r"1: .*give the norm a momentum"):
+        built.train()(X)
+    net[1].momentum = 0.1  # the advice
+    assert_faithful(net, X, batches=(2, 5))
 
 
 def test_whole_numbers_for_a_layer_of_floats_are_refused():

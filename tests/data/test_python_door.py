@@ -85,6 +85,10 @@ def test_clients_bring_models_and_weights_of_their_own():
             experiment(two_sizes(net())),
             r"family.model: is a module, not a graph; trace it first: ag.trace\(model, example\)",
         ),
+        (
+            experiment(two_sizes(ag.trace(net().to("meta"), X))),
+            r"family.model: has no values: .* on the meta device; found 0\.weight; load weights",
+        ),
         (experiment(two_sizes(3)), "experiment: family.model: has an unknown value; found 3"),
         ({**experiment({}), "round": 3}, "experiment: round: is an unknown key.*'rounds'"),
     ],

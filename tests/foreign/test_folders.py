@@ -82,7 +82,7 @@ def longer(graph: ag.ArchGraph) -> ag.Rewritten:
 def odd(graph: ag.ArchGraph) -> ag.Rewritten:
     """Positions that no slice lists, one of them twice, and a scale."""
     axis = next(a for a in ag.axes(graph).free if "mlp" in a.name)
-    return ag.widen(graph, {axis.name: 30}) >> (
+    return ag.widen(graph, {axis.name: 16}) >> (
         lambda g: ag.take(g, positions={axis.name: [29, 2, 3, 11]})
     )
 

@@ -102,9 +102,12 @@ def test_weights_beside_the_file_and_only_in_its_folder(traced, file: Path, tmp_
     refused("conv.weight|outside", location=str(outside))
     refused("has 4 bytes instead of", length="4")
     refused("ends before", offset=str(10**9))
-    (tmp_path / "n.onnx.data").unlink()
-    with pytest.raises(SpecError):
+    (tmp_path / "n.onnx.data").rename(tmp_path / "elsewhere.data")
+    lacks = r"n\.onnx: lacks the file with its weights; expected .*n\.onnx\.data; copy that file"
+    with pytest.raises(SpecError, match=lacks):
         ag.load(path)
+    (tmp_path / "elsewhere.data").rename(tmp_path / "n.onnx.data")
+    assert ag.load(path).graph == traced.graph
 
 
 def test_new_weights_are_read_and_other_operators_are_refused(traced, file: Path, tmp_path: Path):

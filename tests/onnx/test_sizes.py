@@ -363,3 +363,46 @@ def test_large_weights_are_no_results(tmp_path: Path):
     ]
     path = file(tmp_path / "w.onnx", nodes, "N", shape=np.array([2**23 + 1, 4]))
     assert str(ag.load(path).graph.nodes[-1].type) == "float32[batch, 1]"
+
+
+def sequences(path: Path, kind: str, shape: list[int | str]) -> Path:
+    """A file that takes sequences, and computes each of the second dimension alone, or together."""
+    real = onnx.TensorProto.FLOAT
+    nodes: dict[str, list[tuple[str, str, str, dict[str, int]]]] = {
+        "apart": [("Tanh", "x", "y", {})],
+        "meets": [("Softmax", "x", "y", {"axis": 1})],
+        "over time": [("Softmax", "x", "y", {"axis": 0})],
+    }
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(op, [x], [y], **at) for op, x, y, at in nodes[kind]], "g",
+        [onnx.helper.make_tensor_value_info("x", real, shape)],
+        [onnx.helper.make_tensor_value_info("y", real, shape)],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model.ir_version = 9
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("kind", ["apart", "over time"])
+@pytest.mark.parametrize("name", ["N", "examples"])
+def test_a_sequence_that_comes_first_leaves_the_batch_open(kind: str, name: str, tmp_path: Path):
+    path = sequences(tmp_path / "s.onnx", kind, [5, name, 3])
+    graph, state = ag.load(path)
+    assert str(graph.node["x"].type) == "float32[5, batch, 3]"
+    said = f"the batch is {name}, the second dimension; the first one is 5 in the file"
+    assert graph.notes == (said,)
+    x = torch.randn(5, 4, 3)
+    expected = x.tanh() if kind == "apart" else x.softmax(0)
+    torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=0, atol=1e-6)
+    assert str(ag.load(path, {name: 7}).graph.node["x"].type) == "float32[5, 7, 3]"
+    assert ag.load(path, {"batch": 5}).graph.node["x"].shape[0] == 5
+
+
+def test_a_length_is_not_a_batch_where_its_positions_meet(tmp_path: Path):
+    graph, _ = ag.load(sequences(tmp_path / "s.onnx", "meets", [5, "length", 3]))
+    assert str(graph.node["x"].type) == "float32[5, length, 3]"
+    assert graph.notes == ("the batch size is fixed: the file is for 5",)
+    # A batch of one says nothing of which dimension comes first.
+    graph, _ = ag.load(sequences(tmp_path / "s.onnx", "apart", [1, "length", 3]))
+    assert str(graph.node["x"].type) == "float32[1, length, 3]"

@@ -159,6 +159,7 @@ def test_positions_may_be_any_sequence(graph):
     [
         ({"shortn": 1}, r"rewrite: shortn: is an unknown key.*did you mean 'shorten'\?"),
         ({"take": 3}, r"rewrite: take: is not a share; found 3"),
+        ({"widen": {"stem.out": 192}}, r".*is not a factor; found 192; .*sizes: \{axis: 4\}"),
         ({"shorten": {"layer2": 0.5}}, r"rewrite: shorten\.layer2: has a wrong value; found 0\.5"),
         ({"shorten": {"layr2": 1}}, r"shorten: no such section.*did you mean 'layer2'\?"),
         ({"add_exits": {"layer2": [{"linar": 3}]}}, r"add_exits: .*did you mean 'linear'\?"),

@@ -114,8 +114,14 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
         ({"sizes": {"0.out": 3}}, r"size out of range; found 3; .* from 4; take and narrow make"),
         ({"positions": {"0.out": [0, 1, 2]}}, r"every old position must occur; found 3 is missing"),
         ({"positions": {"0.out": [0, 1, 2, 3, 4]}}, r"position outside the axis; found 4"),
-        ({"factors": {"0.out": 0}}, r"not a factor; found 0; expected a number of at least 1"),
-        ({"factors": {"0.out": 0.5}}, r"not a factor; found 0\.5; expected a number of at least 1"),
+        ({"factors": {"0.out": 0}}, r"not a factor; found 0; expected a number from 1 to 16"),
+        ({"factors": {"0.out": 0.5}}, r"not a factor; found 0\.5; expected a number from 1 to 16"),
+        (
+            {"factors": {"0.out": 192}},
+            r"found 192; .*; sizes=\{'0\.out': 192\} says numbers of pos",
+        ),
+        ({"factors": 192}, r"not a factor; found 192; .*; sizes=\{axis: 4\} says numbers of"),
+        ({"factors": {"0.out": 16.5}}, r"found 16\.5; .*; sizes=\{axis: 4\} says numbers of"),
         ({"factors": {"0.out": "6"}}, r"not a factor; found 6"),
         ({"factors": {"0.out": float("nan")}}, r"not a factor"),
         ({"positions": {"0.out": [0.0, 1.0, 2.0, 3.0]}}, r"list of whole numbers"),
@@ -131,6 +137,13 @@ def test_impossible_growth(spec, message):
     graph = traced(mlp(), torch.zeros(1, 3)).graph
     with pytest.raises((RewriteError, AxisError), match=message):
         ag.widen(graph, **spec)
+
+
+def test_a_number_that_is_taken_for_a_factor_is_a_size_in_its_own_spelling():
+    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    assert ag.widen(graph, {"0.out": 16}).graph.param["0.weight"].shape == (64, 3)
+    wide = ag.widen(graph, sizes={"0.out": 192}, verify=True)  # what the refusal of 192 says
+    assert wide.graph.param["0.weight"].shape == (192, 3)
 
 
 class Between(nn.Module):

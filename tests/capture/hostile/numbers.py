@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,16 +25,42 @@ def branch_on_the_parity_of_the_batch(net, x):
     return net.layer(x) * (2 if x.shape[0] % 2 else 1)
 
 
-@body(refused=r"hostile/\w+\.py:\d+.*depends on the batch size in a way")
+@body()
 def rows_appended(net, x):
     return net.layer(torch.cat([x, x[:1]]))
 
 
 @body(refused=r"draws from Python's random numbers")
 def random_numbers_of_python(net, x):
-    import random
-
     return net.layer(x) * random.random()
+
+
+@body(refused=r"draws from Python's random numbers")
+def random_numbers_of_numpy(net, x):
+    return net.layer(x) + torch.from_numpy(np.random.rand(3)).float()  # noqa: NPY002  # as people do
+
+
+@body(refused=r"draws from Python's random numbers")
+def rare_branch_on_a_random_number(net, x):
+    return net.layer(x) if random.random() < 0.999 else net.head(x)
+
+
+@body(refused=r"draws from Python's random numbers")
+def branch_on_the_order_of_random_numbers(net, x):
+    return net.layer(x) if random.random() < random.random() else net.head(x)
+
+
+@body(refused=r"draws from Python's random numbers")
+def random_numbers_in_training_alone(net, x):
+    skips = net.training and random.random() < 0.1
+    return net.head(x) if skips else net.head(net.layer(x))
+
+
+@body()
+def random_numbers_that_no_result_needs(net, x):
+    random.shuffle([1, 2, 3])
+    np.random.randn(2)  # noqa: NPY002  # as people do
+    return net.layer(x) if random.gauss(0, 1) < 100 else net.head(x)
 
 
 @body()

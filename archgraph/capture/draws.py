@@ -1,0 +1,64 @@
+"""Random numbers of Python and NumPy, which a graph does not draw: does a result depend on them?
+
+Both draw from a Mersenne Twister. Its states can be chosen so that it gives any numbers, among them
+those that decide a branch whichever bound it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+
+_WORDS = 624  # of a state: the next numbers, but for the tempering
+_HIGHEST = 2**32 - 1
+_STEP = 2**12  # from one number to the next: all of a state are close, and no two are equal
+
+
+@contextlib.contextmanager
+def noticing_draws() -> Iterator[list[bool]]:
+    """Give a list that has an entry afterwards if anything was drawn."""
+    drawn: list[bool] = []
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
+    yield drawn
+    now = np.random.get_state()  # noqa: NPY002  # forward may use it
+    if python != random.getstate() or not all(map(np.array_equal, numpy, now)):
+        drawn.append(True)
+
+
+def extreme_draws() -> Iterator[None]:
+    """Set both generators to one state after the other, and back in the end.
+
+    The next numbers rise from 0, 1/4, 1/2 and 3/4 of their range, then fall from its end.
+    """
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
+    starts = [quarter << 30 for quarter in range(4)]
+    rising = [[start + _STEP * i for i in range(_WORDS)] for start in starts]
+    try:
+        for numbers in (*rising, [_HIGHEST - number for number in rising[0]]):
+            words = [*map(_untempered, numbers)]
+            random.setstate((3, (*words, 0), None))
+            state = np.array(words, np.uint32)
+            np.random.set_state(("MT19937", state, 0, 0, 0.0))  # noqa: NPY002  # forward may use it
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002  # forward may use it
+
+
+def _untempered(number: int) -> int:
+    """Return the word of a state of which the Mersenne Twister makes a number.
+
+    Source: Matsumoto and Nishimura, *Mersenne Twister*, 1998, equations 2.2 to 2.5, from the last.
+    """
+    number ^= number >> 18
+    number ^= number << 15 & 0xEFC60000
+    word = number
+    for _ in range(4):  # each finds seven further bits
+        word = number ^ (word << 7 & 0x9D2C5680)
+    number = word
+    for _ in range(2):  # eleven
+        word = number ^ (word >> 11)
+    return word
