@@ -51,8 +51,8 @@ TASKS = {
     "Combine rewrites": "rewrite Rewritten Transfer fold train_only",
     "Merge": "Merger carry align Alignment join meet match PositionMatch repair",
     "Run": "load_family resolve load_experiment run load_study study",
-    "Errors": "ArchGraphError AxisError DataError GraphError Inexpressible RejectedUpdate RewriteError"
-    " RunError SpecError TraceError TraceWarning",
+    "Errors": "ArchGraphError AxisError DataError GraphError Inexpressible RejectedUpdate"
+    " RewriteError RunError SpecError TraceError TraceWarning",
 }
 
 

@@ -21,6 +21,7 @@ from archgraph.engine.rows import ClientRows
 from archgraph.engine.testing import Answers
 from archgraph.federation import Examples
 from archgraph.federation.learning import CLASSIFICATION, TASKS
+from archgraph.federation.metrics import Metric
 from archgraph.federation.objectives import counted_logits
 from archgraph.federation.training_loss import trained_task
 from archgraph.language.local import LocalOptions
@@ -248,7 +249,7 @@ def test_a_score_over_nothing_is_not_a_number(tmp_path):
 
 def test_every_metric_of_nothing_is_not_a_number():
     for task in TASKS.values():
-        metrics = [metric for metric in task.measured if hasattr(metric, "rows")]
+        metrics = [metric for metric in task.measured if isinstance(metric, Metric)]
         rows = {metric.name: torch.zeros(3, 2) for metric in metrics}
         figures = Answers(metrics, rows, torch.zeros(3)).summary()
         assert figures and all(math.isnan(value) for value in figures.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def trainable(model) -> set[str]:
     return {name for name in names if ".original_module." not in name}
 
 
-CONFIGS = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "a classifier by its task": {"task_type": "SEQ_CLS", "lora_dropout": 0.1},
     "named modules": {"modules_to_save": ["classifier", "pooler"], "lora_dropout": 0.25},
     "biases of the layers": {"bias": "lora_only", "task_type": "SEQ_CLS"},

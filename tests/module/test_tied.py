@@ -93,8 +93,9 @@ class Scaled(nn.Module):
         super().__init__()
         self.a, self.b, self.c = (nn.Linear(4, 4, bias=False) for _ in range(3))
         self.b.weight = self.c.weight = self.a.weight
-        self.register_buffer("scale", torch.arange(4.0) + 1)
-        self.c.register_buffer("scale", self.scale)
+        scale = torch.arange(4.0) + 1
+        self.register_buffer("scale", scale)
+        self.c.register_buffer("scale", scale)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.c(self.b(self.a(x) * self.scale)) * self.c.scale
@@ -155,7 +156,7 @@ def test_a_tied_tensor_that_was_untied_is_refused_by_both_names(untie, name, kin
     again, kept = ag.trace(net, x)  # the first way out: a tensor for each
     torch.testing.assert_close(ag.build(again, kept)(x), net(x))
     path, _, last = name.rpartition(".")
-    other = net.a.weight if kind == "weight" else net.scale
+    other = net.get_parameter("a.weight") if kind == "weight" else net.get_buffer("scale")
     target = net.get_submodule(path)
     if target is not net.a:  # the second: one tensor for both
         setattr(target, last, other)
