@@ -121,10 +121,14 @@ class Drafts:
     def _divide(self, between: Sequence[Piece], left: BlockDraft, right: BlockDraft | None) -> int:
         """Return how many of the pieces between two blocks belong to the first of them."""
         module = self._outer(right) if right is not None else ()
+        work = self._work(right) if right is not None else 0
         for i, piece in enumerate(between):
             inside = common(self.modules.place(n) for n in piece.nodes)
             mine = bool(left.path) and under(inside, left.path)
             theirs = bool(module) and under(inside, module)
+            # What combines the stream with something else belongs to a module of its own alone.
+            if theirs and self._combines(piece) and self.modules.work[module] > work:
+                theirs = False
             if mine != theirs:
                 if theirs:
                     return i
@@ -151,9 +155,20 @@ class Drafts:
         node = self.node
         return bool(piece.entry) and node[piece.entry].shape != node[piece.exit].shape
 
+    def _combines(self, piece: Piece) -> bool:
+        """Return whether a piece combines the stream with something beside it, place by place."""
+        node = self.node[piece.exit]
+        alone = len(piece.nodes) == 1 and row(node.op).pointwise
+        return alone and len({*node.uses(), *node.leaves()}) > 1
+
+    def _work(self, draft: BlockDraft) -> int:
+        """Return the number of layers of a block."""
+        heavy = self.stream.heavy
+        return self.modules.count(n for p in draft.heads for n in p.nodes if n in heavy)
+
     def _outer(self, draft: BlockDraft) -> Path:
         """Return the outermost module that contains only this block and the operators before it."""
-        work = self.modules.count(n for p in draft.heads for n in p.nodes if n in self.stream.heavy)
+        work = self._work(draft)
         path = draft.path
         while len(path) > 1 and self.modules.work[path[:-1]] == work:
             path = path[:-1]
@@ -161,7 +176,8 @@ class Drafts:
 
     def _name(self, drafts: list[BlockDraft]) -> None:
         """Name blocks after modules, and say which module each is, or is a part of."""
-        names = [self._own_name(d, "output" if i else "input") for i, d in enumerate(drafts)]
+        first = [chain[0] for chain in self.chains if chain]
+        names = [self._own_name(d, "input" if d in first else "output") for d in drafts]
         self._tell_apart(drafts, names)
         shared = {d.unit for d in drafts if d.unit and d.heads}
         for a, b in itertools.pairwise(drafts):  # a module that contains a list is not a block's
@@ -238,8 +254,9 @@ class Drafts:
                 return piece.entry
             if self._is_input(piece):
                 return piece.exit
+        sources = [n for n in draft.stream if n in self.stream.sources]
         inputs = [n for n in draft.extra if self.node[n].op == "input"]
-        return self.stream.source or (inputs or [self.graph.nodes[0].name])[0]
+        return (*sources, *filter(None, [self.stream.source]), *inputs, self.graph.nodes[0].name)[0]
 
 
 def _identity(draft: BlockDraft) -> bool:

@@ -11,7 +11,9 @@ from archgraph.analysis.draft import BlockDraft, list_items
 from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.precision import Casts
 from archgraph.graph.ir import ArchGraph, refs
+from archgraph.graph.passes import reachable
 from archgraph.layout.layouts import AxisRef, Layout, Prod
+from archgraph.ops.table import row
 
 
 class Removal:
@@ -40,6 +42,7 @@ class Removal:
             reason = self._other(entry, end)
         return (
             self._long_connection(draft, members, entry)
+            or self._added(draft, members)
             or reason
             or self._leak(nodes, set(draft.stream) - stays, end, terms)
         )
@@ -52,6 +55,25 @@ class Removal:
             used = {self.casts.of(u) for n in piece.nodes for u in self.graph.node[n].uses()}
             if piece.joins and any(u in self.streamed and u not in near for u in used):
                 return f"ends a long connection in %{piece.exit}"
+        return ""
+
+    def _added(self, draft: BlockDraft, members: set[str]) -> str:
+        """Return which sum between the pieces at work adds what is not the block's own."""
+        graph, near = (
+            self.graph,
+            members | {self.casts.of(p.entry) for p in draft.pieces if p.entry},
+        )
+        for piece in draft.pieces:
+            if len(piece.nodes) > 1 or not row(graph.node[piece.exit].op).merges:
+                continue
+            beside = [u for u in graph.node[piece.exit].uses() if u not in self.streamed]
+            made_of = reachable(beside, lambda n: graph.node[n].uses(), members)
+            taken = [u for n in (piece.exit, *made_of) for u in graph.node[n].uses()]
+            leaves = [leaf for n in (piece.exit, *made_of) for leaf in graph.node[n].leaves()]
+            if not near.issuperset(map(self.casts.of, taken)) or any(
+                not members.issuperset(graph.leaf_users[leaf]) for leaf in leaves
+            ):
+                return f"holds %{piece.exit}, which adds what is used elsewhere"
         return ""
 
     def _other(self, entry: str, end: str) -> str:

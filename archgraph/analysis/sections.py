@@ -92,7 +92,8 @@ def _tower(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
 
 
 def _title(blocks: Sequence[BlockDraft]) -> str:
-    return ".".join(common(d.unit for d in blocks)) or blocks[0].name
+    alone = blocks[0].name if len(blocks) == 1 else ""
+    return alone or ".".join(common(d.unit for d in blocks)) or blocks[0].name
 
 
 def _parts(

@@ -1,9 +1,11 @@
 """The main stream: the chain of cut nodes that carries the data from an input to the output.
 
 Masks, position indices, bias tables and conditioning are not part of it: it consists of what is
-downstream of *one* input and of parameters and leads to the deepest output in evaluation. A node of
-it that lies on every path is a *cut node*. One pass finds them: a node is a cut exactly when no
-edge jumps over it in topological order.
+downstream of *one* source and of parameters and leads to the deepest output in evaluation. A source
+is an input, or what is learned and has branches added to it (queries). A sum belongs to the stream
+of the result that a branch is added to, not to those that the branch reads: two streams may read
+each other in turn. A node of the stream that lies on every path is a *cut node*. One pass finds
+them: a node is a cut exactly when no edge jumps over it in topological order.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from archgraph.analysis.summands import summands
 from archgraph.graph.ir import ArchGraph, Node, Ref, Value, refs, show
 from archgraph.graph.passes import reachable
 from archgraph.ops.table import row
@@ -71,7 +74,8 @@ class Stream:
         heavy: Operators that do a layer's work.
         live: Operators that the deepest output needs.
         output: The deepest output, counted in such operators.
-        source: The input that the stream starts from; empty where there is none.
+        sources: Results that a stream may start from.
+        source: The one that this stream starts from; empty where there is none.
         pieces: The stream, cut into pieces.
         towers: Streams of other inputs that feed it, each cut into pieces, in topological order.
     """
@@ -90,7 +94,12 @@ class Stream:
         self.outputs = tuple(dict.fromkeys(refs(graph.outputs)))
         self.output = max(self.outputs, key=depth.__getitem__, default="")
         self.live = self.ancestors((self.output,)) if self.output else set()
-        self._learned = self._descendants(n.name for n in graph.nodes if self._has_parameter(n))
+        branches = [s for s in summands(graph) if self.heavy & s.private and s.other in s.enters]
+        self._private = {s.sum: s.private for s in branches}
+        self._added_to = {s.sum: s.other for s in branches}
+        learned = (n.name for n in graph.nodes if self._has_parameter(n))
+        self._learned = reachable(learned, graph.users.__getitem__)
+        self.sources = self._sources()
         self.source, self.pieces, self.towers = self._choose()
 
     # -- which nodes ------------------------------------------------------------------------
@@ -120,30 +129,25 @@ class Stream:
         """Return the operators that some need, themselves included; optionally within a part."""
         return reachable(names, self.preds.__getitem__, inside)
 
-    def _descendants(self, names: Iterable[str]) -> set[str]:
-        reachable = set(names)
-        for n in self.graph.nodes:
-            if n.name not in reachable and any(p in reachable for p in self.preds[n.name]):
-                reachable.add(n.name)
-        return reachable
-
     def _choose(self) -> tuple[str, Chain, tuple[Chain, ...]]:
-        """Choose the input whose stream and towers are cut best.
+        """Choose the source whose stream and towers are cut best.
 
         That is into most residual regions, with fewest long connections.
         """
-        inputs = [n.name for n in self.graph.nodes if n.op == "input" and n.name in self.live]
-        if not inputs:
-            ordered = sorted(self.live, key=self.order.__getitem__)
-            return "", self._chain(ordered, ""), ()
         chains = []
-        for source in inputs:
+        for source in self.sources:
             below, nodes = self._downstream(source, self.live)
+            if self.output not in below:
+                continue  # it is read by the streams that lead there
             if self.output not in nodes:
                 nodes = sorted(below, key=self.order.__getitem__)
-            pieces = self._chain(nodes, "")
-            # With a single input nothing is left for a tower to start from.
-            chains.append((source, pieces, self._towers(nodes) if len(inputs) > 1 else ()))
+            nodes = self._leading_to(self.output, nodes)
+            # With a single source nothing is left for a tower to start from.
+            towers = self._towers(nodes) if len(self.sources) > 1 else ()
+            chains.append((source, self._chain(nodes, ""), towers))
+        if not chains:
+            ordered = sorted(self.live, key=self.order.__getitem__)
+            return "", self._chain(ordered, ""), ()
 
         def score(item: tuple[str, Chain, tuple[Chain, ...]]) -> tuple[int, int]:
             _, pieces, towers = item
@@ -153,34 +157,62 @@ class Stream:
 
         return max(chains, key=score)
 
+    def _sources(self) -> list[str]:
+        """Return the inputs; then what no input leads to, and what one leads to is added to."""
+        sources = [n.name for n in self.graph.nodes if n.op == "input" and n.name in self.live]
+        below = reachable(sources, self.graph.users.__getitem__)
+        for total, before in self._added_to.items():
+            if sources and total in self.live and before not in below:
+                sources.append(before)
+                below |= reachable([before], self.graph.users.__getitem__)
+        return sources
+
     def _downstream(self, source: str, among: set[str]) -> tuple[set[str], list[str]]:
         """Return all that a source leads to, and what is learned and prepares it, in order."""
-        below = self._descendants((source,)) & among
+        below = {source} & among
+        for n in self.graph.nodes:
+            before = self._added_to.get(n.name)
+            carried = self.preds[n.name] if before is None else (before,)
+            if n.name in among and not below.isdisjoint(carried):
+                below.add(n.name)
         core = below & self._learned
         starts = [v for v in core if not any(p in core for p in self.preds[v])]
         ordered = sorted(core | self.ancestors(starts, below), key=self.order.__getitem__)
         return below, ordered
 
-    def _towers(self, main: Iterable[str]) -> tuple[Chain, ...]:
-        """Return chains of several layers from other inputs into the stream (encoders, towers).
+    def _leading_to(self, end: str, nodes: Sequence[str]) -> list[str]:
+        """Return the nodes that lead to one of them; a branch of another stream does not."""
+        leading = self.ancestors((end,), set(nodes))
+        return [n for n in nodes if n in leading]
 
-        A tower ends where it first fans out: what then serves one block is that block's.
+    def _towers(self, main: Iterable[str]) -> tuple[Chain, ...]:
+        """Return chains of several layers from other sources into the stream (encoders, towers).
+
+        A tower ends where it first fans out, or with the last sum of its own: what then serves one
+        block is that block's.
         """
         used = set(main)
         result = []
-        for n in self.graph.nodes:
-            if n.op != "input" or n.name in used or n.name not in self.live:
-                continue
-            _, ordered = self._downstream(n.name, self.live - used)
-            ends = {p for v in self.live.difference(ordered) for p in self.preds[v]}
-            cuts = self._cuts(ordered, "", ends)
-            # What lies behind the last cut node fans out into the stream: it is not the tower's.
-            while ordered and ordered[-1] not in cuts:
-                ordered.pop()
+        for source in reversed(self.sources):  # what a stream reads lies before what it is added to
+            _, ordered = self._downstream(source, self.live - used)
+            outside = {p for v in self.live.difference(ordered) for p in self.preds[v]}
+            # What an input alone leads to (a mask) does not belong to the stream.
+            cuts = self._cuts(ordered, "", outside & self._learned)
+            ends = [v for v in ordered if v in cuts or v in self._added_to]
+            ordered = self._leading_to(self._settled(ends[-1], ordered), ordered) if ends else []
             if sum(v in self.heavy for v in ordered) >= 2:  # one layer (an embedding) prepares
                 used.update(ordered)
                 result.append(self._chain(ordered, ""))
-        return tuple(result)
+        return tuple(sorted(result, key=lambda chain: self.order[chain[0].exit]))
+
+    def _settled(self, name: str, nodes: Sequence[str]) -> str:
+        """Return the result behind the norms and pointwise operators that alone use a result."""
+        while True:
+            users = [u for u in self.graph.users[name] if u in nodes]
+            fact = row(self.graph.node[users[0]].op) if len(users) == 1 else None
+            if fact is None or not (fact.normalises or fact.pointwise):
+                return name
+            name = users[0]
 
     # -- how they hang together ---------------------------------------------------------------
 
@@ -196,14 +228,26 @@ class Stream:
         return tuple(pieces)
 
     def _cuts(self, nodes: Sequence[str], entry: str, ends: Iterable[str] = ()) -> frozenset[str]:
-        """Return nodes that no edge jumps over; ``ends`` have an edge out of the part."""
+        """Return nodes that no edge jumps over; ``ends`` have an edge out of the part.
+
+        What a branch takes from before the result that it is added to leads to no other result.
+        """
         order = {name: i for i, name in enumerate(nodes)}
+        begin: dict[str, int] = {}  # of the branch that a node is in
+        for total in order.keys() & self._added_to.keys():
+            start = order.get(self._added_to[total], -1)
+            begin |= {
+                n: start
+                for n in self._private[total]
+                if order.get(n, -1) > start >= begin.get(n, 0)
+            }
         jumps = [0] * (len(nodes) + 1)
         for i, name in enumerate(nodes):
             inside = [order[p] for p in self.preds[name] if p in order]
             first = min(inside, default=-1)  # -1: from before the part
             if entry in self.preds[name]:
                 first = -1
+            first = max(first, begin.get(name, first))
             # A difference array: the edge jumps over the nodes between its ends.
             jumps[first + 1] += 1
             jumps[i] -= 1

@@ -326,7 +326,7 @@ def test_both_towers_open():
         "text_model.encoder.layers": (2, 2),
     }
     assert counts(graph, "stem", "head") == {
-        "vision_model.embeddings": (1, 0), "visual_projection": (1, 0), "stem": (1, 0),
+        "text_model.embeddings": (1, 0), "text_projection": (1, 0), "stem": (1, 0),
         "head": (1, 0),
     }  # fmt: skip
 

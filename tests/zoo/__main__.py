@@ -3,7 +3,8 @@
 With ``--exam growth`` models are widened, deepened and split instead of cut
 (``docs/measured/growth.md``), with ``--exam hypernet`` their weights are generated
 (``docs/measured/hypernet.md``), with ``--exam onnx`` they are exported
-(``docs/measured/onnx-zoo.md``).
+(``docs/measured/onnx-zoo.md``), with ``--exam skips`` each of their blocks is left out
+(``docs/measured/skips.md``).
 Each model runs in a process of its own, bounded in memory and time. With ``--log`` an interrupted
 run goes on where it stopped.
 """
@@ -27,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.zoo import exam, exported, growth, hypernet, table
+from tests.zoo import exam, exported, growth, hypernet, skips, table
 from tests.zoo.collection import GROUPS, Entry, entries, entry
 from tests.zoo.page import merged
 from tests.zoo.report import Failure
@@ -50,6 +51,7 @@ EXAMS = {
     "growth": Exam(growth.examine, growth.Report, growth.line, growth.table),
     "hypernet": Exam(hypernet.examine, hypernet.Report, hypernet.line, hypernet.table),
     "onnx": Exam(exported.examine, exported.Report, exported.line, exported.table),
+    "skips": Exam(skips.examine, skips.Report, skips.line, skips.table),
 }
 Key = tuple[str, str]
 
