@@ -209,8 +209,10 @@ class Stream:
         """Return the result behind the norms and pointwise operators that alone use a result."""
         while True:
             users = [u for u in self.graph.users[name] if u in nodes]
-            fact = row(self.graph.node[users[0]].op) if len(users) == 1 else None
-            if fact is None or not (fact.normalises or fact.pointwise):
+            if len(users) != 1 or {*self.graph.node[users[0]].uses()} != {name}:
+                return name
+            fact = row(self.graph.node[users[0]].op)
+            if not (fact.normalises or fact.pointwise):
                 return name
             name = users[0]
 

@@ -111,12 +111,12 @@ SHIPPED: tuple[RewriteRow, ...] = (
     RewriteRow(
         "skip", "archgraph.rewrites.skip:skip", "Skip",
         "Leave blocks out.",
-        "[layer2.1]", "equals the original with these blocks bypassed",
+        "[layer2.1]", "equals the original with their branches at zero",
     ),
     RewriteRow(
         "shorten", "archgraph.rewrites.shorten:shorten", "NumberBySection",
         "Keep a section's first blocks.",
-        "{layer2: 1}", "equals the original with the other blocks bypassed",
+        "{layer2: 1}", "equals the original with the other branches at zero",
     ),
     RewriteRow(
         "graft", "archgraph.rewrites.graft:graft", "OrderBySection",

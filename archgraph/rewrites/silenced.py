@@ -136,8 +136,6 @@ def _foreign(graph: ArchGraph, block: Block, inside: set[str]) -> Iterator[tuple
         beside = [u for u in node.uses() if u not in below]
         if len(stream) != 1 or (all(map(own, beside)) and all(map(mine, node.leaves()))):
             continue
-        around = reachable(
-            [block.entry], lambda n, out=node.name: () if n == out else graph.users[n]
-        )
+        around = reachable([block.entry], graph.users.__getitem__, set(graph.node) - {node.name})
         if block.exit not in around:  # on every way through the block
             yield node.name, stream[0]

@@ -44,7 +44,8 @@ def skip(
             NeFL's tables list them; of these blocks projection shortcuts stay.
         keep_projection: Keep the projection shortcut of a block, so that only its body goes; a
             block that changes the shape can then be left out too (NeFL).
-        verify: Compare with the original that runs with these blocks bypassed (three forwards in
+        verify: Compare with the original in which the branches of these blocks are multiplied by
+            zero where they are added, and plain layers are the identity (three forwards in
             float64).
 
     Raises:

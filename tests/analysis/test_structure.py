@@ -241,6 +241,11 @@ TRANSFORMERS: dict[str, Case] = {
         "BartForConditionalGeneration", "BartConfig", PAIR | {"max_position_embeddings": 32},
         TOKENS | TARGET, {"model.encoder.layers": (3, 3), "model.decoder.layers": (2, 2)},
     ),
+    # Also NLLB: positions and masks are made from the tokens.
+    "m2m_100": (
+        "M2M100ForConditionalGeneration", "M2M100Config", PAIR | {"max_position_embeddings": 32},
+        TOKENS | TARGET, {"model.encoder.layers": (3, 3), "model.decoder.layers": (2, 2)},
+    ),
     "whisper": (
         "WhisperForConditionalGeneration", "WhisperConfig",
         PAIR | {
@@ -299,6 +304,33 @@ def transformer(model: str, config: str, options: Mapping[str, object], **inputs
     return graph_of(
         getattr(transformers, model)(getattr(transformers, config)(**options)), **inputs
     )
+
+
+SAM: dict[str, Any] = {
+    "vision_config": {
+        "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "image_size": 32, "patch_size": 8, "mlp_dim": 48, "window_size": 2,
+        "global_attn_indexes": [1], "num_pos_feats": 8,
+    },
+    "prompt_encoder_config": {
+        "hidden_size": 16, "image_size": 32, "patch_size": 8, "mask_input_channels": 4,
+    },
+    "mask_decoder_config": {
+        "hidden_size": 16, "mlp_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "iou_head_hidden_dim": 16,
+    },
+}  # fmt: skip
+
+
+def test_two_way_attention_has_blocks_of_both_streams():
+    inputs = {"pixel_values": torch.zeros(1, 3, 32, 32), "input_points": torch.ones(1, 1, 2, 2)}
+    graph = transformer("SamModel", "SamConfig", SAM, **inputs)
+    removable = [b.name for b in structure(graph).blocks if b.removable]
+    decoder = "mask_decoder.transformer"
+    halves = ("cross_attn_token_to_image", "mlp", "cross_attn_image_to_token")
+    wanted = {f"{decoder}.layers.{i}.{half}" for i in range(2) for half in halves}
+    assert wanted < {*removable}
+    assert {f"{decoder}.layers.1.self_attn", f"{decoder}.final_attn_token_to_image"} < {*removable}
 
 
 @pytest.mark.sample(8)

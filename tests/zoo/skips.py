@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,9 @@ from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
 from tests.zoo.exam import Level, dropout_off
 from tests.zoo.report import Checks, Findings
-from tests.zoo.table import Found, cells, escaped
+from tests.zoo.table import cells, escaped
 
+Found = Sequence[tuple[Entry, "Report"]]
 LARGE = 3_000_000  # parameters; above, a quarter of every width has the same blocks
 
 
