@@ -6,35 +6,30 @@ those that decide a branch whichever bound it has.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterator
 
 import numpy as np
 
-_WORDS = 624  # of a state: the next numbers, but for the tempering
+_WORDS = 624  # words of a state; each is one of the next numbers before tempering
 _HIGHEST = 2**32 - 1
 _STEP = 2**12  # from one number to the next: all of a state are close, and no two are equal
 
 
-@contextlib.contextmanager
-def noticing_draws() -> Iterator[list[bool]]:
-    """Give a list that has an entry afterwards if anything was drawn."""
-    drawn: list[bool] = []
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
-    yield drawn
-    now = np.random.get_state()  # noqa: NPY002  # forward may use it
-    if python != random.getstate() or not all(map(np.array_equal, numpy, now)):
-        drawn.append(True)
+def generators() -> tuple[object, ...]:
+    """Return the states of both generators, to be compared."""
+    name, words, *rest = np.random.get_state()  # noqa: NPY002  # forward may use it
+    return random.getstate(), name, np.asarray(words).tobytes(), *rest
 
 
-def extreme_draws() -> Iterator[None]:
+def other_draws(parts: int) -> Iterator[None]:
     """Set both generators to one state after the other, and back in the end.
 
-    The next numbers rise from 0, 1/4, 1/2 and 3/4 of their range, then fall from its end.
+    The next numbers rise from the beginning of each of so many equal parts of their range, then
+    they fall from its end.
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
-    starts = [quarter << 30 for quarter in range(4)]
+    starts = [part * (_HIGHEST // parts) for part in range(parts)]
     rising = [[start + _STEP * i for i in range(_WORDS)] for start in starts]
     try:
         for numbers in (*rising, [_HIGHEST - number for number in rising[0]]):

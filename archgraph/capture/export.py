@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from archgraph.capture.aliases import Following, reads_elsewhere
 from archgraph.capture.branches import deciding
-from archgraph.capture.draws import extreme_draws
+from archgraph.capture.draws import other_draws
 from archgraph.capture.examples import (
     ExampleInputs,
     OpenAxes,
@@ -162,12 +163,12 @@ def export_program(
                 continue
             is_fixed = BATCH_WORD not in names.values()
             if is_fixed and dim is not None and leading(example, axes):
-                continue  # the size is that of two examples, made of one
+                continue  # a batch of one was grown to two: fixed means one, so try that
             notes = list(observed.notes)
             if observed.drew and _depends_on_draws(model, inputs, opened, program, names):
                 text = (
-                    "forward draws from Python's random numbers, and what it computes depends on "
-                    "what it drew while it was traced"
+                    "forward draws from Python's or NumPy's random numbers, and what it computes "
+                    "depends on what it drew while it was traced"
                 )
                 where = definition_of(type(model).forward)
                 notes.append(TraceError(text, where=where, hint="draw with torch instead"))
@@ -184,11 +185,11 @@ def export_program(
     raise explained_failure(model, first, functools.partial(_run, model, example)) from first
 
 
-def _run(model: nn.Module, inputs: ExampleInputs) -> None:
-    """Run a module; nothing of the call stays."""
+def _run(model: nn.Module, inputs: ExampleInputs) -> Any:
+    """Run forward once and restore the module."""
     args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
     with neutral(), restored(model), quiet(), torch.no_grad():
-        model(*args, **kwargs)
+        return model(*args, **kwargs)
 
 
 def _place_of_number(
@@ -315,14 +316,31 @@ def _depends_on_draws(
     program: torch.export.ExportedProgram,
     names: Mapping[str, str],
 ) -> bool:
-    """Return whether a program is another one where forward draws other numbers."""
+    """Return whether other draws give another program, or forward other results.
+
+    1. Programs are compared for few draws: an export takes long.
+    2. Results are compared for many, which also reach a narrow branch (``randrange(20) == 3``).
+       Torch draws the same numbers each time.
+    """
     size = size_values(inputs, axes).get(BATCH_WORD, 0)
     expected = canonical_graph(model, program, names)
-    for _ in extreme_draws():
+    for _ in other_draws(4):  # 1
         exported = _export_at(model, inputs, axes, size)
         if exported is None or canonical_graph(model, *exported) != expected:
             return True
+    results: list[Tensor] = []
+    for _ in other_draws(64):  # 2
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            leaves = [x for x in pytree.tree_leaves(_run(model, inputs)) if isinstance(x, Tensor)]
+        results = results or leaves
+        if not all(map(_same, results, leaves)):
+            return True
     return False
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(one.isclose(other, 0, 0, equal_nan=True).all())
 
 
 def _fakes(program: torch.export.ExportedProgram) -> list[Tensor]:

@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.proxy import TracerBase
 from torch.utils import checkpoint
 
-from archgraph.capture.draws import noticing_draws
+from archgraph.capture.draws import generators
 from archgraph.capture.examples import register_dataclasses
 from archgraph.capture.places import NO_GRAD, is_users, running
 from archgraph.capture.tape import Observed
@@ -273,14 +273,13 @@ def _leave_inference(self: torch.inference_mode, *_: object) -> None:
 @contextlib.contextmanager
 def _drawing(observed: Observed, where: str) -> Iterator[None]:
     """Note what forward does to random numbers outside a graph."""
-    seeded = torch.get_rng_state()
-    with noticing_draws() as drawn:
-        yield
+    seeded, before = torch.get_rng_state(), generators()
+    yield
     # Fake tensors draw nothing: whatever moved the state of the CPU's generator set it.
     if not torch.equal(seeded, torch.get_rng_state()):
         text = "forward seeds torch's random numbers, and a graph does not: seed before the call"
         observed.notes.append(TraceError(text, where=where))
-    observed.drew = bool(drawn)
+    observed.drew = generators() != before
 
 
 @contextlib.contextmanager

@@ -187,7 +187,7 @@ def render(text: str, form: str = "svg") -> bytes:
     try:
         with tempfile.TemporaryDirectory() as folder:
             fonts = Path(folder, "fonts.conf")
-            fonts.write_text(_font_configuration())
+            fonts.write_text(_font_configuration(replaced=FONT in text))
             done = subprocess.run(
                 [sys.executable, "-P", "-c", code, form],
                 input=text.encode(),
@@ -206,24 +206,28 @@ def render(text: str, form: str = "svg") -> bytes:
     return done.stdout
 
 
-def _font_configuration() -> str:
-    """Return a configuration of fontconfig in which the default font is matplotlib's DejaVu Sans.
+def _font_configuration(*, replaced: bool) -> str:
+    """Return a configuration of fontconfig with matplotlib's fonts and then the machine's.
 
-    The machine's own fonts follow, for `font=`. Without them, and on a machine that has none,
-    Graphviz would measure other widths, and pictures of pixels would have no letters.
+    Without it Graphviz measures other widths on each machine, and on one without fonts PNG and PDF
+    files have no letters.
+
+    Args:
+        replaced: Whether DejaVu Sans replaces the default font. A font that the user names is the
+            machine's.
     """
     matplotlib = importlib.util.find_spec("matplotlib")  # importing it takes a second
     assert matplotlib is not None and matplotlib.origin is not None  # a requirement of archgraph
     fonts = Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf"
     machine = os.environ.get("FONTCONFIG_FILE", "/etc/fonts/fonts.conf")
-    name = FONT.split(",")[0]
+    rule = f"""<match target="pattern">
+    <test name="family"><string>{FONT.split(",")[0]}</string></test>
+    <edit name="family" mode="assign" binding="strong"><string>DejaVu Sans</string></edit>
+  </match>"""
     return f"""<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig>
-  <match target="pattern">
-    <test name="family"><string>{name}</string></test>
-    <edit name="family" mode="assign" binding="strong"><string>DejaVu Sans</string></edit>
-  </match>
+  {rule if replaced else ""}
   <dir>{escape(str(fonts))}</dir>
   <cachedir prefix="xdg">fontconfig</cachedir>
   <include ignore_missing="yes">{escape(machine)}</include>

@@ -284,7 +284,7 @@ def execute(
 
 
 def nothing_counts(experiment: Experiment) -> Iterator[str]:
-    """Yield whose targets, and which tests', all count nothing: there is nothing to learn there."""
+    """Yield a note for each client, and each test, without a target that counts."""
     for client in experiment.world.clients:
         if client.examples and not client.weight:
             yield (

@@ -118,12 +118,9 @@ def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
 
 
 def _alone(result: Result) -> Result:
-    extras = Withheld("extras", there=bool(result.extras))
-    findings = Withheld("findings", there=bool(result.findings))
-    others, metrics = Withheld("others"), Withheld("metrics")
-    return dataclasses.replace(
-        result, others=others, extras=extras, metrics=metrics, findings=findings
-    )
+    names = ("others", "extras", "metrics", "findings")
+    beside: dict[str, Any] = {name: Withheld(name, there=bool(getattr(result, name))) for name in names}
+    return dataclasses.replace(result, **beside)
 
 
 class _Absent(dict[str, Tensor]):
@@ -138,15 +135,15 @@ class Withheld(Mapping[str, Any]):
 
     Args:
         field: Of the result.
-        there: Whether there is any. Where there is not, a strategy may ask: it does without.
+        there: Whether the client sent any. If not, a strategy may ask for its truth value.
 
     Example:
-        >>> bool(Withheld("extras")), Withheld("extras").get("logits")
+        >>> Withheld("extras", there=True).get("logits")
         Traceback (most recent call last):
         archgraph.errors.RunError: receive: reads extras of clients, which would reach the server...
     """
 
-    def __init__(self, field: str, there: bool = False) -> None:
+    def __init__(self, field: str, *, there: bool) -> None:
         self._field, self._there = field, there
 
     def _refuse(self, *_: object) -> NoReturn:
@@ -154,7 +151,7 @@ class Withheld(Mapping[str, Any]):
             f"reads {self._field} of clients, which would reach the server without noise",
             where="receive",
             found=f"result.{self._field}",
-            expected="with `privacy`, what the mean of weights needs alone",
+            expected="only what the mean of weights needs, under `privacy`",
             hint="remove `privacy`, or what reads them",
         )
 

@@ -33,7 +33,7 @@ class ResultStream(Iterator[Result]):
         """Begin to read them.
 
         Raises:
-            RunError: If that was done before, be it for the first result alone.
+            RunError: If they were read before, even if only the first one was.
         """
         if self._read:
             raise RunError(

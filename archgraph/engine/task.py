@@ -182,7 +182,7 @@ class OwnLoss:
         counts = class_counts(targets)
         if value.shape not in (targets.shape, targets.shape[:1]):
             # A mean over nothing is 0 / 0, whose gradient is not a number either.
-            nothing = bool(value.isnan().any()) and not bool(counts.any())
+            nothing = not bool(counts.any()) and bool(value.isnan().any())
             return predictions.sum() * 0 if nothing else value.mean()
         # As torch's cross_entropy with ignore_index: ignored targets do not count in the mean. The
         # loss of an example is the mean over its targets.

@@ -183,7 +183,7 @@ def prepare(
     read = dataset  # as any seed has it: what is held out is drawn
     if len(held_out):
         # Examples that select a round have no part in how inputs and targets are scaled.
-        scaled_by = np.unique(np.concatenate([*shares, *([public] if strategy.public else [])]))
+        scaled_by = np.setdiff1d(np.arange(len(dataset.train)), held_out)
         dataset = dataset.normalised_by(scaled_by)
         if spec.task is not None and spec.task.standardise:
             with allowed(python):

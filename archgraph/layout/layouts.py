@@ -388,8 +388,11 @@ class Solver:
             case Sum(terms):  # 3.
                 position = 0
                 while first != 0 and position < len(terms):
-                    if _exceeds(terms[position].size, first):
+                    size = terms[position].size
+                    if _exceeds(size, first):
                         break
+                    if size != first and not _exceeds(first, size):
+                        return None  # which one is larger depends on an open size
                     first = as_size(first - terms[position].size)
                     position += 1
                 if position == len(terms):

@@ -603,11 +603,11 @@ def test_python_random_numbers_are_noted():
         return net.layer(x) * random.random()
 
     state = random.getstate()
-    with pytest.raises(TraceError, match=r"Python's random numbers.*draw with torch instead"):
+    with pytest.raises(TraceError, match=r"NumPy's random numbers.*draw with torch instead"):
         ag.trace(Net(body), X)
-    with pytest.warns(UserWarning, match="Python's random numbers"):
+    with pytest.warns(UserWarning, match="Python's or NumPy's random numbers"):
         traced = ag.trace(Net(body), X, strict=False)
-    assert any("Python's random numbers" in note for note in traced.notes)
+    assert any("Python's or NumPy's random numbers" in note for note in traced.notes)
     assert random.getstate() == state
 
 

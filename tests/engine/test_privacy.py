@@ -526,7 +526,7 @@ def test_extras_of_later_rounds_or_asked_for_are_refused_where_they_are_read():
         execute(asked)
 
 
-def test_extras_that_nobody_reads_or_sends_are_no_obstacle():
+def test_extras_that_are_never_read_or_never_sent_do_no_harm():
     for harmless in (
         telling(lambda result, round: None),
         telling(lambda result, round: result.extras and result.extras["told"], tell=False),
@@ -543,9 +543,9 @@ def test_what_is_found_in_extras_or_in_updates_is_refused_too():
     seen = telling(lambda r, round: r.findings["size"], lambda r: {"size": torch.ones(1)})
     with pytest.raises(RunError, match="Telling: receive: reads findings of clients"):
         execute(seen)
-    losses = telling(lambda result, round: result.metrics["loss"])
-    with pytest.raises(RunError, match="Telling: receive: reads metrics of clients"):
-        execute(losses)
+    for read in (lambda r, _: r.metrics["loss"], lambda r, _: "big" if r.metrics else "none"):
+        with pytest.raises(RunError, match="receive: reads metrics of clients"):
+            execute(telling(read))
 
 
 def one_change(dtype: str = "float32") -> tuple[ServerState, Contribution]:
