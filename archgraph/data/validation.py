@@ -66,7 +66,7 @@ def hold_out(
     return rest, np.sort(out)
 
 
-def taken_out(
+def set_aside(
     shares: ShardIndices, count: int, seed: int, *, ordered: bool = False
 ) -> tuple[ShardIndices, np.ndarray]:
     """Take a number of examples out of the shares of clients, for all of them together.
@@ -81,7 +81,7 @@ def taken_out(
         DataError: If a share would have nothing to train on.
 
     Example:
-        >>> rest, public = taken_out((np.arange(10), np.arange(10, 20)), 5, seed=0)
+        >>> rest, public = set_aside((np.arange(10), np.arange(10, 20)), 5, seed=0)
         >>> sum(map(len, rest)), len(public)
         (15, 5)
     """

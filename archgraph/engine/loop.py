@@ -112,7 +112,7 @@ class Loop:
         with turn.clock.measure("server"):
             asked = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             tasks = (class_task(world, task) for task in asked)
-            results = ResultStream(turn.results(tasks), strategy, "surveyed")
+            results = ResultStream(turn.results(tasks), f"{type(strategy).__name__}.surveyed")
             after = strategy.surveyed(world, state, results)
             chosen = returned(ServerState, after, strategy, "surveyed")
         turn.settle()
@@ -168,7 +168,7 @@ class Loop:
             arriving = self._changes.noted(self._filled(turn, state, sampled))
             if setup.privacy is not None:
                 world, arriving = private_world(setup, state, number), weights_alone(arriving)
-            results = ResultStream(arriving, strategy)
+            results = ResultStream(arriving, f"{type(strategy).__name__}.receive")
             state = received(
                 strategy,
                 lambda: strategy.receive(world, state, results, number),

@@ -70,7 +70,8 @@ def census(experiment: Experiment, state: ServerState, round: int) -> Census:
     world = dataclasses.replace(experiment.world, means=coverage)
     # All clients: sums are divided by the coverage that is expected, not by that of those drawn.
     strategy, unchanged = experiment.strategy, _unchanged(experiment, state, round, coverage)
-    strategy.receive(world, state, ResultStream(unchanged, strategy), round)
+    results = ResultStream(unchanged, f"{type(strategy).__name__}.receive")
+    strategy.receive(world, state, results, round)
     return coverage
 
 
@@ -119,7 +120,9 @@ def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
 
 def _alone(result: Result) -> Result:
     names = ("others", "extras", "metrics", "findings")
-    beside: dict[str, Any] = {name: Withheld(name, there=bool(getattr(result, name))) for name in names}
+    beside: dict[str, Any] = {
+        name: Withheld(name, there=bool(getattr(result, name))) for name in names
+    }
     return dataclasses.replace(result, **beside)
 
 

@@ -8,7 +8,7 @@ from archgraph.data import Dataset, Split
 from archgraph.data.doors import read_data
 from archgraph.data.partition import class_histogram
 from archgraph.data.schemes import ShardIndices
-from archgraph.data.validation import taken_out
+from archgraph.data.validation import set_aside
 from archgraph.errors import RunError
 from archgraph.federation import Shard, Strategy
 from archgraph.language import ExperimentSpec
@@ -16,7 +16,7 @@ from archgraph.language.data import NamedData
 from archgraph.language.task import OWN
 
 
-def set_aside(
+def reserve_public(
     spec: ExperimentSpec, shares: ShardIndices, data: Dataset
 ) -> tuple[ShardIndices, np.ndarray]:
     """Take the public examples out of training examples, if they are some of these.
@@ -35,7 +35,7 @@ def set_aside(
     # For methods that read none, too: what they are compared on is trained on by no client.
     if not isinstance(spec.public, int):
         return shares, np.arange(0)
-    return taken_out(shares, spec.public, spec.seed, ordered=data.consecutive)
+    return set_aside(shares, spec.public, spec.seed, ordered=data.consecutive)
 
 
 def other_public(

@@ -13,21 +13,19 @@ class ResultStream(Iterator[Result]):
 
     Args:
         results: The results, in the order of the clients.
-        owner: The strategy that reads them.
-        method: In which of its methods.
+        where: The method of a strategy that reads them, for errors.
 
     Example:
-        >>> results = ResultStream([], "mine")
+        >>> results = ResultStream([], "Mine.receive")
         >>> [result.metrics for result in results]
         []
         >>> list(results)
         Traceback (most recent call last):
-        archgraph.errors.RunError: str.receive: reads results a second time...
+        archgraph.errors.RunError: Mine.receive: reads results a second time...
     """
 
-    def __init__(self, results: Iterable[Result], owner: object, method: str = "receive") -> None:
-        self._results, self._read = iter(results), False
-        self._where = f"{type(owner).__name__}.{method}"
+    def __init__(self, results: Iterable[Result], where: str) -> None:
+        self._results, self._read, self._where = iter(results), False, where
 
     def __iter__(self) -> Iterator[Result]:
         """Begin to read them.

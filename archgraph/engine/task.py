@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,16 +31,12 @@ from archgraph.language.python import import_named
 from archgraph.language.task import TaskSpec
 
 
-def learning_task(
-    spec: TaskSpec | None, data: Dataset, scaled_by: np.ndarray | None = None
-) -> LearningTask:
+def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
     """Determine what is learned from the data.
 
     Args:
         spec: What the experiment says. Default: what the type of the targets says.
         data: The data.
-        scaled_by: Positions of the training examples whose targets `standardise` goes by. Default:
-            all.
 
     Raises:
         RunError: If the data has other targets than the task learns.
@@ -74,8 +69,6 @@ def learning_task(
         task = dataclasses.replace(task, predict=Logits(spec.output))
     task = dataclasses.replace(task, auxiliary=spec.auxiliary or 0.0)
     task = _measured(spec, task, tuple(_metrics(spec, task, data)))
-    if spec.standardise:
-        return _standardised(task, targets if scaled_by is None else targets[scaled_by])
     return _of_two(task, data)
 
 
@@ -202,7 +195,7 @@ _ANY = LearningTask(
 )
 
 
-def _standardised(task: LearningTask, targets: Tensor) -> LearningTask:
+def standardised(task: LearningTask, targets: Tensor) -> LearningTask:
     """Standardise targets to mean 0 and deviation 1; metrics see their own units, the loss not."""
     # In double: sums over a whole data set.
     std, mean = torch.std_mean(targets.double(), 0, correction=0)

@@ -37,12 +37,12 @@ from archgraph.engine.fit import (
 from archgraph.engine.lost import check_private, explained
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
-from archgraph.engine.public import other_public, public_shard, set_aside
+from archgraph.engine.public import other_public, public_shard, reserve_public
 from archgraph.engine.recalibration import check_statistics
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.rows import NONE, ClientRows
 from archgraph.engine.settings import check_local
-from archgraph.engine.task import check_strategy, learning_task
+from archgraph.engine.task import check_strategy, learning_task, standardised
 from archgraph.errors import RunError
 from archgraph.federation import (
     Client,
@@ -150,13 +150,13 @@ def prepare(
         with spec.locating("data"):
             shares = _owned(source, dataset, len(tiers))
         with spec.locating("public"):
-            shares, public = set_aside(spec, shares, dataset)
+            shares, public = reserve_public(spec, shares, dataset)
     else:
         partition = source.partition or IidSpec()
         source = source.model_copy(update={"partition": partition})
         # Taken from all at first: what a scheme makes equal stays equal.
         with spec.locating("public"):
-            (pool,), public = set_aside(spec, (np.arange(len(dataset.train)),), dataset)
+            (pool,), public = reserve_public(spec, (np.arange(len(dataset.train)),), dataset)
         with spec.locating("data", "partition"):
             scheme = partition.model_dump()
             ordered = not dataset.separate
@@ -181,14 +181,12 @@ def prepare(
         if spec.validation is not None:
             selection = Selection.of(spec.validation, learning)
     read = dataset  # as any seed has it: what is held out is drawn
+    # Examples that select a round have no part in how inputs and targets are scaled.
+    scaled_by = np.setdiff1d(np.arange(len(dataset.train)), held_out)
     if len(held_out):
-        # Examples that select a round have no part in how inputs and targets are scaled.
-        scaled_by = np.setdiff1d(np.arange(len(dataset.train)), held_out)
         dataset = dataset.normalised_by(scaled_by)
-        if spec.task is not None and spec.task.standardise:
-            with allowed(python):
-                scaled = learning_task(spec.task, dataset, scaled_by)
-            learning = replace(scaled, predict=learning.predict)
+    if spec.task is not None and spec.task.standardise:
+        learning = standardised(learning, dataset.train.targets[scaled_by])
     world = _world(spec, family, dataset, shares, learning, device, by_kind, rows)
     if _merges_there(spec, strategy):
         world = replace(world, merging=device)
