@@ -230,7 +230,7 @@ def _reason(first: Exception | None, asked: str, location: str) -> str:
     if asked:
         reason = f"forward goes by {asked}"
     elif location:
-        reason = "forward needs it to be a number"
+        reason = "forward works for this size only"
     else:
         reason = first_line(first) if first else ""
         location = _written(place_of(first)) if first else ""

@@ -35,7 +35,7 @@ _CAUSAL = (
     "or make the mask in forward or hold it in a buffer"
 )
 _VALIDATED = (
-    "pass validate_args=False to it and to those inside of it, or call "
+    "pass validate_args=False to it and to the distributions that it wraps, or call "
     "torch.distributions.Distribution.set_default_validate_args(False) before tracing"
 )
 

@@ -401,7 +401,9 @@ def _together(
     if everywhere:
         result["global"] = everywhere.get(GLOBAL) or mean_of(everywhere.values())
         worst = max(tiers, key=badness)
-        result["worst"] = {"name": worst, **everywhere[worst]}
+        # Where none has a score (no test target counts), none is the worst.
+        if not all(math.isnan(everywhere[name][judge]) for name in tiers):
+            result["worst"] = {"name": worst, **everywhere[worst]}
     if personal:
         result["local"] = derived(mean_of(personal.values()), learning.metrics)
         lower = {name for name, more in learning.better.items() if not more}

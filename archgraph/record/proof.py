@@ -115,7 +115,7 @@ def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
         >>> list(
         ...     notes([{"since": 1, "code": {"mine": "1f"}}, {"since": 4, "code": {"mine": "2e"}}])
         ... )
-        ['from round 4 on changed code of mine: rounds before ran the old one']
+        ['mine changed: rounds before 4 ran the old code']
     """
     apart = {"since": None, "code": None}
     for before, after in itertools.pairwise(environments):
@@ -123,6 +123,6 @@ def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
         if changed := ", ".join(differences({**after, **apart}, {**before, **apart})):
             yield f"{start} {changed}: bits may differ from an uninterrupted run"
         if modules := changed_code(before, after):
-            yield f"{start} changed code of {modules}: rounds before ran the old one"
+            yield f"{modules} changed: rounds before {after['since']} ran the old code"
         elif before.get("code") is None and after.get("code"):
             yield f"{start} your code is on record: whether it had changed by then is unknown"

@@ -240,6 +240,7 @@ def test_a_score_over_nothing_is_not_a_number(tmp_path):
         k: v for k, v in result.evaluation["global"].items() if k == "clients"
     }
     assert any("no target of the test examples counts" in note for note in result.notes)
+    assert "worst" not in result.evaluation
     assert {row[4] for row in result.table().rows} == {"-"}
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)  # NaN is not JSON
