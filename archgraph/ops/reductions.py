@@ -8,7 +8,7 @@ from dataclasses import replace
 from archgraph.graph.ir import Node, TensorType
 from archgraph.layout.layouts import Fixed
 from archgraph.ops import zeros
-from archgraph.ops.backward import INPUT, NOTHING, PASSES, STOPS, Backward, saves
+from archgraph.ops.backward import INPUT, NOTHING, PASSES, STOPS, saves
 from archgraph.ops.equations import ORDER, PROJECT, Dims, Equations
 from archgraph.ops.operator import MOVES, Call, Growth, Operator, Repeats, Spelling, rows
 from archgraph.ops.schema import op_schema
@@ -58,6 +58,17 @@ def _reduction_axes(eq: Equations) -> list[Dims]:
     return _reduce(eq, exact=False)
 
 
+def _extreme_axes(eq: Equations) -> list[Dims]:
+    """Reduce as others do; where a position is asked for, the reduced dimensions keep theirs."""
+    results = _reduce(eq, exact=False)
+    users = map(eq.graph.node.__getitem__, eq.graph.users[eq.node.name])
+    if len(results) == 1 or any(user.arg("index") == 1 for user in users):
+        x = eq.arg("self")
+        dims = (eq.dim("dim", len(x)),) if eq.has("dim") else range(len(x))
+        eq.pin([x[d] for d in dims], ORDER, PROJECT)
+    return results
+
+
 def _mean_type(args: Args) -> TensorType:
     """Return the type of a mean: some dimensions vanish, or have the size one."""
     (x,) = real(args.get("self"))
@@ -85,11 +96,6 @@ def _renorm_axes(eq: Equations) -> list[Dims]:
     return [x]
 
 
-def _extreme_backward(node: Node) -> Backward:
-    """Save where the extreme is, if that is a result, or else the operand to compare with."""
-    return saves(results=(1,)) if len(node.types) > 1 else _BOTH
-
-
 _reduction = Operator(_reduction_axes, zeros.first)
 _BOTH = saves("self", results=(0,))
 
@@ -103,17 +109,20 @@ _REDUCTIONS = {
     "mean": replace(
         _reduction, growth=Growth(repeats="uniform"), type=_mean_type, backward=NOTHING
     ),
-    "amax amin max min": replace(
-        _reduction, growth=Growth(repeats="any"), backward=_extreme_backward
+    "amax amin": replace(_reduction, growth=Growth(repeats="any"), backward=_BOTH),
+    "max min": replace(_reduction, growth=Growth(repeats="any"), backward=_BOTH),
+    "max.dim min.dim": Operator(
+        _extreme_axes, zeros.first, growth=Growth(repeats="any"), backward=saves(results=(1,))
     ),
     "var var_mean": replace(_reduction, growth=Growth(repeats=_spread), backward=INPUT),
     "std std_mean": replace(_reduction, growth=Growth(repeats=_spread), backward=_BOTH),
     "nanmean aminmax prod median nanmedian": _reduction,
+    "median.dim nanmedian.dim": Operator(_extreme_axes, zeros.first),
     # Of zeros alone: log of their number, true, position 0.
     "logsumexp": Operator(_reduction_axes, backward=_BOTH),
     "all": Operator(_reduction_axes, growth=Growth(repeats="any"), backward=STOPS),
     "renorm": Operator(_renorm_axes, zeros.first),
-    "argmax argmin": Operator(_reduction_axes, backward=STOPS),
+    "argmax argmin": Operator(_extreme_axes, backward=STOPS),
 }
 
 

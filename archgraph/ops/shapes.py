@@ -191,14 +191,17 @@ def _pixel_shuffle_axes(eq: Equations) -> list[Dims]:
     r = eq.integer("upscale_factor", 1)
     channel = eq.new(fixed_size(x[-3]) // (r * r))
     eq.unify(x[-3], product((channel, Fixed(r * r))))
-    return [[*x[:-3], channel, *eq.fixed(eq.node.shape[-2:])]]
+    return [[*x[:-3], channel, *(product((d, Fixed(r))) for d in x[-2:])]]
 
 
 def _pixel_unshuffle_axes(eq: Equations) -> list[Dims]:
     """y[-3] = Prod(c, r, r)."""
     x = eq.arg("self")
     r = eq.integer("downscale_factor", 1)
-    return [[*x[:-3], product((x[-3], Fixed(r * r))), *eq.fixed(eq.node.shape[-2:])]]
+    pixels = [eq.new(fixed_size(d) // r) for d in x[-2:]]
+    for layout, pixel in zip(x[-2:], pixels, strict=True):
+        eq.unify(layout, product((pixel, Fixed(r))))
+    return [[*x[:-3], product((x[-3], Fixed(r * r))), *pixels]]
 
 
 def _channel_shuffle_axes(eq: Equations) -> list[Dims]:

@@ -515,12 +515,22 @@ REDUCTIONS = [
             "prod": lambda m, a: a.prod(1),
             "max": lambda m, a: a.max(1)[0],
             "min": lambda m, a: a.min(1)[0],
-            "argmax": lambda m, a: a.argmax(1),
-            "argmin": lambda m, a: a.argmin(1),
             "var_mean": lambda m, a: torch.var_mean(a, 1)[1],
             "std_mean": lambda m, a: torch.std_mean(a, 1)[0],
             "median": lambda m, a: a.median(1)[0],
             "nanmedian": lambda m, a: a.nanmedian(1)[0],
+        }.items()
+    ),
+    # Where an extreme is asks for the order of positions.
+    *(
+        image(key, call, "pinned")
+        for key, call in {
+            "argmax": lambda m, a: a.argmax(1),
+            "argmin": lambda m, a: a.argmin(1),
+            "max": lambda m, a: a.max(1)[1],
+            "min": lambda m, a: a * a.min(1, keepdim=True).indices,
+            "median": lambda m, a: a.median(1)[1],
+            "nanmedian": lambda m, a: a.nanmedian(1)[1],
         }.items()
     ),
     image("mean", lambda m, a: a.mean((2, 3))),

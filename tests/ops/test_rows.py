@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import archgraph as ag
 from archgraph.analysis.axes import axes
@@ -155,3 +156,18 @@ def test_rows_compose(data, seed):
     parts = data.draw(st.lists(st.sampled_from(SHAPE_PRESERVING[kind]), min_size=2, max_size=4))
     net = Net(*parts)
     check_laws(ag.trace(net, net.input(), train=False).graph, seeds=(seed,))
+
+
+@pytest.mark.parametrize("shuffle", [nn.PixelShuffle(2), nn.PixelUnshuffle(2)])
+def test_pixels_that_are_channels_of_a_layer_are_cut_in_whole_blocks(shuffle):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 4, 6)
+    width = shuffle(torch.zeros(1, 4, 4, 8)).shape[-1]
+    model = nn.Sequential(nn.Linear(6, 8), shuffle, nn.Linear(width, 3))
+    graph, state = ag.trace(model, x)
+    (axis,) = (a for a in ag.axes(graph).free if a.name.startswith("0.out"))
+    wide = ag.widen(graph, 2.0)
+    torch.testing.assert_close(ag.build(wide.graph, wide.transfer.pull(state))(x), model(x))
+    # Every second pixel, or pair of them: the law compares with the masked model.
+    small = ag.take(graph, positions={axis.name: range(0, axis.size, 2)}, verify=True)
+    assert ag.build(small.graph, small.transfer.pull(state))(x).shape == model(x).shape
