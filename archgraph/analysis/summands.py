@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from archgraph.graph.ir import ArchGraph, per_graph
@@ -30,19 +32,30 @@ class Summand:
 @per_graph
 def summands(graph: ArchGraph) -> tuple[Summand, ...]:
     """Return what the sums of two results add, in topological order of the sums."""
-    result: list[Summand] = []
-    outputs = graph.output_refs()
+    result, outputs = list[Summand](), set(graph.output_refs())
+    order = {node.name: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         names = tuple(dict.fromkeys(node.uses()))
         for name, other in (names, names[::-1]) if len(names) == 2 and row(node.op).merges else ():
             if graph.users[name] != (node.name,) or name in outputs:
                 continue
-            private, pending = {name}, [*graph.node[name].uses()]
-            while pending:
-                candidate = pending.pop()
-                if candidate not in outputs and private.issuperset(graph.users[candidate]):
-                    private.add(candidate)
-                    pending += graph.node[candidate].uses()
+            private = _private(graph, name, order, outputs)
             enters = {used for n in private for used in graph.node[n].uses()} - private
             result.append(Summand(node.name, name, other, frozenset(private), frozenset(enters)))
     return tuple(result)
+
+
+def _private(graph: ArchGraph, name: str, order: Mapping[str, int], outputs: Set[str]) -> set[str]:
+    """Return the operators all of whose ways to an output lead through a result."""
+    private = {name}
+    waiting = [-order[used] for used in graph.node[name].uses()]
+    heapq.heapify(waiting)
+    while waiting:  # the last one first: all that use it have been looked at
+        candidate = graph.nodes[-heapq.heappop(waiting)].name
+        if candidate in private or candidate in outputs:
+            continue
+        if private.issuperset(graph.users[candidate]):
+            private.add(candidate)
+            for used in graph.node[candidate].uses():
+                heapq.heappush(waiting, -order[used])
+    return private
