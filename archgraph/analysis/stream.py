@@ -94,7 +94,13 @@ class Stream:
         self.outputs = tuple(dict.fromkeys(refs(graph.outputs)))
         self.output = max(self.outputs, key=depth.__getitem__, default="")
         self.live = self.ancestors((self.output,)) if self.output else set()
-        branches = [s for s in summands(graph) if self.heavy & s.private and s.other in s.enters]
+        branches = [
+            s
+            for s in summands(graph)
+            if self.heavy & s.private
+            and s.other in s.enters
+            and graph.node[s.other].types == graph.node[s.sum].types
+        ]
         self._private = {s.sum: s.private for s in branches}
         self._added_to = {s.sum: s.other for s in branches}
         learned = (n.name for n in graph.nodes if self._has_parameter(n))
