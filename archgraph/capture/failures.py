@@ -96,12 +96,12 @@ def place_of(error: BaseException) -> tuple[str, int, str] | None:
     # Errors of a program that is checked after forward quote the line in their text.
     quoted = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
     users = [(file, int(line), name) for file, line, name in quoted if is_users(file)]
-    # Of torch's own layers.
     layers = [frame for frame in stack if frame[2] == "forward" and frame[0].startswith(_LAYERS)]
     return next(iter([*reversed(users), *reversed(layers), *reversed(frames)]), None)
 
 
-_LAYERS = str(Path(nn.__file__).parent)
+# Folders of torch with layers.
+_LAYERS = tuple(f"{Path(torch.__file__).parent / room}/" for room in ("nn", "ao"))
 _BRANCHES = r"data-dependent|GuardOnDataDependent|DataDependentOutput"
 _UNKNOWN = r"not a known type|Unsupported input type"
 _REASONS: tuple[tuple[str, str, str], ...] = (

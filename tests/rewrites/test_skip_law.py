@@ -71,8 +71,8 @@ class Pooler(nn.Module):
 class BiasedLayer(Layer):
     """What is added behind the attention is not what the attention reads."""
 
-    def forward(self, tokens, position):
-        hidden = self.attention(tokens, tokens) + position
+    def forward(self, queries, tokens):
+        hidden = self.attention(tokens, tokens) + queries
         return hidden + self.mlp(self.norm2(hidden))
 
 
@@ -83,7 +83,7 @@ class Biased(Pooler):
 
     def forward(self, x):
         position = self.position.repeat(2, 1)
-        return self.head(self.layer(self.embed(x) + position, position).mean(1))
+        return self.head(self.layer(position, self.embed(x) + position).mean(1))
 
 
 def feed_forward(graph: ag.ArchGraph) -> Block:
