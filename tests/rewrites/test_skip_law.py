@@ -71,8 +71,8 @@ class Pooler(nn.Module):
 class BiasedLayer(Layer):
     """What is added behind the attention is not what the attention reads."""
 
-    def forward(self, tokens, position):
-        hidden = self.attention(tokens, tokens) + position
+    def forward(self, queries, tokens):
+        hidden = self.attention(queries, queries) + tokens
         return hidden + self.mlp(self.norm2(hidden))
 
 
@@ -150,7 +150,7 @@ def test_the_law_multiplies_branches_by_zero_in_the_unchanged_graph():
     assert silent.params == graph.params
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
 @pytest.mark.parametrize("name", FOREIGN)
 def test_the_law_holds_for_every_removable_block(name):
     foreign = FOREIGN[name]()
