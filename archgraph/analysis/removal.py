@@ -68,9 +68,9 @@ class Removal:
                 continue
             beside = [u for u in graph.node[piece.exit].uses() if u not in self.streamed]
             made_of = reachable(beside, lambda n: graph.node[n].uses(), members)
-            taken = [u for n in (piece.exit, *made_of) for u in graph.node[n].uses()]
+            results = [u for n in (piece.exit, *made_of) for u in graph.node[n].uses()]
             leaves = [leaf for n in (piece.exit, *made_of) for leaf in graph.node[n].leaves()]
-            if not near.issuperset(map(self.casts.of, taken)) or any(
+            if not near.issuperset(map(self.casts.of, results)) or any(
                 not members.issuperset(graph.leaf_users[leaf]) for leaf in leaves
             ):
                 return f"holds %{piece.exit}, which adds what is used elsewhere"

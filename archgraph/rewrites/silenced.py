@@ -31,11 +31,11 @@ def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGrap
         blocks: Blocks, each with whether its projection shortcut stays; then 2 and 3 do not apply.
     """
     graph = specialise(graph, training=False)
-    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
     zero: list[Summand] = []
     stands_in: dict[str, str] = {}
     for block, projection_stays in blocks:
-        members = {name for name in block.nodes if name in place}
+        members = {name for name in block.nodes if name in position}
         layers = {name for name in members if _is_layer(graph, name)}
         if projection_stays:
             layers -= reachable([block.shortcut], lambda n: graph.node[n].uses(), members)
@@ -47,7 +47,7 @@ def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGrap
         inside = members.difference(*(b.private for b in branches), (b.sum for b in branches))
         steps += _foreign(graph, block, inside)
         last = block.entry
-        for name, before in (*sorted(steps, key=lambda s: place[s[0]]), ("", block.exit)):
+        for name, before in (*sorted(steps, key=lambda s: position[s[0]]), ("", block.exit)):
             same = graph.node[before].types == graph.node[last].types
             if before != last and same and before in _below(graph, last):
                 stands_in[before] = last
@@ -85,11 +85,11 @@ def _branches(graph: ArchGraph, layers: Collection[str]) -> list[Summand]:
     """Return the branches that have only some layers, those inside another one aside."""
     branches = []
     for summand in summands(graph):
-        own = {name for name in summand.private if _is_layer(graph, name)}
-        if own and own.issubset(layers) and _is_branch(graph, summand, layers):
+        inner = {name for name in summand.private if _is_layer(graph, name)}
+        if inner and inner.issubset(layers) and _is_branch(graph, summand, layers):
             branches.append(summand)
-    inner = {name for branch in branches for name in branch.private}
-    return [branch for branch in branches if branch.sum not in inner]
+    nested = {name for branch in branches for name in branch.private}
+    return [branch for branch in branches if branch.sum not in nested]
 
 
 def _is_branch(graph: ArchGraph, summand: Summand, layers: Collection[str]) -> bool:

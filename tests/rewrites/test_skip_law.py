@@ -150,7 +150,7 @@ def test_the_law_multiplies_branches_by_zero_in_the_unchanged_graph():
     assert silent.params == graph.params
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
 @pytest.mark.parametrize("name", FOREIGN)
 def test_the_law_holds_for_every_removable_block(name):
     foreign = FOREIGN[name]()
