@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archgraph.data.fields import TargetFields
 from archgraph.data.partition import stratified_order
-from archgraph.data.values import Dataset, InputKind, Measure, Split, channel_statistics
+from archgraph.data.values import Dataset, InputKind, Moments, Split, channel_statistics
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
 
@@ -175,7 +175,7 @@ def dataset_of_rows(
     test: Records,
     *,
     labels: tuple[str, ...] = (),
-    measure: Measure | None = None,
+    measure: Moments | None = None,
     fields: TargetFields | None = None,
 ) -> Dataset:
     """Build a data set of rows; images are normalised by their train split, like known sets.

@@ -43,7 +43,7 @@ StreamReader: TypeAlias = Callable[
 ExampleReader: TypeAlias = Callable[[Tensor, int], tuple[Mapping[str, Tensor], Tensor]]
 
 # From inputs to mean and deviation of their channels or columns.
-Measure: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+Moments: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 InputKind: TypeAlias = Literal["image", "text", "table", "tensor"]
 
@@ -217,7 +217,7 @@ class Dataset:
     separate: bool = False
     mask: str = ""
     fields: TargetFields | None = None
-    measure: Measure | None = None
+    measure: Moments | None = None
 
     def __post_init__(self) -> None:
         """Check that both splits have the same form, and targets the type that classes ask for."""

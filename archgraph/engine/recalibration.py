@@ -63,7 +63,7 @@ def recalibrated(
     return {**state, **measured(module, buffers, batches, state)}
 
 
-def check_statistics(graph: ArchGraph, examples: int) -> None:
+def check_enough_examples(graph: ArchGraph, examples: int) -> None:
     """Check that so many examples have statistics.
 
     Args:

@@ -38,7 +38,7 @@ from archgraph.engine.lost import check_private, explained
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
 from archgraph.engine.public import other_public, public_shard, reserve_public
-from archgraph.engine.recalibration import check_statistics
+from archgraph.engine.recalibration import check_enough_examples
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.rows import NONE, ClientRows
 from archgraph.engine.settings import check_local
@@ -438,7 +438,7 @@ def testable(experiment: Experiment, state: ServerState) -> None:
         if model.statistics == "recompute" and statistics(model.graph):
             recomputed, examples = True, len(experiment.training)
             with experiment.locating("evaluate"):
-                check_statistics(model.graph, min(asked.statistics or examples, examples))
+                check_enough_examples(model.graph, min(asked.statistics or examples, examples))
         tuned |= bool(model.clients) and model.program is None
     output = learning.predict.output if isinstance(learning.predict, Logits) else None
     single = "each model gives a single result, in training, too"
