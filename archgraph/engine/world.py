@@ -182,8 +182,9 @@ def prepare(
             selection = Selection.of(spec.validation, learning)
     read = dataset  # as any seed has it: what is held out is drawn
     # Examples that select a round have no part in how inputs and targets are scaled.
-    scaled_by = np.setdiff1d(np.arange(len(dataset.train)), held_out)
+    scaled_by = np.arange(len(dataset.train))
     if len(held_out):
+        scaled_by = np.unique(np.concatenate([*shares, *([public] if strategy.public else [])]))
         dataset = dataset.normalised_by(scaled_by)
     if spec.task is not None and spec.task.standardise:
         learning = standardised(learning, dataset.train.targets[scaled_by])

@@ -148,7 +148,7 @@ def descend(
                 numbers = _finite_loss(work, parameters, losses)
                 work.progress(epoch=epoch, step=batches - 1, loss=numbers[-1])
             number = numbers[-1]
-            mean = _mean(numbers, torch.stack(sizes).tolist())
+            mean = _mean(numbers, torch.stack(sizes).cpu().tolist())
         idle, least = (0, mean) if mean < least else (idle + 1, least)
         if idle == local.patience:  # 4
             break
