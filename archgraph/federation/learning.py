@@ -191,7 +191,7 @@ class LearningTask:
             return torch.ones_like(flat, dtype=torch.int64).sum(1)
         weights = None
         if self.class_weights is not None:
-            weights = torch.tensor(self.class_weights, dtype=torch.float64, device=flat.device)
+            weights = to_device(torch.tensor(self.class_weights, dtype=torch.float64), flat.device)
         return class_counts(flat, weights).sum(1)
 
     def counts_of(self, histogram: Sequence[int]) -> float | None:
