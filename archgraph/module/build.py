@@ -460,17 +460,17 @@ def load_state(module: nn.Module, state: State) -> None:
     tensors = state_of(module)
     _check_fit(module.arch, state, {name: tensor.shape for name, tensor in tensors.items()})
     full = module.state_dict(keep_vars=True)
-    computed = _known(module.arch) - full.keys()
+    keys = {name: (name, *module.arch.param[name].aliases) for name in tensors}
+    computed = {key for several in keys.values() for key in several} - full.keys()
     if computed:
         raise GraphError(
             "is parametrised: call torch.nn.utils.parametrize.remove_parametrizations first",
             where=min(computed),
         )
     with torch.no_grad():
-        for name in tensors:
+        for name, several in keys.items():
             # A tied weight that was untied with equal values is several tensors.
-            keys = (name, *module.arch.param[name].aliases)
-            for tensor in {id(full[key]): full[key] for key in keys}.values():
+            for tensor in {id(full[key]): full[key] for key in several}.values():
                 tensor.copy_(state[name])
 
 
