@@ -113,7 +113,9 @@ def test_the_same_rows_give_the_same_bits_by_every_door(tmp_path, monkeypatch):
     found, facts = {}, {}
     for name, (said, given) in table_doors(tmp_path).items():
         run = ag.run(write_experiment(tmp_path, said), data=given, python=True)
-        found[name], facts[name] = bits(run), run.experiment.facts
+        # Which code made the rows is recorded, and does not make it another experiment.
+        facts[name] = {k: v for k, v in run.experiment.facts.items() if k != "code"}
+        found[name] = bits(run)
     sys.modules.pop("mydata")
     for name in found:
         assert found[name] == found["tensors"], name
