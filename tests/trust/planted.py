@@ -71,7 +71,7 @@ PLANTED = (
     ),
     Planted(
         "rewrites", SKIP,
-        "None if spanned else bypassed", "bypassed",
+        "None if spanned else without", "without",
         "a mask is compared under a norm",
     ),
     Planted(

@@ -27,10 +27,15 @@ class App {
     // A frame within another page gets its size late: until somebody does something, all fits anew.
     let touched = false;
     for (const act of ["pointerdown", "keydown", "wheel"]) window.addEventListener(act, () => (touched = true), { capture: true, once: true, passive: true });
-    window.addEventListener("resize", () => {
+    // An observer is told of every size; the event "resize" of a hidden frame may not come.
+    const size = () => `${document.body.clientWidth} ${document.body.clientHeight}`;
+    let fitted = size();
+    new ResizeObserver(() => {
+      if (!document.body.clientWidth || size() === fitted) return;
+      fitted = size();
       if (!touched) this.restore();
       else for (const pane of this.panes) if (pane.fitted) pane.fit(false);
-    });
+    }).observe(document.body);
   }
 
   model(/** @type {number} */ i) {
