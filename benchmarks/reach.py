@@ -31,7 +31,7 @@ RUNS = {
     "fjord": (f"{SMALL}/fjord_digits.yaml",),
     "fedin": (f"{SMALL}/fedin_fashion.yaml", "data.limit=600"),
     "fedavg": (f"{SMALL}/fedavg_fashion.yaml", "data.limit=600"),
-    "mnli": ("specs/experiments/recipfl/recipfl_mnli.yaml", "data.limit=200"),
+    "recipfl": ("specs/experiments/recipfl/recipfl_mnist.yaml", "data.limit=400"),
     "wikitext": (f"{SMALL}/nefl_wikitext2.yaml", "data.limit=40"),
     "attacked": ("specs/experiments/fedfa_digits_attacked.yaml",),
     "fedmd": (f"{SMALL}/fedmd_digits.yaml",),
