@@ -128,19 +128,6 @@ def page_subject(text: str) -> ArchGraph | Rewritten | Log | Family:
     return read_family(path) or read_graph(path)
 
 
-def models_of(text: str) -> list[ArchGraph]:
-    """Return the architectures in a file or folder: of a family the global one, else all of them.
-
-    Args:
-        text: `FILE`, or `FILE:MODEL` for one model of a family or of a run.
-    """
-    path, member = _file_and_model(text)
-    family = None if member is not None or is_run(path) else read_family(path)
-    if family is None:
-        return [_graph_in(path, member)]
-    return [family.graph] if family.has_global else list(family.models.values())
-
-
 def two_graphs(a: str, b: str) -> tuple[ArchGraph, ArchGraph, tuple[Transfer, Transfer] | None]:
     """Read two architectures, and the transfers to both if they are of one family."""
     (one, first), (two, second) = _file_and_model(a), _file_and_model(b)

@@ -55,8 +55,7 @@ def _budget(measure: str) -> Any:
     """Return the option of a budget, with the units of its measure."""
     row = MEASURES[measure]
     units = ", ".join(filter(None, row.units))
-    share = "a share, 50%, " if measure == "milliseconds" else "a share, 0.5 or 50%, "
-    text = f"Budget of {row.text}: {share}or an amount, {row.example} ({units})."
+    text = f"Budget of {row.text}: a share, 0.5 or 50%, or an amount, {row.example} ({units})."
     return typer.Option(metavar="BUDGET", help=text)
 
 
@@ -159,11 +158,6 @@ def fit(
     bytes: Annotated[str | None, _budget("bytes")] = None,
     activations: Annotated[str | None, _budget("activations")] = None,
     memory: Annotated[str | None, _budget("memory")] = None,
-    milliseconds: Annotated[str | None, _budget("milliseconds")] = None,
-    device: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What `archgraph profile` wrote, for --milliseconds."),
-    ] = None,
     batch: Annotated[int | None, typer.Option(help="Of a training step, for --memory.")] = None,
     optimizer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a training step, for --memory.")
@@ -208,7 +202,6 @@ def fit(
     graph, full = _with_state(file, choose, state, weights)
     values = {
         "parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations,
-        "milliseconds": milliseconds, "device": None if device is None else str(device),
         "memory": memory, "batch": batch, "optimizer": optimizer,
         "shape": shape, "multiple": multiple, "keep": keep, "skip": skip,
         "importance": None if importance is None else str(importance),

@@ -38,6 +38,7 @@ _ALIASES = {
     "layer_norm": "ln",
     "linear": "dense fc fullyconnected",
     "lr": "eta learningrate serverlearningrate serverlr",
+    "macs": "latency milliseconds",
     "model": "backbone",
     "momentum": "servermomentum",
     "mul": "multiply",

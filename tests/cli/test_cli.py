@@ -577,7 +577,7 @@ def test_each_budget_of_fit_names_its_units():
     text = " ".join(call("fit", "--help").stdout.split())
     rows = MEASURES.values()
     for row, following in zip(rows, (*list(rows)[1:], None), strict=True):
-        end = f"--{following.name}" if following else "--device"
+        end = f"--{following.name}" if following else "--batch"
         part = text[text.index(f"--{row.name} BUDGET") : text.index(f"{end} ")]
         assert row.text in part and row.example in part
         assert all(unit in part for unit in row.units)
