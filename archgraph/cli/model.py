@@ -273,18 +273,11 @@ def view(
         bool,
         typer.Option(
             "--weights",
-            help="Show weights: the values of each parameter and, of several models, how alike "
-            "they are to those of the first one. Of a run its last ones, of a model its own or "
-            "those of --state.",
+            help="Show weights: the values of each parameter. Of a run its last ones, of a model "
+            "its own or those of --state.",
         ),
     ] = False,
     state: States = None,
-    match: Annotated[
-        bool,
-        typer.Option(
-            "--match", help="Bring weights into the order of the first ones, for --weights."
-        ),
-    ] = False,
     budgets: Annotated[
         bool,
         typer.Option(
@@ -302,9 +295,8 @@ def view(
     """
     from archgraph.viewer import view as page
 
-    for option, asked in (("--state", state), ("--match", match)):
-        if asked and not weights:
-            raise SpecError("needs --weights", where=option)
+    if state and not weights:
+        raise SpecError("needs --weights", where="--state")
     subject: Json = [page_subject(file) for file in files]
     numbers = None if importance is None else numbers_by_name(importance)
     states = None
@@ -318,7 +310,6 @@ def view(
         title=title,
         importance=numbers,
         states=states,
-        match=match,
         budgets=budgets,
         notify=progress,
     )

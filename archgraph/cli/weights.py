@@ -1,4 +1,4 @@
-"""Commands about weights: how alike blocks are, how scales differ; files of them."""
+"""Commands about weights: their order, and files of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from archgraph.cli.app import command
 from archgraph.cli.arguments import DataFolder, OutputFile, is_run
-from archgraph.cli.output import show_item, show_tables, wrote
+from archgraph.cli.output import show_item, wrote
 from archgraph.errors import SpecError
 
 if TYPE_CHECKING:
@@ -30,55 +30,6 @@ States = Annotated[
     list[Path] | None,
     typer.Option(metavar="FILE", help="Weights of a model (safetensors). One per model, in order."),
 ]
-
-
-@command()
-def similarity(
-    model: WithWeights,
-    other: Annotated[
-        str | None,
-        typer.Argument(metavar="[OTHER]", help="Another one; default: blocks of the first."),
-    ] = None,
-    state: States = None,
-    section: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this section. Repeatable.")
-    ] = None,
-    matching: Annotated[
-        Literal["greedy", "assignment"],
-        typer.Option(help="How maps and filters are matched: as published, or at best."),
-    ] = "greedy",
-    filters: Annotated[
-        int, typer.Option(min=0, help="Filters of a layer to compare, drawn at random; 0: all.")
-    ] = 32,
-    data: DataFolder = None,
-    output: OutputFile = None,
-) -> None:
-    """Compare the weights of blocks.
-
-    Mean Pearson correlation of weight maps, matched one to one (FedFA, appendix B.3), between the
-    blocks of each section, or between two models. Random weights reach more than half, so chance
-    is shown beside each figure.
-    """
-    from archgraph.reports.plots import save_figure
-    from archgraph.studies.similarity import block_similarity
-    from archgraph.studies.weights import heat, similarity_tables
-
-    names = [model] if other is None else [model, other]
-    (graph, weights), *second = [one_model(name, data, s) for name, s in with_states(names, state)]
-    likeness = block_similarity(
-        graph,
-        weights,
-        second[0] if second else None,
-        matching=matching,
-        filters=filters or None,
-        sections=section or (),
-    )
-    if not likeness:
-        expected = "a section with two blocks whose weights have the same shapes"
-        raise SpecError("no blocks to compare", where=" and ".join(names), expected=expected)
-    show_tables(similarity_tables(likeness))
-    if output is not None:
-        wrote(save_figure(heat(likeness, title=" and ".join(Path(n).name for n in names)), output))
 
 
 @command()
@@ -107,44 +58,6 @@ def match(
     show_item(result.table())
     if output is not None:
         wrote(archgraph.export(second, result.order.pull(b), output))
-
-
-@command()
-def scales(
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL…", help="Models (YAML), a run folder, or RUN:MODEL."),
-    ],
-    state: States = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="What to compare with; default: the smallest."),
-    ] = None,
-    data: DataFolder = None,
-    output: OutputFile = None,
-) -> None:
-    """Compare the scale of weights between models.
-
-    Average magnitude of each layer's weight maps, and their average distance, on the filters that
-    two models have in common (FedFA, appendix F).
-    """
-    from archgraph.reports.plots import save_figure
-    from archgraph.studies.similarity import scale_variation
-    from archgraph.studies.weights import scale_plot, scale_table
-
-    models_by_label: dict[str, WithState] = {}
-    for name, file in with_states(models, state):
-        for key, weighted in _models(name, data, file).items():
-            # Short where nothing is lost: one run's models by their names, files by their paths.
-            inside = key and len(models) > 1 and not name.endswith(f":{key}")
-            label = key if len(models) == 1 else f"{name}:{key}" if inside else name
-            if label in models_by_label:  # one architecture with several states
-                label = f"{label} ({file or len(models_by_label) + 1})"
-            models_by_label[label] = weighted
-    compared = scale_variation(models_by_label, baseline)
-    show_item(scale_table(compared))
-    if output is not None:
-        wrote(save_figure(scale_plot(compared), output))
 
 
 @command()

@@ -124,7 +124,7 @@ COMMANDS = (
     "draw model.yaml --cover family.yaml -o m.svg",
     "run experiment.yaml --out run",
     "run strategy.yaml --out run",
-    "scales model.yaml flat.yaml",
+    "match model.yaml model.yaml",
 )
 
 

@@ -139,7 +139,7 @@ def test_they_are_not_facts_of_a_run(here: Path, monkeypatch: pytest.MonkeyPatch
         "show family.yaml",
         "check model.yaml family.yaml experiment.yaml",
         "run experiment.yaml --out run",
-        "scales model.yaml model.yaml",
+        "match model.yaml model.yaml",
         "trace python:noted:Net --input image=2,1,8,8",
     ],
 )

@@ -1,4 +1,4 @@
-"""Files of weights with a fault, as ``archgraph scales --state FILE`` reads them."""
+"""Files of weights with a fault, as ``archgraph match --state FILE`` reads them."""
 
 from __future__ import annotations
 
