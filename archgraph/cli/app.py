@@ -24,7 +24,7 @@ from archgraph.cli.output import complain, message, say
 from archgraph.errors import ArchGraphError, TraceWarning, raised_in
 from archgraph.language.elsewhere import GONE
 
-# Exit codes: as `diff` and shells use them.
+# Exit codes: as diff(1) and shells use them.
 DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
 # What every command takes, wherever it stands among its words.
 ANYWHERE = ("--debug", "--python")

@@ -19,6 +19,7 @@ from archgraph.cli.arguments import (
     ModelFile,
     OutputFile,
     Words,
+    check_weights_file,
     choices_of,
     read_graph,
     settings_of,
@@ -228,7 +229,7 @@ def _with_state(
     Raises:
         SpecError: If only one of both files is named and the model has no weights.
     """
-    from archgraph.cli.weights import check_weights_file, read_weights
+    from archgraph.engine.address import weights_in
     from archgraph.language.loading import load_model
     from archgraph.language.yaml import read_document
 
@@ -239,7 +240,7 @@ def _with_state(
     check_weights_file(weights, "--weights")
     graph, full = load_model(read_document(file), choices_of(choose) or None)
     if state is not None:
-        return graph, read_weights(graph, state)
+        return graph, weights_in(state, graph)
     if full is None:
         raise SpecError("needs --state: the model file has no weights", where="--weights")
     return graph, full

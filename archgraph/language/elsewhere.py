@@ -61,6 +61,9 @@ OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.s
 
 # Keys and commands that are gone, and what does their work now.
 GONE = {
+    "align": "`archgraph match A B` does the same",
+    "diff": "`archgraph compare A B` does the same; of two runs, with --bits",
+    "profile": "`archgraph fit` takes budgets of MACs, parameters, bytes and training memory",
     "scales": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "similarity": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
 }
