@@ -182,8 +182,8 @@ def _compare_bits(folders: Sequence[Path], as_json: bool) -> None:
     from archgraph.record.equal import run_differences
 
     if len(folders) != 2:
-        found = plural(len(folders), "folder")
-        raise SpecError("compares two runs", where="--bits", found=found)
+        number = plural(len(folders), "folder")
+        raise SpecError("compares two runs", where="--bits", found=number)
     differing, compared = run_differences(*folders)
     if as_json:
         say_json({"differences": differing, "compared": compared})

@@ -138,9 +138,8 @@ class Address:
         """Return an architecture with weights, of a run its global one; as :meth:`models`."""
         models = self.models(weights, data_root=data_root, tested=tested)
         if len(models) > 1 and GLOBAL not in models:
-            found, expected = ", ".join(models), f"{self.path}:MODEL"
-            message = "holds several models"
-            raise SpecError(message, where=str(self.path), found=found, expected=expected)
+            message, names, expected = "holds several models", ", ".join(models), f"{self}:MODEL"
+            raise SpecError(message, where=str(self), found=names, expected=expected)
         return models.get(GLOBAL) or next(iter(models.values()))
 
     def _among(self, names: Collection[str], name: str) -> str:
