@@ -11,7 +11,7 @@ from archgraph.analysis.presence import Needs, any_needs, presence
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import AxisError, GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, size_at
+from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, per_graph, size_at
 from archgraph.graph.passes import specialise
 from archgraph.graph.polynomial import Polynomial
 from archgraph.graph.sizes import example_sizes
@@ -240,90 +240,3 @@ def _size(layout: Layout, free: Collection[str], values: Mapping[str, int]) -> A
             return sum(sizes_of_layouts(layout.terms, free, values))
         case _:
             return size_at(layout.size, values)
-
-
-# -- operator by operator ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorSizes:
-    """What one operator reads, computes and writes in every submodel.
-
-    Attributes:
-        node: The operator, in one mode.
-        needs: It is there while of each of these sets of blocks one is.
-        read: Bytes of the results of other operators that it uses.
-        weights: Bytes of the leaves that it uses.
-        written: Bytes of its results.
-        macs: Multiply–accumulates.
-    """
-
-    node: Node
-    needs: Needs
-    read: Polynomial
-    weights: Polynomial
-    written: Polynomial
-    macs: Polynomial
-
-
-@takes_graph
-@per_graph
-def operator_sizes(
-    graph: ArchGraph, batch: int = 1, training: bool = False
-) -> tuple[OperatorSizes, ...]:
-    """Return what each operator of a graph reads, computes and writes, inputs left out.
-
-    Args:
-        graph: The architecture.
-        batch: The number of examples.
-        training: The mode; of training, the forward pass.
-
-    Example:
-        >>> import torch
-        >>> from archgraph.capture.trace import trace
-        >>> graph = trace(torch.nn.Sequential(torch.nn.Linear(3, 8)), torch.zeros(1, 3)).graph
-        >>> (linear,) = operator_sizes(graph, 2)
-        >>> print(linear.read, linear.weights, linear.written, linear.macs)
-        24 128 64 48
-    """
-    solved, specialised = axes(graph), specialise(graph, training=training)
-    free, values = {axis.name for axis in solved.free}, example_sizes(graph, batch)
-    needs = presence(graph).there
-
-    def operand(value: Value) -> tuple[Amount, ...]:
-        match value:
-            case Ref():
-                return sizes_of_layouts(solved.value[value.name][0], free, values)
-            case Leaf():
-                return sizes_of_layouts(solved.leaf[value.name], free, values)
-            case _:
-                return ()
-
-    def size(layouts: Iterable[Layout], dtype: str) -> Polynomial:
-        elements = numel(sizes_of_layouts(layouts, free, values))
-        return Polynomial({}) + elements * torch_dtype(dtype).itemsize
-
-    def results(node: Node) -> Polynomial:
-        pairs = zip(solved.value[node.name], node.types, strict=True)
-        return sum((size(dims, type_.dtype) for dims, type_ in pairs), Polynomial({}))
-
-    bytes_of = {node.name: results(node) for node in specialised.nodes}
-    leaf_bytes = {p.name: size(solved.leaf[p.name], p.dtype) for p in graph.params}
-    listed = []
-    for node in specialised.nodes:
-        if node.op == "input":
-            continue
-        counted = Counted(node, operand, sizes_of_layouts(solved.value[node.name][0], free, values))
-        read = (bytes_of[name] for name in dict.fromkeys(node.uses()))
-        weights = (leaf_bytes[name] for name in dict.fromkeys(node.leaves()))
-        listed.append(
-            OperatorSizes(
-                node,
-                needs[node.name],
-                sum(read, Polynomial({})),
-                sum(weights, Polynomial({})),
-                bytes_of[node.name],
-                Polynomial({}) + counted_macs(counted),
-            )
-        )
-    return tuple(listed)

@@ -13,16 +13,14 @@ from archgraph.errors import RewriteError
 from archgraph.tables import count
 
 Budget: TypeAlias = float | str
-"""``0.5`` or ``"50%"`` of the whole; ``2_000_000``, ``"2M"``, ``"50MB"`` or ``"8ms"`` of it."""
+"""``0.5`` or ``"50%"`` of the whole; ``2_000_000``, ``"2M"`` or ``"50MB"`` of it."""
 
 _SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _BYTES = {
     **{unit + "B": factor for unit, factor in _SUFFIX.items() if unit != "B"},
     **{unit + "iB": 2**power for unit, power in (("K", 10), ("M", 20), ("G", 30), ("T", 40))},
 }
-# Attoseconds: as the polynomials of a device's profile.
-_TIMES = {"": 10**15, "us": 10**12, "µs": 10**12, "ms": 10**15, "s": 10**18}
-_FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]+)?) ?([A-Za-zµ%]*)")
+_FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]+)?) ?([A-Za-z%]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,6 @@ MEASURES: Mapping[str, BudgetMeasure] = {
             "activations", "bytes of intermediate results of one example", _BYTES, "8MB", "B"
         ),
         BudgetMeasure("memory", "bytes that a training step allocates", _BYTES, "50MB", "B"),
-        BudgetMeasure("milliseconds", "milliseconds of a call", _TIMES, "8ms", " ms"),
     )
 }
 
@@ -65,7 +62,7 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
     Args:
         measure: What it is of.
         budget: A share of the whole in (0, 1], a larger number, or text: a number with a unit of
-            the measure, or with ``%``. Of milliseconds a number is always milliseconds.
+            the measure, or with ``%``.
         full: What the whole network costs.
 
     Raises:
@@ -78,7 +75,6 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
         1572864
     """
     expected = f"a share such as 0.5 or 50%, or a number such as {measure.example}"
-    shares = measure.units is not _TIMES
     parts = _FORM.fullmatch(budget.strip()) if isinstance(budget, str) else None
     if parts is not None:
         # As digits: 0.1 is a tenth, not the nearest double.
@@ -96,9 +92,9 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
         if unit == "%":
             number, unit = number / 100, "share"
         elif not unit:
-            unit = "share" if shares and number <= 1 else ""
+            unit = "share" if number <= 1 else ""
     elif isinstance(budget, int | float) and not isinstance(budget, bool) and budget < math.inf:
-        number, unit = Fraction(str(budget)), "share" if shares and budget <= 1 else ""
+        number, unit = Fraction(str(budget)), "share" if budget <= 1 else ""
     else:
         raise RewriteError("not a budget", where=measure.name, found=budget, expected=expected)
     if number <= 0 or (unit == "share" and number > 1):
@@ -125,6 +121,4 @@ def amount_text(measure: BudgetMeasure, amount: float) -> str:
     >>> amount_text(MEASURES["bytes"], 1_500_000), amount_text(MEASURES["macs"], 1_500_000)
     ('1.5MB', '1.5M')
     """
-    if measure.units is _TIMES:
-        return f"{amount / _TIMES['ms']:.3g}{measure.unit}"
     return count(amount) + measure.unit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -14,8 +13,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial
 from archgraph.analysis.structure import structure
 from archgraph.analysis.training_step import Optimizer
-from archgraph.budgets.amounts import MEASURES, Budget, amount_text, limit_of
-from archgraph.budgets.latency import ATTOSECONDS, DeviceProfile
+from archgraph.budgets.amounts import MEASURES, Budget, limit_of
 from archgraph.budgets.search import Floats, Search, Submodel, Tally
 from archgraph.errors import AxisError, RewriteError
 from archgraph.graph.argument import takes_graph
@@ -40,10 +38,8 @@ def fit(
     bytes: Budget | None = None,
     activations: Budget | None = None,
     memory: Budget | None = None,
-    milliseconds: Budget | None = None,
     batch: int | None = None,
     optimizer: Optimizer = "sgd",
-    device: DeviceProfile | str | os.PathLike[str] | None = None,
     shape: FitShape = "free",
     importance: Scores | None = None,
     multiple: int = 1,
@@ -66,11 +62,8 @@ def fit(
         activations: Budget of the bytes of all intermediate results of one example.
         memory: Budget of the bytes that a training step allocates at most, as
             ``cost(graph).training(batch, optimizer)`` counts them.
-        milliseconds: Budget of the time of a call, as the profile of `device` says; a number is
-            always an amount.
         batch: Examples of the training step, which `memory` needs.
         optimizer: Its optimiser, by its name in ``torch.optim``, or ``momentum``.
-        device: What :func:`archgraph.profile` measured, or the file of it, for `milliseconds`.
         shape: ``uniform``: the largest single share of every axis (HeteroFL), and of the depth of
             every section of which blocks may be left out. ``nested``: as many axes as fit have the
             next larger share, too; of two budgets of one graph, whatever they are of, one submodel
@@ -114,7 +107,6 @@ def fit(
         "bytes": bytes,
         "activations": activations,
         "memory": memory,
-        "milliseconds": milliseconds,
     }
     budgets = {name: budget for name, budget in asked.items() if budget is not None}
     if not budgets:
@@ -127,7 +119,7 @@ def fit(
     costs = cost(graph).polynomial
     keep = [keep] if isinstance(keep, str) else keep
     scores = None if shape == "uniform" else best
-    budgeted = _budgeted(graph, costs, budgets, batch, optimizer, device)
+    budgeted = _budgeted(graph, costs, budgets, batch, optimizer)
     search = _search(graph, costs, budgeted, scores, multiple, keep, skip)
     point = search.start
     if search.exceeded(point):
@@ -180,7 +172,6 @@ def _budgeted(
     budgets: Mapping[str, Budget],
     batch: int | None,
     optimizer: Optimizer,
-    device: DeviceProfile | str | os.PathLike[str] | None,
 ) -> dict[str, tuple[int, Sequence[CostPart]]]:
     """Return the limit and the polynomial of each budget.
 
@@ -196,14 +187,6 @@ def _budgeted(
             limit = limit_of(MEASURES[name], budget, step.total)
             for number, parts in enumerate(step.polynomial.bounds(), 1):
                 budgeted[f"{name} {number}"] = limit, parts
-        elif name == "milliseconds":
-            if device is None:
-                hint = "device='laptop.json', which `archgraph profile` writes"
-                raise RewriteError("no device to take them on", where=name, hint=hint)
-            known = device if isinstance(device, DeviceProfile) else DeviceProfile.load(device)
-            times = known.polynomial(graph)
-            limit = limit_of(MEASURES[name], budget, _full(times, ATTOSECONDS))
-            budgeted[name] = limit, times.parts[ATTOSECONDS]
         else:
             limit = limit_of(MEASURES[name], budget, _full(costs, name))
             budgeted[name] = limit, costs.parts[name]
@@ -333,10 +316,7 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
     one = len(amounts) == 1
 
     def listed(values: Mapping[str, int]) -> str:
-        texts = {
-            m: amount_text(MEASURES[m], values[m]) if m == "milliseconds" else f"{values[m]:,}"
-            for m in amounts
-        }
+        texts = {measure: f"{values[measure]:,}" for measure in amounts}
         return ", ".join(text if one else f"{text} {m}" for m, text in texts.items())
 
     more = set(costs.blocks) - least.skipped

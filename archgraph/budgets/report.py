@@ -9,7 +9,6 @@ from archgraph.analysis.axes import axes
 from archgraph.analysis.cost import Cost, cost
 from archgraph.analysis.structure import structure
 from archgraph.budgets.amounts import MEASURES, amount_text, limit_of
-from archgraph.budgets.latency import ATTOSECONDS, DeviceProfile
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.options import FitOptions
 from archgraph.tables import Table, per_cent
@@ -36,8 +35,8 @@ class BudgetRange:
 def budget_ranges(graph: ArchGraph) -> dict[str, BudgetRange]:
     """Return what a model costs in each budget, and the least that there is.
 
-    Milliseconds are left out, which need the profile of a device. Memory is that of a training step
-    of 32 examples by SGD. Nothing is rewritten: costs are polynomials of the sizes.
+    Memory is that of a training step of 32 examples by SGD. Nothing is rewritten: costs are
+    polynomials of the sizes.
 
     Example:
         >>> import torch
@@ -68,7 +67,7 @@ def range_table(ranges: Mapping[str, BudgetRange]) -> Table:
         values = [one.full, one.least, *([one.without_blocks] if removable else [])]
         label = name if name != "memory" else f"memory ({BATCH}, {OPTIMIZER})"
         rows.append((label, *(amount_text(MEASURES[name], value) for value in values)))
-    note = "`archgraph fit` makes the submodel for a budget; milliseconds need `archgraph profile`"
+    note = "`archgraph fit` makes the submodel for a budget"
     return Table("Budgets", columns, tuple(rows), frozenset({1, 2, 3}), note=note)
 
 
@@ -92,12 +91,11 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
     """
     before, after = cost(graph), cost(small)
     rows = []
-    profile = None if options.device is None else DeviceProfile.load(options.device)
     for name, measure in MEASURES.items():
         budget = getattr(options, name)
-        if name in ("memory", "milliseconds") and budget is None:
+        if name == "memory" and budget is None:
             continue
-        full, left = (_amount(name, of, options, profile) for of in (before, after))
+        full, left = (_amount(name, of, options) for of in (before, after))
         limit = None if budget is None else limit_of(measure, budget, full)
         rows.append(
             (
@@ -124,11 +122,8 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
     )
 
 
-def _amount(name: str, of: Cost, options: FitOptions, profile: DeviceProfile | None) -> int:
+def _amount(name: str, of: Cost, options: FitOptions) -> int:
     if name == "memory":
         return of.training(options.batch or 1, options.optimizer).total
-    if name == "milliseconds" and profile is not None:
-        times = profile.polynomial(of.graph)
-        return times.polynomial(ATTOSECONDS).value(times.axes)
     amount: int = getattr(of, name)
     return amount

@@ -6,7 +6,7 @@ command needs it: `archgraph --help` answers at once.
 """
 
 # Each of these modules adds its commands to the application, in the order of `archgraph --help`.
-from archgraph.cli import model, rewriting, device, files, runs, weights  # isort: skip
+from archgraph.cli import model, comparing, rewriting, files, runs, weights  # isort: skip
 from archgraph.cli.app import app as app
 
 
@@ -15,4 +15,4 @@ def main() -> None:
     app()
 
 
-__all__ = ["app", "device", "files", "main", "model", "rewriting", "runs", "weights"]
+__all__ = ["app", "comparing", "files", "main", "model", "rewriting", "runs", "weights"]

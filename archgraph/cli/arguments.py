@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from archgraph.errors import ArchGraphError, SpecError
-from archgraph.hints import unknown
 from archgraph.plain import Json
 
 if TYPE_CHECKING:
-    from archgraph.federation.family import Family
+    from archgraph.engine.address import Address
     from archgraph.graph.ir import ArchGraph
     from archgraph.language import ExperimentSpec
     from archgraph.language.document import Document
-    from archgraph.reports.runs import Log
-    from archgraph.states import Rewritten, Transfer
 
 
 # Values of an option that may be repeated; None without any.
@@ -32,7 +29,11 @@ ModelFile = Annotated[
 
 ModelOrFamily = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A model (YAML, ONNX), a family or an experiment."),
+    typer.Argument(
+        metavar="FILE",
+        help="A model (YAML, ONNX), a family or an experiment; FAMILY:NAME or RUN:NAME for one of "
+        "their models.",
+    ),
 ]
 
 Choose = Annotated[
@@ -65,143 +66,49 @@ RunFolders = Annotated[
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")]
 
-Member = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of a family: the model `global`, or a client's.")
+WithWeights = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model (YAML, ONNX), a run folder; FAMILY:NAME or RUN:NAME for one of their models.",
+    ),
+]
+
+States = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--state",
+        metavar="FILE",
+        help="Weights of a model (safetensors). One per model, in order.",
+    ),
 ]
 
 
-def read_graph(
-    file: Path, choose: Sequence[str] | None = None, member: str | None = None
-) -> ArchGraph:
-    """Return the architecture in a file, with some choices made; of a family, that of a member."""
-    from archgraph.language import load_graph
+def read_graph(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
+    """Return the architecture in a file, with some choices made."""
+    from archgraph.engine.address import Address
 
-    path, name = _file_and_model(str(file))
-    if is_run(path):
-        return _of_run(path, member or name)
-    family = read_family(file)
-    if family is None:
-        if member is not None:
-            raise SpecError("is not a family", where=str(file), found=f"--member {member}")
-        return load_graph(file, choices_of(choose) or None)
-    if choose:
-        raise SpecError("is a family; --choose applies to a single model", where=str(file))
-    models = family.models
-    if member is None:
-        raise SpecError(
-            f"is a family, not one model; its models are {', '.join(models)}",
-            where=str(file),
-            hint="show and explain take one of them by --member, diff and view as FILE:NAME, "
-            "other commands the file of the model alone",
-        )
-    if member not in models:
-        raise SpecError("has no such model", where=str(file), **unknown(member, models))
-    return models[member]
+    return Address.of(file).graph(choices_of(choose) or None)
 
 
-def is_run(path: Path) -> bool:
-    """Return whether a path is the folder of a run, not that of a model."""
-    names = ("archgraph.json", "config.json")
-    return path.is_dir() and not any((path / name).is_file() for name in names)
+def with_states(
+    models: Sequence[str], files: Sequence[Path] | None
+) -> list[tuple[Address, Path | None]]:
+    """Return the models and the files of their weights, one each in the order of the models."""
+    from archgraph.engine.address import Address
+
+    weights = list(files or ())
+    if len(weights) > len(models):
+        raise SpecError("more files than models", where="--state", found=str(weights[len(models)]))
+    padded = [*weights, *[None] * (len(models) - len(weights))]
+    return [(Address.of(text), file) for text, file in zip(models, padded, strict=True)]
 
 
-def page_subject(text: str) -> ArchGraph | Rewritten | Log | Family:
-    """Return what a page shows of a file or folder: a run, a family, a model, or a part of one.
-
-    Args:
-        text: `FILE`, or `FILE:MODEL` for one model of a family or of a run.
-    """
-    path, member = _file_and_model(text)
-    if member is not None:
-        from archgraph.states import Rewritten
-
-        graph, family = _graph_in(path, member), None if is_run(path) else read_family(path)
-        graph = graph.replace(name=f"{path.resolve().stem}:{member}")
-        if family is None or not family.has_global:
-            return graph
-        # With its transfer the page shows which positions of the global model it has.
-        return Rewritten(graph, _from_global(family, member))
-    if is_run(path):
-        from archgraph.reports import read_run
-
-        return read_run(path)
-    return read_family(path) or read_graph(path)
-
-
-def models_of(text: str) -> list[ArchGraph]:
-    """Return the architectures in a file or folder: of a family the global one, else all of them.
-
-    Args:
-        text: `FILE`, or `FILE:MODEL` for one model of a family or of a run.
-    """
-    path, member = _file_and_model(text)
-    family = None if member is not None or is_run(path) else read_family(path)
-    if family is None:
-        return [_graph_in(path, member)]
-    return [family.graph] if family.has_global else list(family.models.values())
-
-
-def two_graphs(a: str, b: str) -> tuple[ArchGraph, ArchGraph, tuple[Transfer, Transfer] | None]:
-    """Read two architectures, and the transfers to both if they are of one family."""
-    (one, first), (two, second) = _file_and_model(a), _file_and_model(b)
-    graphs = _graph_in(one, first), _graph_in(two, second)
-    same = first is not None and second is not None and one == two and not is_run(one)
-    family = read_family(one) if same else None
-    if family is None or first is None or second is None or not family.has_global:
-        return (*graphs, None)
-    return (*graphs, (_from_global(family, first), _from_global(family, second)))
-
-
-def _graph_in(path: Path, member: str | None) -> ArchGraph:
-    return _of_run(path, member) if is_run(path) else read_graph(path, member=member)
-
-
-def _file_and_model(text: str) -> tuple[Path, str | None]:
-    """Split `FILE` or `FILE:MODEL`; a file whose name holds a colon is that file."""
-    # The last colon: a drive letter has one, too.
-    name, mark, member = text.rpartition(":")
-    return (Path(name), member) if mark and not Path(text).exists() else (Path(text), None)
-
-
-def _from_global(family: Family, name: str) -> Transfer:
-    """Return the transfer from a family's global model to one of its models."""
-    from archgraph.states import Transfer
-
-    transfers = {kind.name: kind.transfer for kind in family.clients}
-    return transfers.get(name) or Transfer.identity(family.graph)  # `global` itself
-
-
-def _of_run(folder: Path, member: str | None) -> ArchGraph:
-    """Return an architecture of a run: the global one by default."""
-    from archgraph.fields import GLOBAL
-    from archgraph.reports import read_run
-
-    graphs = read_run(folder).graphs
-    name = member or GLOBAL
-    graph = graphs.get(name)
-    if graph is None:
-        raise SpecError("has no such model", where=str(folder), **unknown(name, list(graphs)))
-    if isinstance(graph, str):  # why its file cannot be read
-        raise SpecError(graph, where=f"{folder}: {name}")
-    return graph
-
-
-def read_family(file: Path) -> Family | None:
-    """Return the resolved family of a file or of its experiment; None for a model."""
-    import archgraph
-    from archgraph.language.saved import is_transformers
-    from archgraph.language.yaml import read_document
-
-    if is_run(_file_and_model(str(file))[0]) or is_transformers(file):
-        return None
-    data = read_document(file).data
-    if isinstance(data, dict) and "family" in data:
-        from archgraph.engine.facts import family_of
-
-        return archgraph.resolve(family_of(archgraph.load_experiment(file)))
-    if isinstance(data, dict) and "clients" in data:
-        return archgraph.resolve(archgraph.load_family(file))
-    return None
+def check_weights_file(output: Path, option: str = "--output") -> None:
+    """Check that a file for weights ends as one, before anything is printed."""
+    if output.suffix.lower() != ".safetensors":
+        expected = "a .safetensors file"
+        raise SpecError("unknown suffix", where=option, found=str(output), expected=expected)
 
 
 def by_key(texts: Iterable[str]) -> dict[str, str]:
@@ -225,54 +132,6 @@ def choices_of(texts: Sequence[str] | None) -> dict[str, int | str]:
             raise SpecError("is not a number", where=repr(f"{key}={value}"), expected=f"{key}=N")
         values[key] = value if value == "open" else int(value)
     return values
-
-
-def numbers_by_name(file: Path) -> dict[str, list[float]]:
-    """Read numbers by name: a JSON object, lines of CSV, or saved scores of importance."""
-    import csv
-    import json
-
-    if file.suffix == ".safetensors":
-        from archgraph.states.importance import Importance
-
-        return {name: list(scores) for name, scores in Importance.load(file).positions.items()}
-    try:
-        text = file.read_text(encoding="utf-8-sig")  # spreadsheets begin CSV with a mark
-        if file.suffix == ".json":
-            # Before they become a dict, which drops all but the last of equal names.
-            pairs = json.loads(text, object_pairs_hook=_once).items()
-            rows = [(name, v if isinstance(v, list) else [v]) for name, v in pairs]
-        else:
-            rows = [(line[0], line[1:]) for line in csv.reader(text.splitlines()) if line]
-            # A first line without a number is a heading.
-            rows = rows[1:] if rows and not any(map(_numeric, rows[0][1])) else rows
-        return _once([(name, [float(n) for n in numbers]) for name, numbers in rows])
-    # Whatever JSON, CSV and `float` make of a file that holds something else.
-    except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError, csv.Error) as e:
-        raise SpecError(
-            "does not contain numbers by name",
-            where=str(file),
-            found=e,
-            expected='{"NAME": 0.5, …} in a .json file, else lines NAME,0.5',
-        ) from e
-
-
-def _once(rows: Iterable[tuple[str, Json]]) -> dict[str, Json]:
-    """Return a mapping of names, none of which comes twice: JSON would keep the last one."""
-    mapping: dict[str, Json] = {}
-    for name, value in rows:
-        if name in mapping:
-            raise ValueError(f"{name} appears twice")
-        mapping[name] = value
-    return mapping
-
-
-def _numeric(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def settings_of(texts: Sequence[str] | None) -> dict[str, Json]:

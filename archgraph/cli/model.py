@@ -1,42 +1,30 @@
-"""Commands about one architecture or two: trace, show, explain, draw, view, diff, align."""
+"""Commands about one architecture: trace, show, explain, draw, view."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from archgraph.cli.app import DIFFERENT, command, consent
+from archgraph.cli.app import command, consent
 from archgraph.cli.arguments import (
     AsJson,
     Choose,
     DataFolder,
-    Member,
     ModelOrFamily,
     OutputFile,
+    States,
     Words,
     by_key,
-    is_run,
-    numbers_by_name,
-    page_subject,
-    read_family,
     read_graph,
     settings_of,
-    two_graphs,
     typed,
+    with_states,
 )
 from archgraph.cli.output import progress, put, say, say_json, show_item, show_tables, wrote
-from archgraph.cli.weights import States, one_model, with_states, with_weights
 from archgraph.errors import SpecError
 from archgraph.plain import Json
-
-if TYPE_CHECKING:
-    from archgraph.relate.match import PositionMatch
-
-# Differences of two runs that are printed.
-MOST = 20
 
 
 @command()
@@ -112,18 +100,20 @@ def _input(name: str, value: str) -> dict[str, object]:
 
 
 @command()
-def show(file: ModelOrFamily, member: Member = None, choose: Choose = None) -> None:
+def show(file: ModelOrFamily, choose: Choose = None) -> None:
     """Show sections and blocks with shapes, parameters and MACs.
 
-    Of a family: its models with their sizes; --member shows one of them.
+    Of a family: its models with their sizes; FAMILY:NAME shows one of them.
     """
     from archgraph.display import summary_table
+    from archgraph.engine.address import Address
 
-    if member is None and (family := read_family(file)) is not None:
+    address = Address.of(file)
+    if address.member is None and not address.is_run and (family := address.family) is not None:
         show_item(family.table())
-        say(f"--member NAME shows one of them: {', '.join(family.models)}")
+        say(f"FILE:NAME shows one of them: {', '.join(family.models)}")
     else:
-        show_item(summary_table(read_graph(file, choose, member)))
+        show_item(summary_table(read_graph(file, choose)))
 
 
 @command()
@@ -136,24 +126,19 @@ def explain(
             "default: everything."
         ),
     ] = None,
-    member: Member = None,
     choose: Choose = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain which axes and blocks can change, or why not.
 
-    Of a family, the global model unless --member names another one.
+    Of a family, the global model unless FAMILY:NAME names another one.
 
     Tells what would free a pinned axis, and what halving an axis or skipping a block saves. Runs of
     similar parts share a row; NAME shows them one by one, and everything that changes with an axis.
     """
     from archgraph.display import explain as explained
-    from archgraph.fields import GLOBAL
 
-    family = read_family(file) if member is None else None
-    if family is not None and family.has_global:
-        member = GLOBAL
-    explanation = explained(read_graph(file, choose, member), name)
+    explanation = explained(read_graph(file, choose), name)
     if as_json:
         say_json(explanation.plain())
     else:
@@ -164,10 +149,6 @@ def explain(
 def draw(
     file: ModelOrFamily,
     output: OutputFile = None,
-    cover: Annotated[
-        Path | None,
-        typer.Option(metavar="FAMILY", help="Colour the share of clients that feed each part."),
-    ] = None,
     detail: Annotated[
         Literal["section", "block", "node"],
         typer.Option(help="A box per block, per layer, or per operator."),
@@ -205,9 +186,11 @@ def draw(
     """
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn
+    from archgraph.engine.address import Address
 
-    family = read_family(file if cover is None else cover)
-    if cover is None and family is not None and (output is None or not output.suffix):
+    address = Address.of(file)
+    family = address.family if address.member is None else None
+    if family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)
         pictures = draw_family(
             family, folder, detail=detail, direction=direction, fold=fold, form=form
@@ -215,26 +198,10 @@ def draw(
         for path in pictures:
             wrote(path)
         return
-    if cover is not None:
-        if family is None:
-            raise SpecError("is not a family", where=str(cover), expected="a file with clients")
-        graph = read_graph(file, choose)
-        # Coverage goes by the names of leaves: another model would take the colours of this one.
-        if graph.state_names != family.graph.state_names:
-            hint = f"`archgraph draw {cover}` draws that"
-            raise SpecError("differs from the family's global model", where=str(file), hint=hint)
-    elif family is None:
-        graph = read_graph(file, choose)
-    elif family.has_global:
-        graph = family.graph
-    else:
-        hint = "give --output a folder: every client's model is drawn"
-        raise SpecError("has no global model to draw", where=str(file), hint=hint)
-    shares = None if family is None else coverage(family)
     text = drawn(
-        graph,
+        read_graph(file, choose),
         output,
-        cover=shares,
+        cover=None if family is None else coverage(family),
         detail=detail,
         direction=direction,
         fold=fold,
@@ -265,26 +232,18 @@ def view(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Numbers that colour leaves, axes and operators: a JSON object, or lines of CSV, "
-            "a name and its number or one for each position; or scores that `ag.importance` saved.",
+            help="Scores that `ag.importance` saved, which colour leaves, axes and operators.",
         ),
     ] = None,
     weights: Annotated[
         bool,
         typer.Option(
             "--weights",
-            help="Show weights: the values of each parameter and, of several models, how alike "
-            "they are to those of the first one. Of a run its last ones, of a model its own or "
-            "those of --state.",
+            help="Show weights: the values of each parameter. Of a run its last ones, of a model "
+            "its own or those of --state.",
         ),
     ] = False,
     state: States = None,
-    match: Annotated[
-        bool,
-        typer.Option(
-            "--match", help="Bring weights into the order of the first ones, for --weights."
-        ),
-    ] = False,
     budgets: Annotated[
         bool,
         typer.Option(
@@ -300,145 +259,26 @@ def view(
     or a run also which clients have which positions. Several models stand side by side. Without
     --output the page is called after the first file.
     """
+    from archgraph.states.importance import Importance
     from archgraph.viewer import view as page
+    from archgraph.viewer.subjects import subject_at, with_weights
 
-    for option, asked in (("--state", state), ("--match", match)):
-        if asked and not weights:
-            raise SpecError("needs --weights", where=option)
-    subject: Json = [page_subject(file) for file in files]
-    numbers = None if importance is None else numbers_by_name(importance)
+    if state and not weights:
+        raise SpecError("needs --weights", where="--state")
+    addressed = with_states(files, state)
+    subjects: Json = [subject_at(address) for address, _ in addressed]
     states = None
     if weights:
-        subject, states = with_weights(files, subject, state, data)
+        subjects, states = with_weights(subjects, addressed, data)
     # Resolved: `.` has no name; of RUN:NAME, the colon is not part of a file name everywhere.
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
     page(
-        subject,
+        subjects,
         path,
         title=title,
-        importance=numbers,
+        importance=None if importance is None else Importance.load(importance),
         states=states,
-        match=match,
         budgets=budgets,
         notify=progress,
     )
     wrote(path)
-
-
-@command()
-def diff(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="A model, FAMILY:NAME, RUN:NAME or a run folder.")
-    ],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
-    details: Annotated[
-        bool, typer.Option("--details", help="Every leaf and operator, matched by name, too.")
-    ] = False,
-    match: Annotated[
-        bool,
-        typer.Option("--match", help="Compare the weights, too, in one order of their positions."),
-    ] = False,
-    state: States = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare two models, or check whether two runs are the same.
-
-    A row for each part that is missing, new or copied, each axis that is narrower or wider, each
-    operator with other arguments. Two models of one family are compared through the transfers of
-    the family, any others by structure, whatever their names.
-
-    --match says whether the weights are equal but for the order of positions, which changes no
-    result, or how near they are: those of --state, of runs, or of the model files.
-
-    Of two run folders: where their settings, figures or tensors differ, bit by bit; times and
-    numbers of workers do not count. Exit code 1 if they differ.
-    """
-    if state and not match:
-        raise SpecError("needs --match", where="--state")
-    # Of runs their bits are compared; RUN:NAME compares architectures.
-    if is_run(Path(a)) and is_run(Path(b)):
-        _diff_runs(Path(a), Path(b), as_json, _matched((a, b), state, data) if match else None)
-        return
-    from archgraph.display import diff as differences
-    from archgraph.display.difference import correspondence_table
-    from archgraph.relate.correspond import correspond
-
-    # Through the transfers of a family it is known which part comes from which, not guessed.
-    one, two, way = two_graphs(a, b)
-    matched, difference = correspond(one, two, way), differences(one, two)
-    order = _matched((a, b), state, data) if match else None
-    if as_json:
-        say_json(matched.plain() | _weights_as_json(order))
-    elif matched.differences:
-        show_item(correspondence_table(matched))
-    # Correspondence goes by structure, the difference by names: only the second is exact.
-    elif difference:
-        say("the same architecture, other names or order; --details lists them")
-    else:
-        say("the same architecture")
-    if details and not as_json:
-        show_tables(difference.tables())
-    if order is not None and not as_json:
-        say(_weights_in_words(order))
-    if difference or (order is not None and not order.equal):
-        raise typer.Exit(DIFFERENT)
-
-
-def _matched(
-    models: Sequence[str], state: Sequence[Path] | None, data: Path | None
-) -> PositionMatch:
-    """Bring the weights of two models into one order."""
-    import archgraph
-
-    (graph, a), (second, b) = (one_model(n, data, s) for n, s in with_states(models, state))
-    return archgraph.match(graph, a, b, other=second)
-
-
-def _weights_in_words(order: PositionMatch) -> str:
-    moved, total = sum(order.moved.values()), sum(map(len, order.positions.values()))
-    if order.equal:
-        return f"weights: equal{f' in another order of {moved} positions' if moved else ''}"
-    return (
-        f"weights: similarity {order.before:.3f}, in one order {order.after:.3f} "
-        f"({moved} of {total} positions move); `archgraph match` shows it by axis"
-    )
-
-
-def _weights_as_json(order: PositionMatch | None) -> dict[str, Json]:
-    if order is None:
-        return {}
-    facts = {"equal": order.equal, "moved": dict(order.moved)}
-    return {"weights": {**facts, "similarity": order.before, "in_one_order": order.after}}
-
-
-def _diff_runs(a: Path, b: Path, as_json: bool, order: PositionMatch | None) -> None:
-    from archgraph.record.equal import run_differences
-
-    differing, compared = run_differences(a, b)
-    if as_json:
-        say_json({"differences": differing, "compared": compared, **_weights_as_json(order)})
-    else:
-        for text in differing[:MOST]:
-            say(text)
-        if len(differing) > MOST:
-            say(f"and {len(differing) - MOST} more; --json lists all")
-        say(f"{'different' if differing else 'the same bits'}: {', '.join(compared)} compared")
-        if order is not None:
-            say(_weights_in_words(order))
-    if differing:
-        raise typer.Exit(DIFFERENT)
-
-
-@command()
-def align(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A model file.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-) -> None:
-    """Align the parts of two models.
-
-    Whatever their names, block by block, with the reason for each part without a counterpart.
-    """
-    from archgraph.relate.align import align as aligned
-
-    show_tables(aligned(read_graph(a), read_graph(b)).tables())

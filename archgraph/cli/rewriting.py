@@ -19,6 +19,7 @@ from archgraph.cli.arguments import (
     ModelFile,
     OutputFile,
     Words,
+    check_weights_file,
     choices_of,
     read_graph,
     settings_of,
@@ -55,8 +56,7 @@ def _budget(measure: str) -> Any:
     """Return the option of a budget, with the units of its measure."""
     row = MEASURES[measure]
     units = ", ".join(filter(None, row.units))
-    share = "a share, 50%, " if measure == "milliseconds" else "a share, 0.5 or 50%, "
-    text = f"Budget of {row.text}: {share}or an amount, {row.example} ({units})."
+    text = f"Budget of {row.text}: a share, 0.5 or 50%, or an amount, {row.example} ({units})."
     return typer.Option(metavar="BUDGET", help=text)
 
 
@@ -159,11 +159,6 @@ def fit(
     bytes: Annotated[str | None, _budget("bytes")] = None,
     activations: Annotated[str | None, _budget("activations")] = None,
     memory: Annotated[str | None, _budget("memory")] = None,
-    milliseconds: Annotated[str | None, _budget("milliseconds")] = None,
-    device: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What `archgraph profile` wrote, for --milliseconds."),
-    ] = None,
     batch: Annotated[int | None, typer.Option(help="Of a training step, for --memory.")] = None,
     optimizer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a training step, for --memory.")
@@ -208,7 +203,6 @@ def fit(
     graph, full = _with_state(file, choose, state, weights)
     values = {
         "parameters": parameters, "macs": macs, "bytes": bytes, "activations": activations,
-        "milliseconds": milliseconds, "device": None if device is None else str(device),
         "memory": memory, "batch": batch, "optimizer": optimizer,
         "shape": shape, "multiple": multiple, "keep": keep, "skip": skip,
         "importance": None if importance is None else str(importance),
@@ -235,7 +229,7 @@ def _with_state(
     Raises:
         SpecError: If only one of both files is named and the model has no weights.
     """
-    from archgraph.cli.weights import check_weights_file, read_weights
+    from archgraph.engine.address import weights_in
     from archgraph.language.loading import load_model
     from archgraph.language.yaml import read_document
 
@@ -246,7 +240,7 @@ def _with_state(
     check_weights_file(weights, "--weights")
     graph, full = load_model(read_document(file), choices_of(choose) or None)
     if state is not None:
-        return graph, read_weights(graph, state)
+        return graph, weights_in(state, graph)
     if full is None:
         raise SpecError("needs --state: the model file has no weights", where="--weights")
     return graph, full

@@ -1,4 +1,4 @@
-"""Commands about runs: run, report, watch, compare, references, study, matrix, demo."""
+"""Commands about runs: run, report, watch, references, study, matrix, demo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import typer
 
 from archgraph.cli.app import DIFFERENT, INTERRUPTED, Command, app, command, training
 from archgraph.cli.arguments import (
-    AsJson,
     DataFolder,
     ExperimentFile,
     OutputFile,
@@ -27,12 +26,11 @@ from archgraph.cli.output import (
     progress,
     put,
     say,
-    say_json,
     show_item,
     show_tables,
     wrote,
 )
-from archgraph.errors import ArchGraphError, SpecError
+from archgraph.errors import ArchGraphError
 from archgraph.tables import plural
 
 if TYPE_CHECKING:
@@ -164,87 +162,6 @@ def watch(
     ):
         put(f"{server.address} shows {folder}; Ctrl-C ends")
         server.serve_forever()
-
-
-@command()
-def compare(
-    folders: RunFolders,
-    unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Take runs as far as they are.")
-    ] = False,
-    by_tier: Annotated[
-        bool,
-        typer.Option("--tiers", help="A column for each tier, on test data like its clients' own."),
-    ] = False,
-    last: Annotated[
-        float | None,
-        typer.Option(
-            metavar="PART",
-            help="Average over the tests of the last rounds: 0.2 of them all, or 5 of them.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="Draw curves, too: a PDF per panel into a folder, or files like this one "
-            "(.svg .png .pdf).",
-        ),
-    ] = None,
-    panels: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Draw these: average,worst,bytes,macs,time. Default: all.",
-        ),
-    ] = None,
-    width: Annotated[
-        str, typer.Option(metavar="LENGTH", help="Of a figure in print (3.3in, 84mm).")
-    ] = "3.3in",
-    as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    as_latex: Annotated[
-        bool, typer.Option("--latex", help="Print LaTeX; a wide table is transposed.")
-    ] = False,
-) -> None:
-    """Put runs side by side.
-
-    Runs that differ in the seed only share a row: mean ± standard deviation of the worst and the
-    average submodel on all test data, of the clients on their own, and of the time. Below stands
-    what the rows differ in.
-
-    Each figure is that of the last test, or with --last the mean over several. With --tiers the
-    clients of each tier have a column: each is tested on its own mixture of classes.
-
-    With --output each panel is a figure of its own for a paper, as wide as a column, with letters
-    of 7 points or more and the legend below its axes. `-o figures` writes figures/average.pdf,
-    figures/worst.pdf …; `-o fig.svg` writes fig-average.svg …, or fig.svg if it is one panel.
-    `average` and `worst` show what judges the submodels over the rounds, `bytes` and `macs` the
-    average over what was sent and computed, `time` the seconds of a round.
-    """
-    from archgraph.reports.comparison import comparison
-
-    if as_json + as_csv + as_markdown + as_latex > 1:  # before anything is read
-        raise SpecError("are mutually exclusive", where="--json, --csv, --markdown, --latex")
-    compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
-    written = list[Path]()
-    if output is not None:
-        from archgraph.reports.paper import paper_figures, save_figures
-
-        chosen = [name.strip() for name in panels.split(",")] if panels else None
-        written = save_figures(paper_figures(compared, chosen, width=width), output)
-    if as_json:
-        say_json(compared.plain())
-    elif as_csv or as_markdown or as_latex:
-        form = compared.csv if as_csv else compared.markdown if as_markdown else compared.latex
-        put(form().removesuffix("\n"))
-    else:
-        show_tables(compared.tables())
-    if not (as_json or as_csv or as_markdown or as_latex):
-        for path in written:
-            wrote(path)
 
 
 @training()

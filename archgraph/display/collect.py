@@ -75,7 +75,7 @@ class _Collector:
             pricing.cost.parameters,
             pricing.cost.macs,
             reached / pricing.cost.parameters if pricing.cost.parameters else 0.0,
-            pricing.halving(self.solved.free),
+            pricing.halving(axis.name for axis in self.solved.free),
             every,
             self._groups((a, a.role) for a in self.solved.free),
             self._groups(
@@ -121,18 +121,18 @@ class _Collector:
             members,
             tuple(self.pricing.nodes_of[axis.name]),
             halved(axis.size),
-            self.pricing.halving([axis]) if axis.free else None,
+            self.pricing.halving([axis.name]) if axis.free else None,
             None if axis.free else self._pin(axis),
         )
 
     def _groups(
         self, pairs: Iterable[tuple[Axis, str]], names: Iterable[str] = ()
     ) -> dict[str, GroupFact]:
-        groups: dict[str, list[Axis]] = {name: [] for name in names}
+        groups: dict[str, list[str]] = {name: [] for name in names}
         for axis, name in pairs:
-            groups.setdefault(name, []).append(axis)
+            groups.setdefault(name, []).append(axis.name)
         return {
-            name: GroupFact(name, tuple(a.name for a in members), self.pricing.halving(members))
+            name: GroupFact(name, tuple(members), self.pricing.halving(members))
             for name, members in groups.items()
         }
 

@@ -21,8 +21,8 @@ from archgraph.display.facts import (
     GroupFact,
     LeafFact,
     OperatorFact,
-    Saving,
 )
+from archgraph.display.pricing import Saving
 from archgraph.errors import ArchGraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
@@ -159,7 +159,8 @@ class Explanation:
         )
 
     def _together(self, chosen: Sequence[AxisFact]) -> Saving | None:
-        return chosen[0].saving if len(chosen) == 1 else self.about.pricing.halving(chosen)
+        names = (axis.name for axis in chosen)
+        return chosen[0].saving if len(chosen) == 1 else self.about.pricing.halving(names)
 
 
 @takes_graph

@@ -15,8 +15,8 @@ from archgraph.display.facts import (
     Facts,
     LeafFact,
     OperatorFact,
-    Saving,
 )
+from archgraph.display.pricing import Saving
 from archgraph.tables import Table, count, per_cent
 
 # Runs of axes pinned for one reason that are named one by one.

@@ -4,27 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from archgraph.display.pricing import Pricing
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """What a change would save.
-
-    Attributes:
-        parameters: Elements of parameters, tied ones once.
-        macs: Multiply–accumulates of one example in evaluation.
-        parameters_share: The same as a share of the whole model, 0 to 1.
-        macs_share: The same as a share of the whole model, 0 to 1.
-    """
-
-    parameters: int
-    macs: int
-    parameters_share: float
-    macs_share: float
+from archgraph.display.pricing import Pricing, Saving
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from archgraph.analysis.axes import Axes, Axis, axes
+from archgraph.analysis.axes import Axes, axes
 from archgraph.analysis.cost import cost
 from archgraph.analysis.cost_polynomial import CostPart
 from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block
-from archgraph.display.facts import AxisFact, Saving
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.polynomial import Monomial, Polynomial
 from archgraph.layout.layouts import Layout
 from archgraph.ops.equations import StatedSizes
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What a change would save.
+
+    Attributes:
+        parameters: Elements of parameters, tied ones once.
+        macs: Multiply–accumulates of one example in evaluation.
+        parameters_share: The same as a share of the whole model, 0 to 1.
+        macs_share: The same as a share of the whole model, 0 to 1.
+    """
+
+    parameters: int
+    macs: int
+    parameters_share: float
+    macs_share: float
 
 
 class Pricing:
@@ -73,9 +90,9 @@ class Pricing:
         param = self.graph.param[leaf]
         return math.prod(param.shape) if param.role == "parameter" else 0
 
-    def halving(self, chosen: Iterable[Axis | AxisFact]) -> Saving:
-        """Return what halving some axes at once saves; halves are rounded up."""
-        sizes = {axis.name: halved(axis.size) for axis in chosen}
+    def halving(self, names: Iterable[str]) -> Saving:
+        """Return what halving some free axes at once saves; halves are rounded up."""
+        sizes = {name: halved(self.solved[name].size) for name in names}
         return self._saving(terms.cutting(sizes) for terms in self._terms.values())
 
     def skipping(self, block: Block) -> Saving:

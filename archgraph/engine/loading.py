@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-from archgraph.errors import SpecError
-from archgraph.hints import unknown
+from archgraph.engine.address import Address
 from archgraph.language import allowed, load_model
 from archgraph.language.loading import Choices, load_folder
-from archgraph.language.saved import is_saved, is_transformers
+from archgraph.language.saved import is_transformers
 from archgraph.language.yaml import is_onnx, read_document
 
 
@@ -40,29 +38,17 @@ def load(
         TraceError: If it names a Python model that cannot be captured.
         ArchGraphError: If a run's data is gone or its checkpoint damaged.
     """
-    # A file whose name holds a colon is that file.
-    text = os.fspath(path)
-    folder, mark, name = (text, "", "") if Path(text).exists() else text.rpartition(":")
-    source = Path(folder if mark else text)
-    if is_transformers(source):
-        return load_folder(source)
-    if source.is_dir() and not is_saved(source):
-        return _of_run(source, name if mark else None, python)
+    address = Address.of(path)
+    if is_transformers(address.path):
+        return load_folder(address.path)
+    from archgraph.capture.trace import Traced
+
     with allowed(python):
+        if address.is_run:
+            models = address.models(tested=True)
+            every = {name: Traced(graph, dict(state)) for name, (graph, state) in models.items()}
+            return every if address.member is None else every[address.member]
         graph, state = load_model(read_document(path), choices)
-    if state is None or not (is_onnx(path) or source.is_dir()):
+    if state is None or not (is_onnx(path) or address.path.is_dir()):
         return graph
-    from archgraph.capture.trace import Traced
-
     return Traced(graph, state)
-
-
-def _of_run(folder: Path, name: str | None, python: bool) -> Any:
-    from archgraph.capture.trace import Traced
-    from archgraph.engine.trained import trained
-
-    models = trained(folder, python=python, tested=True)
-    if name is not None and name not in models:
-        raise SpecError("has no such model", where=str(folder), **unknown(name, models))
-    every = {key: Traced(model.graph, dict(model.state)) for key, model in models.items()}
-    return every if name is None else every[name]

@@ -38,6 +38,7 @@ _ALIASES = {
     "layer_norm": "ln",
     "linear": "dense fc fullyconnected",
     "lr": "eta learningrate serverlearningrate serverlr",
+    "macs": "latency milliseconds",
     "model": "backbone",
     "momentum": "servermomentum",
     "mul": "multiply",
@@ -57,6 +58,15 @@ _ALIASES = {
     "width": "embeddingdim",
 }
 OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
+
+# Keys and commands that are gone, and what does their work now.
+GONE = {
+    "align": "`archgraph match A B` does the same",
+    "diff": "`archgraph compare A B` does the same; of two runs, with --bits",
+    "profile": "`archgraph fit` takes budgets of MACs, parameters, bytes and training memory",
+    "scales": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
+    "similarity": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
+}
 
 # What follows from the input here.
 FOLLOWS = {"embeddim", "inchannels", "infeatures", "inputshape", "inputsize", "numfeatures"}
@@ -78,6 +88,8 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
     ("it is 'lr' here", "did you mean 'kernel'?")
     """
     names = list(known)
+    if name in GONE:
+        return f"it is gone: {GONE[name]}"
     letters = _letters(name)
     ours = {letters, OURS.get(letters), OURS.get(_plain(letters)), _plain(letters)}
     for one in names:

@@ -216,12 +216,12 @@ def _family(document: Document) -> FamilySpec:
         return anchored(model, Path(document.file).parent.absolute())
 
     def scored(rewrites: R, loc: Place) -> R:
-        for key, field in (("take", "importance"), ("fit", "importance"), ("fit", "device")):
+        for key in ("take", "fit"):
             options = getattr(rewrites, key)
-            name = getattr(options, field, None)
+            name = getattr(options, "importance", None)
             if isinstance(name, str):
-                file = str(beside(document, name, (*loc, key, field)))
-                other = options.model_copy(update={field: file})
+                file = str(beside(document, name, (*loc, key, "importance")))
+                other = options.model_copy(update={"importance": file})
                 rewrites = rewrites.model_copy(update={key: other})
         return rewrites
 

@@ -30,15 +30,12 @@ def tolerance(graph: ArchGraph) -> float:
     return max((TOLERANCES[t] for t in types if t in TOLERANCES), default=TOLERANCES["float32"])
 
 
-def open_session(
-    path: Path, name: str | None = None, *, threads: int = 1
-) -> onnxruntime.InferenceSession:
+def open_session(path: Path, name: str | None = None) -> onnxruntime.InferenceSession:
     """Open a session of onnxruntime on the processor; it does not report what it optimises.
 
     Args:
         path: The file.
         name: What errors call the file. Default: its path.
-        threads: How many threads work at one operator.
 
     Raises:
         GraphError: If onnxruntime does not take the file.
@@ -46,7 +43,7 @@ def open_session(
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = 1
     options.log_severity_level = 3  # errors only
     with _refusing(name or str(path)):
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -204,19 +204,11 @@ class FitOptions(Base):
     memory: BudgetValue = Field(
         default=None, description="budget of the bytes that a training step allocates at most"
     )
-    milliseconds: BudgetValue = Field(
-        default=None, description="budget of the time of a call, by the profile of `device`"
-    )
     batch: Count | None = Field(
         default=None, description="examples of the training step, which memory needs"
     )
     optimizer: str = Field(
         default="sgd", description="its optimiser: of torch.optim by name, or momentum"
-    )
-    device: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None,
-        description="a file that `archgraph profile` wrote, relative to this file",
-        examples=["laptop.json"],
     )
     shape: Literal["free", "nested", "uniform"] = Field(
         default="free",

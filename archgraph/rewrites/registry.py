@@ -135,8 +135,7 @@ SHIPPED: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "fit", "archgraph.budgets.fit:fit", "FitOptions",
-        "Keep the submodel for a budget: parameters, multiply–accumulates, bytes, memory, "
-        "milliseconds.",
+        "Keep the submodel for a budget: parameters, multiply–accumulates, bytes or memory.",
         "{macs: 0.5}", "never above the budget; the laws of take and skip",
     ),
     RewriteRow(

@@ -1,4 +1,4 @@
-"""Published tables run again: studies, their figures and claims; measures of weights."""
+"""Published tables run again: studies, their figures and claims."""
 
 import lazy_loader
 

@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,11 +48,11 @@ class StudyRecord(pydantic.BaseModel):
         settings: All that decides its figures but the seed, as plain values.
         clients: Number of clients by tier.
         rounds: The tested rounds (:func:`archgraph.record.condense.condensed`).
-        weights: Measures of its final weights, by name; None: it has nothing of the kind.
         origin: Processor, threads, versions, commit and date of the run.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    # Lines of earlier programs say more of a run.
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     run: str
     study: str
@@ -62,7 +62,6 @@ class StudyRecord(pydantic.BaseModel):
     settings: dict[str, Json]
     clients: dict[str, int]
     rounds: list[dict[str, Json]]
-    weights: dict[str, float | None] = {}
     origin: dict[str, Json]
 
     @functools.cached_property
@@ -74,9 +73,7 @@ class StudyRecord(pydantic.BaseModel):
         return Log(Path(self.run), f"name: {name}\n", tuple(self.rounds), settings)
 
 
-def record_of(
-    folder: Path, study: str, row: str, column: str, weights: Mapping[str, float | None]
-) -> StudyRecord:
+def record_of(folder: Path, study: str, row: str, column: str) -> StudyRecord:
     """Return what is recorded of a finished run folder.
 
     Args:
@@ -84,7 +81,6 @@ def record_of(
         study: Name of the study.
         row: Row of the cell.
         column: Column of the cell.
-        weights: Measures of its final weights.
 
     Raises:
         RunError: If the folder is damaged.
@@ -103,7 +99,6 @@ def record_of(
         settings=settings,
         clients=dict(clients),
         rounds=list(condensed(log.rounds)),
-        weights=dict(weights),
         origin=origin(device if isinstance(device, str) else device[0]),
     )
 
@@ -146,9 +141,7 @@ def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
                     found=record.run,
                     hint="keep one of the two lines; runs repeat their figures on one processor",
                 )
-            # A later line adds what a later study reads from the weights.
-            weights = {**before.weights, **record.weights}
-            records[record.run] = record.model_copy(update={"weights": weights})
+            records[record.run] = before
     return records
 
 

@@ -40,7 +40,6 @@ _AVERAGES = (
 )
 _OF_RUNS = (
     (r"reach\.([\d.]+)\.(.*)", r"rounds × passes until `\2` first is \1"),
-    (r"((?:weights|distance|similarity|chance)\..*)", r"`\1` of the final weights"),
     (r".+", "over all rounds"),
 )
 # Settings with words of their own, and those that tell runs apart elsewhere.

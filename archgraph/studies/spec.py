@@ -35,7 +35,7 @@ _VALUE = re.compile(r"\{(\w+)\}")
 # What measures are called; which metrics and models a run has is known when it is done.
 _MEASURES = re.compile(
     r"(?:validation_)?(?:worst|average|global|local|worst_tenth)_\w+|(?:trained|best_local)_\w+"
-    r"|(?:tier|models|clients)\..+\.\w+|(?:weights|distance|similarity|chance)\..+"
+    r"|(?:tier|models|clients)\..+\.\w+"
     r"|seconds|server_seconds|megabytes_(?:down|up)|macs|mace|epochs|tmac|lost"
 )
 _REACH = re.compile(r"reach\.(0?\.\d+|1)\.(\w.*)")
@@ -53,9 +53,7 @@ class StudyFigure(Base):
         "tier.NAME.matched, clients.PATTERN.accuracy (tested models that match, weighted by their "
         "clients), models.PATTERN.accuracy (each once), …; reach.TARGET.MEASURE: T·E until the "
         "first test with so much of a share, a run that never gets there counts all of its T·E and "
-        "is marked; or of "
-        "final weights: weights.MODEL.PLACE.STATISTIC, distance.MODEL.BASELINE.PLACE, "
-        "similarity.A.B, similarity.A.B.SECTION.ROW.COLUMN, chance.A.B, …; {name}: the cell's value"
+        "is marked; {name}: the cell's value"
     )
     last: Annotated[float, Field(gt=0)] | None = Field(
         default=None,

@@ -41,7 +41,6 @@ from archgraph.studies.spec import (
     cells,
     load_study,
 )
-from archgraph.studies.weight_measures import FinalWeights, of_weights
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
@@ -85,11 +84,6 @@ class StudyRun:
     def setting(self) -> str:
         """What gates know it by: its address without the seed."""
         return setting_of(self.address)
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """Measures that are read from the run's final weights."""
-        return tuple(f.measure for f in self.cell.figures.values() if of_weights(f.measure))
 
 
 @dataclass(frozen=True)
@@ -163,16 +157,12 @@ class StudyResult:
         return _side_by_side([compared([log]).groups[0] for log in logs])
 
     def _measured(self, group: RunGroup, figure: StudyFigure) -> RunGroup:
-        """Add what is read from final weights, or over all tests, if the measure is of them."""
-        measure, values = figure.measure, list[float | None]()
-        if of_weights(measure):
-            values = [self.records[log.folder.name].weights.get(measure) for log in group.runs]
-        elif figure.target is not None:
-            values = [self._epochs_to(log.folder.name, *figure.target)[0] for log in group.runs]
-        else:
+        """Add what is read over all tests, if the measure is of them."""
+        if figure.target is None:
             return group
+        values = [self._epochs_to(log.folder.name, *figure.target)[0] for log in group.runs]
         known = tuple(value for value in values if value is not None)
-        figures = {measure: Figure(known)} if len(known) == len(values) else {}
+        figures = {figure.measure: Figure(known)} if len(known) == len(values) else {}
         return dataclasses.replace(group, figures={**group.figures, **figures})
 
     def values(self, row: str, column: str, figure: str) -> dict[int, float]:
@@ -424,10 +414,10 @@ def study(
         asked = chosen_cells(spec, size, only, seeds)
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
     chosen = [one for one in runs if one.cell.key in asked and (not seeds or one.seed in seeds)]
-    ledger = _Ledger(spec, Path(out) / "records" if records is None else Path(records), python)
-    ledger.collect(runs, data_root)
+    ledger = _Ledger(spec, Path(out) / "records" if records is None else Path(records))
+    ledger.collect(runs)
     failed = {} if only_read else dict(_missing(chosen, ledger, workers, data_root, python, notify))
-    ledger.collect(runs, data_root)
+    ledger.collect(runs)
     waiting = tuple(cell for cell in every if cell.experiment is None)
     return StudyResult(spec, size, runs, waiting, ledger.records, failed, ledger.gates)
 
@@ -435,43 +425,25 @@ def study(
 class _Ledger:
     """The records of a study while it runs."""
 
-    def __init__(self, spec: StudySpec, folder: Path, python: bool) -> None:
-        self.spec, self.folder, self.python = spec, folder, python
+    def __init__(self, spec: StudySpec, folder: Path) -> None:
+        self.spec, self.folder = spec, folder
         self.name = Path(spec.document_of(("study",)).file).stem
         self.records, self.gates = read_records(folder), read_gates(folder)
 
-    def collect(self, runs: Sequence[StudyRun], data_root: str | os.PathLike[str] | None) -> None:
-        """Record the finished run folders that have no record, or lack a measure of weights."""
-        measures: dict[str, set[str]] = {}
-        for one in runs:  # cells that share a run may read different weights of it
-            measures.setdefault(one.address, set()).update(one.weights)
+    def collect(self, runs: Iterable[StudyRun]) -> None:
+        """Record the finished run folders that have no record."""
         for one in runs:
-            if not self.complete(one) and one.ended:
-                # Models of one run start from common weights: the second of two that are compared
-                # is that of the next seed, so all seeds have to be there.
-                cell = [each for each in runs if each.cell.key == one.cell.key]
-                if one.weights and not all(each.ended for each in cell):
-                    continue
-                mine, *others = (
-                    FinalWeights(each.folder, data_root, self.python)
-                    for each in (one, *cell[cell.index(one) + 1 :], *cell[: cell.index(one)])
-                )
-                other = others[0] if others else None
-                self.add(one, {m: mine.read(m, other) for m in sorted(measures[one.address])})
-
-    def complete(self, one: StudyRun) -> bool:
-        """Return whether a run's record has all that its cell shows."""
-        record = self.records.get(one.address)
-        return record is not None and record.weights.keys() >= set(one.weights)
+            if one.address not in self.records and one.ended:
+                self.add(one)
 
     def fit(self, one: StudyRun) -> bool:
         """Return whether a run's setting passes its gate, or has none yet."""
         gate = self.gates.get(one.setting)
         return gate is None or gate.passed
 
-    def add(self, one: StudyRun, weights: Mapping[str, float | None]) -> None:
+    def add(self, one: StudyRun) -> None:
         """Record a finished run."""
-        record = record_of(one.folder, self.spec.study, one.cell.row, one.cell.column, weights)
+        record = record_of(one.folder, self.spec.study, one.cell.row, one.cell.column)
         self.records = {**self.records, record.run: record}
         add_line(self.folder / f"{self.name}{SUFFIX}", record)
 
@@ -526,14 +498,14 @@ def _missing(
 
     1. Leave out runs whose setting does not pass its gate, and those that are done.
     2. Refuse if the files of no run are there; report those whose files are missing.
-    3. Run the others, and record each as it ends. (Weights are read when all seeds have ended.)
+    3. Run the others, and record each as it ends.
     """
     left: dict[Path, StudyRun] = {}  # 1
     fit = [one for one in runs if ledger.fit(one)]
     if unfit := {one.address for one in runs} - {one.address for one in fit}:
         notify(f"{plural(len(unfit), 'run')} left out: the setting does not pass its gate")
     for one in fit:
-        if not ledger.complete(one) and not one.ended:
+        if one.address not in ledger.records and not one.ended:
             left.setdefault(one.folder, one)
     total, data = len({one.folder for one in fit}), None if data_root is None else Path(data_root)
     done, lacks = total - len(left), _lacking(left.values(), data)
@@ -556,8 +528,8 @@ def _missing(
         notify(f"{number} of {total}: {name}: {trouble or 'done'}")
         if trouble:
             yield one.folder, trouble
-        elif not one.weights:  # at once: a study that is killed keeps what is done
-            ledger.add(one, {})
+        else:  # at once: a study that is killed keeps what is done
+            ledger.add(one)
 
 
 def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str, str]]:

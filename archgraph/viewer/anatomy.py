@@ -12,10 +12,11 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import graph_facts
 from archgraph.display.cover import Cover
-from archgraph.display.facts import OperatorFact, Saving
+from archgraph.display.facts import OperatorFact
 from archgraph.display.hierarchy import Fold, folds
 from archgraph.display.labels import node_family, operator_label, shape_label
 from archgraph.display.pieces import pieces
+from archgraph.display.pricing import Saving
 from archgraph.display.scene import Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
 from archgraph.graph.sizes import counted_at

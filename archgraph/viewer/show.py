@@ -30,7 +30,6 @@ from archgraph.viewer.document import document
 from archgraph.viewer.feeding import feeding
 from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, importance_overlay
 from archgraph.viewer.rounds import recorded_rounds
-from archgraph.viewer.similar import similarity_overlay
 from archgraph.viewer.submodels import budget_shapes, client_shapes, cost_terms
 from archgraph.viewer.values import value_rows
 
@@ -51,7 +50,6 @@ def view(
     title: str | None = None,
     importance: Mapping[str, PartNumbers] | Importance | None = None,
     states: Mapping[str, State] | None = None,
-    match: bool = False,
     budgets: bool = False,
     notify: Callable[[str], object] = lambda line: None,
 ) -> str:
@@ -76,11 +74,7 @@ def view(
             and by block. A part has the mean of all that it uses.
         states: Weights by the name of a graph on the page, `global` for that of a family and
             `NAME/CLIENT` for a client's own version. The page tells the values of each parameter,
-            of several versions together. If there are several, colours show how alike the weights
-            of each part are to those of the first graph, as the cosine of what the transfer
-            matches.
-        match: Compare graphs that no transfer leads to in one order of their positions, as
-            :func:`archgraph.match` finds it.
+            of several versions together.
         budgets: Fit submodels to 5 %, 10 %, … 95 % of the MACs of the first graph
             (:func:`archgraph.fit`), blocks left out too, for the page to show at a slider.
         notify: Hears a line about each graph that takes long.
@@ -120,9 +114,6 @@ def view(
         versions = _versions(parts, graphs, states)
         for data, part, some in zip(graphs, parts, versions, strict=True):
             data.update({"values": value_rows(part.anatomy.graph, some)} if some else {})
-        if sum(map(len, versions)) > 1:
-            ways = [_way(parts[0], part) for part in parts[1:]]
-            overlays["similarity"] = similarity_overlay(anatomies, ways, versions, matched=match)
     if budgets:
         scores = importance if isinstance(importance, Importance) else None
         graphs[0]["fits"] = budget_shapes(parts[0].anatomy, scores)

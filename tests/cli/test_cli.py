@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import archgraph
 from archgraph.budgets.amounts import MEASURES
 from archgraph.cli.app import Command, Training
+from archgraph.language.elsewhere import GONE
 from archgraph.tables import Table, count, elided, head_length
 from archgraph.viewer.document import decode_data
 from tests.cli.terminal import EXPERIMENT, FAMILY, MODEL, call, refused
@@ -38,7 +39,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = "trace show explain draw view rewrite diff check run report compare study schema"
+    names = "trace show explain draw view rewrite match check run report compare study schema"
     for name in (*names.split(), "export", "strategies", "demo"):
         assert f"\n  {name} " in done.stdout
         assert call(name, "--help").exit_code == 0
@@ -216,22 +217,19 @@ def test_show_and_explain_take_a_family(here: Path):
     assert shown.exit_code == 0, shown.stderr
     rows = [line.split()[0] for line in shown.output.splitlines()[3:6]]
     assert rows == ["global", "whole", "half"]
-    assert "--member NAME shows one of them: global, whole, half" in shown.output
-    half = call("show", "family.yaml", "--member", "half").output
+    assert "FILE:NAME shows one of them: global, whole, half" in shown.output
+    half = call("show", "family.yaml:half").output
     assert "stem" in half and half != call("show", "model.yaml").output
     explained = call("explain", "family.yaml").output
     assert explained == call("explain", "model.yaml").output
-    assert explained != call("explain", "family.yaml", "--member", "half").output
+    assert explained != call("explain", "family.yaml:half").output
     (here / "run.yaml").write_text(
         "archgraph: 1\nname: run\nfamily: family.yaml\nrounds: 1\n"
         "data: {dataset: digits}\nstrategy: {fedavg: {}}\n"
     )
     assert call("show", "run.yaml").output.splitlines()[1:] == shown.output.splitlines()[1:]
-    refused(call("show", "family.yaml", "--member", "hal"), "found 'hal'", "did you mean 'half'?")
-    refused(call("show", "model.yaml", "--member", "half"), "is not a family")
-    refused(
-        call("diff", "family.yaml", "model.yaml"), "is a family, not one model", "global, whole"
-    )
+    refused(call("show", "family.yaml:hal"), "found 'hal'", "did you mean 'half'?")
+    refused(call("show", "model.yaml:half"), "is not a family")
 
 
 def test_step_sizes_of_all_blocks_or_of_some(here: Path):
@@ -270,35 +268,15 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
     assert decode_data((here / "family.html").read_text())["pairs"]["0 1"]["exact"] == 1
     graphs = decode_data((here / "family.html").read_text())["graphs"]
     assert [graph["name"] for graph in graphs] == ["family:half", "family:whole"]
-    leaf = "head.linear.weight"
-    for name, content in (("i.csv", f"name,score\n{leaf},0.5\n"), ("i.json", f'{{"{leaf}": 0.5}}')):
-        (here / name).write_text(content)
-        assert call("view", "model.yaml", "--importance", name).exit_code == 0
-        graph = decode_data((here / "model.html").read_text())["graphs"][0]
-        assert graph["figures"]["importance"]["whole"] == 0.5
-    (here / "i.json").write_text("[1]")
-    refused(
-        call("view", "model.yaml", "--importance", "i.json"), "i.json: does not contain numbers"
-    )
-    for name, bad in (
-        ("i.json", b'{"a": 1, "a": 2}'),
-        ("i.json", b'{"a": ' + b"9" * 400 + b"}"),
-        ("i.json", b"[" * 100_000),
-        ("i.csv", b"\xff\xfe"),
-        ("i.csv", b"a,1\na,2\n"),
-        ("i.csv", b'a,"' + b"1" * 140_000 + b'"\n'),
-    ):
-        (here / name).write_bytes(bad)
-        refused(
-            call("view", "model.yaml", "--importance", name), f"{name}: does not contain numbers"
-        )
-    (here / "i.csv").write_text(f"{leaf},0.5\n", encoding="utf-8-sig")
-    assert call("view", "model.yaml", "--importance", "i.csv").exit_code == 0
+    scores = {a.name: [0.5] * a.size for a in archgraph.axes(archgraph.load("model.yaml")).free}
+    archgraph.Importance(scores).save("scores.safetensors")
+    assert call("view", "model.yaml", "--importance", "scores.safetensors").exit_code == 0
+    graph = decode_data((here / "model.html").read_text())["graphs"][0]
+    assert graph["figures"]["importance"]["whole"] == 0.5
     twice = call("view", "model.yaml", "model.yaml", "--weights")  # both untrained, of one seed
     assert twice.exit_code == 0
     page = decode_data((here / "model.html").read_text())
     assert [g["name"] for g in page["graphs"]] == ["model.yaml", "model.yaml (2)"]
-    assert page["graphs"][1]["figures"]["similarity"]["whole"] == pytest.approx(1.0)
     refused(call("view", "model.yaml", "--state", "w.safetensors"), "--state: needs --weights")
     refused(call("view", "family.yaml:third"), "family.yaml: has no such model")
     refused(call("view", "nothing.yaml"), "nothing.yaml")
@@ -312,11 +290,7 @@ def test_draw_a_family_with_its_weak_points(here: Path):
     assert sorted(p.name for p in (here / "pictures").iterdir()) == names
     assert call("draw", "family.yaml", "-o", "global.dot").exit_code == 0
     assert "share of clients" in (here / "global.dot").read_text()
-    assert call("draw", "model.yaml", "-o", "m.dot", "--cover", "family.yaml").exit_code == 0
-    assert "share of clients" in (here / "m.dot").read_text()
-    refused(call("draw", "model.yaml", "--cover", "model.yaml"), "is not a family")
-    deeper = call("draw", "model.yaml", "--choose", "depth=3", "--cover", "family.yaml")
-    refused(deeper, "model.yaml: differs from the family's", "archgraph draw family.yaml")
+    refused(call("draw", "family.yaml", "--choose", "depth=3", "-o", "m.dot"), "is a family")
 
 
 def test_rewrite_makes_another_model(here: Path):
@@ -418,31 +392,33 @@ def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
     ]
 
 
-def test_diff_says_by_its_exit_code_whether_two_models_differ(here: Path):
+def test_compare_says_by_its_exit_code_whether_two_models_differ(here: Path):
     (here / "copy.yaml").write_text(MODEL)
-    same = call("diff", "model.yaml", "copy.yaml")
+    same = call("compare", "model.yaml", "copy.yaml")
     assert (same.exit_code, same.output) == (0, "the same architecture\n")
     call("rewrite", "model.yaml", "--take", "0.5", "-o", "small.yaml")
-    other = call("diff", "model.yaml", "small.yaml")
+    other = call("compare", "model.yaml", "small.yaml")
     assert other.exit_code == 1
     assert "aligned by structure" in other.output and "narrower" in other.output
     assert "Leaves" not in other.output
-    more = call("diff", "model.yaml", "small.yaml", "--details").output
+    more = call("compare", "model.yaml", "small.yaml", "--details").output
     assert "Leaves" in more and "Operators" in more
 
 
-def test_diff_compares_members_of_families_through_their_transfers(here: Path):
-    found = call("diff", "family.yaml:whole", "family.yaml:half")
+def test_compare_reads_members_of_families_through_their_transfers(here: Path):
+    found = call("compare", "family.yaml:whole", "family.yaml:half")
     assert found.exit_code == 1 and "read off the transfer" in found.output
-    facts = json.loads(call("diff", "family.yaml:global", "family.yaml:half", "--json").output)
+    facts = json.loads(call("compare", "family.yaml:global", "family.yaml:half", "--json").output)
     assert facts["exact"] and len(facts["blocks"]) == 4
     axes = [d for d in facts["differences"] if d["level"] == "axis"]
     assert axes and {(d["kind"], d["before"], d["after"]) for d in axes} == {("narrower", 4, 2)}
-    assert call("diff", "family.yaml:half", "family.yaml:half").exit_code == 0
-    refused(call("diff", "family.yaml:hlaf", "model.yaml"), "has no such model", "half")
-    refused(call("diff", "model.yaml:half", "model.yaml"), "is not a family")
-    refused(call("diff", "family.yaml", "model.yaml"), "is a family, not one model", "FILE:NAME")
-    refused(call("diff", "nothing.yaml:half", "model.yaml"), "nothing.yaml")
+    assert call("compare", "family.yaml:half", "family.yaml:half").exit_code == 0
+    refused(call("compare", "family.yaml:hlaf", "model.yaml"), "has no such model", "half")
+    refused(call("compare", "model.yaml:half", "model.yaml"), "is not a family")
+    # A family stands for its global model, as a run does.
+    assert call("compare", "family.yaml", "model.yaml").exit_code == 0
+    refused(call("compare", "family.yaml", "model.yaml", "--tiers"), "--tiers: applies to runs")
+    refused(call("compare", "nothing.yaml:half", "model.yaml"), "nothing.yaml")
 
 
 MODULE = """\
@@ -535,49 +511,19 @@ def test_match_writes_the_weights_in_the_order_of_the_first(here: Path):
     written = load_file("c.safetensors")
     assert all(torch.equal(written[name], value) for name, value in state.items())
     refused(call("match", *pair, "-o", "c.pt"), "c.pt", ".safetensors")
-
-
-def test_diff_and_view_see_through_an_order(here: Path):
-    from safetensors.torch import save_file
-
-    graph = archgraph.load("model.yaml")
-    state = archgraph.initial_state(graph, 0)
-    orders = {a.name: [*range(a.size)][::-1] for a in archgraph.axes(graph).free}
-    moved = archgraph.take(graph, positions=orders).transfer.pull(state)
-    near = {k: v + 1e-3 if v.is_floating_point() else v for k, v in moved.items()}
-    for name, weights in (("a", state), ("b", moved), ("c", near)):
-        save_file({k: v.contiguous() for k, v in weights.items()}, f"{name}.safetensors")
-
-    def pair(other: str) -> list[str]:
-        states = ["--state", "a.safetensors", "--state", f"{other}.safetensors"]
-        return ["model.yaml", "model.yaml", *states]
-
-    same = call("diff", *pair("a"), "--match")
-    assert same.exit_code == 0 and same.output.endswith("weights: equal\n")
-    other = call("diff", *pair("b"), "--match")
-    count = sum(map(len, orders.values()))
-    assert other.exit_code == 0
-    assert f"weights: equal in another order of {count} positions" in other.output
-    third = call("diff", *pair("c"), "--match")
-    assert third.exit_code == 1 and "in one order 1.000" in third.output
-    told = json.loads(call("diff", *pair("c"), "--match", "--json").stdout)["weights"]
-    assert not told["equal"] and told["similarity"] < 0.9 < 0.999 < told["in_one_order"] < 1
-    refused(call("diff", *pair("b")), "--state: needs --match")
-    figures = []
-    for option in ([], ["--match"]):
-        result = call("view", *pair("b"), "--weights", *option, "-o", "page.html")
-        assert result.exit_code == 0, result.output
-        page = decode_data(Path("page.html").read_text())
-        figures.append(page["graphs"][1]["figures"]["similarity"]["whole"])
-    assert figures[0] < 0.9 and figures[1] == pytest.approx(1)
-    refused(call("view", "model.yaml", "--match"), "--match: needs --weights")
+    assert call("match", *pair).output == result.output.removesuffix("wrote c.safetensors\n")
+    aligned = call("match", "model.yaml", "model.yaml")
+    assert "score 1.00" in aligned.output and "similarity" not in aligned.output
+    for name, successor in (("align", "match"), ("diff", "compare"), ("profile", "fit")):
+        gone = call(name, "model.yaml", "model.yaml")
+        assert gone.exit_code == 2 and f"archgraph {successor}" in gone.stderr
 
 
 def test_each_budget_of_fit_names_its_units():
     text = " ".join(call("fit", "--help").stdout.split())
     rows = MEASURES.values()
     for row, following in zip(rows, (*list(rows)[1:], None), strict=True):
-        end = f"--{following.name}" if following else "--device"
+        end = f"--{following.name}" if following else "--batch"
         part = text[text.index(f"--{row.name} BUDGET") : text.index(f"{end} ")]
         assert row.text in part and row.example in part
         assert all(unit in part for unit in row.units)
@@ -710,7 +656,7 @@ def test_check_runs_no_code_unless_told(here: Path):
     assert (here / "imported").exists()
 
 
-def test_diff_of_runs_finds_every_bit_but_times(here: Path):
+def test_bits_of_runs_differ_every_bit_but_times(here: Path):
     def ran(name: str, *settings: str) -> None:
         options = [word for setting in settings for word in ("--set", setting)]
         done = call("run", "experiment.yaml", "--out", name, *options)
@@ -718,14 +664,14 @@ def test_diff_of_runs_finds_every_bit_but_times(here: Path):
 
     ran("one", "engine.workers=1")
     ran("two", "engine.workers=2")
-    same = call("diff", "one", "two")
+    same = call("compare", "--bits", "one", "two")
     assert (same.exit_code, same.stderr) == (0, "")
     assert re.match(r"the same bits: 2 rounds, \d+ tensors of the server after .* 2", same.output)
     ran("hurried", "engine.workers=1", "engine.deadline=99")
-    hurried = call("diff", "one", "hurried", "--json")
+    hurried = call("compare", "--bits", "one", "hurried", "--json")
     assert json.loads(hurried.output)["differences"] == ["engine: deadline: null instead of 99.0"]
     ran("faster", "local.lr=0.2", "rounds=3", "strategy.heterofl={norm: local, scaler: false}")
-    other = call("diff", "one", "faster", "--json")
+    other = call("compare", "--bits", "one", "faster", "--json")
     assert other.exit_code == 1
     found = json.loads(other.output)["differences"]
     assert "experiment: local.lr: 0.1 instead of 0.2" in found
@@ -738,12 +684,12 @@ def test_diff_of_runs_finds_every_bit_but_times(here: Path):
     assert any(
         re.match(r"after round 2: kept by client 0: .* only in the second", x) for x in found
     )
-    shown = call("diff", "one", "faster").output.splitlines()
+    shown = call("compare", "--bits", "one", "faster").output.splitlines()
     assert len(shown) == 22 and shown[-2].endswith("more; --json lists all")
     (here / "two/checkpoints/round-000002/groups/000000.safetensors").write_bytes(b"")
-    refused(call("diff", "one", "two"), "000000.safetensors", "changed since")
+    refused(call("compare", "--bits", "one", "two"), "000000.safetensors", "changed since")
     (here / "empty").mkdir()
-    refused(call("diff", "one", "empty"), "empty: not a run folder; found no run.yaml")
+    refused(call("compare", "--bits", "one", "empty"), "empty: not a run folder; found no run.yaml")
 
 
 def test_check_takes_settings_as_run_does(here: Path):
@@ -904,11 +850,17 @@ def test_run_resume_and_report(here: Path):
     assert page.exit_code == 0, page.stderr
     assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
     refused(call("report", "none"), "none: not a run folder")
-    assert call("view", "first", "--weights", "-o", "alike.html").exit_code == 0
-    graphs = decode_data((here / "alike.html").read_text())["graphs"]
-    alike = {g["name"]: g["figures"]["similarity"]["whole"] for g in graphs}
+    assert call("view", "first", "--weights", "-o", "weights.html").exit_code == 0
+    graphs = decode_data((here / "weights.html").read_text())["graphs"]
     # Clients of HeteroFL have their parts of the global model.
-    assert alike == pytest.approx({"quick": 1.0, "whole": 1.0, "half": 1.0})
+    assert {g["name"] for g in graphs if g["values"]} == {"quick", "whole", "half"}
+
+
+def test_a_command_that_is_gone_names_what_does_its_work() -> None:
+    for name in ("scales", "similarity"):
+        told = call(name, "model.yaml")
+        assert told.exit_code == 2
+        assert f"No such command '{name}'. {GONE[name]}" in " ".join(told.stderr.split())
 
 
 def test_run_overwrites_a_run_and_nothing_else(here: Path):

@@ -464,7 +464,7 @@ MISTAKES = {
     ),
     "a member that there is not": Mistake(
         {},
-        "show family.yaml --member haf",
+        "show family.yaml:haf",
         "family.yaml: has no such model; found 'haf'; expected one of global, whole, half; "
         "did you mean 'half'?",
     ),

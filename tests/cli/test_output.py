@@ -20,9 +20,9 @@ SPECS = Path(__file__).parents[2] / "specs"
 SUBJECTS = ("models/vit_b16.yaml", "models/small_unet.yaml", "families/fedfa_digits.yaml")
 COMMANDS = (
     *((command, file) for command in ("show", "explain") for file in SUBJECTS),
-    ("diff", "models/small_vgg.yaml", "models/small_resnet.yaml"),
-    ("diff", "--details", "models/resnet18.yaml", "models/resnet34.yaml"),
-    ("align", "models/small_cnn.yaml", "models/small_stages.yaml"),
+    ("compare", "models/small_vgg.yaml", "models/small_resnet.yaml"),
+    ("compare", "--details", "models/resnet18.yaml", "models/resnet34.yaml"),
+    ("match", "models/small_cnn.yaml", "models/small_stages.yaml"),
     ("check", "models/recipfl_bert.yaml", "models/small_unet.yaml", "papers/nefl.yaml"),
     ("strategies",),
     ("help",),
@@ -47,7 +47,7 @@ def test_comparisons_and_mistakes_fit_the_terminal(here: Path, monkeypatch: pyte
     (here / "wrong.yaml").write_text(
         "archgraph: 1\nname: wrong\nsections: [{name: a, stepz: []}]\n"
     )
-    for command in (["compare", "runs"], ["diff", "runs/0", "runs/1"], ["check", "."]):
+    for command in (["compare", "runs"], ["compare", "--bits", "runs/0", "runs/1"], ["check", "."]):
         result = call(*command)
         assert max(map(len, result.stdout.splitlines())) <= 80, result.stdout
     assert "FAIL  wrong.yaml" in result.stdout

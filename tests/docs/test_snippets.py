@@ -47,7 +47,7 @@ SNIPPETS = [page for page in PAGES if "```" in page.read_text()]
 FOLDERS = ("archgraph", "benchmarks", "docs", "specs", "strategies", "tests")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Commands that take seconds at most; the arguments of the others are only parsed.
-QUICK = set("align check diff draw explain fit help init rewrite schema show".split())
+QUICK = set("check draw explain fit help init rewrite schema show".split())
 # What completes a part of a file; a part is what names some keys of one of them and nothing else.
 WHOLE: dict[str, dict[str, Any]] = {
     "model": {

@@ -570,7 +570,7 @@ def test_new_blocks_of_two_sections_are_told_apart(tmp_path) -> None:
     for name, depth in (("a", 2), ("b", 6)):
         text = MODEL.replace("  - {name: tail", two).replace("depth: 2", f"depth: {depth}")
         (tmp_path / f"{name}.yaml").write_text(text)
-    answer = call("diff", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml"))
+    answer = call("compare", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml"))
     assert "8 blocks" in answer.stdout and "body.2–5, more.2–5" in answer.stdout
 
 

@@ -116,15 +116,14 @@ COMMANDS = (
     "show model.yaml",
     "explain model.yaml",
     "draw model.yaml",
-    "diff model.yaml flat.yaml",
-    "align flat.yaml model.yaml",
+    "compare model.yaml flat.yaml",
+    "match flat.yaml model.yaml",
     "rewrite model.yaml",
     "show family.yaml",
     "draw family.yaml -o pictures.svg",
-    "draw model.yaml --cover family.yaml -o m.svg",
     "run experiment.yaml --out run",
     "run strategy.yaml --out run",
-    "scales model.yaml flat.yaml",
+    "match model.yaml model.yaml --weights",
 )
 
 

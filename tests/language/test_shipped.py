@@ -213,7 +213,6 @@ def test_the_docs_list_every_study() -> None:
     text = (SPECS.parent / "docs" / "studies.md").read_text()
     listed = re.findall(r"^\| (.+?) \| `(\w+)` \|", text, re.MULTILINE)
     assert sorted(listed) == sorted((load_study(file).study, file.stem) for file in STUDIES)
-    assert len(listed) == 36
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda f: f.stem)

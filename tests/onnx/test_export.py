@@ -218,8 +218,8 @@ def test_commands_and_families_take_it_as_a_model(file: Path, tmp_path: Path):
     for words in (["show"], ["explain"], ["draw"], ["check"], ["rewrite", "--take", "0.5"]):
         result = call(words[0], file, *words[1:])
         assert result.exit_code == 0, result.output
-    assert call("align", file, file).exit_code == 0
-    assert call("diff", file, file).output.endswith("\nthe same architecture\n")
+    assert call("match", file, file).exit_code == 0
+    assert call("compare", file, file).output.endswith("\nthe same architecture\n")
     (tmp_path / "family.yaml").write_text(
         f"archgraph: 1\nname: f\nmodel: {file}\n"
         "clients:\n  - {name: whole, count: 1}\n  - {name: half, count: 1, take: 0.5}\n"

@@ -166,8 +166,6 @@ def test_rows_without_the_division_by_the_width_rate_say_so():
     ("name", "rule"),
     [
         ("fedfa_table2", "construction"),  # both methods of a pair have the same clients
-        ("fedfa_table10", "untrained"),
-        *((f"fedfa_fig{number}", "untrained") for number in (7, 8, 9)),
     ],
 )
 def test_claims_that_cannot_fail_leave_the_count(name, rule):

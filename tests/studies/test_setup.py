@@ -54,7 +54,6 @@ def test_rows_with_the_same_text_stand_together_and_no_cell_has_nothing():
          "counted once, at the last test within 760G multiply–accumulates"),
         ("megabytes_down", {}, "over all rounds"),
         ("reach.0.9.global_accuracy", {}, "rounds × passes until `global_accuracy` first is 0.9"),
-        ("weights.a.first.std", {}, "`weights.a.first.std` of the final weights"),
     ],
 )  # fmt: skip
 def test_a_figure_says_what_it_averages(measure, options, expected):

@@ -1,4 +1,4 @@
-"""Files of weights with a fault, as ``archgraph scales --state FILE`` reads them."""
+"""Files of weights with a fault, as ``archgraph match --state FILE`` reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save
 
 import archgraph as ag
-from archgraph.cli.weights import _models
+from archgraph.engine.address import Address
 from tests.language.fuzzing import MUTATIONS, Stage
 from tests.trust.folders import MODEL, mutate_header
 
@@ -27,4 +27,4 @@ def use_weights(rng: random.Random, place: Path, stage: Stage) -> None:
         data = rng.choice([mutate_header, mutate_header, *MUTATIONS["bytes"]])(rng, data)
     file.write_bytes(data)
     stage("read")
-    _models(str(MODEL), None, file)
+    Address(MODEL).model(file)

@@ -437,7 +437,7 @@ def test_every_client_beside_the_global_model(opened, family):
     for graph in ("2", "3"):
         page.select_option("#beside", graph)
     assert page.locator(".which").all_inner_texts() == ["pets\n×", "narrow\n×", "short\n×"]
-    # As many rows as `archgraph diff` has for the one and for the other, what both have once.
+    # As many rows as `archgraph compare` has for the one and for the other, what both have once.
     heads = page.locator("#differences th").all_inner_texts()
     assert heads == ["part", "pets", "narrow", "short"]
     rows = page.evaluate("archgraph.app.comparison.rows")

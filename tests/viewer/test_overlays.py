@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from archgraph.analysis.structure import structure
 from archgraph.display.collect import graph_facts
 from archgraph.errors import GraphError, RejectedUpdate
-from archgraph.rewrites.take import take
 from archgraph.states import signature
 from archgraph.viewer import view
 from archgraph.viewer.document import decode_data
@@ -58,54 +56,8 @@ def weights(graph, seed):
     return {k: torch.randn(shape, generator=draw) for k, shape in shapes.items()}
 
 
-def cosine(x, y):
-    x, y = (torch.cat([one.flatten().double() for one in many]) for many in (x, y))
-    return float(torch.nn.functional.cosine_similarity(x, y, 0))
-
-
-def test_similarity_is_the_cosine_of_what_the_transfer_matches(family):
-    graph, narrow = family.graph, family.clients[1]
-    states = {"global": weights(graph, 0)}
-    states |= {f"narrow/{client}": weights(narrow.graph, client) for client in (1, 2)}
-    data = decode_data(view(family, states=states))
-    assert data["overlays"] == {"similarity": ["similarity of weights", "scale", -1.0, 1.0]}
-    pets, full, half, _ = data["graphs"]
-    assert "figures" not in full
-    pulled = narrow.transfer.pull(states["global"])
-    figures = half["figures"]["similarity"]
-    for i, block in enumerate(structure(narrow.graph).blocks):
-        used = dict.fromkeys(k for n in block.nodes for k in narrow.graph.node[n].leaves())
-        leaves = [k for k in used if narrow.graph.param[k].role == "parameter"]
-        each = [
-            cosine([pulled[k] for k in leaves], [states[f"narrow/{client}"][k] for k in leaves])
-            for client in (1, 2)
-        ]
-        assert math.isclose(figures["blocks"][i], statistics.fmean(each), abs_tol=1e-9)
-    assert math.isclose(pets["figures"]["similarity"]["whole"], figures["whole"], abs_tol=1e-9)
-    relu = half["operators"]["name"].index(
-        next(n.name for n in narrow.graph.nodes if not [*n.leaves()])
-    )
-    assert figures["operators"][relu] is None
-    same = decode_data(view(family, states={"global": states["global"], "narrow": pulled}))
-    figure = same["graphs"][2]["figures"]["similarity"]["whole"]
-    assert math.isclose(figure, 1.0) and same["overlays"]["similarity"][2:] == [0.0, 1.0]
-
-
-def test_two_rewrites_of_one_graph_are_alike_where_both_have_it(net):
-    half, most = take(net, 0.5), take(net, 0.75)
-    whole = weights(net, 0)
-    states = {"net": half.transfer.pull(whole), "net (2)": most.transfer.pull(whole)}
-    data = decode_data(view([half, most], states=states))
-    assert all(math.isclose(g["figures"]["similarity"]["whole"], 1.0) for g in data["graphs"])
-    names = dict(zip(reversed(states), states.values(), strict=True))
-    aligned = decode_data(view([most.graph, half.graph], states=names))
-    assert math.isclose(aligned["graphs"][1]["figures"]["similarity"]["whole"], 1.0)
-
-
-def test_weights_that_cannot_be_compared_are_refused(net, family):
+def test_weights_of_other_graphs_are_refused(net, family):
     state = weights(net, 0)
-    with pytest.raises(GraphError, match=r"similarity needs weights .* weights of 1 of 4 graphs"):
-        view(family, states=dict.fromkeys(("full", "full/3"), state))
     with pytest.raises(GraphError, match=r"states: no such graph.*'wide'.*narrow"):
         view(family, states={"global": state, "wide": state})
     with pytest.raises(RejectedUpdate, match="stem"):

@@ -1,0 +1,233 @@
+"""Commands about several models or runs: compare, match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from archgraph.cli.app import DIFFERENT, command
+from archgraph.cli.arguments import (
+    AsJson,
+    DataFolder,
+    OutputFile,
+    States,
+    WithWeights,
+    check_weights_file,
+    with_states,
+)
+from archgraph.cli.output import put, say, say_json, show_item, show_tables, wrote
+from archgraph.errors import SpecError
+from archgraph.tables import plural
+
+if TYPE_CHECKING:
+    from archgraph.engine.address import Address
+
+# Differences of two runs that are printed.
+MOST = 20
+
+
+@command()
+def compare(
+    subjects: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B…",
+            help="Two models (YAML, ONNX, FAMILY:NAME, RUN:NAME); or run folders, or folders of "
+            "some.",
+        ),
+    ],
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Of models: every leaf and operator, matched by name, too."),
+    ] = False,
+    bits: Annotated[
+        bool, typer.Option("--bits", help="Of two runs: where any setting or number differs.")
+    ] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Take runs as far as they are.")
+    ] = False,
+    by_tier: Annotated[
+        bool,
+        typer.Option("--tiers", help="A column for each tier, on test data like its clients' own."),
+    ] = False,
+    last: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PART",
+            help="Average over the tests of the last rounds: 0.2 of them all, or 5 of them.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Draw curves, too: a PDF per panel into a folder, or files like this one "
+            "(.svg .png .pdf).",
+        ),
+    ] = None,
+    panels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Draw these: average,worst,bytes,macs,time. Default: all.",
+        ),
+    ] = None,
+    width: Annotated[
+        str | None,
+        typer.Option(metavar="LENGTH", help="Of a figure in print (84mm); default: 3.3in."),
+    ] = None,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_latex: Annotated[
+        bool, typer.Option("--latex", help="Print LaTeX; a wide table is transposed.")
+    ] = False,
+) -> None:
+    """Compare two models, or put runs side by side.
+
+    Of two models: a row for each part that is missing, new or copied, each axis that is narrower or
+    wider, each operator with other arguments. Two models of one family are compared through the
+    transfers of the family, any others by structure, whatever their names. Exit code 1 if they
+    differ.
+
+    Of runs: those that differ in the seed only share a row: mean ± standard deviation of the worst
+    and the average submodel on all test data, of the clients on their own, and of the time. Below
+    stands what the rows differ in. Each figure is that of the last test, or with --last the mean
+    over several. With --tiers the clients of each tier have a column: each is tested on its own
+    mixture of classes.
+
+    With --output each panel is a figure of its own for a paper, as wide as a column, with letters
+    of 7 points or more and the legend below its axes. `-o figures` writes figures/average.pdf,
+    figures/worst.pdf …; `-o fig.svg` writes fig-average.svg …, or fig.svg if it is one panel.
+    `average` and `worst` show what judges the submodels over the rounds, `bytes` and `macs` the
+    average over what was sent and computed, `time` the seconds of a round.
+
+    With --bits: where the settings, figures or tensors of two runs differ, bit by bit; times and
+    numbers of workers do not count. Exit code 1 if they differ.
+    """
+    from archgraph.engine.address import Address
+
+    addresses = [Address.of(subject) for subject in subjects]
+    of_models = len(addresses) == 2 and not all(address.is_run for address in addresses)
+    forms = {"--csv": as_csv, "--markdown": as_markdown, "--latex": as_latex}
+    of_runs = {
+        "--bits": bits, "--unfinished": unfinished, "--tiers": by_tier, "--last": last,
+        "--output": output, "--panels": panels, "--width": width, **forms,
+    }  # fmt: skip
+    for option, asked in (of_runs if of_models else {"--details": details}).items():
+        if asked:
+            kind = "runs" if of_models else "two models"
+            raise SpecError(f"applies to {kind} only", where=option, found=", ".join(subjects))
+    if as_json + sum(forms.values()) > 1:  # before anything is read
+        raise SpecError("are mutually exclusive", where=", ".join(("--json", *forms)))
+    if of_models:
+        _compare_models(addresses[0], addresses[1], details, as_json)
+        return
+    folders = [address.path for address in addresses]
+    if bits:
+        _compare_bits(folders, as_json)
+        return
+    from archgraph.reports.comparison import comparison
+
+    compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
+    written = list[Path]()
+    if output is not None:
+        from archgraph.reports.paper import paper_figures, save_figures
+
+        chosen = [name.strip() for name in panels.split(",")] if panels else None
+        written = save_figures(paper_figures(compared, chosen, width=width or "3.3in"), output)
+    if as_json:
+        say_json(compared.plain())
+    elif any(forms.values()):
+        form = compared.csv if as_csv else compared.markdown if as_markdown else compared.latex
+        put(form().removesuffix("\n"))
+    else:
+        show_tables(compared.tables())
+        for path in written:
+            wrote(path)
+
+
+def _compare_models(a: Address, b: Address, details: bool, as_json: bool) -> None:
+    from archgraph.display import diff
+    from archgraph.display.difference import correspondence_table
+    from archgraph.relate.correspond import correspond
+
+    # Through the transfers of a family it is known which part comes from which, not guessed.
+    way = None
+    if a.path == b.path and (first := a.transfer) and (second := b.transfer):
+        way = first, second
+    one, two = a.graph(), b.graph()
+    matched = correspond(one, two, way)
+    difference = diff(one, two)
+    if as_json:
+        say_json(matched.plain())
+    elif matched.differences:
+        show_item(correspondence_table(matched))
+    # Correspondence goes by structure, the difference by names: only the second is exact.
+    elif difference:
+        say("the same architecture, other names or order; --details lists them")
+    else:
+        say("the same architecture")
+    if details and not as_json:
+        show_tables(difference.tables())
+    if difference:
+        raise typer.Exit(DIFFERENT)
+
+
+def _compare_bits(folders: Sequence[Path], as_json: bool) -> None:
+    from archgraph.record.equal import run_differences
+
+    if len(folders) != 2:
+        number = plural(len(folders), "folder")
+        raise SpecError("compares two runs", where="--bits", found=number)
+    differing, compared = run_differences(*folders)
+    if as_json:
+        say_json({"differences": differing, "compared": compared})
+    else:
+        for text in differing[:MOST]:
+            say(text)
+        if len(differing) > MOST:
+            say(f"and {len(differing) - MOST} more; --json lists all")
+        say(f"{'different' if differing else 'the same bits'}: {', '.join(compared)} compared")
+    if differing:
+        raise typer.Exit(DIFFERENT)
+
+
+@command()
+def match(
+    a: WithWeights,
+    b: Annotated[str, typer.Argument(metavar="OTHER", help="Another one.")],
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Match the positions of each axis by the weights.")
+    ] = False,
+    state: States = None,
+    data: DataFolder = None,
+    output: OutputFile = None,
+) -> None:
+    """Match the parts of two models, or the positions of their axes.
+
+    Block by block, whatever their names, with the reason for each part without a counterpart.
+
+    With --weights, --state or --output: networks that were trained apart have their positions in
+    different orders, and an order changes no result. Prints how many positions of each axis move,
+    and how alike the weights are before and after; --output writes the weights of OTHER in the
+    order of MODEL (safetensors). OTHER may be narrower.
+    """
+    import archgraph
+
+    if output is not None:
+        check_weights_file(output)
+    (one, file), (other, its_file) = with_states([a, b], state)
+    if not (weights or state or output):
+        show_tables(archgraph.align(one.graph(), other.graph()).tables())
+        return
+    graph, mine = one.model(file, data_root=data)
+    second, theirs = other.model(its_file, data_root=data)
+    result = archgraph.match(graph, mine, theirs, other=second)
+    show_item(result.table())
+    if output is not None:
+        wrote(archgraph.export(second, result.order.pull(theirs), output))

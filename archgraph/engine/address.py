@@ -1,0 +1,169 @@
+"""Addresses: where a model is, as people write it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from archgraph.errors import SpecError
+from archgraph.fields import GLOBAL
+from archgraph.graph.ir import ArchGraph
+from archgraph.hints import unknown
+from archgraph.language import load_experiment, load_family, load_graph, load_model
+from archgraph.language.loading import Choices
+from archgraph.language.saved import is_saved, is_transformers
+from archgraph.language.yaml import read_document
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from archgraph.federation.family import Family
+    from archgraph.states import Transfer
+
+WithState: TypeAlias = "tuple[ArchGraph, Mapping[str, Tensor]]"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a model is: ``FILE``, ``RUN``, or ``FAMILY:MODEL``, ``RUN:MODEL`` for one of several.
+
+    Attributes:
+        path: A model, a family, an experiment, the folder of a model or of a run.
+        member: Of a family or a run, ``global`` or a kind of client.
+    """
+
+    path: Path
+    member: str | None = None
+
+    @classmethod
+    def of(cls, text: str | os.PathLike[str]) -> Address:
+        """Read an address; a file whose name contains a colon is that file."""
+        # The last colon: a drive letter has one, too.
+        name, mark, member = os.fspath(text).rpartition(":")
+        return cls(Path(name), member) if mark and not Path(text).exists() else cls(Path(text))
+
+    def __str__(self) -> str:
+        return str(self.path) if self.member is None else f"{self.path}:{self.member}"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the path is the folder of a run, not that of a model."""
+        return self.path.is_dir() and not (is_saved(self.path) or is_transformers(self.path))
+
+    @functools.cached_property
+    def family(self) -> Family | None:
+        """The family of the file, or of its experiment; None for a model or a run."""
+        data = None if self.path.is_dir() else read_document(self.path).data
+        if not isinstance(data, dict) or data.keys().isdisjoint(("family", "clients")):
+            return None
+        from archgraph.engine.facts import family_of
+        from archgraph.federation.family import resolve
+
+        if "family" in data:
+            return resolve(family_of(load_experiment(self.path)))
+        return resolve(load_family(self.path))
+
+    def graph(self, choices: Choices | None = None) -> ArchGraph:
+        """Return the architecture; of a family or a run without a name, that of its global model.
+
+        Raises:
+            ArchGraphError: If it cannot be read, or is one of several.
+        """
+        if self.is_run:
+            from archgraph.record.folder import run_folder
+
+            files = {file.stem: file for file in (run_folder(self.path) / "models").glob("*.yaml")}
+            return load_graph(files[self._among(files, self.member or GLOBAL)])
+        if self.family is None:
+            if self.member is not None:
+                raise SpecError("is not a family", where=str(self.path), found=str(self))
+            return load_graph(self.path, choices)
+        if choices:
+            raise SpecError("is a family; --choose applies to a single model", where=str(self.path))
+        models = self.family.models
+        if self.member is None and GLOBAL not in models:
+            message = "is a family without a global model"
+            expected = f"FILE:NAME, with one of {', '.join(models)}"
+            raise SpecError(message, where=str(self.path), expected=expected)
+        return models[self._among(models, self.member or GLOBAL)]
+
+    @property
+    def transfer(self) -> Transfer | None:
+        """From the family's global model to the one that is named; None where there is none."""
+        if self.member is None or self.is_run or self.family is None or not self.family.has_global:
+            return None
+        from archgraph.states import Transfer
+
+        transfers = {kind.name: kind.transfer for kind in self.family.clients}
+        return transfers.get(self.member) or Transfer.identity(self.family.graph)
+
+    def models(
+        self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
+    ) -> Mapping[str, WithState]:
+        """Return architectures with weights by name; a file's model has the name ``""``.
+
+        Args:
+            weights: A file of them. Default: the model's own, else untrained ones.
+            data_root: Folder of the data of a run. Default: the run's.
+            tested: Of a run, with the running statistics that each model is tested with.
+
+        Raises:
+            ArchGraphError: If it cannot be read, or the weights are not those of the model.
+        """
+        if self.is_run:
+            from archgraph.engine.trained import trained
+
+            if weights is not None:
+                raise SpecError("has weights of its own", where=str(self), found=str(weights))
+            models = trained(self.path, data_root=data_root, tested=tested)
+            chosen = models if self.member is None else [self._among(models, self.member)]
+            return {name: models[name] for name in chosen}
+        if self.member is not None or self.family is not None:
+            graph, state = self.graph(), None
+        else:
+            graph, state = load_model(read_document(self.path))
+        if weights is not None:
+            return {"": (graph, weights_in(weights, graph))}
+        from archgraph.module.initial import initial_state
+
+        return {"": (graph, state or initial_state(graph, 0))}
+
+    def model(
+        self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
+    ) -> WithState:
+        """Return an architecture with weights, of a run its global one; as :meth:`models`."""
+        models = self.models(weights, data_root=data_root, tested=tested)
+        if len(models) > 1 and GLOBAL not in models:
+            message, names, expected = "holds several models", ", ".join(models), f"{self}:MODEL"
+            raise SpecError(message, where=str(self), found=names, expected=expected)
+        return models.get(GLOBAL) or next(iter(models.values()))
+
+    def _among(self, names: Collection[str], name: str) -> str:
+        if name not in names:
+            message = "has no such model"
+            raise SpecError(message, where=str(self.path), **unknown(name, names))
+        return name
+
+
+def weights_in(file: Path, graph: ArchGraph) -> Mapping[str, Tensor]:
+    """Read the weights of a model from a safetensors file; ones that diverged, too.
+
+    Raises:
+        SpecError: If it is not such a file.
+        RejectedUpdate: If the weights are not those of the model.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from archgraph.states import check_update
+
+    try:
+        state = load_file(file)
+    except SafetensorError as error:
+        raise SpecError("is not a safetensors file", where=str(file), found=error) from error
+    check_update(graph, state, finite=False)
+    return state
