@@ -19,7 +19,7 @@ import archgraph as ag
 from archgraph.data import load_dataset
 from archgraph.data.partition import allot
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.loop import Loop
+from archgraph.engine.rounds import Loop
 from archgraph.federation import (
     Client,
     LocalOptions,
