@@ -1,7 +1,7 @@
-"""A training step of a built network against the network's own, and clients' turns against torch.
+"""A training step of a built network against the network's own, and clients' work against torch.
 
 ``step``: one step of SGD of LeNet-5 and of three of torchvision's networks, on 16 images of
-32 × 32; ``copy``: a second build of the graph against a copy of the network. ``turn``: the local
+32 × 32; ``copy``: a second build of the graph against a copy of the network. ``round``: the local
 work of a round of FedFA on the digits as the engine runs it (parts of the model, data, isolation,
 checks, copies), against the same steps of the same networks written out with torch. The digits'
 networks are small: what surrounds a step weighs more than it would beside larger ones. ``default``:
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import archgraph as ag
 import tests.conftest  # noqa: F401 - makes torchvision importable beside a CPU torch
-from archgraph.engine import turn
+from archgraph.engine import rounds
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
 from archgraph.federation import Model, module_of
@@ -79,11 +79,11 @@ def written_out(setup: Any) -> Callable[[], None]:
     return run
 
 
-def turns(repeat: int) -> float:
+def clients(repeat: int) -> float:
     """Seconds of the engine's local work in a round over those of torch alone."""
     setup = prepare(EXPERIMENT)
     setup = dataclasses.replace(setup, world=dataclasses.replace(setup.world, rounds=1))
-    plain, engine = written_out(setup), cast(Any, turn)
+    plain, engine = written_out(setup), cast(Any, rounds)
     engine.time = SimpleNamespace(perf_counter=time.process_time)
     try:
         taken: list[tuple[float, float]] = []
@@ -160,7 +160,7 @@ def figures(repeat: int = 15) -> dict[str, float]:
         steps |= built(name, net, repeat)
     return {
         **steps,
-        "turns of a round / the same steps with torch": turns(max(repeat // 3, 1)),
+        "clients of a round / the same steps with torch": clients(max(repeat // 3, 1)),
         **{f"{name}: a step / in channels-last memory": default(name, repeat) for name in layouts},
     }
 

@@ -4,16 +4,16 @@ Wang, Lv, Liu: *FedADP: Unified Model Aggregation for Federated Learning with He
 Architectures* (text in §III, Algorithms 1-3); growth: Chen, Goodfellow, Shlens: *Net2Net*, ICLR
 2016.
 
-==========================  =============================================================
+==========================  ===================================================================
 symbol                      here
-==========================  =============================================================
+==========================  ===================================================================
 ``ω^t``                     group ``global`` of the server state
 ``ω_k``                     ``Result.state``
 ``W_k = n_k / n``           ``Result.examples`` over their sum
-NetChange(``ω^t, ω_k``)     :meth:`Fit.sent`: To-Shallower, then To-Narrower (Algorithm 3)
-NetChange(``ω_k, ω^t``)     :meth:`Fit.grown`: To-Wider (Algorithm 2), then To-Deeper
+NetChange(``ω^t, ω_k``)     :meth:`NetChange.sent`: To-Shallower, then To-Narrower (Algorithm 3)
+NetChange(``ω_k, ω^t``)     :meth:`NetChange.grown`: To-Wider (Algorithm 2), then To-Deeper
 ``M_i``                     :func:`unit_copies`: which unit each new one copies
-==========================  =============================================================
+==========================  ===================================================================
 
 The work is done in the global architecture's own terms. ``G`` is that architecture, ``g`` is ``G``
 at the client's widths, ``c`` is ``g`` without the blocks that the client lacks, and the client's
@@ -135,8 +135,8 @@ class FedADP(fl.Averaging, fl.Masking):
         Growing is linear but for what it initialises, and weights add up to one: the mean of grown
         models is the grown mean. So an architecture is grown once, however many clients run it.
         """
-        means: dict[Fit, ag.Merger] = {}
-        totals: dict[Fit, float] = {}
+        means: dict[NetChange, ag.Merger] = {}
+        totals: dict[NetChange, float] = {}
         for result in results:
             fit = self.fit(world, world.tier_of(result.client), drawn)
             weight = result.weight(self.weights)
@@ -204,7 +204,7 @@ class FedADP(fl.Averaging, fl.Masking):
 
         return fl.by_tier(world, state, norm=self.norm, model=model)
 
-    def fit(self, world: fl.World, tier: fl.Tier, drawn: int = 0) -> Fit:
+    def fit(self, world: fl.World, tier: fl.Tier, drawn: int = 0) -> NetChange:
         """Return how a tier is reached from the global model, and the global model from it.
 
         Raises:
@@ -221,7 +221,7 @@ class FedADP(fl.Averaging, fl.Masking):
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class NetChange:
     """How an architecture is reached from the global one, and back.
 
     Attributes:
@@ -296,7 +296,7 @@ def growth_fit(
     mode: Mode,
     seed: int,
     approximate: bool = False,
-) -> Fit:
+) -> NetChange:
     """Return how an architecture is reached from the global one and back.
 
     Of the family's transfer only what it takes matters: which entries, and how many positions of
@@ -330,7 +330,7 @@ def growth_fit(
         single = [axis.name for axis in wide if axis.name not in small]
         message = "an axis with a single position cannot be widened again"
         raise ag.RewriteError(message, where=single[0] if single else None)
-    return Fit(client, frame, widened, undo=mode == "net2net")
+    return NetChange(client, frame, widened, undo=mode == "net2net")
 
 
 def unit_copies(size: int, wide: int, draw: torch.Generator) -> list[int]:

@@ -140,7 +140,7 @@ class FedFA(fl.Averaging, fl.Masking):
         if self.choice == "zico":
             others = {tier.name: model(tier) for tier in world.tiers}
         else:
-            program = Search(*self._start(world), self.steps, self.population, zico)
+            program = ArchitectureSearch(*self._start(world), self.steps, self.population, zico)
         smallest = model(world.by_size[0])
         limited = self._limited(world)
         for client in world.clients:
@@ -430,7 +430,7 @@ class ZiCo:
 
 
 @dataclass(frozen=True)
-class Search:
+class ArchitectureSearch:
     """Search for the architecture with the best ZiCo score on a client's data.
 
     1. Score the family's architectures within the bound.
@@ -598,7 +598,7 @@ def architecture(space: Space, values: Architecture) -> ag.Rewritten:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Grafting:
     """How an architecture relates to the global one.
 
     Attributes:
@@ -616,7 +616,7 @@ class Fit:
     up: ag.Transfer
 
 
-def _fit(world: fl.World, name: str, variant: Variant) -> Fit:
+def _fit(world: fl.World, name: str, variant: Variant) -> Grafting:
     tiers = {tier.name: tier for tier in world.tiers}
     # Any other name is that of a search: :meth:`Space.name`.
     values = tuple(map(int, re.findall(r"\d+", name)))
@@ -627,7 +627,7 @@ def _fit(world: fl.World, name: str, variant: Variant) -> Fit:
 @functools.lru_cache(maxsize=256)
 def grafting(
     server: ag.ArchGraph, client: ag.ArchGraph, down: ag.Transfer, variant: Variant
-) -> Fit:
+) -> Grafting:
     """Fit an architecture's depth and width to the global one, as the variant allows.
 
     Raises:
@@ -638,14 +638,14 @@ def grafting(
     up = _at_source(grafted, down)
     match variant:
         case "both":
-            return Fit(client, down, grafted.graph, grafted.transfer, up)
+            return Grafting(client, down, grafted.graph, grafted.transfer, up)
         case "width":
             same = ag.Transfer.identity(grafted.graph)
-            return Fit(grafted.graph, up, grafted.graph, same, up)
+            return Grafting(grafted.graph, up, grafted.graph, same, up)
         case "depth":
             shallow = ag.shorten(server, depths)
             again = ag.graft(shallow.graph, full, like=server)
-            return Fit(
+            return Grafting(
                 shallow.graph,
                 shallow.transfer,
                 again.graph,

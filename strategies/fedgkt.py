@@ -10,7 +10,7 @@ symbol                    here
 ``f_s``, ``W_s``          the global model behind ``after``; group ``server``
 ``H_k``, ``z_c``, ``Y_k``  ``Result.extras`` of client k: features, logits, targets, by ``ids``
 ``z_s``                   groups ``logits/k``, by ``ids``
-``l_c`` (Eq. 8)           :class:`Group`: ``L_ce + α T² D_KL(p_s ‖ p_c)``
+``l_c`` (Eq. 8)           :class:`KnowledgeTransfer`: ``L_ce + α T² D_KL(p_s ‖ p_c)``
 ``l_s`` (Eq. 7)           :meth:`FedGKT.receive`: ``T² D_KL(p_c ‖ p_s) + α L_ce``
 ========================  ===============================================================
 """
@@ -94,7 +94,7 @@ class FedGKT(fl.Strategy):
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send ``z_s`` of the client's examples, if any; the model stays with the client."""
-        program = Group(self.alpha, self.temperature)
+        program = KnowledgeTransfer(self.alpha, self.temperature)
         return fl.private_network(world, client, program, extras=state.group(f"logits/{client}"))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
@@ -239,7 +239,7 @@ def taught(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Group:
+class KnowledgeTransfer:
     """Training of a small network that listens to the server's, and what it tells the server.
 
     Attributes:

@@ -173,7 +173,7 @@ class Party:
         if self.drawn:
             steps.insert(0, Digest(self.draw(work.public, self.drawn), self.digest_epochs))
         if self.public_epochs and "begun" not in work.keep:
-            steps.insert(0, Transfer(fl.Train(self.objective, epochs=self.public_epochs)))
+            steps.insert(0, TransferLearning(fl.Train(self.objective, epochs=self.public_epochs)))
         outcome = fl.InTurn(tuple(steps))(work)
         module = fl.module_of(replace(work, state=outcome.state)).eval()
         with torch.no_grad():
@@ -188,7 +188,7 @@ class Party:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TransferLearning:
     """Training on the public set with its labels."""
 
     train: fl.Program

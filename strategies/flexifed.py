@@ -3,16 +3,16 @@
 Wang, He, Chen, Chen, Huang, Jin, Yang: *FlexiFed: Personalized Federated Learning for Edge Clients
 with Heterogeneous Model Architectures*, WWW 2023 (Basic-Common, Clustered-Common, Max-Common).
 
-=====================  =====================================================================
+=====================  ========================================================================
 term                   here
-=====================  =====================================================================
-layers of a client     :func:`links`: operators with weights in order, told apart by kind
-common base layers     a :class:`Run` of layers whose members are all clients
-cluster                the members of a run
+=====================  ========================================================================
+layers of a client     :func:`chain_units`: operators with weights in order, told apart by kind
+common base layers     :class:`CommonLayers` whose members are all clients
+cluster                the members of one :class:`CommonLayers`, here a run of layers
 *Max-Common*           the runs are the nodes of the prefix tree of all clients' layers
 weights of a cluster   group ``trie/N`` of the server state, tensors by position in the run
 personal layers        outside all runs: ``Task.private``
-=====================  =====================================================================
+=====================  ========================================================================
 
 What a client shares is a transfer from each of its runs to its own entries that renames and does
 nothing else, so that averaging is ``group_means`` as everywhere. Every layer of every
@@ -80,8 +80,8 @@ class FlexiFed(fl.Averaging, fl.Masking):
         for tier in world.tiers:
             if world.clients_of(tier.name):
                 alike.setdefault(tier.graph, []).append(tier)
-        chains = [[link.kind for link in links(g, self.match, self.unit)] for g in alike]
-        shared_runs = common_runs(chains, self.sharing)
+        chains = [[part.kind for part in chain_units(g, self.match, self.unit)] for g in alike]
+        shared_runs = common_layers(chains, self.sharing)
         bounds: list[list[list[int]]] = [[] for _ in alike]
         for number, run in enumerate(shared_runs):
             for member in run.members:
@@ -172,7 +172,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
         return {name: weights[name] for name in tier.graph.state_names}, private
 
 
-class Link(NamedTuple):
+class ChainUnit(NamedTuple):
     """What is compared as one: a layer or a block.
 
     Attributes:
@@ -185,25 +185,27 @@ class Link(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def links(graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer") -> tuple[Link, ...]:
+def chain_units(
+    graph: ag.ArchGraph, match: Match = "operator", unit: Unit = "layer"
+) -> tuple[ChainUnit, ...]:
     """Return an architecture as a chain from the input on; see the options of :class:`FlexiFed`."""
 
-    def link(part: Iterable[ag.Layer]) -> Link:
+    def unit_of(part: Iterable[ag.Layer]) -> ChainUnit:
         part = list(part)
         names = [name for layer in part for name in layer.entries]
         kind: Hashable = tuple(layer.kind for layer in part)
         if match == "name":
             kind = tuple((n, graph.param[n].role, graph.param[n].type) for n in names)
-        return Link(kind, tuple(names))
+        return ChainUnit(kind, tuple(names))
 
     if unit == "layer":
-        return tuple(link([layer]) for layer in ag.layers(graph))
+        return tuple(unit_of([layer]) for layer in ag.layers(graph))
     block = {node: block.name for block in ag.structure(graph).blocks for node in block.nodes}
     parts = itertools.groupby(ag.layers(graph), lambda layer: block.get(layer.node))
-    return tuple(link(part) for _, part in parts)
+    return tuple(unit_of(part) for _, part in parts)
 
 
-class Run(NamedTuple):
+class CommonLayers(NamedTuple):
     """Layers that some architectures share: those from ``start`` to before ``stop`` in each."""
 
     members: tuple[int, ...]
@@ -211,7 +213,9 @@ class Run(NamedTuple):
     stop: int
 
 
-def common_runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") -> list[Run]:
+def common_layers(
+    chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max"
+) -> list[CommonLayers]:
     """Return runs of layers that are averaged together, each layer of a chain in at most one.
 
     Args:
@@ -219,15 +223,15 @@ def common_runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") 
         sharing: See :class:`FlexiFed`.
 
     Example:
-        >>> for run in common_runs(["abcd", "abce", "abx", "abcd"]):
+        >>> for run in common_layers(["abcd", "abce", "abx", "abcd"]):
         ...     print(*run)
         (0, 1, 2, 3) 0 2
         (0, 1, 3) 2 3
         (0, 3) 3 4
         (1,) 3 4
         (2,) 2 3
-        >>> common_runs(["abcd", "abce"], "clustered")[1:]
-        [Run(members=(0,), start=3, stop=4), Run(members=(1,), start=3, stop=4)]
+        >>> common_layers(["abcd", "abce"], "clustered")[1:]
+        [CommonLayers(members=(0,), start=3, stop=4), CommonLayers(members=(1,), start=3, stop=4)]
     """
     shared = []
     undone = [(tuple(range(len(chains))), 0)] if chains else []
@@ -240,7 +244,7 @@ def common_runs(chains: Sequence[Sequence[Hashable]], sharing: Sharing = "max") 
         ):
             stop += 1
         if stop > start:
-            shared.append(Run(members, start, stop))
+            shared.append(CommonLayers(members, start, stop))
         if sharing == "basic":
             break
         # Where they part: by the next layer, or once and for all by everything that follows.
@@ -271,11 +275,11 @@ def run_transfers(
         cuts: Where each run starts and stops in it.
         private: Entries that are not shared.
     """
-    chain = links(graph, match, unit)
+    chain = chain_units(graph, match, unit)
     slots = {slot.name: slot for slot in ag.Transfer.identity(graph).target}
     transfers = []
     for start, stop in cuts:
-        names = [name for link in chain[start:stop] for name in link.entries]
+        names = [name for part in chain[start:stop] for name in part.entries]
         # Numbered with private entries among them, so that a position is the same in all members.
         numbers = {name: str(number) for number, name in enumerate(names) if name not in private}
         same = ag.Transfer.identity(tuple(slots[name] for name in numbers))

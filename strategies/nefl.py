@@ -159,7 +159,7 @@ class NeFL(fl.Weighted):
         largest = world.by_size[-1]
         return fl.by_tier(world, state, norm=self.norm, model=model, whole=largest, idle=True)
 
-    def _submodel(self, world: fl.World, tier: fl.Tier) -> Submodel:
+    def _submodel(self, world: fl.World, tier: fl.Tier) -> NestedSubmodel:
         options = self.steps, self.initial, self.inconsistent, self.norm
         return submodel(world.graph, tier.graph, tier.transfer, *options)
 
@@ -170,7 +170,7 @@ class NeFL(fl.Weighted):
 
 
 @dataclass(frozen=True)
-class Submodel:
+class NestedSubmodel:
     """A tier's architecture with step sizes, and which of its entries are shared.
 
     Attributes:
@@ -195,7 +195,7 @@ def submodel(
     initial: Initial = "ones",
     inconsistent: Inconsistent = "auto",
     norm: Norm = "per_submodel",
-) -> Submodel:
+) -> NestedSubmodel:
     """Build a tier's architecture with its step sizes.
 
     Raises:
@@ -219,7 +219,7 @@ def submodel(
     } - unmerged
     if steps == "constant":  # their values are part of the architecture
         private -= set(rewritten.graph.state_names) - set(graph.state_names)
-    return Submodel(rewritten.graph, rewritten.transfer, private, unmerged)
+    return NestedSubmodel(rewritten.graph, rewritten.transfer, private, unmerged)
 
 
 def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:

@@ -1,4 +1,8 @@
-"""Run strategies: the round loop, a client's turn, evaluation.
+"""Run strategies: prepare an experiment, run its rounds, test its models.
+
+To read in this order: :func:`archgraph.engine.world.prepare` (what a run consists of),
+:mod:`archgraph.engine.rounds` (a round, step by step), :mod:`archgraph.engine.clientwork` (what a
+client does, and what is checked of it), :mod:`archgraph.engine.evaluate` (how models are tested).
 
 Names are imported on first use, because torch and its friends take seconds.
 """

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeAlias
 
 from archgraph.engine.evaluate import Evaluator, mean_of
-from archgraph.engine.turn import LocalTest
 from archgraph.federation import GLOBAL, Evaluated, LearningTask, Predict, ServerState, State, Task
 from archgraph.federation.metrics import derived
 
+# Figures of a client's model as it is after local training.
+LocalTest: TypeAlias = Callable[[Task, State], Mapping[str, float]]
 _Way = tuple[Predict | None, Literal["stored", "recompute"]]
 
 

@@ -22,9 +22,8 @@ import torch
 
 from archgraph.engine.clients import FILE, clients_file
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.loop import Loop
 from archgraph.engine.lost import kept_additions
-from archgraph.engine.turn import Elsewhere
+from archgraph.engine.rounds import Elsewhere, Loop
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState, private_models

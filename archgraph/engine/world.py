@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from archgraph.data import ROOT_VARIABLE, Dataset
+from archgraph.data import ROOT_VARIABLE, Dataset, Split
 from archgraph.data.classes import of_classes
 from archgraph.data.doors import data_from_python, read_data
 from archgraph.data.partition import allot, class_histogram
@@ -72,6 +72,8 @@ from archgraph.module.initial import initial_state
 from archgraph.ops.table import statistics
 from archgraph.tables import plural
 
+T = TypeVar("T")
+
 
 def prepare(
     experiment: str | os.PathLike[str] | ExperimentSpec | Mapping[str, Any],
@@ -84,6 +86,14 @@ def prepare(
     python: bool = False,
 ) -> Experiment:
     """Resolve an experiment: read its files, make its graphs, load and share out its data.
+
+    1. The strategy is configured, and the architectures of its clients are made.
+    2. The data is read.
+    3. Models, data and what is learned are made to fit one another, or are refused.
+    4. First weights are read from a file, and the number of clients in a round is known.
+    5. Training examples are shared out; some may be for all clients to see.
+    6. Examples that select a round are held out.
+    7. All of it becomes an :class:`~archgraph.engine.experiment.Experiment`.
 
     Args:
         experiment: A file, what was read from one, or keys and values as a file would say them,
@@ -107,126 +117,266 @@ def prepare(
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     with spec.locating("engine"):
         device = _device(spec.engine)
+    draft = _Draft(spec, device, data_root, imagined is not None, rows)
     with allowed(python):
+        draft.choose_method(family)
+        draft.read_data(data, imagined)
+        draft.fit_together()
+        draft.plan_rounds()
+        draft.share_out()
+        draft.set_aside()
+        return draft.experiment()
+
+
+@dataclass(eq=False)
+class _Draft:
+    """An experiment while it is prepared: each stage fills in what the later ones read.
+
+    Attributes:
+        spec: What the file says; where the data lies (stage 2) and its partition (stage 5) are
+            filled in.
+        device: Where it is computed.
+        data_root: Folder of the data.
+        imagined: Whether zeros stand in for the data.
+        rows: What clients have of training examples on machines of their own.
+        strategy: The method (stage 1).
+        family: The architectures (stages 1, 3 and 4).
+        dataset: The data (stages 2, 3, 5 and 6).
+        learning: What is learned (stages 3 and 6).
+        by_kind: How clients of a kind train that has keys of its own (stage 3).
+        sampled: Clients in a round (stage 4).
+        shares: Positions of the training examples of each client (stages 5 and 6).
+        public: Positions of those that all clients see (stage 5).
+        other: What they see instead: of another data set (stage 6).
+        held_out: Positions of those that select a round (stage 6).
+        selection: How they do (stage 6).
+        seedless: The data before anything of it was drawn (stage 6).
+    """
+
+    spec: ExperimentSpec
+    device: str
+    data_root: str | os.PathLike[str] | None
+    imagined: bool
+    rows: Mapping[int, ClientRows] | None
+    strategy: Strategy = field(init=False)
+    family: Family = field(init=False)
+    dataset: Dataset = field(init=False)
+    learning: LearningTask = field(init=False)
+    by_kind: Mapping[str, LocalOptions] = field(init=False)
+    sampled: int = field(init=False)
+    shares: tuple[np.ndarray, ...] = field(init=False)
+    public: np.ndarray = field(default_factory=lambda: np.arange(0))
+    other: Split | None = None
+    held_out: np.ndarray = field(init=False)
+    selection: Selection | None = None
+    seedless: Dataset = field(init=False)
+
+    @property
+    def members(self) -> list[Tier]:
+        """The tier of each client."""
+        return [member for member in self.family.clients for _ in range(member.count)]
+
+    def choose_method(self, family: Family | None) -> None:
+        """Configure the strategy and make the architectures of its clients (stage 1)."""
+        spec = self.spec
         with spec.locating("strategy"):
-            strategy = configure(spec.strategy_name, spec.strategy_options)
-        family = family or resolve(family_of(spec))
-    with spec.locating("strategy"):
-        _check_options(spec, strategy, family)
-    source, dataset = _data(spec, data, imagined, data_root, python)
-    dataset = in_order_of_folder(with_spare_tokens(dataset, family), family_of(spec))
-    with allowed(python), spec.locating("task"):
-        learning = learning_task(spec.task, dataset)
-    with spec.locating("strategy"):
-        check_strategy(strategy, spec.strategy_name, learning)
-    by_kind = local_by_kind(spec)
-    with spec.locating("family"):
-        family, dataset = matched(family, dataset, learning)
-        learning = with_main_output(learning, list(family.models.values()))
-        family = with_classes(family, family_of(spec).clients, dataset, learning)
-    check_classes(spec, strategy, family)
-    check_local(spec, by_kind, strategy, family, dataset, learning)
-    if spec.weights is not None:
-        with spec.locating("weights"):
-            family = pretrained_family(
-                spec.weights, family, spec.seed, imagined=imagined is not None
-            )
-    tiers = [member.name for member in family.clients for _ in range(member.count)]
-    with spec.locating("sample"):
-        sampled = _sampled(spec.sample, len(tiers))
-    with spec.locating("spare"):
-        _check_spare(spec, sampled, len(tiers))
-    if spec.aggregate is not None:
+            self.strategy = configure(spec.strategy_name, spec.strategy_options)
+        self.family = family or resolve(family_of(spec))
+        with spec.locating("strategy"):
+            _check_options(spec, self.strategy, self.family)
+
+    def read_data(self, data: object, imagined: Dataset | None) -> None:
+        """Read the data, from the file's place or from an argument (stage 2)."""
+        spec = self.spec
+        source, located = spec.data, spec.locating("data")
+        if data is not None:  # no line of a file is at fault then
+            source, located = DataSpec(partition=source.partition), contextlib.nullcontext()
+        task = None if spec.task is None else spec.task.kind or OWN
+        source, public = _rooted(source, self.data_root), _rooted(spec.public, self.data_root)
+        with located:
+            if imagined is None:
+                imagined = read_data(source, task) if data is None else data_from_python(data, task)
+        self.spec = spec.model_copy(update={"data": source, "public": public})
+        self.dataset = imagined
+
+    def fit_together(self) -> None:
+        """Make models, data and what is learned fit one another, or refuse them (stage 3)."""
+        spec, strategy, family = self.spec, self.strategy, self.family
+        dataset = in_order_of_folder(with_spare_tokens(self.dataset, family), family_of(spec))
+        with spec.locating("task"):
+            learning = learning_task(spec.task, dataset)
+        with spec.locating("strategy"):
+            check_strategy(strategy, spec.strategy_name, learning)
+        self.by_kind = local_by_kind(spec)
+        with spec.locating("family"):
+            family, dataset = matched(family, dataset, learning)
+            learning = with_main_output(learning, list(family.models.values()))
+            family = with_classes(family, family_of(spec).clients, dataset, learning)
+        check_classes(spec, strategy, family)
+        check_local(spec, self.by_kind, strategy, family, dataset, learning)
+        self.family, self.dataset, self.learning = family, dataset, learning
+
+    def plan_rounds(self) -> None:
+        """Say with which weights rounds begin, and how many clients take part (stage 4)."""
+        spec, clients = self.spec, len(self.members)
+        if spec.weights is not None:
+            with spec.locating("weights"):
+                self.family = pretrained_family(
+                    spec.weights, self.family, spec.seed, imagined=self.imagined
+                )
+        with spec.locating("sample"):
+            self.sampled = _sampled(spec.sample, clients)
+        with spec.locating("spare"):
+            _check_spare(spec, self.sampled, clients)
         with spec.locating("aggregate"):
-            _check_rules(spec.aggregate, sampled)
-    with spec.locating("family"):
-        if rows is None:
-            dataset = _assigned(family_of(spec).owners, dataset)
-    public = np.arange(0)
-    if rows is not None:
-        _check_rows(spec, strategy, rows)
-        shares = tuple(rows.get(i, NONE).positions() for i in range(len(tiers)))
-    elif dataset.owners:
-        with spec.locating("data"):
-            shares = _owned(source, dataset, len(tiers))
-        with spec.locating("public"):
-            shares, public = reserve_public(spec, shares, dataset)
-    else:
-        partition = source.partition or IidSpec()
-        source = source.model_copy(update={"partition": partition})
+            _check_rules(spec.aggregate, self.sampled)
+
+    def share_out(self) -> None:
+        """Say which training examples each client has, and which all of them see (stage 5)."""
+        spec, members = self.spec, self.members
+        if self.rows is not None:
+            _check_rows(spec, self.strategy, self.rows)
+            self.shares = tuple(self.rows.get(i, NONE).positions() for i in range(len(members)))
+        else:
+            with spec.locating("family"):
+                self.dataset = _assigned(family_of(spec).owners, self.dataset)
+            shares = self._owned() if self.dataset.owners else self._partitioned()
+            with spec.locating("family"):
+                kinds = [(member.name, member.classes) for member in members]
+                self.shares = of_their_classes(shares, kinds, self.dataset)
+        if self.dataset.train.stream is not None:
+            _check_stream(spec, self.strategy, self.family)
+
+    def _owned(self) -> tuple[np.ndarray, ...]:
+        """Return the training examples of each client, as the data says."""
+        with self.spec.locating("data"):
+            _check_owners(self.spec.data, self.dataset, len(self.members))
+        with self.spec.locating("public"):
+            shares = tuple(self.dataset.owners.values())
+            shares, self.public = reserve_public(self.spec, shares, self.dataset)
+        return shares
+
+    def _partitioned(self) -> tuple[np.ndarray, ...]:
+        """Share the training examples out by the scheme that the file names."""
+        spec, dataset = self.spec, self.dataset
         # Taken from all at first: what a scheme makes equal stays equal.
         with spec.locating("public"):
-            (pool,), public = reserve_public(spec, (np.arange(len(dataset.train)),), dataset)
+            every = (np.arange(len(dataset.train)),)
+            (pool,), self.public = reserve_public(spec, every, dataset)
+        scheme = spec.data.partition or IidSpec()
         with spec.locating("data", "partition"):
-            scheme = partition.model_dump()
-            ordered = not dataset.separate
-            targets = dataset.train.targets[pool] if len(public) else dataset.train.targets
-            parts = allot(targets, tiers=tiers, seed=spec.seed, ordered=ordered, **scheme)
-            shares = tuple(pool[part] for part in parts)
-        dataset = _noted(dataset, pool, shares)
-    if rows is None:
-        with spec.locating("family"):
-            members = [(m.name, m.classes) for m in family.clients for _ in range(m.count)]
-            shares = of_their_classes(shares, members, dataset)
-    spec = spec.model_copy(update={"data": source})
-    if isinstance(spec.public, NamedData):
-        spec = spec.model_copy(update={"public": _rooted(spec.public, data_root)})
-    if dataset.train.stream is not None:
-        _check_stream(spec, strategy, family)
-    with spec.locating("public"):
-        other = other_public(spec, strategy, dataset, imagined=imagined is not None)
-    selection = None
-    with spec.locating("validation"):
-        shares, held_out = hold_out(shares, spec.validation, spec.seed, ordered=dataset.consecutive)
-        if spec.validation is not None:
-            selection = Selection.of(spec.validation, learning)
-    read = dataset  # as any seed has it: what is held out is drawn
-    # Examples that select a round have no part in how inputs and targets are scaled.
-    scaled_by = np.arange(len(dataset.train))
-    if len(held_out):
-        scaled_by = np.unique(np.concatenate([*shares, *([public] if strategy.public else [])]))
-        dataset = dataset.normalised_by(scaled_by)
-    if spec.task is not None and spec.task.standardise:
-        learning = standardised(learning, dataset.train.targets[scaled_by])
-    world = _world(spec, family, dataset, shares, learning, device, by_kind, rows)
-    if _merges_there(spec, strategy):
-        world = replace(world, merging=device)
-    if len(public):
-        world = replace(world, public=public_shard(subset(dataset.train, public), dataset))
-    elif other is not None:
-        world = replace(world, public=public_shard(other, dataset))
-    with allowed(python):
-        learnings = {
-            classes: replace(
-                learning_task(spec.task, of_classes(dataset, classes)), predict=learning.predict
+            parts = allot(
+                dataset.train.targets[pool] if len(self.public) else dataset.train.targets,
+                tiers=[member.name for member in self.members],
+                seed=spec.seed,
+                ordered=not dataset.separate,
+                **scheme.model_dump(),
             )
-            for classes in {tier.classes for tier in family.clients if tier.classes}
-        }
-        # Digests of the data, which an imagined one does not have.
-        facts = {} if imagined else deciding_facts(spec, strategy, family, read, other, rows)
-    return Experiment(
-        world=world,
-        learnings=learnings,
-        strategy=strategy,
-        data=dataset,
-        # A further model trains on the examples of the client that it belongs to.
-        shares=tuple(shares[client.owner] for client in world.clients),
-        local=spec.local,
-        by_kind=by_kind,
-        evaluate=spec.evaluate,
-        engine=spec.engine,
-        attack=spec.attack,
-        sampled=sampled,
-        selection=selection,
-        held_out=held_out,
-        spare=spec.spare or 0,
-        patience=spec.patience,
-        bound=spec.bound,
-        privacy=spec.privacy,
-        text="" if imagined else as_resolved(spec, strategy),
-        facts=facts,
-        locating=spec.locating,
-    )
+        shares = tuple(pool[part] for part in parts)
+        data = spec.data.model_copy(update={"partition": scheme})
+        self.spec = spec.model_copy(update={"data": data})
+        self.dataset = _noted(dataset, pool, shares)
+        return shares
+
+    def set_aside(self) -> None:
+        """Hold out what selects a round; scale inputs and targets without it (stage 6)."""
+        spec, strategy, dataset = self.spec, self.strategy, self.dataset
+        with spec.locating("public"):
+            self.other = other_public(spec, strategy, dataset, imagined=self.imagined)
+        with spec.locating("validation"):
+            self.shares, self.held_out = hold_out(
+                self.shares, spec.validation, spec.seed, ordered=dataset.consecutive
+            )
+            if spec.validation is not None:
+                self.selection = Selection.of(spec.validation, self.learning)
+        self.seedless = dataset  # what is held out is drawn
+        # Examples that select a round have no part in how inputs and targets are scaled.
+        scaled_by = np.arange(len(dataset.train))
+        if len(self.held_out):
+            seen = [*self.shares, *([self.public] if strategy.public else [])]
+            scaled_by = np.unique(np.concatenate(seen))
+            self.dataset = dataset.normalised_by(scaled_by)
+        if spec.task is not None and spec.task.standardise:
+            targets = self.dataset.train.targets[scaled_by]
+            self.learning = standardised(self.learning, targets)
+
+    def experiment(self) -> Experiment:
+        """Put all of it together (stage 7)."""
+        spec, strategy, family, dataset = self.spec, self.strategy, self.family, self.dataset
+        world = self._world()
+        return Experiment(
+            world=world,
+            learnings={
+                classes: replace(
+                    learning_task(spec.task, of_classes(dataset, classes)),
+                    predict=self.learning.predict,
+                )
+                for classes in {tier.classes for tier in family.clients if tier.classes}
+            },
+            strategy=strategy,
+            data=dataset,
+            # A further model trains on the examples of the client that it belongs to.
+            shares=tuple(self.shares[client.owner] for client in world.clients),
+            local=spec.local,
+            by_kind=self.by_kind,
+            evaluate=spec.evaluate,
+            engine=spec.engine,
+            attack=spec.attack,
+            sampled=self.sampled,
+            selection=self.selection,
+            held_out=self.held_out,
+            spare=spec.spare or 0,
+            patience=spec.patience,
+            bound=spec.bound,
+            privacy=spec.privacy,
+            text="" if self.imagined else as_resolved(spec, strategy),
+            # Digests of the data, which an imagined one does not have.
+            facts={}
+            if self.imagined
+            else deciding_facts(spec, strategy, family, self.seedless, self.other, self.rows),
+            locating=spec.locating,
+        )
+
+    def _world(self) -> World:
+        spec, family, data = self.spec, self.family, self.dataset
+        # Weights of a traced model or a file, if the family has any; else of the seed.
+        state = family.state if family.state is not None else initial_state(family.graph, spec.seed)
+        public = subset(data.train, self.public) if len(self.public) else self.other
+        return World(
+            graph=family.graph,
+            state=state,
+            clients=further(tuple(self._clients()), spec.also or {}),
+            tiers=tuple(_started(t, family, state, spec.seed) for t in family.clients),
+            classes=data.classes or 0,
+            rounds=spec.rounds,
+            seed=spec.seed,
+            device=self.device,
+            merging=self.device if _merges_there(spec, self.strategy) else "cpu",
+            aggregate=spec.aggregate,
+            learning=self.learning,
+            public=None if public is None else public_shard(public, data),
+            server=spec.server,
+            wait=WAIT,
+        )
+
+    def _clients(self) -> Iterator[Client]:
+        for i, (member, examples) in enumerate(zip(self.members, self.shares, strict=True)):
+            if self.rows is not None:
+                histogram = self.rows.get(i, NONE).counts
+            elif self.dataset.train.stream is not None:
+                histogram = Uncounted()
+            else:
+                targets = np.asarray(self.dataset.train.targets)[examples]
+                histogram = tuple(class_histogram(targets, self.dataset.classes).tolist())
+            client = Client(i, member.name, len(examples), histogram, classes=member.classes)
+            yield replace(client, counted=self._counted(client))
+
+    def _counted(self, client: Client) -> float | None:
+        """Return how much a client's targets count in its loss; None: every example counts 1."""
+        if isinstance(client.histogram, Uncounted):
+            return None if self.rows is None else self.rows.get(client.id, NONE).targets
+        local = self.by_kind.get(client.name, self.spec.local)
+        return trained_task(self.learning, local, client.histogram).counts_of(client.histogram)
 
 
 def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
@@ -321,38 +471,20 @@ def _check_averages(strategy: Strategy, name: str, key: str) -> None:
         )
 
 
-def _data(
-    spec: ExperimentSpec,
-    data: object,
-    imagined: Dataset | None,
-    data_root: str | os.PathLike[str] | None,
-    python: bool,
-) -> tuple[DataSpec, Dataset]:
-    """Return the data of a run, and what says which they are; arguments as for :func:`prepare`."""
-    source, located = spec.data, spec.locating("data")
-    if data is not None:  # no line of a file is at fault then
-        source, located = DataSpec(partition=spec.data.partition), contextlib.nullcontext()
-    elif isinstance(source, NamedData):
-        source = _rooted(source, data_root)
-    task = None if spec.task is None else spec.task.kind or OWN
-    with located, allowed(python):
-        if imagined is None:
-            imagined = read_data(source, task) if data is None else data_from_python(data, task)
-    return source, imagined
-
-
-def _rooted(source: NamedData, data_root: str | os.PathLike[str] | None) -> NamedData:
-    """Return a known data set with the folder of its files.
+def _rooted(source: T, data_root: str | os.PathLike[str] | None) -> T:
+    """Return a known data set with the folder of its files; anything else as it is.
 
     It is absolute, for run.yaml: a run may be resumed from another folder.
     """
+    if not isinstance(source, NamedData):
+        return source
     root = data_root or source.root or os.environ.get(ROOT_VARIABLE)
     path = None if root is None else str(Path(root).expanduser().absolute())
     return source.model_copy(update={"root": path})
 
 
-def _owned(source: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, ...]:
-    """Training examples of each client, as the data says."""
+def _check_owners(source: DataSpec, data: Dataset, clients: int) -> None:
+    """Refuse a partition of data that says whose each example is, and another number of clients."""
     names = list(data.owners)
     if source.partition is not None:
         raise RunError(
@@ -367,7 +499,6 @@ def _owned(source: DataSpec, data: Dataset, clients: int) -> tuple[np.ndarray, .
             found=f"{clients} clients in the family",
             expected=f"{len(names)}: {listed(names)}",
         )
-    return tuple(data.owners.values())
 
 
 def _assigned(owners: Sequence[str], data: Dataset) -> Dataset:
@@ -460,71 +591,8 @@ def testable(experiment: Experiment, state: ServerState) -> None:
                 )
 
 
-def _counted(
-    learning: LearningTask,
-    local: LocalOptions,
-    client: Client,
-    rows: Mapping[int, ClientRows] | None,
-) -> float | None:
-    """Return how much a client's targets count in its loss; None: every example counts 1."""
-    if isinstance(client.histogram, Uncounted):
-        return None if rows is None else rows.get(client.id, NONE).targets
-    return trained_task(learning, local, client.histogram).counts_of(client.histogram)
-
-
 # Bytes of results of a round that are merged at once.
 WAIT = 2**28
-
-
-def _world(
-    spec: ExperimentSpec,
-    family: Family,
-    data: Dataset,
-    shares: tuple[np.ndarray, ...],
-    learning: LearningTask,
-    device: str,
-    by_kind: Mapping[str, LocalOptions],
-    rows: Mapping[int, ClientRows] | None,
-) -> World:
-    members = [member for member in family.clients for _ in range(member.count)]
-    streams = data.train.stream is not None
-    targets = np.zeros(0) if streams else np.asarray(data.train.targets)
-    clients = tuple(
-        Client(
-            id=i,
-            name=member.name,
-            examples=len(examples),
-            histogram=rows.get(i, NONE).counts
-            if rows is not None
-            else Uncounted()
-            if streams
-            else tuple(class_histogram(targets[examples], data.classes).tolist()),
-            classes=member.classes,
-        )
-        for i, (member, examples) in enumerate(zip(members, shares, strict=True))
-    )
-    clients = tuple(
-        replace(
-            client, counted=_counted(learning, by_kind.get(client.name, spec.local), client, rows)
-        )
-        for client in clients
-    )
-    # Weights of a traced model or a file, if the family has any; else of the seed.
-    state = family.state if family.state is not None else initial_state(family.graph, spec.seed)
-    return World(
-        graph=family.graph,
-        state=state,
-        clients=further(clients, spec.also or {}),
-        tiers=tuple(_started(t, family, state, spec.seed) for t in family.clients),
-        classes=data.classes or 0,
-        rounds=spec.rounds,
-        seed=spec.seed,
-        device=device,
-        aggregate=spec.aggregate,
-        learning=learning,
-        server=spec.server,
-        wait=WAIT,
-    )
 
 
 def _merges_there(spec: ExperimentSpec, strategy: Strategy) -> bool:
@@ -591,8 +659,10 @@ def _check_spare(spec: ExperimentSpec, sampled: int, clients: int) -> None:
             )
 
 
-def _check_rules(rules: AggregateSpec, clients: int) -> None:
+def _check_rules(rules: AggregateSpec | None, clients: int) -> None:
     """Refuse rounds that are too small for Krum's guarantee, or for a quorum."""
+    if rules is None:
+        return
     if rules.middle is not None and rules.middle.quorum > clients:
         raise RunError(
             f"no round of {clients} clients reaches the quorum: nothing would ever change",

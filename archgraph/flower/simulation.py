@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import Run, execute
-from archgraph.engine.turn import Working
+from archgraph.engine.rounds import Working
 from archgraph.engine.world import prepare
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.federation import Task

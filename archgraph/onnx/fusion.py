@@ -19,7 +19,7 @@ from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS
 from archgraph.onnx.operators.row import Known, OnnxSetting
 from archgraph.onnx.operators.spelt import SPELT
-from archgraph.onnx.patterns import Matched, OnnxReader, Pattern, Variable, either, op
+from archgraph.onnx.patterns import OnnxReader, Pattern, PatternMatch, Variable, either, op
 
 if TYPE_CHECKING:
     from archgraph.onnx.network import OnnxStep
@@ -250,10 +250,10 @@ def fuse(
 
 def _spelt(
     step: OnnxStep, reader: OnnxReader, reads: Mapping[str, int]
-) -> Iterator[tuple[SpeltForm, Matched, Options]]:
+) -> Iterator[tuple[SpeltForm, PatternMatch, Options]]:
     """Yield spellings of which a step is the last, what they match, and the operator's options."""
     for spelling in SPELLINGS:
-        for matched in reader.matches(spelling.pattern, step.outputs[0], Matched()):
+        for matched in reader.matches(spelling.pattern, step.outputs[0], PatternMatch()):
             if not _alone(step, matched, reader, reads):
                 continue
             options = spelling.attributes(matched.values, reader)
@@ -268,7 +268,9 @@ def _replaced(step: OnnxStep, spelling: SpeltForm, values: Bindings, options: Op
     return dataclasses.replace(step, kind=spelling.kind, row=row, attributes=options, inputs=inputs)
 
 
-def _alone(step: OnnxStep, matched: Matched, reader: OnnxReader, reads: Mapping[str, int]) -> bool:
+def _alone(
+    step: OnnxStep, matched: PatternMatch, reader: OnnxReader, reads: Mapping[str, int]
+) -> bool:
     """Return whether nothing else reads inner results, except those that follow from shapes."""
     inside = Counter(name for s in matched.steps.values() for name in s.inputs)
     return all(

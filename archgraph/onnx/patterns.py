@@ -94,20 +94,20 @@ def either(*ways: Pattern) -> Either:
 
 
 @dataclass(frozen=True)
-class Matched:
+class PatternMatch:
     """What a pattern matched: its variables, and the steps that it covers, by their results."""
 
     values: Mapping[str, OnnxSetting] = field(default_factory=dict)
     steps: Mapping[str, OnnxStep] = field(default_factory=dict)
 
-    def bound(self, name: str, value: OnnxSetting) -> Iterator[Matched]:
+    def bound(self, name: str, value: OnnxSetting) -> Iterator[PatternMatch]:
         """Yield the match with a variable, unless it stands for something else already."""
         if name not in self.values:
             yield dataclasses.replace(self, values={**self.values, name: value})
         elif self.values[name] == value:
             yield self
 
-    def covering(self, step: OnnxStep) -> Matched:
+    def covering(self, step: OnnxStep) -> PatternMatch:
         """Return the match with a step more."""
         return dataclasses.replace(self, steps={**self.steps, step.outputs[0]: step})
 
@@ -131,8 +131,8 @@ class OnnxReader:
     opset: int
 
     def matches(
-        self, pattern: Pattern, operand: OnnxSetting, matched: Matched
-    ) -> Iterator[Matched]:
+        self, pattern: Pattern, operand: OnnxSetting, matched: PatternMatch
+    ) -> Iterator[PatternMatch]:
         """Yield the ways in which a value is what a pattern says.
 
         Args:
@@ -163,8 +163,8 @@ class OnnxReader:
                 yield from [matched] if same else ()
 
     def _applied(
-        self, pattern: Applied, operand: OnnxSetting, matched: Matched
-    ) -> Iterator[Matched]:
+        self, pattern: Applied, operand: OnnxSetting, matched: PatternMatch
+    ) -> Iterator[PatternMatch]:
         step = self.producer.get(operand) if isinstance(operand, str) else None
         if step is None or step.kind != pattern.kind:
             return
@@ -184,8 +184,8 @@ class OnnxReader:
             yield from self._all(pattern.inputs, operands[::-1], ways)
 
     def _all(
-        self, patterns: Sequence[Pattern], operands: Sequence[OnnxSetting], ways: list[Matched]
-    ) -> list[Matched]:
+        self, patterns: Sequence[Pattern], operands: Sequence[OnnxSetting], ways: list[PatternMatch]
+    ) -> list[PatternMatch]:
         for pattern, operand in zip(patterns, operands, strict=True):
             ways = [new for way in ways for new in self.matches(pattern, operand, way)]
         return ways
@@ -221,7 +221,9 @@ def as_array(tensor: Tensor) -> Known:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _option(expected: OnnxSetting, value: OnnxSetting, matched: Matched) -> Iterator[Matched]:
+def _option(
+    expected: OnnxSetting, value: OnnxSetting, matched: PatternMatch
+) -> Iterator[PatternMatch]:
     if isinstance(expected, str):
         yield from matched.bound(expected, value)
     elif value == expected or (

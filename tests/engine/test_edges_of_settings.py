@@ -291,7 +291,7 @@ def test_shares_are_equal_beside_public_examples(scheme, public):
 )
 def test_a_metric_of_one_output_is_refused_before_the_first_round(metric, said, monkeypatch):
     pytest.importorskip("torchmetrics", reason="needs the extra metrics")
-    monkeypatch.setattr("archgraph.engine.loop.Loop.round", lambda self: pytest.fail("ran"))
+    monkeypatch.setattr("archgraph.engine.rounds.Loop.round", lambda self: pytest.fail("ran"))
     task = {"kind": "regression", "metrics": ["mse", metric]}
     with pytest.raises(ag.SpecError, match=rf"task\.metrics\[1\]: {said}"):
         run(torch.stack([VALUES, -VALUES], 1), spec(2, task=task))

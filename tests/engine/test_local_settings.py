@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import archgraph as ag
-from archgraph.engine.loop import Loop
+from archgraph.engine.rounds import Loop
 from archgraph.engine.world import begun, prepare
 from archgraph.errors import ArchGraphError
 from archgraph.federation import (

@@ -17,8 +17,8 @@ from torch import Tensor
 from archgraph.capture.trace import trace
 from archgraph.engine import prepare
 from archgraph.engine.local import Run, execute
-from archgraph.engine.loop import sample
 from archgraph.engine.privacy import epsilon, private_world
+from archgraph.engine.rounds import sample
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import (
     Contribution,

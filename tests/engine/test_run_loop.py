@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from archgraph.engine.local import execute
-from archgraph.engine.loop import Loop, sample
-from archgraph.engine.turn import Clock
+from archgraph.engine.rounds import Loop, RoundPlan, sample
 from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Model, Outcome, Result, ServerState, Train, Work
 from archgraph.language.experiment import EvaluateSpec
@@ -295,13 +294,13 @@ def test_seconds_are_split_and_add_up(experiment):
     assert set(run.seconds) == set(run.rounds[0]["seconds"])
 
 
-def test_clock_counts_inner_purposes_once(monkeypatch):
+def test_seconds_count_inner_purposes_once(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 7.0])
-    monkeypatch.setattr("archgraph.engine.turn.time.perf_counter", lambda: next(now))
-    clock = Clock()
-    with clock.measure("server"), clock.measure("local"):
+    monkeypatch.setattr("archgraph.engine.rounds.time.perf_counter", lambda: next(now))
+    plan = RoundPlan(1)
+    with plan.measure("server"), plan.measure("local"):
         pass
-    assert clock.seconds == {"server": 1.0 + 4.0, "local": 2.0}
+    assert plan.seconds == {"server": 1.0 + 4.0, "local": 2.0}
 
 
 def test_evaluation_comes_when_due_and_at_the_end(experiment):

@@ -9,7 +9,7 @@ import torch
 
 import archgraph as ag
 from archgraph.engine.local import Run, execute
-from archgraph.engine.loop import sample
+from archgraph.engine.rounds import sample
 from archgraph.errors import RunError
 from archgraph.federation import Outcome, Work
 from archgraph.language.experiment import EngineSpec

@@ -17,7 +17,7 @@ import torch
 import archgraph.record.folder as record_module
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
-from archgraph.engine.loop import Loop
+from archgraph.engine.rounds import Loop
 from archgraph.errors import RunError
 from archgraph.federation import Train
 from archgraph.record.checkpoint import Checkpoint

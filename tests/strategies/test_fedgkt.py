@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import archgraph as ag
 from archgraph.federation import LocalOptions, Outcome
-from archgraph.strategies.fedgkt import FedGKT, Group, model_halves, taught
+from archgraph.strategies.fedgkt import FedGKT, KnowledgeTransfer, model_halves, taught
 
 ONE_STEP = LocalOptions(batch=100, lr=0.5)
 
@@ -67,7 +67,7 @@ def test_a_clients_step_follows_its_loss_by_the_examples_ids(lab, world):
 def test_the_first_round_is_the_clients_alone(lab, world):
     strategy = FedGKT(after="1")
     task = strategy.send(world, strategy.init(world), 0, 1)
-    assert not task.extras and task.program == Group(1.0, 3.0)
+    assert not task.extras and task.program == KnowledgeTransfer(1.0, 3.0)
     assert task.private == set(task.graph.state_names)
     data = lab.toy(0, 6)
     outcome = task.program(lab.work_of(task, data, ONE_STEP))

@@ -22,7 +22,7 @@ import archgraph as ag
 from archgraph.data import Dataset, Split
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
-from archgraph.engine.loop import Loop
+from archgraph.engine.rounds import Loop
 from archgraph.federation import (
     Client,
     Evaluated,

@@ -19,7 +19,7 @@ import archgraph as ag
 from archgraph.data import load_dataset
 from archgraph.data.partition import allot
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.loop import Loop
+from archgraph.engine.rounds import Loop
 from archgraph.federation import (
     Client,
     LocalOptions,
@@ -34,7 +34,7 @@ from archgraph.federation import (
 )
 from archgraph.language.experiment import EvaluateSpec
 from archgraph.strategies.fedavg import FedAvg
-from archgraph.strategies.flexifed import FlexiFed, Sharing, common_runs
+from archgraph.strategies.flexifed import FlexiFed, Sharing, common_layers
 from archgraph.strategies.standalone import Standalone
 
 SHARING: tuple[Sharing, ...] = ("basic", "clustered", "max")
@@ -161,7 +161,7 @@ def by_pairs(words: Sequence[str], sharing: str) -> dict[tuple[int, int], frozen
 @pytest.mark.parametrize("sharing", SHARING)
 def test_runs_are_the_definition_by_pairs(sharing, words):
     found: dict[tuple[int, int], frozenset[int]] = {}
-    for members, start, stop in common_runs(words, sharing):
+    for members, start, stop in common_layers(words, sharing):
         for place in itertools.product(members, range(start, stop)):
             assert place not in found, "a layer is in two runs"
             found[place] = frozenset(members)
@@ -194,7 +194,7 @@ def test_every_layer_is_looked_at_a_bounded_number_of_times(sharing):
         looked = 0
         # Each pair of clients parts somewhere.
         words = [[Key("s")] * (5 + i % 20) + [Key(f"{i}")] * 5 for i in range(clients)]
-        common_runs(words, sharing)
+        common_layers(words, sharing)
         assert looked <= 3 * sum(map(len, words))
 
 

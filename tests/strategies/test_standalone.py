@@ -12,7 +12,7 @@ import archgraph as ag
 from archgraph.data import load_dataset
 from archgraph.data.partition import allot, class_histogram
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.loop import Loop
+from archgraph.engine.rounds import Loop
 from archgraph.engine.testing import answers
 from archgraph.federation import Client, LocalOptions, Result, Tier, World
 from archgraph.language.experiment import EvaluateSpec

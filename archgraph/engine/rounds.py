@@ -1,0 +1,671 @@
+"""The rounds of a run, step by step.
+
+1. **Draw.** The clients of a round follow from (seed, round): a sample, further models that these
+   clients train beside their own, and behind them spare clients, who work if others fail.
+2. **Begin.** The strategy gives the state with which the round begins (``Strategy.begin``).
+3. **Merge.** The strategy makes the next state of the clients' results (``Strategy.receive``). It
+   reads them from a stream, which takes steps 4 to 6 for one client after the other: one update per
+   worker is in memory, whatever the number of clients.
+4. **Send.** The strategy makes the client's task (``Strategy.send``): an architecture, its weights,
+   a program.
+5. **Work.** A worker process (or another machine, :class:`Elsewhere`) runs the program and checks
+   what comes of it (:mod:`archgraph.engine.clientwork`). A client may fail, or be rejected.
+6. **Accept.** Against the median of the round, changes that are too large are rejected or scaled
+   down. Of an accepted client there is a row in the record, and what it keeps is kept.
+7. **Test.** When a test is due, the models that the strategy answers for are tested
+   (``Strategy.evaluated``), on test examples and on those that are held out.
+8. **Record.** The line of the round goes into the run folder and to the trackers, beside a
+   checkpoint; the best round is remembered. A run ends early where its selection says so, and fails
+   where no update was accepted for some rounds.
+
+A :class:`RoundPlan` says who takes part in one round (step 1) and what became of each (steps 5 and
+6). What outlives a round is in the :class:`Loop`: the server's state, what clients keep, the lines.
+A survey before the first round (:meth:`Loop.start`) takes steps 5 and 6 with tasks of its own. All
+randomness follows from (seed, purpose, round, client), so a resumed run has the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+
+from archgraph.engine.before import LocalTest, local_test, trained_together
+from archgraph.engine.clientwork import Assignment, ClientWork, Returned, private_part
+from archgraph.engine.computed import MACS, computed, of_client
+from archgraph.engine.evaluate import Evaluator
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.privacy import privacy_spent, private_world, weights_alone
+from archgraph.engine.returned import each_returned, fitting, received, returned
+from archgraph.engine.stream import ResultStream
+from archgraph.engine.world import testable
+from archgraph.errors import RejectedUpdate, RunError
+from archgraph.federation import (
+    Evaluated,
+    Outcome,
+    Result,
+    ServerState,
+    Task,
+    private_models,
+    private_task,
+    seeded,
+)
+from archgraph.federation.class_heads import class_task
+from archgraph.plain import Json, json_safe
+from archgraph.processes.isolation import one_thread
+from archgraph.processes.process import Died, attempted
+from archgraph.processes.reasons import printable, reason
+from archgraph.processes.workers import Workers
+from archgraph.record.changes import Changes
+from archgraph.record.checkpoint import Checkpoint
+from archgraph.record.client import ClientState
+from archgraph.record.folder import RunRecord
+from archgraph.record.progress import Bars
+from archgraph.record.trackers import Trackers
+from archgraph.record.traffic import DOWN, UP, sent
+from archgraph.states.clipping import UpdateSize, clipped
+from archgraph.states.spill import Spill
+from archgraph.states.updates import unsummable
+from archgraph.tables import plural
+
+# A task with a function that returns its outcome, or raises what became of it.
+Working: TypeAlias = tuple[Task, Callable[[], Outcome]]
+# A task with what the record says of its client so far, and what came back.
+Arrival: TypeAlias = tuple[Task, dict[str, Json], Returned]
+
+
+class Elsewhere(Protocol):
+    """Where clients work, if not on this machine."""
+
+    holder: Literal["server", "node"]
+    """Who holds what clients keep. At a node it never comes back: ``Task.private`` is missing in
+    the outcomes, and models that need it are not tested."""
+
+    def __call__(
+        self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]
+    ) -> Iterable[Working]:
+        """Return the tasks of a round in their order, each with what waits for its outcome."""
+
+    def events(self) -> list[dict[str, Json]]:
+        """Return what is new of the machines since it was asked for last: late or refused ones."""
+
+
+def sample(
+    clients: int,
+    count: int | None,
+    seed: int,
+    round: int,
+    *,
+    poisson: bool = False,
+    spare: int = 0,
+) -> tuple[int, ...]:
+    """Draw the clients of a round, ascending, and then the spare ones: from (seed, round) only.
+
+    Args:
+        clients: All clients.
+        count: How many. Default: all.
+        seed: Of the run.
+        round: Counted from 1.
+        poisson: Whether each is drawn by itself; ``count`` then is the expected number.
+        spare: How many more, in the order in which they are drawn.
+
+    >>> sample(3, None, seed=0, round=1), len(sample(10, 4, seed=0, round=7))
+    ((0, 1, 2), 4)
+    """
+    if count is None or count >= clients:
+        return tuple(range(clients))
+    if poisson:  # amplification by sampling is accounted for independent draws only
+        drawn = torch.rand(clients, generator=seeded(seed, "sample", round), dtype=torch.float64)
+        return tuple((drawn < count / clients).nonzero().flatten().tolist())
+    order = torch.randperm(clients, generator=seeded(seed, "sample", round))
+    # Ascending: results are merged in this order, whoever is drawn first.
+    return (*sorted(order[:count].tolist()), *order[count : count + spare].tolist())
+
+
+@dataclass(eq=False)
+class RoundPlan:
+    """One round: who takes part in it (step 1), and what became of each (steps 5 and 6).
+
+    Attributes:
+        round: Counted from 1; 0 for the survey.
+        clients: Those that are drawn, in the order in which they are asked; spare ones last.
+        spare: Those of them that take the places of others.
+        due: Whether models are tested afterwards.
+        test: Test of a client's model as it is after local training; None: it is not tested.
+        accepted: A row for each client whose update was accepted.
+        rejected: Client, name and reason of each update that was refused.
+        failed: The same for clients that did not get that far.
+        seconds: By purpose; time of an inner purpose does not count for the outer one.
+        failure: Of the first client that failed.
+
+    Example:
+        >>> plan = RoundPlan(1)
+        >>> with plan.measure("server"), plan.measure("local"):
+        ...     pass
+        >>> sorted(plan.seconds)
+        ['local', 'server']
+    """
+
+    round: int
+    clients: tuple[int, ...] = ()
+    spare: frozenset[int] = frozenset()
+    due: bool = False
+    test: LocalTest | None = None
+    accepted: list[dict[str, Json]] = field(default_factory=list)
+    rejected: list[dict[str, Json]] = field(default_factory=list)
+    failed: list[dict[str, Json]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failure: BaseException | None = None
+    _inner: float = 0.0
+
+    @contextlib.contextmanager
+    def measure(self, purpose: str) -> Iterator[None]:
+        """Count seconds for a purpose."""
+        began, earlier, self._inner = time.perf_counter(), self._inner, 0.0
+        try:
+            yield
+        finally:
+            total = time.perf_counter() - began
+            self.seconds[purpose] = self.seconds.get(purpose, 0.0) + total - self._inner
+            self._inner = earlier + total
+
+    def fail(self, row: dict[str, Json], died: Died) -> None:
+        """Note a client that failed."""
+        if self.failure is None:
+            self.failure = died.error
+        if self.failure is None:  # it was in another process
+            # Errors do not travel: only their text does.
+            self.failure = ChildProcessError(died.reason)
+            self.failure.add_note(died.trace)
+        self.failed.append({**row, "reason": printable(died.reason)})
+
+    def settle(self) -> None:
+        """Check, after the last client, that one at least succeeded or was refused.
+
+        Raises:
+            RunError: If every client failed: then it is not the clients.
+        """
+        if self.failure is None or self.accepted or self.rejected:
+            return
+        reasons = Counter(str(row["reason"]) for row in self.failed).most_common(3)
+        clients = f"of {len(self.failed)} clients"
+        if len(reasons) > 1:
+            texts = [f"{text} ({number} {clients})" for text, number in reasons]
+        else:
+            texts = [text for text, _ in reasons]
+        raise RunError(
+            "every client failed",
+            where=f"round {self.round}",
+            found="; ".join(texts),
+            hint="the first failure is this error's cause (`--debug` shows it)",
+        ) from self.failure
+
+
+@dataclass(eq=False)
+class Loop:
+    """The rounds of one experiment, and what outlives each of them.
+
+    Attributes:
+        experiment: The experiment.
+        record: Where it is recorded; None: nowhere.
+        watch: Progress bars.
+        server: State of the server.
+        private: What each client keeps from round to round.
+        lines: The lines of the rounds so far.
+        done: Rounds that are done.
+        trackers: Where the figures of every round go.
+        best: The checkpoint of the best round on held-out examples; None: there is none yet.
+        elsewhere: Where the clients work; None: on this machine.
+    """
+
+    experiment: Experiment
+    record: RunRecord | None = None
+    watch: Bars = field(default_factory=Bars)
+    server: ServerState = field(default_factory=ServerState)
+    private: dict[int, ClientState] = field(default_factory=dict)
+    lines: list[dict[str, Json]] = field(default_factory=list)
+    done: int = 0
+    trackers: Trackers = field(default_factory=lambda: Trackers(()))
+    best: Checkpoint | None = None
+    elsewhere: Elsewhere | None = None
+    _recording: float = 0.0
+
+    # ------------------------------------------------------------ before the first of its rounds
+
+    def start(self, state: ServerState) -> None:
+        """Do what comes before round 1: the survey, from the strategy's first state."""
+        world, strategy, plan = self.experiment.world, self.experiment.strategy, RoundPlan(0)
+        with plan.measure("server"):
+            asked = each_returned(Task, strategy.survey(world, state), strategy, "survey")
+            tasks = (class_task(world, task) for task in asked)
+            where = f"{type(strategy).__name__}.surveyed"
+            results = ResultStream(self._results(plan, tasks), where)
+            after = strategy.surveyed(world, state, results)
+            self.server = returned(ServerState, after, strategy, "surveyed")
+        plan.settle()
+        if self.server is not state:  # only now does the strategy have its models
+            testable(self.experiment, self.server)
+        self._save()
+
+    def go_on(self, checkpoint: Checkpoint, lines: list[dict[str, Json]]) -> None:
+        """Take up a run after its last checkpoint."""
+        self.server = ServerState(checkpoint.tensors, checkpoint.values)
+        self.private = {
+            client: ClientState.from_flat(flat) for client, flat in checkpoint.private.items()
+        }
+        self.lines = lines
+        self.done = checkpoint.round
+        number = self._best_round()
+        if number is not None and self.record is not None:
+            # Older than the last checkpoints, it must outlive them.
+            self.record.pinned = number
+            self.best = checkpoint.copy() if number == self.done else self.record.at(number)
+
+    # ------------------------------------------------------------ one round: the steps in order
+
+    def round(self) -> dict[str, Json]:
+        """Do the next round, and return its line; the steps are those of the module's text."""
+        began, setup = time.perf_counter(), self.experiment
+        plan = self._drawn()  # step 1
+        with plan.measure("server"):
+            state, change = self._merged(plan)  # steps 2 to 6
+        plan.settle()
+        self.server, self.done = state, plan.round
+        line: dict[str, Json] = {
+            "round": plan.round,
+            "clients": plan.accepted,
+            "rejected": plan.rejected,
+            "failed": plan.failed,
+            **privacy_spent(setup, plan.round, len(plan.clients)),
+            "macs": computed(setup, plan.accepted),
+        }
+        if self.elsewhere is not None and (events := self.elsewhere.events()):
+            line["nodes"] = events
+        if setup.strategy.reports:
+            line["server"] = {name: state.values[name] for name in setup.strategy.reports}
+        if plan.due:
+            with plan.measure("evaluate"):
+                line |= self._figures(plan)  # step 7
+        line["seconds"] = {
+            "local": 0.0,
+            **plan.seconds,
+            "record": self._recording,
+            "total": time.perf_counter() - began,
+        }
+        line = json_safe(line)  # as it will be read: selection and trackers see no NaN
+        self._keep(line, change)  # step 8
+        return line
+
+    def _drawn(self) -> RoundPlan:
+        """Draw the clients of the next round (step 1)."""
+        setup, world, number = self.experiment, self.experiment.world, self.done + 1
+        drawn = sample(
+            len(world.participants),
+            setup.sampled,
+            world.seed,
+            number,
+            poisson=setup.privacy is not None and setup.privacy.sampling == "poisson",
+            spare=setup.spare,
+        )
+        needed, spare = drawn[: len(drawn) - setup.spare], drawn[len(drawn) - setup.spare :]
+        # A client's further models come with it; where there are spare clients, there are none.
+        needed = world.with_further(needed)
+        self.watch.round(number, len(needed))
+        due = setup.evaluate.due(number, world.rounds)
+        return RoundPlan(number, (*needed, *spare), frozenset(spare), due)
+
+    def _merged(self, plan: RoundPlan) -> tuple[ServerState, dict[str, Json] | None]:
+        """Return the server's state after a round, and what the round changed (steps 2 to 6)."""
+        setup, world, strategy = self.experiment, self.experiment.world, self.experiment.strategy
+        before = strategy.begin(world, self.server, plan.round, plan.clients)  # step 2
+        before = returned(ServerState, before, strategy, "begin")
+        if plan.due and setup.evaluate.trained and not self._at_nodes:
+            plan.test = local_test(self._evaluator, before)
+        # Generators from here on: a client works when the strategy asks for its result.
+        arriving = self._changes.noted(self._filled(plan, before))
+        if setup.privacy is not None:
+            world, arriving = private_world(setup, before, plan.round), weights_alone(arriving)
+        results = ResultStream(arriving, f"{type(strategy).__name__}.receive")
+        after = received(  # step 3
+            strategy,
+            lambda: strategy.receive(world, before, results, plan.round),
+            before,
+            world.graph,
+            plan.round,
+        )
+        return after, self._changes.line(plan.round, before, after) if self.record else None
+
+    # ------------------------------------------------------------ steps 4 to 6, client by client
+
+    def _filled(self, plan: RoundPlan, state: ServerState) -> Iterator[Result]:
+        """Yield the work of a round's clients, and of spare ones as far as others are missing."""
+        rest, needed = iter(plan.clients), len(plan.clients) - len(plan.spare)
+        # All that are needed side by side; then as many spare ones as are still missing.
+        while clients := tuple(itertools.islice(rest, needed - len(plan.accepted))):
+            tasks = (self._task(state, client, plan.round) for client in clients)
+            yield from self._results(plan, tasks)
+
+    def _task(self, state: ServerState, client: int, number: int) -> Task:
+        """Return what a client is to do, checked (step 4)."""
+        strategy, world = self.experiment.strategy, self.experiment.world
+        task = returned(Task, strategy.send(world, state, client, number), strategy, "send")
+        task = private_task(strategy, world, task)
+        fitting(task.graph, task.state, strategy, "send")
+        if task.client != client:
+            where = f"{type(strategy).__name__}.send"
+            raise RunError(
+                "returned a task for another client",
+                where=where,
+                found=task.client,
+                expected=client,
+            )
+        # Masks of −∞ have no mean: they come back as they were sent, and are left out.
+        unmerged = task.unmerged.union(unsummable(task.graph, task.state))
+        return dataclasses.replace(task, unmerged=unmerged)
+
+    def _results(self, plan: RoundPlan, tasks: Iterable[Task]) -> Iterator[Result]:
+        """Yield the work of one client after the other, in the order of the tasks (steps 4 to 6).
+
+        To be iterated inside ``measure("server")``: local work is taken out of it.
+        """
+        arrivals, median = self._with_median(plan, self._arrivals(plan, tasks))
+        for arrival in arrivals:
+            result = self._accepted(plan, *arrival, median)
+            del arrival  # while the strategy has the result, nothing else refers to its tensors
+            # A client without a target that counts has learned nothing; a survey asks all of them.
+            if result is not None and (plan.round == 0 or result.weight("examples") > 0):
+                yield result
+            del result
+
+    def _arrivals(self, plan: RoundPlan, tasks: Iterable[Task]) -> Iterator[Arrival]:
+        """Yield what comes back and is not refused; note in the plan what is (step 5)."""
+        with contextlib.closing(self._calls(plan, map(self._announced, tasks))) as calls:
+            for task, came in calls:
+                row: dict[str, Json] = {"client": task.client, "name": self._name(task)}
+                row |= {"spare": True} if task.client in plan.spare else {}
+                row[DOWN] = sent(task, self._own(task.client))
+                self.watch.client_done()
+                if isinstance(came, Died):
+                    plan.fail(row, came)
+                    continue
+                row |= {} if came.bytes_up is None else {UP: came.bytes_up}
+                if came.refused is not None:
+                    plan.rejected.append({**row, "reason": came.refused})
+                    continue
+                yield task, row, came
+                del task, came
+
+    def _calls(
+        self, plan: RoundPlan, tasks: Iterable[Task]
+    ) -> Generator[tuple[Task, Returned | Died]]:
+        """Yield what came of each task, in their order (step 5)."""
+        if self.elsewhere is None:
+            yield from self._workers.calls(
+                self._work,
+                tasks,
+                # Called when the client begins: an earlier task of its own may have left more.
+                begin=lambda task: Assignment(plan.round, task, self._own(task.client)),
+                # Two tasks of one client: the second needs what the first left behind.
+                key=lambda task: task.client,
+                progress=self.watch.step,
+                waiting=lambda: plan.measure("local"),
+                again=True,
+            )
+            return
+        for task, work in self.elsewhere(plan.round, tasks, self.private):
+            optional = task.private if self._at_nodes else ()
+            checked = functools.partial(
+                self._work.checked, plan.round, task, work, optional=optional
+            )
+            with plan.measure("local"):
+                came = attempted(checked)
+            yield task, came
+            del came
+
+    def _with_median(
+        self, plan: RoundPlan, arrivals: Iterator[Arrival]
+    ) -> tuple[Iterator[Arrival], float]:
+        """Return the updates with the median of their sizes, for which all of them wait on disk.
+
+        It is 0 where no limit is relative to it; then they pass one by one.
+        """
+        rules = self._work.clip(plan.round)
+        if self.experiment.bound is None and (rules is None or rules.clip != "median"):
+            return arrivals, 0.0
+        spill = Spill()
+        waiting = [(_size(one[2]).rms, _spilled(spill, one)) for one in arrivals]
+        median = statistics.median(rms for rms, _ in waiting) if waiting else 0.0
+        return (read() for _, read in waiting), median
+
+    def _accepted(
+        self, plan: RoundPlan, task: Task, row: dict[str, Json], came: Returned, median: float
+    ) -> Result | None:
+        """Return an update as the strategy sees it, and record its client (step 6).
+
+        None: it is refused.
+        """
+        outcome, work = came.outcome, self._work
+        assert outcome is not None  # else it was refused where it was checked
+        result = dataclasses.replace(work.result(task, outcome), findings=came.findings)
+        rules = work.clip(plan.round)
+        factor = 1.0 if rules is None else rules.factor(_size(came), median)
+        try:
+            result = self._limited(task, result, _size(came), factor, median)
+        except RejectedUpdate as error:
+            plan.rejected.append({**row, "reason": reason(error)})
+            return None
+        private = private_part(task, outcome, self._own(task.client))
+        if private.state or private.keep or task.client in self.private:
+            self.private[task.client] = private
+        row["examples"] = result.examples
+        row |= {"malicious": True} if work.attacks(plan.round, task.client) else {}
+        row |= {"clipped": factor} if factor < 1 else {}
+        row |= outcome.metrics
+        if "seen" in outcome.metrics or MACS in outcome.metrics:
+            row[MACS] = of_client(task, outcome.metrics)
+        if plan.test is not None:
+            with plan.measure("evaluate"):
+                row["trained"] = dict(plan.test(task, outcome.state))
+        # With privacy, what single clients changed is not on record.
+        if plan.due and self.record is not None and self.experiment.privacy is None:
+            self._changes.moved(row["name"], task.state, result)
+        plan.accepted.append({**row, "seconds": came.seconds})
+        return result
+
+    def _limited(
+        self, task: Task, result: Result, size: UpdateSize, factor: float, median: float
+    ) -> Result:
+        """Refuse a change of more than `bound` medians; scale down and examine one to be clipped.
+
+        Raises:
+            RejectedUpdate: If it is too large.
+        """
+        bound = self.experiment.bound
+        if bound is not None and size.rms > bound * median > 0:
+            raise RejectedUpdate(
+                "the update is too large",
+                found=f"a change of {size.rms:.3g} per value",
+                expected=f"at most {bound * median:.3g}, {bound:g} times the round's median",
+            )
+        if factor == 1:
+            return result
+        state = clipped(task.state, result.state, factor, result.unmerged)
+        with one_thread():  # the same bits as where an update arrives
+            result = dataclasses.replace(result, state=state)
+            return dataclasses.replace(result, findings=self._work.findings(result))
+
+    def _own(self, client: int) -> ClientState:
+        return self.private.get(client, ClientState())
+
+    def _name(self, task: Task) -> str:
+        return task.tier or self.experiment.world.clients[task.client].name
+
+    def _announced(self, task: Task) -> Task:
+        self.watch.client(self._name(task))
+        return task
+
+    @property
+    def _at_nodes(self) -> bool:
+        """True if what clients keep is not here: models that need it cannot be tested."""
+        return self.elsewhere is not None and self.elsewhere.holder == "node"
+
+    # ------------------------------------------------------------ step 7: test
+
+    def _figures(self, plan: RoundPlan) -> dict[str, Json]:
+        """Test the models of the round (step 7)."""
+        figures: dict[str, Json] = {"evaluation": self._tested(self._evaluator)}
+        if plan.test is not None:
+            figures["evaluation"] |= trained_together(plan.accepted, self.experiment.world.learning)
+        if self.experiment.selection is not None:
+            figures["validation"] = self._tested(self._validator)
+        return figures
+
+    def _tested(self, evaluator: Evaluator) -> dict[str, Json]:
+        """Test the models that the strategy answers for after the last round."""
+        setup = self.experiment
+        # Asked anew for each test: models may be made one at a time, as they are tested.
+        models = setup.strategy.evaluated(setup.world, self.server)
+        each = each_returned(Evaluated, models, setup.strategy, "evaluated")
+        each = private_models(setup.strategy, setup.world, each)
+        return evaluator(self._testable(each), private=self.private, round=self.done)
+
+    def _testable(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
+        for model in models:
+            if model.private and self._at_nodes:
+                continue
+            fitting(model.graph, model.state, self.experiment.strategy, "evaluated")
+            self.watch.testing(model.name)
+            yield model
+
+    # ------------------------------------------------------------ step 8: record
+
+    def _keep(self, line: dict[str, Json], change: dict[str, Json] | None) -> None:
+        """Record a round; end a run that is finished early or gets nowhere (step 8)."""
+        self.lines.append(line)
+        self._select(line)
+        if self.record is not None:
+            began = time.perf_counter()
+            self.record.line(line, change)
+            self._save()
+            # In the next line: this one is written before it is known.
+            self._recording = time.perf_counter() - began
+        self.trackers.round(line)
+        self.watch.round_done(line.get("evaluation", {}))
+        self._give_up()
+
+    def _select(self, line: dict[str, Json]) -> None:
+        """Remember the best round, and say where the run ends before its last one."""
+        selection = self.experiment.selection
+        if selection is None:
+            return
+        if exhausted := selection.exhausted(self.lines):
+            line["stopped"] = exhausted
+        if self._best_round() == self.done:
+            self.best = self._checkpoint().copy()
+            if self.record is not None:
+                self.record.pinned = self.done
+
+    def _best_round(self) -> int | None:
+        selection = self.experiment.selection
+        return None if selection is None else selection.chosen(self.lines)
+
+    @property
+    def stopped(self) -> bool:
+        """True if the run ends before its last round."""
+        return bool(self.lines and self.lines[-1].get("stopped"))
+
+    def _give_up(self) -> None:
+        """End a run whose last rounds changed nothing, since every client was refused or failed."""
+        last = self.lines[-self.experiment.patience :]
+        lost = [line["rejected"] + line["failed"] for line in last if not line["clients"]]
+        if len(lost) == self.experiment.patience and all(lost):
+            raise RunError(
+                f"no update was accepted in {plural(len(lost), 'round')} in a row",
+                where=f"round {self.done}",
+                found="; ".join(f"client {one['client']}: {one['reason']}" for one in lost[-1][:3]),
+                hint="the rounds are recorded; `patience:` says how many such rounds are allowed",
+            )
+
+    def _save(self) -> None:
+        if self.record is not None:
+            self.record.save(self._checkpoint())
+
+    def _checkpoint(self) -> Checkpoint:
+        private = {client: state.flat() for client, state in self.private.items()}
+        return Checkpoint(self.done, self.server.tensors, self.server.values, private)
+
+    # ------------------------------------------------------------ what serves all rounds
+
+    def close(self) -> None:
+        """End the processes in which clients worked."""
+        self._workers.close()
+
+    @functools.cached_property
+    def _work(self) -> ClientWork:
+        """The work of clients; one object for all rounds, so that processes can go on with it."""
+        return ClientWork(self.experiment)
+
+    @functools.cached_property
+    def _workers(self) -> Workers:
+        """The processes in which clients work."""
+        setup, asked = self.experiment, self.experiment.engine
+        count = self._testers.count
+        if asked.places:
+            count = asked.workers or len(asked.places)
+        return Workers(
+            # More than take part in a round would never have anything to do.
+            min(count, setup.sampled or len(setup.world.clients)),
+            always=asked.workers is not None,
+            deadline=asked.deadline,
+            memory=asked.memory,
+            devices=asked.places,
+        )
+
+    @functools.cached_property
+    def _testers(self) -> Workers:
+        """The processes that test models; a device is used by one process."""
+        if torch.device(self.experiment.world.device).type != "cpu":
+            return Workers()
+        return Workers(self.experiment.engine.workers or torch.get_num_threads())
+
+    @functools.cached_property
+    def _changes(self) -> Changes:
+        return Changes(self.experiment.world.graph)
+
+    @functools.cached_property
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self.experiment, self._testers)
+
+    @functools.cached_property
+    def _validator(self) -> Evaluator:
+        return Evaluator(self.experiment.validating, self._testers)
+
+
+def _size(came: Returned) -> UpdateSize:
+    return came.change or UpdateSize(0.0, 0)
+
+
+def _spilled(spill: Spill, arrival: Arrival) -> Callable[[], Arrival]:
+    """Write the tensors of an update to disk, and return a function that reads it back."""
+    task, row, came = arrival
+    assert came.outcome is not None  # else it was refused
+    sent, back, seen = map(spill.put, (task.state, came.outcome.state, came.findings))
+    bare_task = dataclasses.replace(task, state={})
+    bare = dataclasses.replace(came, outcome=None, findings={})
+    bare_outcome = dataclasses.replace(came.outcome, state={})
+
+    def read() -> Arrival:
+        outcome = dataclasses.replace(bare_outcome, state=spill.get(back))
+        returned = dataclasses.replace(bare, outcome=outcome, findings=spill.get(seen))
+        return dataclasses.replace(bare_task, state=spill.get(sent)), row, returned
+
+    return read
