@@ -51,7 +51,7 @@ def _checked_size(
 
     checked: dict[str, bool] = cache.setdefault("cells", {})
     waits, sets, names = set[str](), set[str](), dict[int, str]()
-    refused, unseen = 0, False
+    unseen = False
     every = cells(study, size)
     for cell in every:
         if cell.experiment is None:
@@ -71,9 +71,6 @@ def _checked_size(
                     cell.experiment, file, cache, begins=start in checked
                 )  # 2
             except ArchGraphError as error:
-                if study.may_be_refused and not isinstance(error, SpecError):
-                    refused += 1
-                    continue
                 raise error.within(", ".join(filter(None, cell.key))) from error
             checked[name] = checked[start] = note.endswith(NOT_IMPORTED)
         unseen = unseen or checked[name]
@@ -82,8 +79,7 @@ def _checked_size(
     if many < SEEDS and any(claim.primary for claim in study.claims):
         seeds += f" (primary claims stay undecided below {SEEDS})"
     of = ", ".join(sorted(sets))
-    answered = f", {refused} refused" if study.may_be_refused else ""
-    text = f"{size}: {plural(len(every), 'cell')}{answered}, {seeds}{of and f', of {of}'}"
+    text = f"{size}: {plural(len(every), 'cell')}, {seeds}{of and f', of {of}'}"
     return text, waits, unseen
 
 

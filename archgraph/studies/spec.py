@@ -189,11 +189,6 @@ class StudySpec(FromFile):
         description="cells that are not there: a row, a column, a part of columns' names, or "
         "`row | column`, with * and ?",
     )
-    may_be_refused: bool = Field(
-        default=False,
-        description="whether a cell may be refused before its first round, as in the matrix of "
-        "strategies and models, which says why",
-    )
     sizes: dict[StudySizeName, StudySize] = Field(
         default={"paper": StudySize()}, description="paper: as published; small: for two cores"
     )
