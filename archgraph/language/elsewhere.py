@@ -60,6 +60,7 @@ OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.s
 
 # Keys and commands that are gone, and what does their work now.
 GONE = {
+    "architectures": "tests/papers compares the sizes that papers print with the shipped files",
     "matrix": "`archgraph study FILE` runs strategies (rows) on models (columns)",
     "may_be_refused": "a cell that is refused is listed with its reason, and the others go on",
     "scales": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",

@@ -118,13 +118,6 @@ class StudyClaim(Base):
         return (self.than,) if isinstance(self.than, str) else self.than
 
 
-class StudyArchitectures(Base):
-    """Published figures of the study's architectures."""
-
-    figures: _Text = Field(description="a file of published figures")
-    of: _Text = Field(description="which of them: the beginning of their `what`")
-
-
 class StudySize(Base):
     """What a size changes."""
 
@@ -178,9 +171,6 @@ class StudySpec(FromFile):
         "null: not printed",
     )
     claims: tuple[StudyClaim, ...] = Field(default=(), description="orders that the paper claims")
-    architectures: StudyArchitectures | None = Field(
-        default=None, description="what the paper prints about parameters and operations"
-    )
     waits_for: tuple[_Text, ...] = Field(
         default=(), description="strategies without which some rows wait"
     )

@@ -23,7 +23,7 @@ COMMANDS = (
     ("diff", "models/small_vgg.yaml", "models/small_resnet.yaml"),
     ("diff", "--details", "models/resnet18.yaml", "models/resnet34.yaml"),
     ("align", "models/small_cnn.yaml", "models/small_stages.yaml"),
-    ("check", "models/recipfl_bert.yaml", "models/small_unet.yaml", "papers/nefl.yaml"),
+    ("check", "models/recipfl_bert.yaml", "models/small_unet.yaml"),
     ("strategies",),
     ("help",),
     ("help", "fedfa"),
