@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from archgraph.cli.app import BAD_INPUT, DIFFERENT, command
+from archgraph.cli.app import BAD_INPUT, command
 from archgraph.cli.arguments import OutputFile, Settings, experiment_of
 from archgraph.cli.output import message, put, say, show_item, with_progress, wrote
 from archgraph.errors import SpecError
@@ -18,35 +18,20 @@ from archgraph.tables import plural
 @command()
 def check(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files or folders.")],
-    figures: Annotated[
-        bool, typer.Option("--figures", help="Compare the files' published figures with ours.")
-    ] = False,
     settings: Settings = None,
 ) -> None:
-    """Check files, or compare published figures.
+    """Check files.
 
-    Models, families, experiments, studies and published figures. An experiment is refused for
-    whatever a run would refuse before its first round. Data of your own is read; of the known data
-    sets only the form is used. Every cell of a study is checked so, and its architectures against
-    the figures that its paper prints.
+    Models, families, experiments and studies. An experiment is refused for whatever a run would
+    refuse before its first round. Data of your own is read; of the known data sets only the form is
+    used. Every cell of a study is checked so.
 
     Python code that files name runs only with your consent (--python): without it such files are
     checked in their form only. --set changes settings of the one experiment that is named, as it
     does for `run`.
 
-    Folders stand for all YAML files in them. Exit code 2 if any file cannot be used; 1 if a
-    published figure differs from ours and its file does not say why (--figures).
+    Folders stand for all YAML files in them. Exit code 2 if any file cannot be used.
     """
-    # Another question: not whether files can be used, but whether they say what papers print.
-    if figures:
-        from archgraph.studies.published import figures as compared
-        from archgraph.studies.published import figures_table
-
-        findings = compared(paths)
-        show_item(figures_table(findings))
-        if not all(finding.good for finding in findings):
-            raise typer.Exit(DIFFERENT)
-        return
     from archgraph.language import verdicts
     from archgraph.language.checking import yaml_files
 
@@ -80,9 +65,7 @@ def check(
 
 @command()
 def schema(
-    kind: Annotated[
-        str, typer.Argument(help="Kind of file: model, family, experiment, study or figures.")
-    ],
+    kind: Annotated[str, typer.Argument(help="Kind of file: model, family, experiment or study.")],
     output: OutputFile = None,
 ) -> None:
     """Print the JSON schema of a kind of file.

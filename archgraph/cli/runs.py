@@ -1,4 +1,4 @@
-"""Commands about runs: run, report, watch, references, study, matrix, demo."""
+"""Commands about runs: run, report, watch, references, study, demo."""
 
 from __future__ import annotations
 
@@ -312,47 +312,6 @@ def study(
     for path in done.write(output) if output is not None else ():
         wrote(path)
     if done.lacking or any(result.failed for result in done.results.values()):
-        raise typer.Exit(DIFFERENT)
-
-
-@training()
-def matrix(
-    file: Annotated[Path, typer.Argument(metavar="MATRIX", help="E.g. specs/matrix.yaml.")],
-    log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Add each cell as it ends; what is there is not run."),
-    ] = None,
-    only: Annotated[
-        Words,
-        typer.Option(metavar="NAME", help="These strategies or models only. Repeatable."),
-    ] = None,
-    data: DataFolder = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the table as Markdown, too.")
-    ] = None,
-) -> None:
-    """Run every strategy on every model of a file.
-
-    The file is a study whose rows are strategies and whose columns are models. A cell runs to its
-    end, is refused before its first round, or fails; below the table stands why. Exit code 1 if a
-    cell fails.
-    """
-    from archgraph.files import write
-    from archgraph.studies.matrix import matrix as tried
-
-    result = tried(
-        file,
-        log=log,
-        only=only or (),
-        data_root=data,
-        notify=lambda cell: progress(
-            f"{cell.strategy}, {cell.model}: {cell.outcome} {cell.reason}"
-        ),
-    )
-    show_tables(result.tables())
-    if output is not None:
-        wrote(write(output, result.markdown()))
-    if result.count("fails"):
         raise typer.Exit(DIFFERENT)
 
 

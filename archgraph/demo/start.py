@@ -12,7 +12,7 @@ from archgraph.errors import RunError, os_reason
 # Files of `archgraph/specs` that are copied: all that the commands of the pages name.
 COPIED = (
     *(f"{folder}/*.yaml" for folder in ("models", "families", "experiments", "experiments/small")),
-    *(f"{folder}/*.yaml" for folder in ("studies", "ablations", "papers")),
+    *(f"{folder}/*.yaml" for folder in ("studies", "ablations")),
 )
 
 

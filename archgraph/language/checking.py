@@ -47,8 +47,7 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
 
     Graphs are made and checked, families resolved with all their clients, strategies configured.
     What a run would refuse before its first round is refused here, too. Data of your own is read.
-    The files of known data sets are not touched: zeros of their form stand in for them. A study is
-    good if its published figures agree, too.
+    The files of known data sets are not touched: zeros of their form stand in for them.
 
     Args:
         paths: Files, or folders whose YAML files are checked, folders below included.

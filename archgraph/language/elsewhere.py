@@ -62,7 +62,10 @@ OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.s
 # Keys and commands that are gone, and what does their work now.
 GONE = {
     "align": "`archgraph match A B` does the same",
+    "architectures": "tests/papers compares the sizes that papers print with the shipped files",
     "diff": "`archgraph compare A B` does the same; of two runs, with --bits",
+    "matrix": "`archgraph study FILE` runs strategies (rows) on models (columns)",
+    "may_be_refused": "a cell that is refused is listed with its reason, and the others go on",
     "profile": "`archgraph fit` takes budgets of MACs, parameters, bytes and training memory",
     "scales": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "similarity": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",

@@ -66,7 +66,7 @@ def file_kinds() -> Mapping[str, FileKind]:
 
     Example:
         >>> list(file_kinds())
-        ['study', 'experiment', 'figures', 'family', 'model']
+        ['study', 'experiment', 'family', 'model']
     """
     entries = importlib.metadata.entry_points(group=GROUP)
     # A set: a package that stands on the path twice offers equal kinds.
@@ -94,7 +94,7 @@ def schema(kind: str) -> JsonSchema:
     """Return the JSON schema of a kind of file, for editors.
 
     Args:
-        kind: ``model``, ``family``, ``experiment``, ``study`` or ``figures``, or an installed one.
+        kind: ``model``, ``family``, ``experiment`` or ``study``, or an installed one.
 
     Raises:
         SpecError: If there is no such kind.

@@ -1,4 +1,4 @@
-"""Study files and files of published figures: how they are described, explained and checked."""
+"""Study files: how they are described, explained and checked."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archgraph.errors import ArchGraphError, SpecError
+from archgraph.errors import ArchGraphError
 from archgraph.language.kinds import NOT_IMPORTED, FileKind
-from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 from archgraph.tables import plural
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _check_study(path: Path, cache: dict[str, Json]) -> str:
-    """Check and describe a study: its cells as experiments, its architectures as published."""
+    """Check and describe a study: its cells as experiments."""
     from archgraph.studies.spec import load_study
 
     study = load_study(path)
@@ -30,7 +29,6 @@ def _check_study(path: Path, cache: dict[str, Json]) -> str:
     text = "; ".join((f"{study.study}: {plural(claims, 'comparison')}", *(t for t, *_ in checked)))
     if waits:
         text += f"; waits for {', '.join(sorted(waits))}"
-    text += _as_published(path, cache)
     unseen = any(hidden for *_, hidden in checked)
     return f"{text}; Python model {NOT_IMPORTED}" if unseen else text
 
@@ -51,7 +49,7 @@ def _checked_size(
 
     checked: dict[str, bool] = cache.setdefault("cells", {})
     waits, sets, names = set[str](), set[str](), dict[int, str]()
-    refused, unseen = 0, False
+    unseen = False
     every = cells(study, size)
     for cell in every:
         if cell.experiment is None:
@@ -71,9 +69,6 @@ def _checked_size(
                     cell.experiment, file, cache, begins=start in checked
                 )  # 2
             except ArchGraphError as error:
-                if study.may_be_refused and not isinstance(error, SpecError):
-                    refused += 1
-                    continue
                 raise error.within(", ".join(filter(None, cell.key))) from error
             checked[name] = checked[start] = note.endswith(NOT_IMPORTED)
         unseen = unseen or checked[name]
@@ -82,8 +77,7 @@ def _checked_size(
     if many < SEEDS and any(claim.primary for claim in study.claims):
         seeds += f" (primary claims stay undecided below {SEEDS})"
     of = ", ".join(sorted(sets))
-    answered = f", {refused} refused" if study.may_be_refused else ""
-    text = f"{size}: {plural(len(every), 'cell')}{answered}, {seeds}{of and f', of {of}'}"
+    text = f"{size}: {plural(len(every), 'cell')}, {seeds}{of and f', of {of}'}"
     return text, waits, unseen
 
 
@@ -101,42 +95,9 @@ def _start(spec: ExperimentSpec) -> ExperimentSpec:
     )
 
 
-def _as_published(path: Path, cache: dict[str, Json]) -> str:
-    """Describe how many published figures of a study's architectures are equal to ours."""
-    from archgraph.studies.published import Sources, findings
-
-    sources = cache.setdefault("sources", Sources())
-    compared = list(findings(read_document(path), sources))
-    for one in compared:
-        if not one.good:
-            raise SpecError(
-                "is not what the paper prints",
-                where=f"{one.where}: {one.what}",
-                found=None if one.ours is None else one.published.like(one.ours),
-                expected=one.published.text,
-                hint=one.verdict,
-            )
-    met = sum(one.met for one in compared)
-    return f"; {met} of {plural(len(compared), 'published figure')} met" if compared else ""
-
-
-def _check_figures(path: Path, cache: dict[str, Json]) -> str:
-    from archgraph.studies.figures import FiguresSpec
-
-    paper = read_document(path).validate(FiguresSpec)
-    entries = plural(len(paper.figures), "entry", "entries")
-    return f"{paper.paper}, {entries}; --figures compares them"
-
-
 # The specs are imported when a file of their kind is read: most commands read none.
 def _study_schema() -> dict[str, Json]:
     return _mappings()["study"].model_json_schema()
-
-
-def _figures_schema() -> dict[str, Json]:
-    from archgraph.studies.figures import FiguresSpec
-
-    return FiguresSpec.model_json_schema()
 
 
 def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
@@ -146,10 +107,8 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "study": spec.StudySpec,
         "figures": spec.StudyFigure,
         "claims": spec.StudyClaim,
-        "architectures": spec.StudyArchitectures,
         "sizes": spec.StudySize,
     }
 
 
 STUDY = FileKind("study", 1, frozenset({"study"}), _study_schema, _mappings, _check_study)
-FIGURES = FileKind("figures", 3, frozenset({"figures"}), _figures_schema, dict, _check_figures)

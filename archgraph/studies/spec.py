@@ -118,13 +118,6 @@ class StudyClaim(Base):
         return (self.than,) if isinstance(self.than, str) else self.than
 
 
-class StudyArchitectures(Base):
-    """Published figures of the study's architectures."""
-
-    figures: _Text = Field(description="a file of published figures")
-    of: _Text = Field(description="which of them: the beginning of their `what`")
-
-
 class StudySize(Base):
     """What a size changes."""
 
@@ -178,9 +171,6 @@ class StudySpec(FromFile):
         "null: not printed",
     )
     claims: tuple[StudyClaim, ...] = Field(default=(), description="orders that the paper claims")
-    architectures: StudyArchitectures | None = Field(
-        default=None, description="what the paper prints about parameters and operations"
-    )
     waits_for: tuple[_Text, ...] = Field(
         default=(), description="strategies without which some rows wait"
     )
@@ -188,11 +178,6 @@ class StudySpec(FromFile):
         default=(),
         description="cells that are not there: a row, a column, a part of columns' names, or "
         "`row | column`, with * and ?",
-    )
-    may_be_refused: bool = Field(
-        default=False,
-        description="whether a cell may be refused before its first round, as in the matrix of "
-        "strategies and models, which says why",
     )
     sizes: dict[StudySizeName, StudySize] = Field(
         default={"paper": StudySize()}, description="paper: as published; small: for two cores"

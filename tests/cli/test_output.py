@@ -23,7 +23,7 @@ COMMANDS = (
     ("compare", "models/small_vgg.yaml", "models/small_resnet.yaml"),
     ("compare", "--details", "models/resnet18.yaml", "models/resnet34.yaml"),
     ("match", "models/small_cnn.yaml", "models/small_stages.yaml"),
-    ("check", "models/recipfl_bert.yaml", "models/small_unet.yaml", "papers/nefl.yaml"),
+    ("check", "models/recipfl_bert.yaml", "models/small_unet.yaml"),
     ("strategies",),
     ("help",),
     ("help", "fedfa"),

@@ -146,7 +146,7 @@ def _command(words: list[str], shown: str) -> str | None:
 
 def _archgraph(arguments: list[str], shown: str) -> str | None:
     """Run the command line, or parse its arguments only."""
-    if shown.strip() or (arguments[0] in QUICK and "--figures" not in arguments):
+    if shown.strip() or arguments[0] in QUICK:
         result = CliRunner().invoke(typer.main.get_command(app), arguments)
         if result.exit_code != 0 and not shown.startswith("error"):
             return f"exit code {result.exit_code}: {result.output}"

@@ -20,7 +20,6 @@ from archgraph.engine.trained import trained
 from archgraph.federation import Strategy, configure
 from archgraph.language import verdicts
 from archgraph.language.consent import needs_consent
-from archgraph.studies.published import figures
 
 MODULE = """\
 from pathlib import Path
@@ -42,8 +41,6 @@ FILES = {
     "own.yaml": "archgraph: 1\nmodel: flat.yaml\nclients: [{name: a, count: 2}]\n",
     "flat.yaml": "archgraph: 1\ninputs: {input: [1, 8, 8]}\n"
     "sections: [{name: body, steps: [flatten, linear: 10]}]\n",
-    "paper.yaml": "archgraph: 1\npaper: P\nsource: nobody\n"
-    "figures: [{what: w, model: model.yaml, published: 650}]\n",
 }
 
 
@@ -102,14 +99,12 @@ def test_checks_stay_at_the_form_and_keep_their_consent_to_themselves(here: Path
         "experiment.yaml",
         "strategy.yaml",
     }
-    assert figures(["paper.yaml"])[0].ours is None
     assert not (here / "imported").exists()
     seen = verdicts(["model.yaml", "family.yaml"], python=True)
     assert next(seen).good
     with pytest.raises(ag.SpecError, match="names Python code"):
         ag.load("model.yaml")  # between two verdicts
     assert next(seen).note == "2 clients on 1 architecture"
-    assert figures(["paper.yaml"], python=True)[0].met
 
 
 COMMANDS = (

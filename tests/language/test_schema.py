@@ -28,7 +28,6 @@ FOLDERS = {
     "family": "families",
     "experiment": "experiments",
     "study": "studies",
-    "figures": "papers",
 }
 
 
@@ -145,7 +144,7 @@ def test_other_kinds_are_unknown() -> None:
     with pytest.raises(SpecError) as error:
         schema(unknown)
     assert str(error.value) == (
-        "is not a kind of file; found 'modle'; expected one of experiment, family, figures, "
+        "is not a kind of file; found 'modle'; expected one of experiment, family, "
         "model, study; "
         "did you mean 'model'?"
     )

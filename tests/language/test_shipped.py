@@ -24,7 +24,7 @@ from archgraph.studies.spec import cells
 from tests.language.test_lower import assert_lawful, assert_traces_to_itself
 
 SPECS = Path(__file__).parents[2] / "specs"
-# Those that are Python callables are captured where their figures are compared (tests/studies).
+# Those that are Python callables are captured where their figures are compared (tests/papers).
 MODELS = [
     file
     for file in sorted((SPECS / "models").glob("*.yaml"))
