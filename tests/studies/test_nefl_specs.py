@@ -24,7 +24,7 @@ from archgraph.studies.spec import cells
 
 SPECS = Path(__file__).parents[2] / "specs"
 FAMILIES = sorted(f.stem for f in (SPECS / "families").glob("nefl_*.yaml"))
-STUDIES = ("nefl_table3", "nefl_table6", "nefl_table10", "nefl_table11", "nefl_fig6")
+STUDIES = ("nefl_table6", "nefl_table10", "nefl_table11", "nefl_fig6")
 EXPERIMENTS = {
     f"{name}-{cell.row}-{cell.column}": cell.experiment
     for name in STUDIES
@@ -280,8 +280,7 @@ def test_experiments_are_the_paper_s(name: str) -> None:
     configure(spec.strategy_name, spec.strategy_options)
     assert isinstance(spec.data, NamedData) and spec.data.partition is not None
     assert spec.data.partition.scheme == ("dirichlet" if "non-IID" in name else "iid")
-    others = {"CINIC-10": "cinic10", "SVHN": "svhn"}
-    assert spec.data.dataset == others.get(name.rpartition(", ")[2], "cifar10")
+    assert spec.data.dataset == "cifar10"
     local = spec.local
     if name.startswith("nefl_table6"):
         assert (spec.rounds, spec.sample, local.epochs, local.lr) == (100, 1.0, 1, 0.03)
