@@ -194,8 +194,8 @@ def lacking(source: Source, root: str | Path | None) -> str | None:
 
     Example:
         >>> from archgraph.data.source import source
-        >>> lacking(source("cinic10"), "/")
-        'CINIC-10.tar.gz into cinic-10/, published at https://datashare.ed.ac.uk/handle/10283/3192'
+        >>> lacking(source("multinli"), "/")
+        'multinli_1.0.zip into multinli/, published at https://cims.nyu.edu/~sbowman/multinli'
     """
     try:
         located(source, root)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from archgraph.data import archive, cifar, images, matlab, pairs, words
+from archgraph.data import cifar, images, pairs, words
 from archgraph.data.files import located
 from archgraph.data.sentences import LENGTH, VOCABULARY, Encode, SentencePair, encoder, learned
 from archgraph.data.source import DATASETS, Source, source
@@ -16,12 +16,7 @@ from archgraph.data.tokens import Tokenizer, read_tokenizer
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 
-IMAGES = {
-    "idx": images.read_images,
-    "cifar": cifar.read_cifar,
-    "mat": matlab.read_matlab,
-    "tar": archive.read_archive,
-}
+IMAGES = {"idx": images.read_images, "cifar": cifar.read_cifar}
 BPTT = 64
 """Default length of a window of running text, in tokens."""
 PAIRS = {"pairs": pairs.divided_pairs, "sick": pairs.sick, "multinli": pairs.multinli}

@@ -23,6 +23,7 @@ from ruamel.yaml import YAML
 
 from archgraph.errors import DataError
 from archgraph.hints import unknown
+from archgraph.language.elsewhere import DATA_SETS
 
 SETS = Path(__file__).parent / "sets"
 
@@ -105,6 +106,9 @@ def source(name: str) -> Source:
     ('0', '1', '2')
     """
     if name not in DATASETS:
-        raise DataError("unknown data set", where="data.dataset", **unknown(name, DATASETS))
+        facts = unknown(name, DATASETS)
+        if name in DATA_SETS:
+            facts["hint"] = DATA_SETS[name]
+        raise DataError("unknown data set", where="data.dataset", **facts)
     values = YAML(typ="safe").load((SETS / f"{name}.yaml").read_text(encoding="utf-8"))
     return pydantic.TypeAdapter(Source).validate_python({"name": name, **values})

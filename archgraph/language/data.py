@@ -128,8 +128,8 @@ class NamedData(DataSpec):
     """A well-known data set, read from its published files."""
 
     dataset: str = Field(
-        description="digits, mnist, fashion_mnist, kmnist, svhn, cifar10, cifar100, cinic10, "
-        "wikitext2; multinli, sick; mnli and snli (of both the development set only, split anew)"
+        description="digits, mnist, fashion_mnist, kmnist, cifar10, cifar100, wikitext2; "
+        "multinli, sick; mnli and snli (of both the development set only, split anew)"
     )
     root: str | None = Field(
         default=None, description="folder of the files; default: $ARCHGRAPH_DATA"

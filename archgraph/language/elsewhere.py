@@ -77,6 +77,12 @@ FOLLOWS = {"embeddim", "inchannels", "infeatures", "inputshape", "inputsize", "n
 # Options of optimisers, which people write beside the name.
 BEHIND = {"alpha", "amsgrad", "betas", "centered", "dampening", "eps", "etas", "nesterov", "rho"}
 
+# Data sets that archgraph read from archives of their own once: what reads their files now.
+DATA_SETS = {
+    "cinic10": "unpack it, and write data: {folder: CINIC-10}",
+    "svhn": "write data: {python: package.module:function}, which may read it by torchvision",
+}
+
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
     """Return the hint about an unknown name: its archgraph name, or the most similar one.

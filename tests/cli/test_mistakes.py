@@ -315,8 +315,8 @@ MISTAKES = {
         experiment("digits", "cifar-10"),
         RUN,
         "experiment.yaml:4: data.dataset: unknown data set; found 'cifar-10'; expected one of"
-        " cifar10, cifar100, cinic10, digits, fashion_mnist, kmnist, mnist, mnli, multinli, sick, "
-        "snli, svhn, wikitext2; did you mean 'cifar10'?",
+        " cifar10, cifar100, digits, fashion_mnist, kmnist, mnist, mnli, multinli, sick, snli, "
+        "wikitext2; did you mean 'cifar10'?",
     ),
     "a data set that is not there": Mistake(
         experiment("digits", "cifar10"),

@@ -3,37 +3,30 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import io
 import lzma
 import os
 import pickle
 import struct
-import tarfile
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from archgraph.data import (
     DATASETS,
     Dataset,
     Split,
-    archive,
     files,
     load,
     load_dataset,
-    matlab,
 )
 from archgraph.data.cifar import read_cifar_batch
 from archgraph.data.images import read_idx
 from archgraph.data.imagined import imagined_dataset
-from archgraph.data.matlab import read_mat
 from archgraph.data.source import Published, source
 from archgraph.data.values import channel_statistics
 from archgraph.data.words import read_tokens
@@ -77,7 +70,7 @@ def publish(
     gz: Path | None = None,
     archive: bool = False,
 ) -> None:
-    """Make these files the published ones of the data set, or the archives in a folder."""
+    """Make these files the published ones of the data set."""
     published = {
         file: Published(
             len(content),
@@ -555,157 +548,6 @@ def test_cifar10_gathers_its_batches_in_order_and_stops_at_the_limit(tmp_path, m
     assert few.train.targets.tolist() == [0, 1, 2, 3, 0, 1]
 
 
-# ---------------------------------------------------------------- archives and MATLAB files
-
-
-def png(value: int, size: tuple[int, int] = (32, 32), mode: str = "RGB") -> bytes:
-    stream = io.BytesIO()
-    Image.new(mode, size, value if mode == "L" else (value, 0, 1)).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def tar(files: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return stream.getvalue()
-
-
-def cinic(**more: bytes) -> dict[str, bytes]:
-    labels = ("airplane", "frog", "truck")
-    names = [
-        (part, label, i) for part in ("train", "valid", "test") for label in labels for i in "ba"
-    ]
-    images = {f"CINIC-10/{p}/{label}/n{i}.png": png(ord(i)) for p, label, i in names}
-    return {"README.md": b"x", "train/airplane/._nb.png": b"x", **images, **more}
-
-
-def stored_cinic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Path:
-    """The archive in its folder, its sum published."""
-    content = tar(files)
-    publish(monkeypatch, "cinic10", {"CINIC-10.tar.gz": content}, archive=True)
-    store(tmp_path / "CINIC-10" / "CINIC-10.tar.gz", content)
-    return tmp_path / "CINIC-10" / "CINIC-10.tar.gz"
-
-
-def test_cinic10_is_read_from_its_archive_classes_in_turn(tmp_path, monkeypatch):
-    grey = {"test/bird/n.png": png(9, mode="L")}
-    path = stored_cinic(tmp_path, monkeypatch, cinic(**grey))
-    data = load_dataset("cinic10", tmp_path)
-    assert data.train.targets.tolist() == [0, 6, 9] * 2 and data.classes == 10
-    assert data.train.inputs[:, :, 5, 7].tolist() == [[97, 0, 1]] * 3 + [[98, 0, 1]] * 3
-    assert data.test.targets.tolist() == [0, 2, 6, 9, 0, 6, 9]
-    assert data.test.inputs[1].unique().tolist() == [9] and data.shape == (3, 32, 32)
-    few = load_dataset("cinic10", tmp_path, limit=4)
-    assert torch.equal(few.train.inputs, data.train.inputs[:4]) and len(few.test) == 4
-    assert list(tmp_path.rglob("*")) == [path.parent, path]  # nothing was unpacked
-
-
-def test_an_archive_is_compared_with_the_published_one(tmp_path, monkeypatch):
-    path = stored_cinic(tmp_path, monkeypatch, cinic())
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(DataError, match=r"wrong checksum; found MD5 .* of the stored content"):
-        load_dataset("cinic10", tmp_path)
-    for damaged, message in ((content[:-9], "truncated"), (content + b"x", "too long")):
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match=rf"CINIC-10\.tar\.gz: data file {message}"):
-            load_dataset("cinic10", tmp_path)
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match="archive cannot be read"):
-        load_dataset("cinic10", tmp_path, verify=False)
-    path.unlink()
-    with pytest.raises(DataError) as caught:
-        load_dataset("cinic10", tmp_path)
-    text = str(caught.value)
-    assert "expected CINIC-10.tar.gz; put the original files there; nothing is downloaded" in text
-    assert "published at https://datashare.ed.ac.uk/handle/10283/3192" in text
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            {"train/cow/n.png": png(1)},
-            "class is not known; found 'cow'; expected one of airplane, auto",
-        ),
-        ({"train/frog/n.png": png(1, (32, 31))}, "another size; found 31 × 32; expected 32 × 32"),
-        ({"test/frog/n.png": png(1)[:60]}, r"frog/n\.png: image cannot be read"),
-        ({"test/frog/n.png": png(1, (9000, 9000), "L")}, "image is too large"),
-    ],
-    ids=["class", "size", "damaged", "large"],
-)
-def test_what_is_wrong_in_an_archive_is_named(tmp_path, monkeypatch, more, message):
-    stored_cinic(tmp_path, monkeypatch, cinic(**more))
-    with pytest.raises(DataError, match=message):
-        load_dataset("cinic10", tmp_path)
-
-
-def test_archives_are_bounded_and_hold_images_of_both_parts(tmp_path, monkeypatch):
-    stored_cinic(tmp_path, monkeypatch, {"train/frog/n.png": png(1)})
-    with pytest.raises(DataError, match=r"test: holds no images; expected CLASS/NAME\.png"):
-        load_dataset("cinic10", tmp_path)
-    monkeypatch.setattr(archive, "MOST_BYTES", 3000)
-    with pytest.raises(DataError, match="set of images is too large; found 3,072 bytes"):
-        load_dataset("cinic10", tmp_path)
-
-
-def mat(count: int, **more: object) -> bytes:
-    stream = io.BytesIO()
-    pixels = np.arange(32 * 32 * 3 * count).reshape(32, 32, 3, count).astype(np.uint8)
-    digits = np.arange(1, count + 1, dtype=np.uint8)[:, None]
-    scipy.io.savemat(stream, {"X": pixels, "y": digits, **more}, do_compression=True)
-    return stream.getvalue()
-
-
-def test_svhn_is_read_from_its_matlab_files(tmp_path, monkeypatch):
-    files = {"train_32x32.mat": mat(10), "test_32x32.mat": mat(3, y=np.array([[10.0], [1], [9]]))}
-    publish(monkeypatch, "svhn", files)
-    for file, content in files.items():
-        store(tmp_path / "svhn" / file, content)
-    data = load_dataset("svhn", tmp_path)
-    assert data.train.targets.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
-    assert data.test.targets.tolist() == [0, 1, 9] and data.test.targets.dtype == torch.int64
-    expected = np.arange(32 * 32 * 3 * 10).reshape(32, 32, 3, 10).astype(np.uint8)
-    for n, row, column, channel in ((0, 0, 0, 0), (7, 3, 30, 2), (9, 31, 1, 1)):
-        assert data.train.inputs[n, channel, row, column] == expected[row, column, channel, n]
-    assert len(load_dataset("svhn", tmp_path, limit=2).train) == 2
-    path = tmp_path / "svhn" / "train_32x32.mat"
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(DataError, match=r"train_32x32\.mat: wrong checksum"):
-        load_dataset("svhn", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("more", "found"),
-    [
-        ({"y": np.zeros((3, 1), np.uint8)}, r"X \[32, 32, 3, 2\], y \[3, 1\]"),
-        ({"X": np.zeros((32, 32, 2))}, r"X \[32, 32, 2\]"),
-        ({"y": np.array([[0.5], [1]])}, "X of uint8, y of float64"),
-        ({"X": np.zeros((32, 32, 3, 2))}, "X of float64"),
-    ],
-    ids=["numbers", "shape", "classes", "type"],
-)
-def test_a_matlab_file_of_something_else_is_refused(more, found):
-    with pytest.raises(DataError, match=rf"svhn: not a MATLAB file of .*; found {found}"):
-        read_mat(mat(2, **more), "svhn")
-
-
-@pytest.mark.parametrize("length", [0, 100, 300, 700])
-def test_a_truncated_matlab_file_is_refused(length):
-    with pytest.raises(DataError, match=r"svhn: not a MATLAB file of .*; found [A-Z]"):
-        read_mat(mat(2)[:length], "svhn")
-
-
-def test_matlab_files_are_bounded_before_they_are_read(monkeypatch):
-    monkeypatch.setattr(matlab, "MOST_BYTES", 6000)
-    with pytest.raises(DataError, match=r"found X \[32, 32, 3, 2\]"):
-        read_mat(mat(2), "svhn")
-
-
 # ---------------------------------------------------------------- text
 
 
@@ -883,6 +725,7 @@ def test_what_stands_in_refuses_the_options_that_loading_refuses():
         ("wikitext2", {"length": 20}, "data.length: is not an option of wikitext2"),
         ("digits", {"bptt": 5}, "data.bptt: is not an option of digits"),
         ("wikitext3", {}, "unknown data set"),
+        ("svhn", {}, r"data: \{python: package.module:function\}"),
     ):
         with pytest.raises(DataError, match=words):
             imagined_dataset(name, **options)  # type: ignore[arg-type]  # their names differ

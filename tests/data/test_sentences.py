@@ -206,6 +206,14 @@ def test_multinli_is_read_from_its_archive(tmp_path, monkeypatch):
     store(tmp_path / "multinli_1.0.zip", multinli(lines))
     with pytest.raises(DataError, match=r"multinli_1\.0\.zip: data file too long"):
         load_dataset("multinli", tmp_path)
+    store(tmp_path / "multinli_1.0.zip", b"y")
+    with pytest.raises(DataError, match=r"wrong checksum; found MD5 .* of the stored content"):
+        load_dataset("multinli", tmp_path)
+    (tmp_path / "multinli_1.0.zip").unlink()
+    with pytest.raises(
+        DataError, match=r"expected multinli_1\.0\.zip; put .* nothing is downloaded"
+    ):
+        load_dataset("multinli", tmp_path)
     monkeypatch.setattr(pairs_module, "MOST_BYTES", 50)
     with pytest.raises(DataError, match=r"file is too large; found \d+ bytes; expected at most 50"):
         read(multinli(lines))

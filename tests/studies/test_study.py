@@ -416,26 +416,27 @@ def test_a_study_whose_data_are_not_there_says_what_to_fetch(
     result: StudyResult, place: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Where nothing can be run, before a folder is made."""
-    text = STUDY.replace("dataset: digits", "dataset: svhn").replace("Table 1", "Table 2")
-    (place / "svhn.yaml").write_text(text)
+    text = STUDY.replace("dataset: digits", "dataset: kmnist").replace("Table 1", "Table 2")
+    (place / "kmnist.yaml").write_text(text)
     out = place / "nothing"
-    words = ["study", str(place / "svhn.yaml"), "--size", "paper", "--out", str(out)]
+    words = ["study", str(place / "kmnist.yaml"), "--size", "paper", "--out", str(out)]
     done = CliRunner().invoke(app, [*words, "--data", str(place)])
     assert done.exit_code == 2 and not out.exists(), done.output
     assert done.stderr == (
-        "error: what its runs need is not there; found no svhn, no cifar100; expected svhn: "
-        "train_32x32.mat, test_32x32.mat into svhn/, published at "
-        "http://ufldl.stanford.edu/housenumbers; cifar100: train, test into cifar-100-python/, "
-        "published at https://www.cs.toronto.edu/~kriz/cifar.html; put the original files into "
-        "these folders, of data sets below the one that --data or ARCHGRAPH_DATA names; nothing is "
+        "error: what its runs need is not there; found no kmnist, no cifar100; expected kmnist: "
+        "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
+        "t10k-labels-idx1-ubyte into kmnist/, published at https://codh.rois.ac.jp/kmnist; "
+        "cifar100: train, test into cifar-100-python/, published at "
+        "https://www.cs.toronto.edu/~kriz/cifar.html; put the original files into these folders, "
+        "of data sets below the one that --data or ARCHGRAPH_DATA names; nothing is "
         "downloaded\n"
     )
     monkeypatch.setenv("COLUMNS", "600")
-    words = ["study", str(place / "table1.yaml"), str(place / "svhn.yaml"), "--data", str(place)]
+    words = ["study", str(place / "table1.yaml"), str(place / "kmnist.yaml"), "--data", str(place)]
     several = CliRunner().invoke(app, [*words, "--out", str(place / "out")])
     assert several.exit_code == 1 and "no cifar100" not in several.stdout
     assert (
-        "what its runs need is not there; found no svhn; expected svhn: train_32x32"
+        "what its runs need is not there; found no kmnist; expected kmnist: train-images"
         in several.stdout
     )
 
