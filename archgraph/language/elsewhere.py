@@ -20,7 +20,6 @@ _ALIASES = {
     "class_weights": "classweight",
     "clip": "clipgradnorm gradclip maxgradnorm",
     "colour_jitter": "colorjitter",
-    "contrast": "moon",
     "conv": "convolution",
     "conv_transpose": "deconv deconvolution convtransposed transposedconv transposedconvolution",
     "count": "numclients numembeddings",
@@ -58,6 +57,11 @@ _ALIASES = {
 }
 OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 
+# Keys of earlier versions, and what does the same now.
+GONE = {
+    "contrast": "add the term in an objective of your own: task: {objective: 'python:…'}",
+}
+
 # What follows from the input here.
 FOLLOWS = {"embeddim", "inchannels", "infeatures", "inputshape", "inputsize", "numfeatures"}
 
@@ -83,6 +87,8 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
     for one in names:
         if one in ours or (_letters(one) in ours and one != name):
             return f"it is {one!r} here"
+    if name in GONE:
+        return GONE[name]
     if letters in FOLLOWS:
         return "leave it out: it follows from the input"
     if letters in BEHIND and "weight_decay" in names:
