@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 Json: TypeAlias = Any
 """None, a boolean, a number, a text, or a list or mapping (by text) of these."""
 
+JsonSchema: TypeAlias = dict[str, Json]
+
 
 def digest(value: Json) -> str:
     """Return the SHA-256 of a plain value, independent of the order of its keys.

@@ -52,7 +52,6 @@ class DepthFL(fl.Averaging):
 
     paper = "DepthFL"
     year = 2023
-    unread = frozenset({"contrast"})  # it keeps a gradient of its own
     serves = ("exits",)
     one_head = "FedDyn's correction counts clients by entry, not by row of a head"
 

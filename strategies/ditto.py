@@ -39,7 +39,6 @@ class Ditto(fl.PartAveraging):
 
     paper = "Ditto"
     year = 2021
-    unread = frozenset({"contrast"})  # it keeps a version of its own
 
     pull: float = fl.option(1.0, least=0)
     own_epochs: int | None = fl.option(None, least=1)

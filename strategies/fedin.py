@@ -68,7 +68,6 @@ class FedIN(fl.Weighted):
 
     paper = "FedIN"
     year = 2023
-    unread = frozenset({"contrast"})  # it trains parts of a network
     serves = ("depth", "split")
     needs_global = False
     one_head = "classifiers are averaged by a tier's own entries, all of the same shape"

@@ -47,7 +47,6 @@ class FedProto(fl.Masking):
     year = 2022
     serves = ("any",)
     needs_global = False
-    unread = frozenset({"contrast"})  # it trains another loss
     unmixable = "prototypes are of images of one class"
     one_head = "prototypes are of all classes"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(

@@ -37,7 +37,6 @@ class FedRep(fl.PartAveraging):
 
     paper = "Exploiting Shared Representations"
     year = 2021
-    unread = frozenset({"contrast"})  # head and body are trained apart
 
     head_epochs: int = fl.option(10, least=1)
 

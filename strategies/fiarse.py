@@ -85,7 +85,6 @@ class FIARSE(fl.Weighted, fl.Masking):
     """
 
     paper, year, serves = "FIARSE", 2024, ("width", "depth")
-    unread = frozenset({"contrast"})  # it trains under a mask
     averages = False  # a mean by entry: the rules of `aggregate` know no masks
     one_head = "masks are of whole entries"
 

@@ -49,7 +49,6 @@ class FjORD(fl.Weighted, fl.Masking):
 
     paper = "FjORD"
     year = 2021
-    unread = frozenset({"contrast"})  # it trains several sizes at once
     serves = ("width", "depth")
     one_head = "each width is cut out of a model with a whole head"
 

@@ -142,7 +142,6 @@ class FlexFLPool(fl.Averaging, fl.Masking):
     """
 
     paper, year, serves = "FlexFL", 2024, ("width", "depth")
-    unread = frozenset({"contrast"})  # it trains several sizes at once
     one_head = "smaller submodels, with whole heads, teach the larger ones"
 
     apoz: Mapping[str, float] = field(default_factory=dict)

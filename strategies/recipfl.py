@@ -99,7 +99,6 @@ class RecipFL(fl.Masking):
 
     paper = "How Few Davids Improve One Goliath"
     year = 2024
-    unread = frozenset({"contrast"})  # it trains two models
     serves = ("any",)
     needs_global = False
     one_head = "the hypernetwork generates whole heads"

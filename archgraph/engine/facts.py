@@ -24,8 +24,7 @@ from archgraph.language.consent import python_names
 from archgraph.language.data import NamedData
 from archgraph.language.document import Document
 from archgraph.language.local import LocalChanges, LocalOptions
-from archgraph.language.mistakes import raise_mistake
-from archgraph.language.yaml import yaml_text
+from archgraph.language.writing import yaml_text
 from archgraph.module.initial import initial_state
 from archgraph.plain import Json
 from archgraph.states.state import equal
@@ -73,7 +72,7 @@ def local_by_kind(spec: ExperimentSpec) -> dict[str, LocalOptions]:
             try:
                 options[name] = options.get(name, spec.local).changed(one)
             except pydantic.ValidationError as error:
-                raise_mistake(document, error, LocalOptions, at)
+                document.refuse(error, LocalOptions, at)
     return options
 
 

@@ -136,7 +136,6 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
     from archgraph.language.local import (
         AugmentOptions,
         ColourJitterOptions,
-        ContrastOptions,
         LocalOptions,
         ResizedCropOptions,
     )
@@ -163,7 +162,6 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "augment": AugmentOptions,
         "resized_crop": ResizedCropOptions,
         "colour_jitter": ColourJitterOptions,
-        "contrast": ContrastOptions,
         "aggregate": AggregateSpec,
         "server": ServerSpec,
         "privacy": PrivacySpec,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-from archgraph.analysis.roles import head
 from archgraph.data import Dataset
 from archgraph.engine.facts import local_changes
 from archgraph.engine.fit import check_images
@@ -38,7 +37,7 @@ def check_local(
     for tier in family.clients:
         try:
             local = by_kind.get(tier.name, spec.local)
-            _check(local, strategy, tier.graph, data, learning)
+            _check(local, tier.graph, data, learning)
             if local.augment is not None:
                 _check_augment(local.augment, strategy, data, learning, spec.public)
         except RunError as error:
@@ -51,18 +50,8 @@ def check_local(
                 raise
 
 
-def _check(
-    local: LocalOptions,
-    strategy: Strategy,
-    graph: ArchGraph,
-    data: Dataset,
-    learning: LearningTask,
-) -> None:
+def _check(local: LocalOptions, graph: ArchGraph, data: Dataset, learning: LearningTask) -> None:
     """Check the options of one kind of client; errors say `local.KEY`."""
-    for key in sorted(strategy.unread):
-        if getattr(local, key) != LocalOptions.model_fields[key].default:
-            where = f"local.{key}"
-            raise RunError("the strategy's clients do not read it", where=where, hint="remove it")
     for key in ("class_weights", "label_smoothing"):
         if getattr(local, key) is not None:
             _check_loss(f"local.{key}", data, learning)
@@ -74,9 +63,6 @@ def _check(
             found=f"{len(weights)} weights" if any(weights) else "zeros alone",
             expected=f"{data.classes} weights, in the order of the classes ({data.name})",
         )
-    if local.contrast is not None and head(graph) is None:
-        message = "compares features, and the model has no layer behind them"
-        raise RunError(message, where="local.contrast", found=graph.name or "model")
     leaves = [p for p in graph.params if p.trainable and p.role == "parameter"]
     blank = [torch.empty(p.shape, dtype=torch_dtype(p.dtype), device="meta") for p in leaves]
     try:  # Muon takes matrices alone

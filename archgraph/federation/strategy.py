@@ -149,10 +149,6 @@ class Strategy(ABC):
     reports: ClassVar[tuple[str, ...]] = ()
     """Plain values of the server's state that the record of each round has, as ``server``."""
 
-    unread: ClassVar[frozenset[str]] = frozenset()
-    """Keys of an experiment's ``local`` that the programs do not read (all do that call
-    :func:`descend`): an experiment that sets one is refused."""
-
     def __post_init__(self) -> None:
         """Check that options are in their ranges.
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from archgraph.errors import RejectedUpdate
 from archgraph.federation.augment import augmented, mixed
-from archgraph.federation.contrast import Contrast, compared, remembered
 from archgraph.federation.objectives import Objective, Penalty, TaskLoss, Towards
 from archgraph.federation.shard import Shard, batch_sizes
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
@@ -279,28 +278,14 @@ class Train:
         if self.epochs is not None:
             local = work.local.model_copy(update={"epochs": self.epochs})
             work = dataclasses.replace(work, local=local)
-        contrast, options, model = None, work.local.contrast, Model(work.graph, work.state)
-        if options is not None and (others := compared(work)):
-            model = others["sent"]  # it answers with its features, too
-            fixed = {name: module_of(one, work.device).eval() for name, one in others.items()}
-            contrast = Contrast(options, fixed)
-        module = module_of(model, work.device, training=True)
+        module = module_of(work, training=True)
         parameters = dict(module.named_parameters())
 
         def loss(examples: Examples) -> Tensor:
-            outputs = module(*examples.inputs)
-            if contrast is not None:
-                outputs, features = outputs
-            value = self.objective(outputs, examples, work)
-            if contrast is not None:
-                value = value + contrast(features, examples)
+            value = self.objective(module(*examples.inputs), examples, work)
             if self.penalty is not None:
                 value = value + self.penalty(parameters, work)
             return value
 
         metrics = descend(work, parameters, loss, modules=[module])
-        state = state_of(module)
-        keep = work.keep
-        if options is not None:
-            keep = {**keep, **remembered(work.graph, state)}
-        return Outcome(state=state, keep=keep, metrics=metrics)
+        return Outcome(state=state_of(module), keep=work.keep, metrics=metrics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn, Self, TypeAlias, TypeVar, Unpack
@@ -12,7 +12,8 @@ import pydantic
 
 from archgraph.errors import ArchGraphError, ErrorFacts, SpecError
 from archgraph.fields import Base, Key, Place
-from archgraph.language.mistakes import abbreviate, raise_mistake
+from archgraph.language.mistakes import ModelType, abbreviate, known_place, main_mistake
+from archgraph.language.writing import yaml_text
 from archgraph.notebook import preformatted
 from archgraph.plain import Json
 
@@ -103,17 +104,24 @@ class Document:
         try:
             return model.model_validate(self.data)
         except pydantic.ValidationError as error:
-            raise_mistake(self, error, model)
+            self.refuse(error, model)
+
+    def refuse(
+        self,
+        error: pydantic.ValidationError,
+        model: ModelType,
+        loc: Place = (),
+        ignore: Callable[[Json], bool] | None = None,
+    ) -> NoReturn:
+        """Raise what :func:`main_mistake` chooses of pydantic's errors as a ``SpecError``."""
+        mistake = main_mistake(error, model, self.lines, loc, ignore)
+        line = self.lines.get(mistake.other) if mistake.other else None
+        message = mistake.message + (f", as on line {line}" if line else "")
+        self.fail(mistake.place, message, **mistake.facts)
 
     def known(self, loc: Place, rest: Place) -> Place:
-        """Return a place and those keys behind it that the file has.
-
-        A bare value for a main option has no key there, nor has a tag of pydantic's unions.
-        """
-        for key in rest:
-            if (*loc, key) in self.lines:
-                loc = (*loc, key)
-        return loc
+        """Return a place and those keys behind it that the file has."""
+        return known_place(self.lines, loc, rest)
 
     def sub(self, loc: Place) -> Document:
         """Return a part of the file as its own document; of a part that is left out, None."""
@@ -138,8 +146,6 @@ class FromFile(Base):
         return f"<{type(self).__name__} {self.summary()}>"
 
     def __str__(self) -> str:
-        from archgraph.language.yaml import yaml_text
-
         return yaml_text(
             self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
         )

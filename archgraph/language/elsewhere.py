@@ -20,7 +20,6 @@ _ALIASES = {
     "class_weights": "classweight",
     "clip": "clipgradnorm gradclip maxgradnorm",
     "colour_jitter": "colorjitter",
-    "contrast": "moon",
     "conv": "convolution",
     "conv_transpose": "deconv deconvolution convtransposed transposedconv transposedconvolution",
     "count": "numclients numembeddings",
@@ -63,6 +62,7 @@ OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.s
 GONE = {
     "align": "`archgraph match A B` does the same",
     "architectures": "tests/papers compares the sizes that papers print with the shipped files",
+    "contrast": "add the term in an objective of your own: task: {objective: 'python:…'}",
     "diff": "`archgraph compare A B` does the same; of two runs, with --bits",
     "matrix": "`archgraph study FILE` runs strategies (rows) on models (columns)",
     "may_be_refused": "a cell that is refused is listed with its reason, and the others go on",

@@ -30,11 +30,11 @@ from archgraph.language.aggregate import RULES, AggregateSpec, Rule
 from archgraph.language.data import DOORS, DataSpec
 from archgraph.language.experiment import STRATEGIES, installed_strategy, strategy_options
 from archgraph.language.family import MemberSpec, Rewrites
-from archgraph.language.kinds import JsonSchema, file_kinds
+from archgraph.language.kinds import file_kinds
 from archgraph.language.local import LocalChanges
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
-from archgraph.plain import Json
+from archgraph.plain import Json, JsonSchema
 from archgraph.rewrites.registry import RewriteRow, rewrite_rows
 
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"

@@ -6,7 +6,6 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from archgraph.language.flat import FlatModel
-from archgraph.language.kinds import JsonSchema
 from archgraph.language.lowering import BlockOptions
 from archgraph.language.model import (
     AuthoredModel,
@@ -16,7 +15,7 @@ from archgraph.language.model import (
     TransformersModel,
 )
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
-from archgraph.plain import Json
+from archgraph.plain import Json, JsonSchema
 
 FORMS = AuthoredModel | FlatModel | PythonModel | TransformersModel | TimmModel | OnnxModel
 

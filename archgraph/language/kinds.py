@@ -18,7 +18,7 @@ from archgraph.errors import SpecError
 from archgraph.hints import unknown
 from archgraph.language.consent import needs_consent, python_names
 from archgraph.language.yaml import read_document
-from archgraph.plain import Json
+from archgraph.plain import JsonSchema
 from archgraph.tables import count, plural
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 # What the checks of many files share, by key: families that are resolved already.
 Cache: TypeAlias = dict[str, Any]
-JsonSchema: TypeAlias = dict[str, Json]
 GROUP = "archgraph.files"
 NOT_IMPORTED = "not imported"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

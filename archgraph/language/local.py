@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
-from archgraph.fields import Base, Count, Mistake, Share, bare
+from archgraph.fields import Base, Count, Mistake, Share
 from archgraph.language.optimisers import (
     NAMES,
     OptimiserChoice,
@@ -98,18 +98,6 @@ class AugmentOptions(Base):
         "λ of Beta(α, α) before the window is cut at the edge; with `mixup`, every minibatch "
         "draws one of both",
         examples=[1.0],
-    )
-
-
-class ContrastOptions(Base):
-    """How features of a client's model are drawn to those of the model that it was sent (MOON).
-
-    Source: Li, He, Song, *Model-Contrastive Federated Learning*, CVPR 2021, Eqs. 3 and 4.
-    """
-
-    weight: Annotated[float, Field(gt=0)] = Field(description="μ: weight of the term in the loss")
-    temperature: Annotated[float, Field(gt=0)] = Field(
-        default=0.5, description="τ: what cosines are divided by"
     )
 
 
@@ -211,14 +199,6 @@ class LocalChanges(Base):
         description="μ of FedProx, with any strategy: μ/2 · ‖w − w_0‖² is added to the loss, w_0 "
         "being the weights that the training of the round begins with; left out: nothing is",
         examples=[0.01],
-    )
-    contrast: (
-        Annotated[ContrastOptions, bare("weight", (int, float), float | ContrastOptions)] | None
-    ) = Field(
-        default=None,
-        description="MOON: features in front of the classifier are drawn to those of the model "
-        "that was sent, and away from those of the client's last one; left out: they are not",
-        examples=[{"weight": 1.0, "temperature": 0.5}],
     )
     augment: AugmentOptions | None = Field(
         default=None, description="random changes of images in training; left out: none"

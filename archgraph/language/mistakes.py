@@ -1,21 +1,19 @@
-"""What pydantic found wrong, said in the words of the file: place, found, expected, hint."""
+"""Mistakes that pydantic finds, in the words of a file: place, found, expected, hint."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeAlias
 
 import pydantic
 from pydantic_core import ErrorDetails
 
+from archgraph.errors import ErrorFacts
 from archgraph.fields import Key, Mistake, Place
 from archgraph.hints import nearest
 from archgraph.language.elsewhere import suggestion
 from archgraph.plain import Json
-
-if TYPE_CHECKING:
-    from archgraph.language.document import Document
 
 ModelType: TypeAlias = type[pydantic.BaseModel]
 
@@ -38,19 +36,30 @@ WORDS = (
 )
 
 
-def raise_mistake(
-    document: Document,
+def known_place(lines: Collection[Place], loc: Place, rest: Place) -> Place:
+    """Return a place and those keys behind it that a file has.
+
+    A bare value for a main option has no key there, nor has a tag of pydantic's unions.
+    """
+    for key in rest:
+        if (*loc, key) in lines:
+            loc = (*loc, key)
+    return loc
+
+
+def main_mistake(
     error: pydantic.ValidationError,
     model: ModelType,
+    lines: Collection[Place],
     loc: Place = (),
     ignore: Callable[[Json], bool] | None = None,
-) -> NoReturn:
-    """Raise the mistake that says most among those that pydantic found, as a ``SpecError``.
+) -> Mistake:
+    """Return the mistake that says most among those that pydantic found, with its place.
 
     Args:
-        document: The file.
         error: The errors of pydantic.
         model: The pydantic model.
+        lines: The places that the file has.
         loc: Place of the validated data in the file.
         ignore: Values about which nothing can be said yet.
     """
@@ -59,7 +68,7 @@ def raise_mistake(
         errors = [e for e in errors if e["type"] == "extra_forbidden" or not ignore(e["input"])]
 
     def where(fault: ErrorDetails) -> Place:
-        return document.known(loc, fault["loc"])
+        return known_place(lines, loc, fault["loc"])
 
     # A misspelt key is often also a missing one; the misspelling says more.
     first = min(errors, key=lambda e: e["type"] != "extra_forbidden")
@@ -82,35 +91,38 @@ def raise_mistake(
             names = _field_names(model, first["loc"][:-1])
             expected = f"one of {', '.join(names)}" if names else None
             hint = _advice(key, names, model, first["loc"][:-1])
-            document.fail(inner, "is an unknown key", found=repr(key), expected=expected, hint=hint)
+            facts: ErrorFacts = {"found": repr(key), "expected": expected, "hint": hint}
+            return Mistake("is an unknown key", place=inner, **facts)
         case "missing":
-            document.fail(inner, f"lacks the key {key!r}", expected=_description(model, first))
+            expected = _description(model, first)
+            return Mistake(f"lacks the key {key!r}", place=inner, expected=expected)
         case "value_error":
             cause = first["ctx"]["error"]
             if isinstance(cause, Mistake):
-                line = document.lines.get((*inner, *cause.other)) if cause.other else None
-                message = cause.message + (f", as on line {line}" if line else "")
-                document.fail((*inner, *cause.place), message, **cause.facts)
-            document.fail(inner, str(cause), found=abbreviate(first["input"]))
+                other = (*inner, *cause.other) if cause.other else ()
+                place = (*inner, *cause.place)
+                return Mistake(cause.message, place=place, other=other, **cause.facts)
+            return Mistake(str(cause), place=inner, found=abbreviate(first["input"]))
         case "literal_error" | "union_tag_invalid":
-            _fail_choice(document, first, inner)
+            return _choice(first, inner)
         case _:
             # The members of a union each say what they expected at the same place.
             words = dict.fromkeys(in_words(e["msg"]) for e in errors if where(e) == inner)
             value = abbreviate(first["input"])
-            document.fail(inner, "has a wrong value", found=value, expected=" or ".join(words))
+            facts = {"found": value, "expected": " or ".join(words)}
+            return Mistake("has a wrong value", place=inner, **facts)
 
 
-def _fail_choice(document: Document, fault: ErrorDetails, loc: Place) -> NoReturn:
-    """Raise the error for a value outside a list of choices."""
+def _choice(fault: ErrorDetails, loc: Place) -> Mistake:
+    """Return the mistake of a value outside a list of choices."""
     facts = fault["ctx"]
     # Pydantic gives the choices as a text: 'a', 'b' or 'c'.
     listed = facts.get("expected_tags") or facts["expected"]
     names = [n.strip(" '") for n in listed.replace(" or ", ",").split(",")]
     wrong = facts.get("tag", fault["input"])
-    document.fail(
-        loc,
+    return Mistake(
         "has an unknown value",
+        place=loc,
         found=abbreviate(wrong),
         expected=f"one of {', '.join(names)}" if len(names) > 1 else names[0],
         hint=nearest(wrong, names) if isinstance(wrong, str) else None,

@@ -23,7 +23,7 @@ from archgraph.graph.values import BATCH_WORD
 from archgraph.hints import import_cause, listed
 from archgraph.language.consent import consented
 from archgraph.language.document import Document, beside
-from archgraph.language.mistakes import abbreviate, raise_mistake
+from archgraph.language.mistakes import abbreviate
 from archgraph.language.model import FOLDER, PythonModel, PythonValue, reads_folder
 from archgraph.limits import LIMITS
 from archgraph.ops.schema import torch_dtype
@@ -223,5 +223,5 @@ def _argument(document: Document, loc: Place, value: Json) -> Any:
     try:
         nested = PythonValue.model_validate(dict(value))
     except pydantic.ValidationError as error:
-        raise_mistake(document, error, PythonValue, loc)
+        document.refuse(error, PythonValue, loc)
     return _construct(document, loc, nested.python, nested.args)

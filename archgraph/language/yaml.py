@@ -9,11 +9,9 @@ file is read, not afterwards.
 from __future__ import annotations
 
 import functools
-import io
 import math
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn, Unpack
 
@@ -303,20 +301,3 @@ def _not_yaml(error: MarkedYAMLError, text: str, file: str) -> SpecError:
     facts: ErrorFacts = {"expected": missing[2]} if missing else {"found": problem}
     facts["hint"] = next((hint for pattern, hint in _CURES if re.search(pattern, problem)), None)
     return SpecError("is not YAML", where=f"{file}:{line}", **facts)
-
-
-def yaml_text(values: Mapping[str, Json]) -> str:
-    r"""Write plain values as YAML, keys in their order.
-
-    >>> yaml_text({"name": "a", "clients": [{"take": 0.5}]})
-    'name: a\nclients:\n- take: 0.5\n'
-    """
-    from ruamel.yaml import YAML
-
-    stream = io.StringIO()
-    # Keys stay in the order of the schema, which people read.
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated None
-    yaml.dump(dict(values), stream)
-    return stream.getvalue()

@@ -282,7 +282,7 @@ MISTAKES = {
         "experiment.yaml:7: local.learning_rate: is an unknown key; found 'learning_rate'; "
         "expected one of epochs, batch, accumulate, optimiser, lr, momentum, weight_decay, "
         "schedule, over, milestones, decay, warmup, clip, fraction, patience, ema, class_weights, "
-        "label_smoothing, proximal, contrast, augment, precision; it is 'lr' here",
+        "label_smoothing, proximal, augment, precision; it is 'lr' here",
     ),
     "a decimal comma": Mistake(
         experiment("lr: 0.1", "lr: 0,1"),
@@ -290,7 +290,7 @@ MISTAKES = {
         "experiment.yaml:7: local.1: is an unknown key; found '1'; expected one of epochs, batch, "
         "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, milestones, decay, "
         "warmup, clip, fraction, patience, ema, class_weights, label_smoothing, proximal, "
-        "contrast, augment, precision; write numbers with a point, not with a comma",
+        "augment, precision; write numbers with a point, not with a comma",
     ),
     "a number in words": Mistake(
         experiment("rounds: 2", "rounds: two"),
@@ -443,7 +443,7 @@ MISTAKES = {
         "--set local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
         "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, milestones, decay, "
         "warmup, clip, fraction, patience, ema, class_weights, label_smoothing, proximal, "
-        "contrast, augment, precision; did you mean 'epochs'?",
+        "augment, precision; did you mean 'epochs'?",
     ),
     "a setting with a colon": Mistake(
         {}, RUN + " --set rounds:3", "'rounds:3': is not a setting; expected key=value"

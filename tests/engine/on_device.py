@@ -82,7 +82,6 @@ WAYS = {
     "all": "proximal: 0.1, clip: 1.0, ema: 0.9, accumulate: 2, schedule: cosine, over: round, "
     "class_weights: balanced, label_smoothing: 0.1, augment: {crop: 1, flip: true, resized_crop: "
     "{}, colour_jitter: {brightness: 0.4, contrast: 0.4}, mixup: 0.4, cutmix: 1.0}",
-    "compared": "contrast: {weight: 1.0, temperature: 0.5}",
 }
 
 
@@ -93,8 +92,7 @@ def waits_of(name: str, folder: Path, way: str = "") -> list[dict[str, int]]:
     for batch in (30, 10):
         file = experiment_of(name, folder)
         text = file.read_text().replace("batch: 16", f"batch: {batch}, {way}".rstrip(", "))
-        # What a client compares with has come back in an earlier round.
-        rounds = 2 if way == WAYS["compared"] or name in SERVERS else 1
+        rounds = 2 if name in SERVERS else 1
         file.write_text(text.replace("rounds: 2", f"rounds: {rounds}"))
         spec = ag.load_experiment(file)
         device.WAITS.clear()
@@ -111,9 +109,8 @@ def few_waits(folder: Path) -> dict[str, Any]:
 
 
 def waits(folder: Path) -> dict[str, Any]:
-    """Waits of every strategy, and of FedAvg's comparison with earlier models."""
-    found: dict[str, Any] = {name: waits_of(name, folder) for name in STRATEGIES}
-    return found | {"compared": waits_of("fedavg", folder, WAYS["compared"])}
+    """Waits of every strategy."""
+    return {name: waits_of(name, folder) for name in STRATEGIES}
 
 
 def gradients(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import archgraph as ag
-from archgraph.engine.rounds import Loop
-from archgraph.engine.world import begun, prepare
+from archgraph.engine.world import prepare
 from archgraph.errors import ArchGraphError
 from archgraph.federation import (
     Examples,
@@ -30,15 +28,12 @@ from archgraph.federation import (
     descend,
     seeded,
 )
-from archgraph.federation.contrast import LAST, contrast
 from archgraph.federation.metrics import cross_entropy
 from archgraph.federation.training import optimiser
 from archgraph.federation.training_loss import TrainingCrossEntropy
-from archgraph.language.local import ContrastOptions, LocalChanges
+from archgraph.language.local import LocalChanges
 from archgraph.language.optimisers import NAMES, optimiser_class
 from archgraph.record.equal import run_differences
-
-from .families import STRATEGIES, experiment_of
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([0, 1, 2, 1, 0, 2, 1, 1, 0, 2, 1, 0])
@@ -262,61 +257,6 @@ def test_programs_that_descend_by_themselves_have_fedproxs_term():
     assert w.item() == pytest.approx(-0.5)
 
 
-def test_moon_draws_features_to_the_model_that_was_sent(net):
-    first = Train()(work_of(net, contrast=ag_contrast(1.0)))
-    unlike = Train()(work_of(net))
-    same(first.state, unlike.state, atol=0)  # a client's first round has no last model
-    kept = {name.removeprefix(LAST): value for name, value in first.keep.items()}
-    same(kept, first.state, atol=0)
-    work = replace(work_of(net, round=2, contrast=ag_contrast(2.0)), keep=first.keep)
-    ours = Train()(work)
-    sent, last = Net(), Net()
-    sent.load_state_dict(net.state_dict())
-    last.load_state_dict(ag.state_dict(work.graph, kept))
-
-    def features(net: Net, x: Tensor) -> Tensor:
-        return net.norm(net.hidden(x)).relu()
-
-    def loss(net: nn.Module, batch: Examples) -> Tensor:
-        assert isinstance(net, Net)
-        x = batch.inputs[0]
-        with torch.no_grad():
-            to, away = features(sent.eval(), x), features(last.eval(), x)
-        z = features(net, x)
-        a, b = (functional.cosine_similarity(z, other) / 0.5 for other in (to, away))
-        term = -(a.exp() / (a.exp() + b.exp())).log().mean()
-        return functional.cross_entropy(net.head(z), batch.targets) + 2.0 * term
-
-    def once(net: nn.Module, batch: Examples) -> Tensor:
-        return loss(net, batch)
-
-    same(ours.state, plain(net, order_of(work), once, lambda p: torch.optim.SGD(p, lr=0.1)), 1e-5)
-    z = torch.tensor([[1.0, 0.0]])
-    assert float(contrast(z, z, torch.tensor([[0.0, 1.0]]), 1.0)) == pytest.approx(0.3132617)
-
-
-def ag_contrast(weight: float) -> Any:
-    return ContrastOptions(weight=weight)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_remembers_last_models_or_refuses_the_term(name: str, tmp_path: Path):
-    spec = ag.load_experiment(experiment_of(name, tmp_path))
-    local = spec.local.model_copy(update={"contrast": ag_contrast(1.0)})
-    try:
-        setup = prepare(spec.model_copy(update={"local": local}))
-    except ag.RunError as error:
-        assert "contrast" in str(error)
-        return
-    loop = Loop(setup)
-    loop.start(begun(setup))
-    loop.round()
-    loop.close()
-    assert loop.private
-    assert all(any(n.startswith(LAST) for n in one.keep) for one in loop.private.values())
-
-
 # ---------------------------------------------------------------- runs
 
 LINEAR = """
@@ -414,7 +354,6 @@ EVERYTHING = {
         "class_weights": "balanced",
         "label_smoothing": 0.1,
         "proximal": 0.01,
-        "contrast": 1.0,
         "fraction": 0.8,
     },
     "server": {"optimiser": "yogi", "lr": 0.05},
@@ -671,11 +610,6 @@ MISTAKES = (
         },
         "e.yaml:7: local.label_smoothing: changes the task's cross-entropy, which an "
         "objective of yours replaces; remove it, and let the objective do so",
-    ),
-    Wrong(
-        "moon where clients train parts",
-        {**local(contrast=1.0), "strategy": {"fedrep": {}}},
-        "e.yaml:7: local.contrast: the strategy's clients do not read it; remove it",
     ),
     Wrong(
         "a kind that there is not",

@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "also": {"whole": ["half"]},
     },
     "heterofl, settings": {
-        "clients": [{**WIDTHS[0], "local": {"lr": 0.01, "contrast": 1.0}}, DEEP],
+        "clients": [{**WIDTHS[0], "local": {"lr": 0.01, "proximal": 0.1}}, DEEP],
         "strategy": {"heterofl": {"norm": "local", "scaler": False}},
         "server": {"optimiser": "adam", "bias_correction": "flower"},
     },

@@ -23,7 +23,7 @@ from archgraph.language.expression import (
     resolve_expressions,
 )
 from archgraph.language.lowering.scope import CHANNELS, FEATURES, INPUT
-from archgraph.language.mistakes import abbreviate, raise_mistake
+from archgraph.language.mistakes import abbreviate
 from archgraph.language.model import AuthoredModel, BlockBody, SectionSpec, Step
 from archgraph.language.steps import StepOptions
 from archgraph.plain import Json
@@ -211,7 +211,7 @@ class StepReader:
                 plain = {k: v for k, v in data.items() if not _has_expression(v)}
                 return kind.model_construct(None, **plain)
             ignore = _has_expression if params is None else None
-            raise_mistake(self.document, error, kind, inner, ignore)
+            self.document.refuse(error, kind, inner, ignore)
 
     def _not_a_mapping(self, loc: Place, value: Json, what: str) -> NoReturn:
         expected = f"{what}: {{key: value}}"
