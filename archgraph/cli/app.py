@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from archgraph.cli.output import complain, message, say
 from archgraph.errors import ArchGraphError, TraceWarning, raised_in
+from archgraph.language.elsewhere import GONE
 
 # Exit codes: as `diff` and shells use them.
 DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -40,6 +41,14 @@ class Commands(TyperGroup):
         first = [word for word in ANYWHERE if word in words]
         words = [word for word in words if word not in first]
         return super().parse_args(ctx, [*first, *words, *names])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command; say what does the work of one that is gone."""
+        if args[0] in GONE and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command '{args[0]}'. {GONE[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; turn what may go wrong into one message and an exit code."""

@@ -1,8 +1,7 @@
-"""Commands about runs: run, report, watch, compare, references, study, matrix, demo."""
+"""Commands about runs: run, report, compare, references, study, matrix, demo."""
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -115,19 +114,27 @@ def _saved(folder: Path, words: Iterable[str]) -> str:
 def report(
     folders: RunFolders,
     output: OutputFile = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write it after each round, until the run ends.")
+    ] = False,
 ) -> None:
     """Make a page of a run, or of several.
 
     Table, curves, architectures and settings in one HTML file that loads nothing. Of several runs
     those that differ in the seed only are one curve with a band. Without --output the page goes
     into the folder of the first run.
+
+    With --follow the page reloads itself while the run goes on, and shows its architectures at the
+    end. Ctrl-C ends this; the run goes on.
     """
     from archgraph.reports import read_run
     from archgraph.reports import report as page
     from archgraph.reports.comparison import run_folders
     from archgraph.reports.run_tables import tiers
 
-    path = page(folders, output, viewer=_viewer)
+    if follow:
+        say(f"{output or folders[0] / 'report.html'} follows the run; Ctrl-C ends this")
+    path = page(folders, output, viewer=_viewer, follow=follow)
     if len(runs := run_folders(folders)) == 1:
         show_item(tiers(read_run(runs[0])))
     wrote(path)
@@ -141,29 +148,6 @@ def _viewer(log: Log) -> str:
         return view(log)
     except ArchGraphError:  # a page without it is better than none
         return ""
-
-
-@command()
-def watch(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 0,
-) -> None:
-    """Show a run in a browser while it goes on.
-
-    Progress, curves, clients, and the architectures in the colours of what each round changed, from
-    a small server that only this machine reaches, shows this run alone and changes nothing. Ctrl-C
-    ends it; the run goes on.
-    """
-    from archgraph.reports.watch import RunServer
-    from archgraph.viewer import view
-    from archgraph.viewer.rounds import recorded_rounds
-
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        RunServer(folder, port, viewer=view, rounds=recorded_rounds) as server,
-    ):
-        put(f"{server.address} shows {folder}; Ctrl-C ends")
-        server.serve_forever()
 
 
 @command()

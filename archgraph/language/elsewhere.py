@@ -58,6 +58,13 @@ _ALIASES = {
 }
 OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 
+# Keys and commands that are gone, and what does their work now.
+GONE = {
+    "mlflow": "an object of your own logs to it: ag.run(…, trackers=[…])",
+    "wandb": "an object of your own logs to it: ag.run(…, trackers=[…])",
+    "watch": "`archgraph report RUN --follow` writes a page that reloads itself",
+}
+
 # What follows from the input here.
 FOLLOWS = {"embeddim", "inchannels", "infeatures", "inputshape", "inputsize", "numfeatures"}
 
@@ -78,6 +85,8 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
     ("it is 'lr' here", "did you mean 'kernel'?")
     """
     names = list(known)
+    if name in GONE:
+        return f"it is gone: {GONE[name]}"
     letters = _letters(name)
     ours = {letters, OURS.get(letters), OURS.get(_plain(letters)), _plain(letters)}
     for one in names:
