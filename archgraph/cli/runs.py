@@ -453,21 +453,19 @@ def doctor(
     ] = None,
     link: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink.")] = "",
     ca: Annotated[Path | None, typer.Option(help="The authority's certificate.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The server's or a node's private key.")] = None,
-    port: Annotated[int, typer.Option(help="The --port of a node.")] = 9094,
     fleet: Annotated[
         str, typer.Option(metavar="NAME", help="Ask all nodes of this SuperLink.")
     ] = "",
 ) -> None:
     """Say what is wrong with a machine of a Flower deployment, before the first round.
 
-    Versions, speed, data; with `--cert` as the server, with `--node` as a node: certificates,
-    ports, keys. `--fleet` asks all nodes that are connected. Exits with 2 if something is wrong.
+    Whether it has the version that wrote the app, and data of the app's form; with `--node` those
+    of its client, with `--link` whether it reaches the SuperLink. `--fleet` asks all nodes that
+    are connected. Exits with 2 if something is wrong.
     """
     from archgraph.flower.doctor import Machine, diagnoses
 
-    machine = Machine(folder, link, ca, cert, key, node, port, fleet)
+    machine = Machine(folder, link, ca, node, fleet)
     wrong = False
     for one in diagnoses(machine):
         say(f"{'FAIL' if one.wrong else 'ok'} {one.check}: {one.text}", 5)

@@ -260,8 +260,7 @@ class Nodes:
             where="engine: flower",
             found="; ".join(reasons) or plural(len(self._asked), "node"),
             expected=f"nodes with partition-id {missing_ids}",
-            hint="a node whose key or certificate is wrong never arrives here: its own log says "
-            "so, and `archgraph flower doctor` on its machine what to do",
+            hint="a node whose key or certificate is wrong never arrives here: its own log says so",
         )
 
     def _ask(self, nodes: Iterable[int]) -> None:
