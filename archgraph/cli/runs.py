@@ -1,8 +1,7 @@
-"""Commands about runs: run, report, watch, references, study, demo."""
+"""Commands about runs: run, report, references, study, demo."""
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +23,6 @@ from archgraph.cli.arguments import (
 from archgraph.cli.output import (
     complain,
     progress,
-    put,
     say,
     show_item,
     show_tables,
@@ -113,19 +111,27 @@ def _saved(folder: Path, words: Iterable[str]) -> str:
 def report(
     folders: RunFolders,
     output: OutputFile = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write it after each round, until the run ends.")
+    ] = False,
 ) -> None:
     """Make a page of a run, or of several.
 
     Table, curves, architectures and settings in one HTML file that loads nothing. Of several runs
     those that differ in the seed only are one curve with a band. Without --output the page goes
     into the folder of the first run.
+
+    With --follow the page reloads itself while the run goes on, and shows its architectures at the
+    end. Ctrl-C ends this; the run goes on.
     """
     from archgraph.reports import read_run
     from archgraph.reports import report as page
     from archgraph.reports.comparison import run_folders
     from archgraph.reports.run_tables import tiers
 
-    path = page(folders, output, viewer=_viewer)
+    if follow:
+        say(f"{output or folders[0] / 'report.html'} follows the run; Ctrl-C ends this")
+    path = page(folders, output, viewer=_viewer, follow=follow)
     if len(runs := run_folders(folders)) == 1:
         show_item(tiers(read_run(runs[0])))
     wrote(path)
@@ -142,28 +148,6 @@ def _viewer(log: Log) -> str:
 
 
 @command()
-def watch(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 0,
-) -> None:
-    """Show a run in a browser while it goes on.
-
-    Progress, curves, clients, and the architectures in the colours of what each round changed, from
-    a small server that only this machine reaches, shows this run alone and changes nothing. Ctrl-C
-    ends it; the run goes on.
-    """
-    from archgraph.reports.watch import RunServer
-    from archgraph.viewer import view
-    from archgraph.viewer.rounds import recorded_rounds
-
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        RunServer(folder, port, viewer=view, rounds=recorded_rounds) as server,
-    ):
-        put(f"{server.address} shows {folder}; Ctrl-C ends")
-        server.serve_forever()
-
-
 @training()
 def references(
     experiment: ExperimentFile,
@@ -345,21 +329,19 @@ def doctor(
     ] = None,
     link: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink.")] = "",
     ca: Annotated[Path | None, typer.Option(help="The authority's certificate.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="The server's certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The server's or a node's private key.")] = None,
-    port: Annotated[int, typer.Option(help="The --port of a node.")] = 9094,
     fleet: Annotated[
         str, typer.Option(metavar="NAME", help="Ask all nodes of this SuperLink.")
     ] = "",
 ) -> None:
     """Say what is wrong with a machine of a Flower deployment, before the first round.
 
-    Versions, speed, data; with `--cert` as the server, with `--node` as a node: certificates,
-    ports, keys. `--fleet` asks all nodes that are connected. Exits with 2 if something is wrong.
+    Whether it has the version that wrote the app, and data of the app's form; with `--node` those
+    of its client, with `--link` whether it reaches the SuperLink. `--fleet` asks all nodes that
+    are connected. Exits with 2 if something is wrong.
     """
     from archgraph.flower.doctor import Machine, diagnoses
 
-    machine = Machine(folder, link, ca, cert, key, node, port, fleet)
+    machine = Machine(folder, link, ca, node, fleet)
     wrong = False
     for one in diagnoses(machine):
         say(f"{'FAIL' if one.wrong else 'ok'} {one.check}: {one.text}", 5)

@@ -49,20 +49,6 @@ figure.drawing, figure.image {{ background: #fff; border-radius: 6px; }}
   grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); }}
 .picture {{ position: relative; margin: .4rem 0; max-width: 30rem; overflow: visible; }}
 .picture svg {{ width: 100%; height: auto; display: block; overflow: visible; }}
-.picture .reader {{ cursor: crosshair; touch-action: pan-y; outline-offset: 2px; }}
-.picture .rule {{ stroke: {colours.INK}; stroke-width: 1; pointer-events: none; }}
-.entry[role=button] {{ cursor: pointer; }}
-.entry[role=button]:hover rect {{ fill: {colours.SECTION}; }}
-.entry[aria-pressed=false] {{ opacity: .55; text-decoration: line-through; }}
-.tip {{ position: absolute; z-index: 2; pointer-events: none; background: {colours.PAPER};
-  border: 1px solid {colours.LINE}; border-radius: 6px; padding: .4rem .6rem; font-size: 13px;
-  line-height: 1.4; box-shadow: 0 2px 8px #0003; max-width: 17rem; width: max-content; }}
-.tip[hidden] {{ display: none; }}
-.tip div {{ display: flex; gap: .5rem; align-items: baseline; }}
-.tip i {{ flex: none; width: .7rem; height: .7rem; border-radius: 50%; }}
-.tip i:not([style]) {{ display: none; }}
-.tip span {{ flex: 1; }}
-.tip div b {{ font-variant-numeric: tabular-nums; white-space: nowrap; }}
 :focus-visible {{ outline: 3px solid {colours.SERIES[0]}; outline-offset: 2px; }}
 button {{ font: inherit; font-size: .85rem; color: {colours.INK}; background: {colours.SECTION};
   border: 1px solid {colours.LINE}; border-radius: 5px; padding: .15rem .6rem; min-height: 1.7rem;

@@ -20,8 +20,8 @@ from flwr.serverapp import Grid
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.returned import outcome_of
-from archgraph.engine.rows import ClientRows
 from archgraph.engine.rounds import Working
+from archgraph.engine.rows import ClientRows
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, Task
 from archgraph.flower.records import installed_here, read_reply, task_record, versions_apart
@@ -260,8 +260,7 @@ class Nodes:
             where="engine: flower",
             found="; ".join(reasons) or plural(len(self._asked), "node"),
             expected=f"nodes with partition-id {missing_ids}",
-            hint="a node whose key or certificate is wrong never arrives here: its own log says "
-            "so, and `archgraph flower doctor` on its machine what to do",
+            hint="a node whose key or certificate is wrong never arrives here: its own log says so",
         )
 
     def _ask(self, nodes: Iterable[int]) -> None:

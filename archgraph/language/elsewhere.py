@@ -66,9 +66,12 @@ GONE = {
     "diff": "`archgraph compare A B` does the same; of two runs, with --bits",
     "matrix": "`archgraph study FILE` runs strategies (rows) on models (columns)",
     "may_be_refused": "a cell that is refused is listed with its reason, and the others go on",
+    "mlflow": "an object of your own logs to it: ag.run(…, trackers=[…])",
     "profile": "`archgraph fit` takes budgets of MACs, parameters, bytes and training memory",
     "scales": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "similarity": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
+    "wandb": "an object of your own logs to it: ag.run(…, trackers=[…])",
+    "watch": "`archgraph report RUN --follow` writes a page that reloads itself",
 }
 
 # What follows from the input here.

@@ -388,7 +388,7 @@ class ExperimentSpec(FromFile):
     trackers: tuple[NamedChoice, ...] = Field(
         default=(),
         description="where every round is reported beside metrics.jsonl: console, csv, "
-        "tensorboard, wandb, mlflow; with options, e.g. {wandb: {project: mine}}",
+        "tensorboard; with options, e.g. {csv: {path: figures.csv}}",
         examples=[["tensorboard"]],
     )
     seed: Natural = Field(default=0, description="every random number follows from it")

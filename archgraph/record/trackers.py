@@ -1,4 +1,4 @@
-"""Where the figures of every round go beside `metrics.jsonl`: files, the console, services."""
+"""Where the figures of every round go beside `metrics.jsonl`: files and the console."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, Protocol, TextIO
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.files import write
 from archgraph.hints import unknown
+from archgraph.language.elsewhere import suggestion
 from archgraph.plain import Json
 from archgraph.record.points import Point, points
 from archgraph.record.progress import judge_of, measured
@@ -153,7 +154,15 @@ class TensorBoardTracker:
 
     def __post_init__(self) -> None:
         """Find the package."""
-        _package("tensorboard", "pip install 'archgraph[tensorboard]'")
+        try:
+            importlib.import_module("tensorboard")
+        except ImportError as error:
+            raise RunError(
+                "needs the package tensorboard",
+                where="tensorboard",
+                found=str(error),
+                hint="pip install 'archgraph[tensorboard]'",
+            ) from error
 
     def begin(self, run: Beginning) -> None:
         """Open the files; what they have of later rounds is dropped."""
@@ -165,8 +174,9 @@ class TensorBoardTracker:
 
     def round(self, line: Mapping[str, Json]) -> None:
         """Write the figures of a round as scalars."""
-        for tag, value in _scalars(line).items():
-            self._writer.add_scalar(tag, value, line["round"])
+        for point in points(line):
+            if math.isfinite(point.value):
+                self._writer.add_scalar(point.tag, point.value, point.round)
         self._writer.flush()
 
     def end(self) -> None:
@@ -175,86 +185,10 @@ class TensorBoardTracker:
             self._writer.close()
 
 
-@dataclass
-class WandbTracker:
-    """A run of Weights & Biases.
-
-    Attributes:
-        project: Its project.
-        options: Further arguments of ``wandb.init``.
-    """
-
-    project: str = "archgraph"
-    options: Mapping[str, Json] = field(default_factory=dict)
-    _run: Any = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        """Find the package."""
-        self._wandb = _package("wandb", "pip install wandb")
-
-    def begin(self, run: Beginning) -> None:
-        """Begin a run there, with the settings, and with the rounds that are done already."""
-        folder = None if run.folder is None else str(run.folder)
-        facts = {"name": run.name, "config": dict(run.settings), "dir": folder}
-        self._run = self._wandb.init(project=self.project, **{**facts, **self.options})
-        for line in run.lines:
-            self.round(line)
-
-    def round(self, line: Mapping[str, Json]) -> None:
-        """Log the figures of a round."""
-        self._run.log(_scalars(line), step=line["round"])
-
-    def end(self) -> None:
-        """Finish the run there."""
-        if self._run is not None:
-            self._run.finish()
-
-
-@dataclass
-class MlflowTracker:
-    """A run of MLflow.
-
-    Attributes:
-        experiment: Its experiment.
-        uri: The tracking server; None: MLflow's own choice.
-    """
-
-    experiment: str = "archgraph"
-    uri: str | None = None
-    _begun: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        """Find the package."""
-        self._mlflow = _package("mlflow", "pip install mlflow")
-
-    def begin(self, run: Beginning) -> None:
-        """Begin a run there: settings that are single values as parameters, the rounds so far."""
-        if self.uri is not None:
-            self._mlflow.set_tracking_uri(self.uri)
-        self._mlflow.set_experiment(self.experiment)
-        self._mlflow.start_run(run_name=run.name)
-        self._begun = True
-        single = {k: v for k, v in run.settings.items() if isinstance(v, str | int | float)}
-        self._mlflow.log_params(single)
-        for line in run.lines:
-            self.round(line)
-
-    def round(self, line: Mapping[str, Json]) -> None:
-        """Log the figures of a round."""
-        self._mlflow.log_metrics(_scalars(line), step=line["round"])
-
-    def end(self) -> None:
-        """End the run there."""
-        if self._begun:
-            self._mlflow.end_run()
-
-
 TRACKERS: Mapping[str, Callable[..., Tracker]] = {
     "console": ConsoleTracker,
     "csv": CsvTracker,
-    "mlflow": MlflowTracker,
     "tensorboard": TensorBoardTracker,
-    "wandb": WandbTracker,
 }
 """The trackers by name."""
 
@@ -281,7 +215,9 @@ def tracker(choice: object) -> Tracker:
         kind = type(choice).__name__
         raise RunError("is not a tracker", where="trackers", found=kind, expected=expected)
     if name not in TRACKERS:
-        raise RunError("unknown tracker", where="trackers", **unknown(str(name), TRACKERS))
+        mistake = unknown(str(name), TRACKERS)
+        mistake["hint"] = suggestion(str(name), TRACKERS)
+        raise RunError("unknown tracker", where="trackers", **mistake)
     try:
         return TRACKERS[name](**(options or {}))
     except TypeError as error:
@@ -327,16 +263,3 @@ class Trackers:
                 self._trackers.remove(one)
                 name = type(one).__name__
                 self.notes.append(f"{name} failed {when}: {type(error).__name__}: {error}")
-
-
-def _scalars(line: Mapping[str, Json]) -> dict[str, float]:
-    """Return the finite figures of a round by one name each."""
-    return {p.tag: p.value for p in points(line) if math.isfinite(p.value)}
-
-
-def _package(name: str, hint: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        message = f"needs the package {name}"
-        raise RunError(message, where=name, found=str(error), hint=hint) from error

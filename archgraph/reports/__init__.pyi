@@ -1,3 +1,3 @@
+from .charts import curves as curves
 from .page import report as report
-from .plots import curves as curves
 from .runs import read_run as read_run

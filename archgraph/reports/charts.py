@@ -1,102 +1,183 @@
-"""The pictures of a run's page: one panel each, narrow enough for a telephone."""
+"""The pictures of pages, drawn by matplotlib: one panel each, narrow enough for a telephone."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+import html
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from archgraph.display import colours
 from archgraph.fields import GLOBAL
 from archgraph.record.points import ALL_CLIENTS
-from archgraph.record.progress import measured
 from archgraph.record.traffic import DOWN, UP
-from archgraph.reports.line_chart import Line, LineChart
+from archgraph.reports.paper import legend_below, time_bars
+from archgraph.reports.plots import band, panels, picture, scale, time_spent
 from archgraph.reports.runs import Log, better, judge, rows_where, seconds, series
-from archgraph.reports.sheets import in_bytes
-from archgraph.reports.time_chart import TimeChart
+from archgraph.tables import elided, per_cent
 
 if TYPE_CHECKING:
-    from pandas import Series
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+    from pandas import DataFrame, Series
 
-# How many times the smallest value the largest one is where curves begin on a logarithmic axis.
-WIDE = 50
+    from archgraph.engine.clients import ClientFacts
+
+# Inches: 380 units of a page, those of a telephone's screen.
+WIDTH, TALL = 380 / 72, 3.4
+# Sizes of letters in units: titles; numbers and names.
+TITLES, NUMBERS = 12, 11
+# Characters beside one another in a title.
+ACROSS = 44
+# Clients whose names fit beside their rows, characters of a name, and clients that are drawn.
+NAMED, NAME, MOST = 40, 20, 400
 
 
-class Picture(Protocol):
-    """A picture of a page."""
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture of a page.
 
-    @property
-    def name(self) -> str:
-        """What it is called; no two pictures of a page are called alike."""
-        ...
+    Attributes:
+        name: What it is called; no two pictures of a page are called alike.
+        figure: What is drawn.
+    """
+
+    name: str
+    figure: Figure
 
     def svg(self) -> str:
-        """Return it as SVG text."""
-        ...
+        """Return it as SVG text, whose identifiers are its own."""
+        drawn = picture(self.figure, salt=self.name).decode()
+        # What is referred to is named by content and salt; all else by numbers from one, unused.
+        used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawn))
+        unused = (one for one in re.findall(' id="([^"]*)"', drawn) if one not in used)
+        names = "|".join(map(re.escape, unused))
+        inside = re.sub(f' id="(?:{names})"', "", drawn[drawn.index("<svg") :])
+        label = html.escape(self.name)
+        return inside.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
 def charts(log: Log) -> Iterator[Picture]:
     """Yield figures on all data and on clients' own over the rounds and bytes; time by purpose."""
     what = judge([log])
     yield curve_chart(
-        f"{what} over the rounds", f"{what} on all test data", tested_lines(log), what, [log]
+        f"{what} over the rounds", f"{what} on all test data", tested_models(log), what, [log]
     )
     yield from _own(log, what)
     yield from _over_bytes(log, what)
     if seconds(log.figures):
-        yield TimeChart.of({log.name: log.figures})
+        yield time_chart({log.name: log.figures})
+
+
+def curves(log: Log, *, title: str = "") -> Figure:
+    """Draw every model by the figure that judges it (accuracy, say) over the rounds; and the time.
+
+    Args:
+        log: The run.
+        title: Heading.
+
+    Example:
+        >>> from pathlib import Path
+        >>> line = {"round": 1, "evaluation": {"models": {"weak": {"accuracy": 0.5}}}}
+        >>> len(curves(Log(Path("run"), "", (line,))).axes)
+        1
+    """
+    what, spent = judge([log]), time_spent({"": log.figures})
+    timed = any(spent.values())
+    figure, axes = panels(9.0 if timed else 6.5, 1 + timed, title, ratios=(2.4, 1.0))
+    for number, (name, values) in enumerate(tested_models(log).items()):
+        band(axes[0], values, name, number, bold=name == GLOBAL)
+    scale(axes[0], what, _titled(f"{what} on all test data", what, [log]))
+    for panel in axes[1:]:
+        time_bars(panel, spent)
+        panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
+    legend_below(figure, 4.0, points=9)
+    return figure
 
 
 def curve_chart(
     name: str,
     title: str,
-    lines: Iterable[Line],
+    runs: Mapping[str, DataFrame],
     what: str,
-    logs: Iterable[Log],
+    logs: Sequence[Log],
     axis: str = "round",
-) -> LineChart:
+    places: Mapping[str, Series] | None = None,
+    bold: str = GLOBAL,
+) -> Picture:
     """Return curves of the figure that judges runs.
 
     Args:
         name: What the picture is called.
         title: What stands above it; which way is better is added where it is not obvious.
-        lines: The curves; those without points are left out.
+        runs: Of each curve the figure by round and seed; one without rounds is left out.
         what: The figure.
         logs: The runs.
         axis: What the curves are drawn over.
+        places: Where rounds of each curve stand on the axis. Default: at their numbers.
+        bold: The curve that stands out.
     """
-    drawn = tuple(line for line in lines if line.y)
-    values = [y for line in drawn for y in line.y]
-    # Losses of runs that diverge would flatten all others.
-    spread = bool(values) and 0 < WIDE * min(values) < max(values)
-    if what != "accuracy":
-        title += " (higher is better)" if better(logs, what) else " (lower is better)"
-    show = functools.partial(measured, what)
-    log_scale = what == "perplexity" or (what != "accuracy" and spread)
-    return LineChart(name, title, drawn, what, axis, show, log=log_scale)
+    figure, (panel,) = panels(WIDTH, 1, points=(TITLES, NUMBERS))
+    for number, (label, values) in enumerate(runs.items()):
+        band(panel, values, label, number, (places or {}).get(label), bold=label == bold)
+    said = textwrap.fill(_titled(title, what, logs), ACROSS)
+    scale(panel, what, said, axis, points=(TITLES, NUMBERS))
+    if not panel.get_lines():
+        panel.text(
+            0.5, 0.5, "nothing was tested yet", transform=panel.transAxes, ha="center",
+            fontsize=NUMBERS, color=colours.QUIET,
+        )  # fmt: skip
+    legend_below(figure, TALL, points=NUMBERS)
+    return Picture(name, figure)
 
 
-def tested_lines(log: Log) -> Iterator[Line]:
-    """Yield every model by the figure that judges it, over the rounds."""
+def _titled(title: str, what: str, logs: Sequence[Log]) -> str:
+    if what == "accuracy":  # which way is better, accuracy says
+        return title
+    return f"{title} ({'higher' if better(logs, what) else 'lower'} is better)"
+
+
+def time_chart(runs: Mapping[str, DataFrame]) -> Picture:
+    """Return the mean seconds of a round by purpose, from the figures of each run."""
+    figure, (panel,) = panels(WIDTH, 1, points=(TITLES, NUMBERS))
+    panel.set_title("seconds per round", loc="left", fontsize=TITLES, color=colours.INK)
+    lines = time_bars(panel, time_spent(runs), 24)
+    legend_below(figure, 0.25 * (3 + 1.4 * lines), points=NUMBERS)
+    return Picture("seconds per round", figure)
+
+
+def tested_models(log: Log) -> dict[str, DataFrame]:
+    """Return every model by the figure that judges it, over the rounds."""
     what = judge([log])
-    tested = rows_where(log.figures, part="test", metric=what)
-    for name in sorted(log.models, key=lambda name: name == GLOBAL):
-        yield Line.of(name, series(tested, group=name), bold=name == GLOBAL)
-    validated = series(log.figures, part="validation", group=GLOBAL, metric=what)
-    yield Line.of("on validation examples", validated)
+    rows = rows_where(log.figures, part="test", metric=what)
+    names = sorted(log.models, key=lambda name: name == GLOBAL)
+    by_name = {name: series(rows, group=name) for name in names}
+    by_name["on validation examples"] = series(
+        log.figures, part="validation", group=GLOBAL, metric=what
+    )
+    return _drawn(by_name)
+
+
+def _drawn(values: Mapping[str, Series]) -> dict[str, DataFrame]:
+    """Return what has values as the figures of one run."""
+    return {name: of.to_frame() for name, of in values.items() if len(of)}
 
 
 def _own(log: Log, what: str) -> Iterator[Picture]:
     """Yield tiers on their clients' own test data, the mean over clients and the worst tenth."""
     local = rows_where(log.figures, part="test local", metric=what)
-    lines = [Line.of(name, series(local, group=name)) for name in log.models if name != GLOBAL]
-    if not any(line.y for line in lines):
+    names = [*(name for name in log.models if name != GLOBAL), ALL_CLIENTS]
+    by_name = {name: series(local, group=name) for name in names}
+    if not any(len(by_name[name]) for name in names[:-1]):
         return
-    lines.append(Line.of(ALL_CLIENTS, series(local, group=ALL_CLIENTS), bold=True))
-    lines.append(Line.of(worst_clients(log), worst_series(log, what)))
+    by_name[worst_clients(log)] = worst_series(log, what)
     title = f"{what} on clients' own classes"
-    yield curve_chart(f"{title} over the rounds", title, lines, what, [log])
+    name = f"{title} over the rounds"
+    yield curve_chart(name, title, _drawn(by_name), what, [log], bold=ALL_CLIENTS)
 
 
 def worst_clients(log: Log) -> str:
@@ -113,20 +194,67 @@ def _over_bytes(log: Log, what: str) -> Iterator[Picture]:
     """Yield what the run reached by the bytes that had travelled until then, both ways together."""
     of_run = rows_where(log.figures, part="run")
     sent = of_run[of_run["metric"].isin((DOWN, UP))].groupby("round")["value"].sum().cumsum()
-    tested = rows_where(log.figures, part="test", metric=what)
-    rows = tested[tested["group"].isin(log.submodels)].groupby("round")["value"]
-    values = series(tested, group=GLOBAL)
+    of_models = rows_where(log.figures, part="test", metric=what)
+    rows = of_models[of_models["group"].isin(log.submodels)].groupby("round")["value"]
+    values = series(of_models, group=GLOBAL)
     # A round before which nothing travelled (the test of the first state) has no place on the axis.
     values = values[values.index.isin(sent[sent > 0].index)]
     worst = (rows.min() if better([log], what) else rows.max())[values.index]
     if len(values) < 2:  # one point is not a curve
         return
-    worst.index = values.index = sent[values.index]
     # `global` is a tested model, or else the mean of all.
     name = GLOBAL if GLOBAL in log.models else "mean of all models"
-    lines = [Line.of(name, values, bold=True)]
-    if not worst.equals(values):
-        lines.append(Line.of("worst tier", worst))
+    by_name = {name: values} | ({} if worst.equals(values) else {"worst tier": worst})
     title = f"{what} by bytes sent"
-    drawn = curve_chart(title, title, lines, what, [log], "bytes down and up so far")
-    yield replace(drawn, show_x=lambda value: in_bytes(round(value)))
+    places = dict.fromkeys(by_name, sent)
+    axis = "bytes down and up so far"
+    yield curve_chart(title, title, _drawn(by_name), what, [log], axis, places, bold=name)
+
+
+def client_charts(
+    clients: Sequence[ClientFacts], title: str = "training examples of each client"
+) -> Iterator[Picture]:
+    """Yield the examples of each client, and the share of each class, if there are any clients.
+
+    Shares, because a client with few examples may be as one-sided as one with many.
+    """
+    drawn = clients[:MOST]
+    if not drawn:
+        return
+    classes = max(len(client.classes) for client in drawn)
+    heading = textwrap.fill(title, ACROSS)
+    figure, axes = panels(WIDTH, 1 + bool(classes), heading, (1, 2), points=(TITLES, NUMBERS))
+    bars = axes[0]
+    for bad, colour in enumerate(colours.SERIES[:2]):
+        rows = [i for i, client in enumerate(drawn) if client.malicious == bad]
+        many = [drawn[i].examples for i in rows]
+        bars.barh(rows, many, 0.76, color=colour, label="malicious" if bad and rows else None)
+    bars.set_ylim(len(drawn) - 0.5, -0.5)
+    bars.set_title("examples", loc="left", fontsize=NUMBERS, color=colours.QUIET)
+    bars.xaxis.set_major_locator(_few(3))
+    if len(drawn) <= NAMED:
+        names = (f"{client.name or client.client} · {client.tier}" for client in drawn)
+        bars.set_yticks(range(len(drawn)), [elided(name, NAME, NAME // 2) for name in names])
+    else:
+        of = "" if len(drawn) == len(clients) else f" of {len(clients)}"
+        bars.set_yticks((0, len(drawn) - 1), ("1", f"{len(drawn)}{of}"))
+    for panel in axes[1:]:
+        counts = np.array([[*one.classes] + [0] * (classes - len(one.classes)) for one in drawn])
+        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        # See-through instead of light: on a dark page, few examples are dark.
+        shades = np.zeros((*shares.shape, 4))
+        shades[..., :3] = [int(colours.SERIES[0][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        shades[..., 3] = shares / (shares.max() or 1.0)
+        panel.imshow(shades, aspect="auto", interpolation="none")
+        said = f"share of each class, up to {per_cent(float(shares.max()), 0)}"
+        panel.set_title(said, loc="left", fontsize=NUMBERS, color=colours.QUIET)
+        panel.set_yticks(())
+        panel.xaxis.set_major_locator(_few(10))
+    legend_below(figure, 1.0 + min(0.26 * len(drawn), 8.0), points=NUMBERS)
+    yield Picture(title, figure)
+
+
+def _few(most: int) -> MaxNLocator:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(most, integer=True, min_n_ticks=1)

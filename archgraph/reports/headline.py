@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from archgraph.display import colours
 from archgraph.fields import GLOBAL
 from archgraph.record.progress import measured
-from archgraph.reports.charts import worst_clients, worst_series
+from archgraph.reports.charts import (
+    ACROSS,
+    NUMBERS,
+    TITLES,
+    WIDTH,
+    Picture,
+    worst_clients,
+    worst_series,
+)
 from archgraph.reports.comparison import Comparison, Figure, RunGroup
 from archgraph.reports.header import data
-from archgraph.reports.line_chart import FONT, LEADING, WIDTH, words_at
+from archgraph.reports.measures import SHARES
+from archgraph.reports.paper import legend_below
+from archgraph.reports.plots import panels
 from archgraph.reports.runs import Log, better, judge, rows_where, series
-from archgraph.reports.scales import fitted_scale
-from archgraph.tables import elided, per_cent, plural, significant
+from archgraph.tables import elided, plural, significant
 
 # Groups of runs that are ranked in the picture.
 RANKED = 12
 # Characters of a group's name; what tells groups apart may stand at either end.
-NAME = 46
+NAME = 30
 # Measures that rank groups of runs, the first that all of them have, and what they are of.
 RANKING = {"average": "mean over the models that clients use", "global": "global model"}
 
@@ -108,7 +118,6 @@ class Ranking:
     what: str
     of: str
     rows: tuple[tuple[RunGroup, Figure], ...]
-    name = "ranking"
 
     @classmethod
     def by(cls, compared: Comparison) -> Ranking | None:
@@ -144,54 +153,35 @@ class Ranking:
         if tenth is not None:
             yield f"Its worst tenth of clients: {_with_deviation('accuracy', tenth)}."
 
-    def svg(self) -> str:
-        """Return the groups as rows of a picture: a dot for each seed, a stroke at the mean."""
+    def picture(self) -> Picture:
+        """Draw the groups in rows: a dot for each seed, a stroke at the mean."""
+        from matplotlib.ticker import MaxNLocator, PercentFormatter
+
         rows = self.rows[:RANKED]
-        values = [value for _, figure in rows for value in figure.values]
-        share = self.what == "accuracy"
-        axis = fitted_scale(values, (16, WIDTH - 126), share=share)
-        parts = [words_at(0, 14, f"{self.what}, {self.of}", size=14, weight=600)]
-        y = 40.0
-        for number, (group, figure) in enumerate(rows):
-            name = elided(group.label, NAME, NAME // 2)
-            parts.append(words_at(0, y, f"{number + 1}. {name}", weight=0 if number else 600))
-            y += 14
-            parts.append(f'<path d="M0 {y}H{WIDTH - 120}" stroke="{colours.BLOCK}"/>')
-            colour = colours.SERIES[0]
-            for value in figure.values:
-                said = html.escape(measured(self.what, value))
-                parts.append(
-                    f'<circle cx="{axis.at(value):.1f}" cy="{y}" r="4" fill="{colour}" '
-                    f'fill-opacity=".45"><title>{said}</title></circle>'
-                )
-            mean = axis.at(figure.mean)
-            parts.append(
-                f'<path d="M{mean:.1f} {y - 8}v16" stroke="{colours.INK}" stroke-width="2.6"/>'
-            )
-            parts.append(words_at(WIDTH, y + 4.5, _with_deviation(self.what, figure), anchor="end"))
-            y += LEADING + 13
-        y -= 8
-        ticks = axis.ticks(4)
-        for value in ticks:
-            said = (
-                per_cent(value, 0 if ticks[-1] - ticks[0] >= 0.02 else 1) if share else f"{value:g}"
-            )
-            at = f"{axis.at(value):.1f}"
-            parts.append(f'<path d="M{at} {y - 6:g}v4" stroke="{colours.LINE}"/>')
-            parts.append(
-                words_at(axis.at(value), y + 12, said, anchor="middle", fill=colours.QUIET)
-            )
-        y += LEADING + 8
+        figure, (panel,) = panels(WIDTH, 1, points=(TITLES, NUMBERS))
+        for number, (group, of) in enumerate(rows):
+            label = None if number else "one seed"
+            seeds = [number] * len(of.values)
+            blue, ink = colours.SERIES[0], colours.INK
+            panel.plot(of.values, seeds, "o", color=blue, alpha=0.45, label=label)
+            mean = label and "mean"
+            panel.plot([of.mean], [number], "|", ms=16, mew=2.6, color=ink, label=mean)
+            said = f"{number + 1}. {elided(group.label, NAME, NAME // 2)}: "
+            said += _with_deviation(self.what, of)
+            beside = panel.get_yaxis_transform()
+            panel.text(0, number - 0.35, said, color=ink, fontsize=NUMBERS, transform=beside)
+        panel.set_ylim(len(rows) - 0.6, -0.8)
+        panel.set_yticks(())
+        panel.margins(x=0.08)
+        panel.xaxis.set_major_locator(MaxNLocator(5))
+        if self.what in SHARES:
+            panel.xaxis.set_major_formatter(PercentFormatter(1.0))
         left_out = len(self.rows) - len(rows)
-        key = "dot: one seed; stroke: mean" + (f"; {left_out} more groups" if left_out else "")
-        parts.append(words_at(0, y + 10, key, fill=colours.QUIET))
-        label = html.escape(" ".join(self.sentences()))
-        height = round(y + 20)
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-            f'width="{WIDTH}" height="{height}" font-family="{FONT}" font-size="13" '
-            f'fill="{colours.INK}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
-        )
+        title = f"{self.what}, {self.of}" + (f"; {left_out} more groups" if left_out else "")
+        title = textwrap.fill(title, ACROSS)
+        panel.set_title(title, loc="left", fontsize=TITLES, color=colours.INK)
+        legend_below(figure, 0.9 + 0.55 * len(rows), points=NUMBERS)
+        return Picture("ranking", figure)
 
 
 def _with_deviation(what: str, figure: Figure) -> str:

@@ -86,7 +86,10 @@ def paper_figures(
     drawn = {}
     for name in chosen or known:
         if name == "time":
-            drawn[name] = _bars(spent, inches)
+            drawn[name], (panel,) = panels(inches, 1, points=(NAMES, NUMBERS))
+            lines = time_bars(panel, spent, int(BESIDE * inches))
+            panel.set_xlabel(PANELS["time"], fontsize=NAMES, color=colours.INK)
+            legend_below(drawn[name], LINE * (4 + 1.4 * lines))
             continue
         reduce = np.mean if name != "worst" else np.min if better(logs, what) else np.max
         curves = {group: reduced(of, what, reduce) for group, of in rows.items()}
@@ -156,6 +159,9 @@ def legend_below(figure: Figure, tall: float, title: str = "", points: int = NUM
         for panel in figure.axes
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
+    if not handles:
+        figure.set_figheight(tall)
+        return
     longest = max(len(line) for label in handles for line in label.split("\n"))
     columns = max(1, min(len(handles), across // (longest + SAMPLE)))
     columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))  # lines alike
@@ -181,11 +187,18 @@ def legend_below(figure: Figure, tall: float, title: str = "", points: int = NUM
     figure.set_dpi(300)
 
 
-def _bars(spent: Mapping[str, Mapping[str, float]], inches: float) -> Figure:
-    """Draw seconds per round by purpose, a bar for each group."""
-    figure, (panel,) = panels(inches, 1, points=(NAMES, NUMBERS))
-    names = [textwrap.fill(name, int(BESIDE * inches)) for name in spent]
-    lines = sum(name.count("\n") + 1 for name in names)
+def time_bars(panel: Axes, spent: Mapping[str, Mapping[str, float]], across: int = 1) -> int:
+    """Draw seconds per round by purpose, a bar for each group.
+
+    Args:
+        panel: Where they are drawn.
+        spent: By group and by purpose.
+        across: Characters beside one another in a group's name, of several groups.
+
+    Returns:
+        Number of lines that the names take.
+    """
+    names = [textwrap.fill(name, across) if len(spent) > 1 else "" for name in spent]
     left = [0.0] * len(names)
     for purpose, fill in purposes_of(spent):
         values = [of.get(purpose, 0.0) for of in spent.values()]
@@ -193,8 +206,7 @@ def _bars(spent: Mapping[str, Mapping[str, float]], inches: float) -> Figure:
         panel.barh(range(len(names)), values, left=left, height=0.6, color=fill, label=label)
         left = [a + b for a, b in zip(left, values, strict=True)]
     panel.set_yticks(range(len(names)), names)
+    panel.tick_params(axis="y", length=0)
     panel.invert_yaxis()
     panel.grid(axis="x", color=colours.BLOCK, linewidth=0.8)
-    panel.set_xlabel(PANELS["time"], fontsize=NAMES, color=colours.INK)
-    legend_below(figure, LINE * (4 + 1.4 * lines))
-    return figure
+    return sum(name.count("\n") + 1 for name in names)

@@ -13,18 +13,13 @@ import numpy as np
 
 from archgraph.display import colours
 from archgraph.display.picture import picture_form
-from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.measures import SHARES
 from archgraph.reports.runs import (
     RUN,
-    Log,
-    better,
-    judge,
     rows_where,
     seconds,
-    series,
 )
 from archgraph.tables import count
 
@@ -63,35 +58,30 @@ COSTS: Mapping[str, tuple[tuple[str, ...], float]] = {
 }
 
 
-def curves(log: Log, *, title: str = "") -> Figure:
-    """Draw every model by the figure that judges it (accuracy, say) over the rounds; and the time.
+def picture(figure: Figure, form: str = "svg", *, salt: str = "archgraph") -> bytes:
+    """Return a figure as `svg`, `png` or `pdf`; the same figure gives the same bytes every time.
 
     Args:
-        log: The run.
-        title: Heading.
-
-    Example:
-        >>> line = {"round": 1, "evaluation": {"models": {"weak": {"accuracy": 0.5}}}}
-        >>> len(curves(Log(Path("run"), "", (line,))).axes)
-        1
+        figure: What is drawn.
+        form: Of the file.
+        salt: What tells the identifiers in an SVG from those of others on its page.
     """
-    timed = bool(seconds(log.figures))
-    figure, axes = panels(9.0 if timed else 6.5, 2 if timed else 1, title, ratios=(2.4, 1.0))
-    tiers_panel(axes[0], log)
-    if timed:
-        time_panel(axes[1], log.figures)
-    return figure
-
-
-def picture(figure: Figure, form: str = "svg") -> bytes:
-    """Return a figure as `svg`, `png` or `pdf`; the same figure gives the same bytes every time."""
     import matplotlib as mpl
 
     stream = io.BytesIO()
     # The time of drawing and random identifiers would differ with every call.
-    fixed = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    # Text stays text: it can be searched, and takes the fonts of the page.
-    with mpl.rc_context({"svg.hashsalt": "archgraph", "svg.fonttype": "none", "pdf.fonttype": 42}):
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    fixed = {"svg": nothing, "pdf": {"CreationDate": None}, "png": {}}
+    # Text stays text: it can be searched. Where there is no DejaVu, Verdana is as wide.
+    fonts = ["DejaVu Sans", "Verdana"]
+    with mpl.rc_context(
+        {
+            "svg.hashsalt": salt,
+            "svg.fonttype": "none",
+            "pdf.fonttype": 42,
+            "font.sans-serif": fonts,
+        }
+    ):
         figure.savefig(stream, format=form, metadata=fixed[form], facecolor="white")
     return stream.getvalue()
 
@@ -237,7 +227,7 @@ def band(
 
 
 def scale(
-    panel: Axes, what: str, title: str, more: bool | None = None, axis: str = "round"
+    panel: Axes, what: str, title: str, axis: str = "round", points: tuple[int, int] = (10, 9)
 ) -> None:
     """Set titles and axes of a panel over rounds; the scale of values fits what is drawn.
 
@@ -245,14 +235,13 @@ def scale(
         panel: With its lines.
         what: The figure.
         title: Heading.
-        more: Whether more of it is better, to be said in the title. Default: left out.
         axis: What the curves are drawn over.
+        points: Sizes of the heading and of the axis' name.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    said = {None: "", True: " (higher is better)", False: " (lower is better)"}[more]
-    panel.set_title(title + said, loc="left", fontsize=10, color=colours.INK)
-    panel.set_xlabel(axis, fontsize=9, color=colours.INK)
+    panel.set_title(title, loc="left", fontsize=points[0], color=colours.INK)
+    panel.set_xlabel(axis, fontsize=points[1], color=colours.INK)
     if axis == "round":
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     else:
@@ -279,45 +268,6 @@ def fit_scale(panel: Axes, what: str) -> None:
     # Losses of runs that diverge would flatten all others.
     elif what == "perplexity" or (known and 0 < WIDE * min(known) < max(known)):
         panel.set_yscale("log")
-
-
-def tiers_panel(panel: Axes, log: Log) -> None:
-    """Draw every model by the figure that judges it, over the rounds."""
-    what = judge([log])
-    tested = rows_where(log.figures, part="test", metric=what)
-    others = [name for name in log.models if name != GLOBAL]
-    for number, name in enumerate(others):
-        draw_line(panel, series(tested, group=name), name, number)
-    if GLOBAL in log.models:
-        draw_line(panel, series(tested, group=GLOBAL), GLOBAL, 0, bold=True)
-    validated = series(log.figures, part="validation", group=GLOBAL, metric=what)
-    draw_line(panel, validated, "on validation examples", len(others))
-    more = None if what == "accuracy" else better([log], what)  # which way, accuracy says
-    scale(panel, what, f"{what} on all test data", more)
-    if log.models:
-        panel.legend(frameon=False, labelcolor=colours.INK, fontsize=9, loc="best")
-    else:
-        panel.text(
-            0.5, 0.5, "nothing was tested yet", transform=panel.transAxes, ha="center", fontsize=9
-        )
-
-
-def time_panel(panel: Axes, figures: DataFrame) -> None:
-    """Draw a run's seconds per round by purpose, as a bar."""
-    spent = time_spent({"run": figures})
-    left = 0.0
-    for purpose, fill in purposes_of(spent):
-        value = spent["run"].get(purpose, 0.0)
-        panel.bar(0, value, bottom=left, width=0.55, color=fill, label=PURPOSES[purpose])
-        left += value
-    panel.set_xticks([])
-    panel.set_xlim(-0.8, 0.8)
-    panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
-    panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
-    panel.set_ylim(0, left * 1.45 or 1.0)  # room for the legend above the bar
-    panel.legend(
-        frameon=False, labelcolor=colours.INK, fontsize=8, loc="upper center", reverse=True
-    )
 
 
 def time_spent(runs: Mapping[str, DataFrame]) -> dict[str, dict[str, float]]:

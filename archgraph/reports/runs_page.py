@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archgraph.fields import GLOBAL
-from archgraph.reports.charts import Picture, curve_chart
-from archgraph.reports.client_chart import client_charts
+from archgraph.reports.charts import Picture, client_charts, curve_chart, time_chart
 from archgraph.reports.comparison import Comparison, RunGroup
 from archgraph.reports.group_tables import (
     attack_sheet,
@@ -25,8 +24,7 @@ from archgraph.reports.group_tables import (
 )
 from archgraph.reports.header import header
 from archgraph.reports.headline import Ranking, headline, run_headline
-from archgraph.reports.line_chart import Line
-from archgraph.reports.page import (
+from archgraph.reports.parts import (
     closed_page,
     definition_list,
     drawings,
@@ -39,11 +37,10 @@ from archgraph.reports.plots import Reduce, by_cost, by_seed, reduced
 from archgraph.reports.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
 from archgraph.reports.runs import RUN, Log, better, judge, rows_where, seconds
 from archgraph.reports.sheets import NOTHING, Sheet, SheetColumn, download, wide
-from archgraph.reports.time_chart import TimeChart
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
     # Curves of a panel: the values of its runs, by round and seed.
     Curves = Mapping[str, DataFrame]
@@ -104,7 +101,7 @@ def _headline(compared: Comparison, curves: str) -> Iterator[str]:
         yield f'<div class="charts">{curves}</div>'
         return
     yield headline(" ".join(ranking.sentences()))
-    yield f'<div class="charts">{embedded(ranking)}{curves}</div>'
+    yield f'<div class="charts">{embedded(ranking.picture())}{curves}</div>'
 
 
 def _different(compared: Comparison, table: Table) -> str:
@@ -188,35 +185,14 @@ def runs_charts(compared: Comparison) -> Iterator[Picture]:
     what = judge(logs)
     worst: Reduce = np.min if better(logs, what) else np.max
     for title, curves in _curves(compared, what, worst):
-        lines = (mean_line(name, runs, bold=name == GLOBAL) for name, runs in curves.items())
-        yield curve_chart(f"{title} over the rounds", title, lines, what, logs)
+        yield curve_chart(f"{title} over the rounds", title, curves, what, logs)
     of = {group.label: rows_where(figures, experiment=group.label) for group in compared.groups}
+    average = {label: reduced(rows, what, np.mean) for label, rows in of.items()}
+    title = f"average submodel: {what}"
     for axis, spent in by_cost(figures).items():
-        title = f"average submodel: {what}"
-        lines = (
-            mean_line(label, reduced(rows, what, np.mean), spent[label])
-            for label, rows in of.items()
-        )
-        yield curve_chart(f"{title} over {axis}", title, lines, what, logs, axis)
+        yield curve_chart(f"{title} over {axis}", title, average, what, logs, axis, spent)
     if seconds(figures):
-        yield TimeChart.of(of)
-
-
-def mean_line(
-    name: str, runs: DataFrame, places: Series | None = None, *, bold: bool = False
-) -> Line:
-    """Return the mean of runs as a line, with their standard deviation around it.
-
-    Args:
-        name: In the legend.
-        runs: A figure by round and seed.
-        places: Where each round stands on the axis. Default: at its number.
-        bold: Whether it stands out.
-    """
-    means = runs.mean(axis=1)
-    means.index = runs.index if places is None else places[runs.index]
-    spread = runs.std(axis=1).tolist() if runs.shape[1] > 1 else ()
-    return Line.of(name, means, spread, bold=bold)
+        yield time_chart(of)
 
 
 def data_charts(compared: Comparison) -> Iterator[Picture]:

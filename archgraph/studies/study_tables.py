@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from archgraph.files import write
-from archgraph.reports.page import closed_page, embedded
+from archgraph.reports.parts import closed_page, embedded
 from archgraph.reports.runs_page import runs_charts
 from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.studies.claims import SEEDS, Judged, judge

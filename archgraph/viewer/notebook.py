@@ -8,7 +8,7 @@ from archgraph.errors import ArchGraphError
 from archgraph.federation.family import Family
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.notebook import MOST
-from archgraph.reports.page import page
+from archgraph.reports.run_page import page
 from archgraph.reports.runs import Log, read_run
 from archgraph.viewer.show import view
 

@@ -33,8 +33,7 @@ def recorded_rounds(log: Log) -> dict[str, Json] | None:
     except RunError as error:
         warnings.warn(f"no colours over the rounds: {error}", stacklevel=2)
         return None
-    # A run that has not begun has rounds to come: the page that watches it needs the columns.
-    if not changes and log.rounds:
+    if not changes:
         return None
     return over_rounds(changes, graph) | {"tests": _tested(log)}
 

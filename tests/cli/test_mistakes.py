@@ -460,7 +460,7 @@ MISTAKES = {
         experiment("rounds: 2", "rounds: 2\ntrackers: [tensorbord]"),
         RUN,
         "experiment.yaml:7: trackers: unknown tracker; found 'tensorbord'; expected one of "
-        "console, csv, mlflow, tensorboard, wandb; did you mean 'tensorboard'?",
+        "console, csv, tensorboard; did you mean 'tensorboard'?",
     ),
     "a member that there is not": Mistake(
         {},

@@ -16,7 +16,7 @@ from archgraph.engine import prepare
 from archgraph.engine.clients import ClientFacts, read_clients
 from archgraph.engine.evaluate import Evaluator
 from archgraph.federation import Outcome
-from archgraph.reports import page, read_run
+from archgraph.reports import read_run, run_page
 from archgraph.reports.charts import Picture
 from archgraph.reports.header import header
 from archgraph.reports.run_tables import tiers
@@ -134,8 +134,8 @@ def test_it_changes_the_server_and_is_not_tested(write, tmp_path, monkeypatch):
         drawn.append(clients)
         return []
 
-    monkeypatch.setattr(page, "client_charts", recorded)
-    page.report(tmp_path / "with")
+    monkeypatch.setattr(run_page, "client_charts", recorded)
+    run_page.page(log)
     assert [[client.client for client in clients] for clients in drawn] == [[0, 1, 2, 3, 4]]
 
 

@@ -8,7 +8,6 @@ import json
 import math
 import re
 import sys
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -143,73 +142,20 @@ def test_tensorboard_holds_the_scalars_of_every_round(run, tmp_path):
     assert [value for _, value in found] == pytest.approx([v for _, v in wanted], rel=1e-6)
 
 
-class Recorder(types.ModuleType):
-    """A module that records its calls: neither service is installed here.
-
-    This tests our side of the boundary, the calls and their arguments, and nothing of the packages.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def call(*args: Any, **kwargs: Any) -> Recorder:
-            self.calls.append((name, args, kwargs))
-            return self
-
-        return call
-
-
-def test_weights_and_biases_as_recorded_at_its_boundary(run, monkeypatch):
-    fake = Recorder("wandb")
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    done = run("trackers: [{wandb: {project: mine, options: {mode: offline}}}]")
-    assert [name for name, _, _ in fake.calls] == ["init", "log", "log", "finish"]
-    begun = fake.calls[0][2]
-    assert (begun["project"], begun["name"], begun["mode"]) == ("mine", "e", "offline")
-    _, (figures,), step = fake.calls[1]
-    assert step == {"step": 1}
-    assert figures["test/global/mse"] == done.rounds[0]["evaluation"]["global"]["mse"]
-
-
-def test_mlflow_as_recorded_at_its_boundary(run, monkeypatch):
-    fake = Recorder("mlflow")
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
-    run("trackers: [{mlflow: {experiment: mine, uri: 'file:runs'}}]")
-    names = [name for name, _, _ in fake.calls]
-    wanted = ["set_tracking_uri", "set_experiment", "start_run", "log_params"]
-    assert names == [*wanted, "log_metrics", "log_metrics", "end_run"]
-    assert fake.calls[1][1] == ("mine",) and fake.calls[3][1][0]["rounds"] == 2
-    assert fake.calls[4][2] == {"step": 1}
-
-
-@pytest.mark.parametrize(("name", "call"), [("wandb", "log"), ("mlflow", "log_metrics")])
-def test_a_run_that_goes_on_has_all_its_rounds_there(run, monkeypatch, tmp_path, name, call):
-    fake = Recorder(name)
-    monkeypatch.setitem(sys.modules, name, fake)
-    run(f"trackers: [{name}]", rounds=1, out=tmp_path / "out")
-    fake.calls.clear()
-    run(f"trackers: [{name}]", rounds=2, out=tmp_path / "out", resume=True)
-    assert [how["step"] for done, _, how in fake.calls if done == call] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
         ("tensorbord", "e.yaml:8: trackers: unknown tracker; found 'tensorbord'; expected one of"),
         ("{csv: {paht: a}}", "e.yaml:8: trackers: has other options; found csv: "),
         ("csv", "trackers: csv: has nowhere to write to: the run has no folder; name a run"),
-        ("mlflow", "e.yaml:8: trackers: mlflow: needs the package mlflow; found"),
+        ("tensorboard", "trackers: tensorboard: needs the package tensorboard; found import"),
+        ("wandb", "one of console, csv, tensorboard; it is gone: an object of your own logs to it"),
         ("{csv: {}, console: {}}", "e.yaml:8: trackers[0]: must be one name with its options"),
     ],
-    ids=["unknown", "option", "folder", "package", "two"],
+    ids=["unknown", "option", "folder", "package", "gone", "two"],
 )
 def test_mistakes(run, monkeypatch, choice, said):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ag.ArchGraphError, match=re.escape(said)):
         run(f"\ntrackers: [{choice}]")
 

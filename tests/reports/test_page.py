@@ -13,25 +13,22 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from matplotlib.container import BarContainer
 
 import archgraph as ag
 from archgraph.analysis.cost import cost
+from archgraph.display import colours
 from archgraph.language import ExperimentSpec
 from archgraph.record.points import points
 from archgraph.record.traffic import size
-from archgraph.reports.charts import charts
-from archgraph.reports.client_chart import client_charts
+from archgraph.reports.charts import charts, client_charts, curves
 from archgraph.reports.header import header
 from archgraph.reports.headline import run_headline
-from archgraph.reports.line_chart import LineChart
-from archgraph.reports.page import page
-from archgraph.reports.plots import curves
+from archgraph.reports.run_page import page
 from archgraph.reports.run_tables import client_sheet, model_sheet, setting_sheet
 from archgraph.reports.runs import Log, read_run
-from archgraph.reports.scales import Ruler, fitted_scale
 from archgraph.reports.settings import differing
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -223,25 +220,42 @@ def test_every_chart_has_its_name_and_its_values(log: Log, run: ag.engine.Run, t
         "seconds per round",
     ]
     last = run.rounds[-1]["evaluation"]
-    own = drawn["accuracy on clients' own classes over the rounds"]
-    assert isinstance(own, LineChart)
-    ends = {line.name: line.y[-1] for line in own.lines}
+    (own,) = drawn["accuracy on clients' own classes over the rounds"].figure.axes
+    ends = {str(one.get_label()): np.asarray(one.get_ydata())[-1] for one in own.get_lines()}
     assert ends == {
         **{n: row["local"]["accuracy"] for n, row in last["models"].items() if n != "global"},
         "all clients": last["local"]["accuracy"],
         "worst client": last["tenth"]["accuracy"],
     }
     (chart,) = client_charts(log.participants)
-    rows = [[c.label, c.examples, c.classes] for c in log.participants]
-    (bad,) = (i for i, c in enumerate(log.participants) if c.malicious)
-    rows[bad][0] = f"{rows[bad][0]} (malicious)"
-    assert chart.data()["rows"] == rows
-    # The key ends at the darkest shade, which no share is above.
-    most = max(max(c.classes) / sum(c.classes) for c in log.participants)
-    ends_at = float(re.findall(r"(\d+) %</text>", chart.svg())[-1]) / 100
-    assert most <= ends_at < most + 0.1
+    bars, shares = chart.figure.axes
+    widths = {
+        round(bar.get_y() + bar.get_height() / 2): (bar.get_width(), group.get_label())
+        for group in bars.containers
+        if isinstance(group, BarContainer)
+        for bar in group
+    }
+    assert [widths[row][0] for row in range(4)] == [c.examples for c in log.participants]
+    bad = [widths[row][1] == "malicious" for row in range(4)]
+    assert bad == [c.malicious for c in log.participants]
+    # As dark as its share is of the largest one, which the picture says.
+    (shades,) = shares.get_images()
+    counts = np.array([c.classes for c in log.participants])
+    of = counts / counts.sum(1, keepdims=True)
+    assert np.asarray(shades.get_array())[..., 3] == pytest.approx(of / of.max(), abs=1e-9)
+    assert shares.get_title(loc="left").endswith(f"up to {100 * of.max():.0f} %")
+
+
+def test_pictures_share_no_identifier_and_take_the_colours_of_the_page(log: Log, text: str):
     ids = re.findall(r' id="([^"]*)"', text)
-    assert len(ids) == len(set(ids))
+    assert ids and len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]*)\)|xlink:href=\"#([^\"]*)", text)) <= {
+        pair for one in ids for pair in ((one, ""), ("", one))
+    }
+    assert text == page(log)
+    shown = "".join(re.findall(r'<figure class="picture">(<svg.*?</svg>)', text, re.DOTALL))
+    assert not [one for one in colours.DARK if one in shown] and "var(--c" in shown
+    assert "<text" in shown and "<metadata" not in shown
 
 
 def test_the_headline_is_the_last_test(log: Log, run: ag.engine.Run):
@@ -256,37 +270,6 @@ def test_the_headline_is_the_last_test(log: Log, run: ag.engine.Run):
     for value in (models["global"], tiers[best], tiers[worst], last["tenth"]["accuracy"]):
         assert f"<b>{100 * value:.2f} %</b>" in text
     assert page(log).index("<dl class") < page(log).index("<figure") < page(log).index("<h2>")
-
-
-@given(
-    values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
-    log_axis=st.booleans(),
-    most=st.integers(2, 8),
-)
-def test_values_and_few_ticks_stand_within_their_axis(values, log_axis, most):
-    values = [abs(v) + 1e-3 for v in values] if log_axis else values
-    axis = fitted_scale(values, (200, 0), log=log_axis)
-    assert all(-1e-6 <= axis.at(value) <= 200 + 1e-6 for value in values)
-    ticks = axis.ticks(most)
-    assert all(-1e-6 <= axis.at(tick) <= 200 + 1e-6 for tick in ticks)
-    assert list(ticks) == sorted(set(ticks)) and len(ticks) <= 3 * most
-    shares = fitted_scale((0.5, 0.9), (200, 0), share=True)
-    assert (shares.low, shares.high) == pytest.approx((0.476, 0.924), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "options", "ticks"),
-    [
-        (0.0, 1.0, {}, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
-        (1, 15, {"integer": True}, (5, 10, 15)),
-        (1, 2, {"integer": True}, (1, 2)),
-        (0.001, 100, {"log": True}, (0.001, 0.01, 0.1, 1, 10, 100)),
-        (3, 40, {"log": True}, (5, 10, 20)),
-        (10, 40, {"log": True}, (10, 20, 30, 40)),
-    ],
-)
-def test_ticks_are_round(low: float, high: float, options: dict[str, bool], ticks):
-    assert Ruler(low, high, 0, 1, **options).ticks(5) == pytest.approx(ticks)
 
 
 def test_a_folder_from_before_bytes_and_clients_were_recorded_has_its_page(log: Log, tmp_path):

@@ -16,10 +16,8 @@ import archgraph as ag
 from archgraph.analysis.cost import cost
 from archgraph.record.traffic import DOWN, UP, traffic
 from archgraph.reports import report
-from archgraph.reports.client_chart import ClientChart
 from archgraph.reports.comparison import comparison
 from archgraph.reports.headline import Ranking
-from archgraph.reports.line_chart import WIDTH, LineChart
 from archgraph.reports.runs_page import data_charts, rounds_sheet, runs_charts, runs_page
 from tests.cli.terminal import call, refused
 from tests.reports.test_comparison import made
@@ -45,15 +43,16 @@ def files(text: str, kind: str) -> dict[str, str]:
 
 def test_seeds_are_one_curve_whose_band_is_within_the_scale(runs: list[Path]):
     chart, _ = runs_charts(comparison(runs[:2]))
-    assert isinstance(chart, LineChart)
     assert chart.name == "accuracy on all test data over the rounds"
-    assert [line.name for line in chart.lines] == ["small", "large", "global"]
-    [[_, _, low, high], *_] = chart.data()["y"]["forms"]
-    for line in chart.lines:
-        assert line.y[-1] == pytest.approx(VALUES[line.name] + 0.05, abs=1e-9)
-        assert line.spread[-1] == pytest.approx(0.1 / 2**0.5, abs=1e-9)
-        assert low < line.y[-1] - line.spread[-1] and line.y[-1] + line.spread[-1] < high
-    assert chart.svg().count('class="band"') == 3
+    (panel,) = chart.figure.axes
+    low, high = panel.get_ylim()
+    bands = [np.asarray(of.get_paths()[0].vertices)[:, 1] for of in panel.collections]
+    ends = {str(line.get_label()): np.asarray(line.get_ydata())[-1] for line in panel.get_lines()}
+    assert list(ends) == ["small", "large", "global"]
+    for (name, end), heights in zip(ends.items(), bands, strict=True):
+        assert end == pytest.approx(VALUES[name] + 0.05, abs=1e-9)
+        assert heights.max() == pytest.approx(end + 0.1 / 2**0.5, abs=1e-9)
+        assert low < heights.min() and heights.max() < high
 
 
 def test_groups_are_compared_by_their_average_worst_and_every_tier(runs: list[Path]):
@@ -66,9 +65,9 @@ def test_groups_are_compared_by_their_average_worst_and_every_tier(runs: list[Pa
         "global model: accuracy over the rounds",
         "seconds per round",
     ]
-    worst = drawn["worst submodel: accuracy over the rounds"]
-    assert isinstance(worst, LineChart)
-    assert [line.y[-1] for line in worst.lines] == pytest.approx([0.45] * 2)
+    (worst,) = drawn["worst submodel: accuracy over the rounds"].figure.axes
+    ends = [np.asarray(line.get_ydata())[-1] for line in worst.get_lines()]
+    assert ends == pytest.approx([0.45] * 2)
 
 
 def test_the_best_group_stands_first_with_its_lead_and_its_doubts(runs: list[Path], tmp_path: Path):
@@ -104,11 +103,11 @@ def test_every_table_and_plot_can_be_taken_away(runs: list[Path]):
         "0.4", "0.5"
     }  # fmt: skip
     assert len(files(text, "svg")) == text.count("<figure ") == 7
-    assert all(plot.startswith("<svg xmlns") for plot in files(text, "svg").values())
+    assert all(plot.startswith("<svg role") for plot in files(text, "svg").values())
     shown = compared.tables()[0]
     for cell in (*shown.columns[1:], *shown.rows[0], *shown.rows[1]):
         assert html.escape(cell) in text
-    assert text.count("<script") == 1
+    assert "<script" not in text
 
 
 def test_report_takes_one_run_or_several_and_folders_of_them(runs: list[Path], tmp_path: Path):
@@ -204,9 +203,10 @@ def test_data_is_drawn_once_for_runs_that_have_the_same(attacked: list[ag.engine
     drawn = list(data_charts(comparison(folders([four, five]))))
     assert [chart.name for chart in drawn] == ["attacked, seed 4", "attacked, seed 5"]
     (chart,) = data_charts(comparison(folders([four])))
-    assert isinstance(chart, ClientChart)
-    counts = [list(client.histogram) for client in four.experiment.world.clients]
-    assert [row[2] for row in chart.data()["rows"]] == counts
+    shades = np.asarray(chart.figure.axes[1].get_images()[0].get_array())[..., 3]
+    counts = np.array([client.histogram for client in four.experiment.world.clients])
+    shares = counts / counts.sum(1, keepdims=True)
+    assert shades == pytest.approx(shares / shares.max(), abs=1e-9)
 
 
 def test_curves_are_drawn_over_bytes_and_macs_too(attacked: list[ag.engine.Run]):
@@ -216,11 +216,11 @@ def test_curves_are_drawn_over_bytes_and_macs_too(attacked: list[ag.engine.Run])
         "GMACs of training": lambda line: line["macs"]["round"] / 1e9,
     }
     for axis, read in costs.items():
-        chart = drawn[f"average submodel: accuracy over {axis}"]
-        assert isinstance(chart, LineChart)
+        (panel,) = drawn[f"average submodel: accuracy over {axis}"].figure.axes
         spent = np.cumsum([read(line) for line in attacked[2].rounds])
-        assert chart.lines[1].name == "clean"
-        assert chart.lines[1].x == pytest.approx(spent)
+        second = panel.get_lines()[1]
+        assert second.get_label() == "clean"
+        assert np.asarray(second.get_xdata()) == pytest.approx(spent)
 
 
 def test_long_names_leave_neither_legend_nor_bars_outside(tmp_path: Path):
@@ -230,14 +230,9 @@ def test_long_names_leave_neither_legend_nor_bars_outside(tmp_path: Path):
         for strategy in ("fedfa", "heterofl")
     ]
     ranking = Ranking.by(comparison(places))
-    for chart in (*runs_charts(comparison(places)), ranking):
-        assert chart is not None
-        svg = chart.svg()
-        height = float(re.findall(r' height="([\d.]+)"', svg)[0])
-        for attributes, words in re.findall(r"<text ([^>]*)>([^<]*)<", svg):
-            x, y = (float(re.findall(rf'\b{key}="([\d.]+)"', attributes)[0]) for key in "xy")
-            wide = 7.6 * len(words)  # as wide as a browser's system fonts are at 14 units
-            left = {"end": x - wide, "middle": x - wide / 2}.get(
-                (re.findall(r'text-anchor="(\w+)"', attributes) or [""])[0], x
-            )
-            assert left >= -8 and left + wide <= WIDTH + 34 and y <= height, words
+    assert ranking is not None
+    for chart in (*runs_charts(comparison(places)), ranking.picture()):
+        chart.figure.draw_without_rendering()
+        ink = chart.figure.get_tightbbox()  # in inches
+        assert min(ink.x0, ink.y0) >= 0, chart.name
+        assert ink.x1 <= chart.figure.get_figwidth() and ink.y1 <= chart.figure.get_figheight()

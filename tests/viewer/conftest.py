@@ -21,7 +21,7 @@ from archgraph.rewrites.shorten import shorten
 from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 from archgraph.viewer import view
-from tests.reports.test_watch import CONFIG, line
+from tests.reports.test_follow import CONFIG, line
 
 FLAGS = (
     "--no-sandbox",

@@ -62,8 +62,6 @@ def test_of_many_rounds_some_are_shown_the_first_and_the_last_among_them(net, ma
 def test_a_run_that_recorded_no_changes_has_no_such_colours(run_folder):
     (run_folder / FILE).unlink()
     assert "rounds" not in decode_data(view(read_run(run_folder)))["graphs"][0]
-    (run_folder / "metrics.jsonl").write_text("")  # it has only begun
-    assert decode_data(view(read_run(run_folder)))["graphs"][0]["rounds"]["numbers"] == []
 
 
 def test_the_slider_changes_colours_legend_panel_and_address(opened, run_folder):

@@ -292,12 +292,6 @@ class App {
     $("panes").classList.toggle("playing", Boolean(this.player));
   }
 
-  /** Take what a run that goes on has changed by now. */
-  renew(/** @type {any} */ rounds) {
-    this.data.graphs[0].rounds = rounds;
-    this.tint(this.state.by);
-  }
-
   /** Items of the other panes that correspond to one. */
   across(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     return this.comparison ? this.comparison.across(canvas, item) : [];

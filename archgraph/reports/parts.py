@@ -1,0 +1,118 @@
+"""The parts of pages: sections, pictures, architectures; a page is one file that loads nothing."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from archgraph.display import colours
+from archgraph.display.style import STYLE
+from archgraph.errors import ArchGraphError
+from archgraph.fields import GLOBAL
+from archgraph.reports.charts import Picture
+from archgraph.reports.runs import Log
+from archgraph.reports.sheets import Sheet, download
+from archgraph.tables import plural
+
+# Rows of a table that is not folded.
+FEW = 12
+
+
+def closed_page(title: str, body: Iterable[str], *, reload: int = 0) -> str:
+    """Return a whole page in the house's style that runs no script of its own and loads nothing.
+
+    Args:
+        title: Of the page.
+        body: HTML, one part below the other.
+        reload: Seconds after which it reloads itself; 0: never.
+    """
+    text = "\n".join(body)
+    # A frame's document inherits this policy, so it names the viewer's script.
+    viewers = sorted(set(re.findall(r"script-src (&#x27;sha256-[\w+/=]+&#x27;)", text)))
+    scripts = f"script-src {html.unescape(' '.join(viewers))}; " if viewers else ""
+    policy = f"default-src 'none'; {scripts}style-src 'unsafe-inline'; img-src data:"
+    refresh = f'<meta http-equiv="refresh" content="{reload}">\n' if reload else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{refresh}'
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style></head>\n<body><main>\n"
+        f"{text}\n</main></body></html>\n"
+    )
+
+
+def definition_list(pairs: Iterable[tuple[str, str]]) -> str:
+    """Write facts with their names, in columns as wide as there is room."""
+    rows = (
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>"
+        for name, text in pairs
+    )
+    return f"<dl>{''.join(rows)}</dl>"
+
+
+def section(title: str, inside: str) -> Iterator[str]:
+    """Yield a part of the page, if there is anything in it."""
+    if inside:
+        yield f"<h2>{title}</h2>"
+        yield inside
+
+
+def expandable(sheet: Sheet, noun: str) -> str:
+    """Return a table that is folded where it is long; empty without rows."""
+    many = len(sheet.rows)
+    opened = " open" if many <= FEW else ""
+    inside = f"<summary>{plural(many, noun)}</summary>{sheet.html()}"
+    return f"<details{opened}>{inside}</details>" if many else ""
+
+
+def embedded(picture: Picture) -> str:
+    """Embed a picture in the page, in the colours of the page, and as a file to save."""
+    svg = picture.svg()
+    file = re.sub(r"[^a-z0-9]+", "_", picture.name.lower()).strip("_")
+    link = download(file, svg, "svg", "SVG")
+    caption = f'<figcaption class="file">{link}</figcaption>'
+    return f'<figure class="picture">{colours.themed(svg)}{caption}</figure>'
+
+
+def viewer_frame(viewer: str) -> str:
+    """Embed the viewer: it runs its own script and reaches nothing of this page."""
+    rights = 'sandbox="allow-scripts allow-downloads"'
+    source = html.escape(viewer)
+    return f'<iframe class="viewer" title="Architectures" {rights} srcdoc="{source}"></iframe>'
+
+
+def drawings(log: Log, most: int | None = None) -> Iterator[str]:
+    """Yield architectures as pictures, the global one first; all of them, or as many as said."""
+    from archgraph.display.picture import draw, render
+
+    cover = _coverage(log)
+    for name, graph in itertools.islice(log.graphs.items(), most):
+        if isinstance(graph, str):  # why its file cannot be read
+            yield f"<p>{html.escape(f'{name}: {graph}')}</p>"
+            continue
+        shares, opened = (cover, " open") if name == GLOBAL else (None, "")
+        svg = render(draw(graph, cover=shares, title=name), "svg").decode()
+        yield f"<details{opened}><summary>{html.escape(name)}</summary>{_drawing(svg)}</details>"
+
+
+def _coverage(log: Log) -> Mapping[str, float] | None:
+    """Return the coverage of the global model; None where the folder does not tell it."""
+    from archgraph.display.cover import coverage
+    from archgraph.reports.run_family import run_family
+
+    try:
+        return coverage(run_family(log))
+    except ArchGraphError:
+        return None
+
+
+def _drawing(svg: str) -> str:
+    """Embed one of our pictures in the page itself, where its tooltips work."""
+    # Graphviz numbers the parts of each picture from one: two pictures would share identifiers.
+    inside = re.sub(r' id="[^"]*"', "", svg[svg.index("<svg") :])
+    # What is wider than a telephone is moved there, not shrunk.
+    wide = re.search(r'<svg width="(\d+)', inside)
+    least = f'<svg style="min-width: min({wide[1]}pt, 36rem)"' if wide else "<svg"
+    return f'<figure class="drawing">{inside.replace("<svg", least, 1)}</figure>'

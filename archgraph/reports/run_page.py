@@ -1,0 +1,88 @@
+"""A run as one page: what came out, its network, how it went, what was asked. Nothing is loaded."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+
+from archgraph.reports.charts import charts, client_charts
+from archgraph.reports.header import header
+from archgraph.reports.headline import context, run_headline
+from archgraph.reports.parts import (
+    closed_page,
+    definition_list,
+    drawings,
+    embedded,
+    expandable,
+    section,
+    viewer_frame,
+)
+from archgraph.reports.run_tables import (
+    client_sheet,
+    lost_sheet,
+    model_sheet,
+    setting_sheet,
+    traffic_sheet,
+)
+from archgraph.reports.runs import Log
+from archgraph.reports.sheets import download
+
+
+def page(log: Log, viewer: str = "", *, reload: int = 0) -> str:
+    """Return the page of a run as HTML text.
+
+    Args:
+        log: The run.
+        viewer: A page that shows its architectures, to stand inside this one; empty: they are
+            drawn.
+        reload: Seconds after which the page reloads itself, then without architectures, which stay
+            the same; 0: never.
+    """
+    first, *others = map(embedded, charts(log))
+    networks = "" if reload else "".join(_architectures(log, viewer))
+    # Beside the curves: below them, where there is not enough room.
+    inside = f'{first}<div class="network">{networks}</div>' if networks else first
+    body = [
+        f"<h1>{html.escape(log.name)}</h1>",
+        f"<p>{html.escape(context(log))}</p>",
+        run_headline(log) or "<p>Nothing was tested yet.</p>",
+        f'<div class="{"first" if networks else "charts"}">{inside}</div>',
+        "<h2>Over the rounds</h2>",
+        f'<div class="charts">{"".join(others)}</div>',
+        f"<p>{download('rounds', log.figures.to_csv(index=False, na_rep='nan'))}</p>",
+        *section("Models", model_sheet(log).html()),
+        *_clients(log),
+        *section("Communication", traffic_sheet(log).html()),
+        *section("Clients left out", expandable(lost_sheet(log), "update")),
+        "<h2>The run</h2>",
+        definition_list(header(log)),
+        "<h2>Settings</h2>",
+        *_settings(log),
+    ]
+    return closed_page(log.name, body, reload=reload)
+
+
+def _clients(log: Log) -> Iterator[str]:
+    for chart in client_charts(log.participants):
+        yield "<h2>Clients and their data</h2>"
+        table = expandable(client_sheet(log), "client")
+        yield f'<div class="first">{embedded(chart)}<div>{table}</div></div>'
+
+
+def _settings(log: Log) -> Iterator[str]:
+    """Yield settings that are not defaults; all on demand, or where the defaults are not known."""
+    if log.experiment is not None:
+        yield setting_sheet(log).html() or "<p>All are the defaults.</p>"
+    opened = "" if log.experiment else " open"
+    everything = f"<pre tabindex='0'>{html.escape(log.config)}</pre>"
+    yield f"<details{opened}><summary>All settings (run.yaml)</summary>{everything}</details>"
+
+
+def _architectures(log: Log, viewer: str) -> Iterator[str]:
+    if viewer:
+        # Where scripts are off the viewer is empty.
+        yield viewer_frame(viewer)
+        picture = "".join(drawings(log, most=1))
+        yield f"<noscript><style>iframe.viewer {{ display: none; }}</style>{picture}</noscript>"
+    else:
+        yield from drawings(log)
