@@ -7,16 +7,22 @@ it is tested (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §3.3).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from archgraph.data import Split
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Model, State, module_of, seeded
-from archgraph.graph.ir import ArchGraph, Ref
+from archgraph.graph.ir import ArchGraph, Ref, per_graph
+from archgraph.graph.passes import specialise
+from archgraph.module.calls import called
 from archgraph.ops.operands import sizes_of
-from archgraph.relate.repair import measured, measuring
+from archgraph.ops.schema import op_schema
+from archgraph.ops.table import row, statistics
 from archgraph.states.copies import to_device
 
 # Most examples of a piece: not a setting, since statistics, and so test figures, depend on it.
@@ -51,7 +57,7 @@ def recalibrated(
     Returns:
         A state with the same entries; the given one if the graph has no running statistics.
     """
-    probe, buffers = measuring(graph)
+    probe, buffers = _measuring(graph)
     # No pass over the data for a model without such layers.
     if not buffers:
         return state
@@ -60,7 +66,7 @@ def recalibrated(
     # Pieces of equal size: a mean over batches would give a small last one too much weight.
     pieces = order.tensor_split(max(math.ceil(len(order) / batch), 1))
     batches = ([to_device(x, device) for x in data.examples(piece)[0]] for piece in pieces)
-    return {**state, **measured(module, buffers, batches, state)}
+    return {**state, **_measured(module, buffers, batches, state)}
 
 
 def check_enough_examples(graph: ArchGraph, examples: int) -> None:
@@ -73,7 +79,7 @@ def check_enough_examples(graph: ArchGraph, examples: int) -> None:
     Raises:
         RunError: If a layer would see one value of each channel, which has no variance.
     """
-    _, buffers = measuring(graph)
+    _, buffers = _measuring(graph)
     for node in graph.nodes if examples == 1 else ():
         measures = [name for name in node.leaves() if name in buffers]
         if measures and math.prod(sizes_of(graph, Ref(node.name))) == math.prod(
@@ -106,3 +112,44 @@ def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
         seed=setup.world.seed,
         device=setup.world.device,
     )
+
+
+@per_graph
+def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
+    """Return a graph in eval mode whose running statistics become each batch's; and their names."""
+    running = statistics(graph)
+    nodes, names = [], []
+    for node in graph.nodes:
+        flag = row(node.op).training_flag
+        leaves = [name for name in node.leaves() if name in running]
+        if flag is not None and leaves and "momentum" in op_schema(node.op).by_name:
+            # Momentum 1 replaces the old statistics by those of the batch.
+            node = node.with_args(**{flag: True, "momentum": 1.0})
+            names += leaves
+        nodes.append(node)
+    probe = specialise(graph.replace(nodes=tuple(nodes)), training=False)
+    return probe, tuple(dict.fromkeys(names))
+
+
+def _measured(
+    net: nn.Module, buffers: Sequence[str], batches: Iterable[Any], state: State
+) -> dict[str, Tensor]:
+    """Return running statistics: the mean over batches of those of each.
+
+    Args:
+        net: The module of the graph of :func:`_measuring`.
+        buffers: Their names.
+        batches: Inputs.
+        state: Says of which types they are.
+    """
+    live = dict(net.named_buffers())
+    # In double: a mean over thousands of batches.
+    sums = {name: torch.zeros_like(live[name], dtype=torch.float64) for name in buffers}
+    count = 0
+    with torch.no_grad():
+        for inputs in batches:
+            called(net, inputs)
+            count += 1
+            for name, total in sums.items():
+                total += live[name]
+    return {name: (total / count).to(state[name].dtype).cpu() for name, total in sums.items()}
