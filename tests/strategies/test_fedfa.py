@@ -20,8 +20,8 @@ from archgraph.federation import Model, Outcome, Result, Task, TaskLoss, Train
 from archgraph.module.initial import initial_state
 from archgraph.strategies.fedfa import (
     SAMPLE,
+    ArchitectureSearch,
     FedFA,
-    Search,
     ZiCo,
     architecture,
     combinations,
@@ -473,7 +473,7 @@ def test_a_search_to_the_end_takes_the_best_of_all_within_its_bound(lab, tiers, 
     world = lab.make_world(lab.graph, lab.state, tiers, ["full"] * 4)
     strategy = FedFA(choice="search", limited=0.0, steps=10_000, macs=macs)
     task = next(iter(strategy.survey(world, strategy.init(world))))
-    assert isinstance(task.program, Search)
+    assert isinstance(task.program, ArchitectureSearch)
     space = task.program.space
     score = ZiCo(TaskLoss(mask_absent=True)).scorer(lab.work_of(task, lab.toy(task.client)))
     scores = {}

@@ -623,12 +623,12 @@ def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Pa
 def test_a_record_says_on_which_device_a_run_was(place: Path, result: StudyResult, tmp_path: Path):
     folder = shutil.copytree(result.runs[0].folder, tmp_path / "run")
     file = folder / "run.yaml"
-    origin = record_of(folder, "study", "row", "column", {}).origin
+    origin = record_of(folder, "study", "row", "column").origin
     assert origin["device"] == "cpu"
     said = file.read_text()
     assert "device: cpu" in said
     file.write_text(said.replace("device: cpu", "device: meta"))
-    there = record_of(folder, "study", "row", "column", {}).origin
+    there = record_of(folder, "study", "row", "column").origin
     assert there == {**origin, "device": "meta"}
 
 
