@@ -153,9 +153,6 @@ def draw(
         Literal["section", "block", "node"],
         typer.Option(help="A box per block, per layer, or per operator."),
     ] = "block",
-    direction: Annotated[
-        Literal["TB", "LR"], typer.Option(help="From top to bottom or left to right.")
-    ] = "TB",
     fold: Annotated[
         bool, typer.Option(help="Show equal neighbouring blocks once, with their number.")
     ] = True,
@@ -192,9 +189,7 @@ def draw(
     family = address.family if address.member is None else None
     if family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)
-        pictures = draw_family(
-            family, folder, detail=detail, direction=direction, fold=fold, form=form
-        )
+        pictures = draw_family(family, folder, detail=detail, fold=fold, form=form)
         for path in pictures:
             wrote(path)
         return
@@ -203,7 +198,6 @@ def draw(
         output,
         cover=None if family is None else coverage(family),
         detail=detail,
-        direction=direction,
         fold=fold,
         title=title,
         legend=legend,

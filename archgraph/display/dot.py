@@ -9,7 +9,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import graphviz
 
@@ -17,13 +16,12 @@ from archgraph.display import colours
 from archgraph.display.cover import Reach, percent
 from archgraph.display.labels import LabelLine
 from archgraph.display.markup import FONT, bar, stacked_lines, text, width
-from archgraph.display.rows import LENGTH, Row, scene_rows, span, spine
+from archgraph.display.paths import span, spine
 from archgraph.display.scene import Box, Cluster, Scene
 
 # A blank at which no line breaks.
 TIED = "\u00a0"
 
-Direction = Literal["TB", "LR"]
 Fed = Reach | float
 # Names of blocks longer than this are shown without the name of their section.
 LONG = 20
@@ -42,7 +40,6 @@ class Drawing:
         picture: The scene.
         fed: How clients feed what has weights, by `box NAME` and `group NAME`; may be empty.
         tips: What a pointer over a box shows.
-        direction: `TB` from top to bottom; `LR` from left to right, in rows that fit a screen.
         font: Of all words.
         letters: Of a line of a box, at most; Default: as many as it has.
     """
@@ -52,19 +49,14 @@ class Drawing:
         picture: Scene,
         fed: Mapping[str, Fed],
         tips: Callable[[Box], str],
-        direction: Direction,
         font: str = FONT,
         letters: int | None = None,
     ) -> None:
-        self.picture, self.fed, self.tips, self.direction = picture, fed, tips, direction
+        self.picture, self.fed, self.tips = picture, fed, tips
         self.font, self.letters = font, letters
         self.boxes = picture.box
         self.ids = {box.name: f"n{i}" for i, box in enumerate(picture.boxes)}
         self.spine = spine(picture)
-        # A box and its arrow are some thirty letters wide.
-        length = LENGTH if letters is None else max(2, letters // 30)
-        standing = [Row(frozenset(self.boxes))]
-        self.rows = scene_rows(picture, length) if direction == "LR" else standing
         self.wide = self.widths()
         self.frames = 0
 
@@ -73,7 +65,6 @@ class Drawing:
         target = graphviz.Digraph(
             self.picture.name or "graph",
             graph_attr={
-                "rankdir": self.direction,
                 "label": heading,
                 "labelloc": "t",
                 "fontname": self.font,
@@ -104,42 +95,14 @@ class Drawing:
         if span(self.picture) > DENSE:
             # Too many long arrows to route around boxes: less care, straight lines, in seconds.
             target.attr("graph", splines="line", mclimit="0.1", nslimit="2")
-        # From left to right Graphviz puts what comes first at the bottom.
-        for number, row in reversed(list(enumerate(self.rows))):
-            self.row(target, row, number)
+        for group in self.picture.groups:
+            self.frame(target, group, "")
+        framed = {name for group in self.picture.clusters() for name in group.boxes}
+        for box in self.picture.boxes:
+            if box.name not in framed:
+                self.box(target, box, None)
         self.links(target)
         return str(target.source)
-
-    def row(self, target: graphviz.Digraph, row: Row, number: int) -> None:
-        """Draw frames and boxes of one row."""
-        inside: set[str] = set()
-        for group in self.picture.groups:
-            self.frame(target, group, "", row, inside)
-        for box in self.picture.boxes:
-            if box.name in row.boxes and box.name not in inside:
-                self.box(target, box, None)
-        for tail in row.leaves:
-            self.mark(target, f"{self.ids[tail]}_out", self.number(tail), after=True)
-        for tail in row.enters:
-            self.mark(target, f"{self.ids[tail]}_in{number}", self.number(tail), after=False)
-
-    def number(self, tail: str) -> str:
-        """Return the number of the mark by which a value continues in a later row."""
-        leaving = [name for row in self.rows for name in row.leaves]
-        return str(leaving.index(tail) + 1)
-
-    def mark(self, target: graphviz.Digraph, name: str, label: str, after: bool) -> None:
-        """Draw a small circle where an arrow leaves or enters a row."""
-        target.node(
-            name,
-            label,
-            shape="circle",
-            width="0.2",
-            margin="0.01",
-            fontsize="8",
-            fillcolor=colours.BLOCK,
-            tooltip=f"continues {'at' if after else 'from'} {label}",
-        )
 
     def box(self, target: graphviz.Digraph, box: Box, around: Fed | None) -> None:
         """Draw one box, without what the frame around it says."""
@@ -164,13 +127,9 @@ class Drawing:
         label = _box_label(box, None if same or not box.leaves else fed, quiet, self.letters)
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
 
-    def frame(
-        self, target: graphviz.Digraph, group: Cluster, within: str, row: Row, inside: set[str]
-    ) -> None:
+    def frame(self, target: graphviz.Digraph, group: Cluster, within: str) -> None:
         """Draw a frame with its contents; a section of one block needs one frame only."""
-        every = [box for each in group.walk() for box in each.boxes]
-        here = row.boxes.intersection(every)
-        if not here:
+        if not any(each.boxes for each in group.walk()):
             return
         # A section of one block is drawn as that block, under the section's title.
         block = group.groups[0] if single(group) else group
@@ -178,7 +137,7 @@ class Drawing:
         self.frames += 1
         # Graphviz draws a frame around what is called a cluster, and around nothing else.
         with target.subgraph(name=f"cluster_{self.frames}") as frame:
-            title = _title(group, fed, within, continued=len(here) < len(every))
+            title = _title(group, fed, within)
             frame.attr(
                 label=f"<{stacked_lines(title)}>",
                 labeljust="l",
@@ -190,11 +149,9 @@ class Drawing:
                 tooltip=f"{group.name}: {group.note} parameters",
             )
             for inner in () if single(group) else group.groups:
-                self.frame(frame, inner, group.name, row, inside)
+                self.frame(frame, inner, group.name)
             for name in block.boxes:
-                if name in row.boxes:
-                    inside.add(name)
-                    self.box(frame, self.boxes[name], fed)
+                self.box(frame, self.boxes[name], fed)
 
     def widths(self) -> dict[str, float]:
         """Compute least widths in inches: of boxes with a weight, twice a title's at an entry."""
@@ -203,12 +160,11 @@ class Drawing:
         before: dict[str, list[str]] = {}
         for link in self.picture.links:
             before.setdefault(link.head, []).append(link.tail)
-        # From left to right arrows enter a frame at its side, beside the title.
-        for group in self.picture.groups if self.direction == "TB" else ():
+        for group in self.picture.groups:
             for each in group.walk():
                 block = each.groups[0] if single(each) else each
                 fed = self.fed.get(f"group {block.name}")
-                title = _title(each, fed, "" if each is group else group.name, continued=False)
+                title = _title(each, fed, "" if each is group else group.name)
                 names = {name for inner in each.walk() for name in inner.boxes}
                 for name in names:
                     # An arrow enters here, in the middle: the title at the left has half the width.
@@ -217,15 +173,10 @@ class Drawing:
         return wide
 
     def links(self, target: graphviz.Digraph) -> None:
-        """Draw arrows; one to a later row ends at a mark and continues from its twin there."""
-        row_of = {name: number for number, row in enumerate(self.rows) for name in row.boxes}
+        """Draw arrows."""
         drawn: set[tuple[str, str]] = set()
         for link in self.picture.links:
-            start, stop = row_of[link.tail], row_of[link.head]
-            tail, head = self.ids[link.tail], self.ids[link.head]
-            ends = [(tail, head)]
-            if start != stop:  # an arrow across rows would cross all that stands between them
-                ends = [(tail, f"{tail}_out"), (f"{tail}_in{stop}", head)]
+            ends = self.ids[link.tail], self.ids[link.head]
             look: dict[str, str] = {}
             if link.tail in self.spine and link.head in self.spine:
                 look["weight"] = STRAIGHT
@@ -234,11 +185,9 @@ class Drawing:
                 look.update(style="dotted", constraint="false")
             if link.training:
                 look["style"] = "dashed"
-            for pair in ends:
-                # Several arrows into later rows share the piece up to their mark.
-                if pair not in drawn:
-                    drawn.add(pair)
-                    target.edge(*pair, label=f" {link.label} " if link.label else None, **look)
+            if ends not in drawn:
+                drawn.add(ends)
+                target.edge(*ends, label=f" {link.label} " if link.label else None, **look)
 
 
 def fill(fed: Fed) -> str:
@@ -287,7 +236,7 @@ def wrapped_lines(lines: Sequence[LabelLine], letters: int | None) -> Iterator[L
             yield replace(line, text=part.removesuffix(f"{TIED}·").replace(TIED, " "))
 
 
-def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> list[str]:
+def _title(group: Cluster, fed: Fed | None, within: str) -> list[str]:
     """Write a frame's title, line by line: its name, how often, its size, how clients feed it."""
     size = 10 if within else 12
     lines = [text(short(group.name, within), size=size, bold=True)]
@@ -299,8 +248,6 @@ def _title(group: Cluster, fed: Fed | None, within: str, *, continued: bool) -> 
         notes.append(f"{inner.note} each" if inner.times > 1 else inner.note)
     if notes:
         lines.append(text(", ".join(notes), size=9, colour=colours.QUIET))
-    if continued:
-        lines.append(text("(in part)", size=8, colour=colours.QUIET))
     if fed is not None:
         lines += [text(line, size=8, bold=True) for line in coverage_words(fed)]
         if isinstance(fed, Reach):

@@ -11,7 +11,6 @@ from pathlib import Path
 from archgraph.analysis.structure import structure
 from archgraph.display import colours
 from archgraph.display.cover import Cover, coverage, percent
-from archgraph.display.dot import Direction
 from archgraph.display.labels import count_parameters
 from archgraph.display.markup import FONT, coloured_row, plain_table, text
 from archgraph.display.picture import draw, write_picture
@@ -28,7 +27,6 @@ def draw_family(
     folder: str | os.PathLike[str],
     *,
     detail: Detail = "block",
-    direction: Direction = "TB",
     fold: bool = True,
     form: str = "svg",
 ) -> tuple[Path, ...]:
@@ -41,7 +39,6 @@ def draw_family(
         family: Global graph and kinds of clients.
         folder: Where to write; made if missing.
         detail: As for :func:`archgraph.display.picture.draw`.
-        direction: The same.
         fold: The same.
         form: `svg`, `png`, `pdf` or `dot`.
 
@@ -53,7 +50,7 @@ def draw_family(
         RunError: If a file cannot be written, or the format is unknown.
     """
     target = Path(folder)
-    drawn = functools.partial(draw, detail=detail, direction=direction, fold=fold)
+    drawn = functools.partial(draw, detail=detail, fold=fold)
     name = family.name or family.graph.name or "model"
     paths = []
     # Without a global model clients have models of their own only, and nothing to be fed.

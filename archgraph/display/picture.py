@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from archgraph.display.cover import Cover
-from archgraph.display.dot import Direction, Drawing, Fed
+from archgraph.display.dot import Drawing, Fed
 from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import count_parameters
 from archgraph.display.legend import MARKS, heading
@@ -41,7 +41,6 @@ def draw(
     *,
     cover: Mapping[str, float] | None = None,
     detail: Detail = "block",
-    direction: Direction = "TB",
     fold: bool = True,
     title: str | None = None,
     legend: bool = True,
@@ -65,14 +64,13 @@ def draw(
             weighted by their sizes. Blocks that are fed differently do not fold.
         detail: `node` shows every operator, `block` folds the cheap ones into what feeds them,
             `section` shows a block as one box.
-        direction: `TB` from top to bottom; `LR` from left to right, in rows that fit a screen.
         fold: Whether equal neighbouring blocks are shown once, with their number.
         title: Heading, empty for none; Default: the graph's name.
         legend: Whether what marks and colours mean stands below the heading.
         notes: Rows of a table under the heading, the first one its titles.
         width: Of print, as ``3.3in``, ``84mm`` or ``240pt``: the picture has the most detail of
             which the letters have 6 points or more at this width, on a page of 9 inches: `detail`,
-            then less, down to a box per section, from top to bottom or in rows.
+            then less, down to a box per section.
         font: A font that the computer has, as ``Times New Roman``.
 
     Raises:
@@ -104,7 +102,7 @@ def draw(
     headline = graph.name if title is None else title
     across = MARKS if width is None else max(1, int(width_in_points(width) / 200))
 
-    def drawn(sections: Sections, detail: Detail, direction: Direction) -> str:
+    def drawn(sections: Sections, detail: Detail) -> str:
         picture = scene(graph, sections, detail=detail, fold=fold, marks=marks)
         if sections is wholes:  # a frame around one box would say its title again
             picture = replace(picture, groups=())
@@ -114,18 +112,16 @@ def draw(
             picture, headline, total, cover, notes, legend=legend, across=across, letters=letters
         )
         tips = functools.partial(_tips, graph)
-        return Drawing(picture, fed, tips, direction, font or FONT, letters).source(head)
+        return Drawing(picture, fed, tips, font or FONT, letters).source(head)
 
     if width is None:
-        text = drawn(blocks, detail, direction)
+        text = drawn(blocks, detail)
     else:
         several: list[tuple[Sections, Detail]] = [
             (blocks, one) for one in DETAILS[DETAILS.index(detail) :]
         ]
         several.append((wholes, "section"))
-        directions: tuple[Direction, ...] = ("TB", "LR") if direction == "TB" else ("LR", "TB")
-        candidates = (drawn(*one, way) for one in several for way in directions)
-        text = fitting_page(width, candidates, _size)
+        text = fitting_page(width, (drawn(*one) for one in several), _size)
     if path is not None:
         write_picture(text, path)
     return text

@@ -19,7 +19,6 @@ from archgraph.display.dot import Drawing
 from archgraph.display.labels import lines_of
 from archgraph.display.picture import draw, render
 from archgraph.display.pieces import pieces
-from archgraph.display.rows import scene_rows
 from archgraph.display.scene import Scene, scene
 from archgraph.errors import RunError
 from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, TensorType, Value
@@ -133,21 +132,6 @@ def test_attention_that_is_spelt_out_is_one_box_too(einsum: bool):
     assert any(graph.node[n].op == "aten.softmax.int" for n in box.nodes)
 
 
-@given(depths=st.lists(st.integers(1, 3), min_size=1, max_size=3), length=st.integers(2, 9))
-def test_every_box_is_in_one_row_and_every_arrow_goes_on(residual: Net, depths, length: int):
-    graph, sections = residual(depths, [8] * len(depths))
-    picture = scene(graph, sections, fold=False)
-    parts = scene_rows(picture, length)
-    assert sorted(n for row in parts for n in row.boxes) == sorted(b.name for b in picture.boxes)
-    for group in (g for g in picture.clusters() if g.boxes):
-        assert sum(not row.boxes.isdisjoint(group.boxes) for row in parts) == 1
-    place = {name: i for i, row in enumerate(parts) for name in row.boxes}
-    for link in picture.links:
-        if place[link.tail] != place[link.head]:
-            assert link.tail in parts[place[link.tail]].leaves
-            assert link.tail in parts[place[link.head]].enters
-
-
 def laid_out(text: str) -> Any:
     return json.loads(render(text, "json"))
 
@@ -157,9 +141,7 @@ def laid_out(text: str) -> Any:
 def test_no_arrow_runs_through_a_title(residual: Net, depths, pre: bool):
     graph, sections = residual(depths, [8] * len(depths), pre=pre)
     page = laid_out(
-        Drawing(scene(graph, sections, fold=False), {}, lambda box: "", "TB").source(
-            "<<B>residual</B>>"
-        )
+        Drawing(scene(graph, sections, fold=False), {}, lambda box: "").source("<<B>residual</B>>")
     )
     titles = []
     for frame in (o for o in page["objects"] if o["name"].startswith("cluster")):
@@ -174,15 +156,6 @@ def test_no_arrow_runs_through_a_title(residual: Net, depths, pre: bool):
             for part in range(9):
                 x, y = x0 + (x1 - x0) * part / 8, y0 + (y1 - y0) * part / 8
                 assert not any(a < x < c and b < y < d for a, b, c, d in titles), edge["pos"]
-
-
-def test_a_wide_picture_is_laid_out_in_rows(residual: Net):
-    graph, sections = residual((3, 3, 3), (8, 16, 32))
-    text = Drawing(scene(graph, sections, fold=False), {}, lambda box: "", "LR").source(
-        "<<B>wide</B>>"
-    )
-    width = float(laid_out(text)["bb"].split(",")[2])
-    assert width / 72 * 96 < 2600  # points to pixels of a screen, in the widest of common fonts
 
 
 def test_a_label_that_graphviz_cannot_read_is_an_error(residual: Net):

@@ -1,0 +1,44 @@
+"""Paths through a picture: the main one runs straight."""
+
+from __future__ import annotations
+
+from archgraph.display.scene import Scene
+
+
+def depths(picture: Scene) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """Return the longest path's length to every box, and the boxes that feed it; no masks."""
+    into: dict[str, list[str]] = {}
+    for link in picture.links:
+        if not link.mask:
+            into.setdefault(link.head, []).append(link.tail)
+    depth: dict[str, int] = {}
+    for box in picture.boxes:
+        before = (depth.get(tail, -1) for tail in into.get(box.name, ()))
+        depth[box.name] = 1 + max(before, default=-1)
+    return depth, into
+
+
+def span(picture: Scene) -> int:
+    """Return the total length of all arrows, in ranks: what the effort of a layout grows with."""
+    depth, _ = depths(picture)
+    # Masks count here: Graphviz routes them, too, though they do not push anything down.
+    return sum(abs(depth[link.head] - depth[link.tail]) for link in picture.links)
+
+
+def spine(picture: Scene) -> frozenset[str]:
+    """Return the boxes on the longest path to the deepest output."""
+    depth, into = depths(picture)
+    ends = [b for b in picture.boxes if b.kind == "output" and not b.training] or picture.boxes
+    if not ends:  # an empty graph
+        return frozenset()
+    name = max(ends, key=lambda box: depth[box.name]).name
+    path = [name]
+    while into.get(name):
+        deepest = max(depth[tail] for tail in into[name])
+        if deepest >= depth[name]:  # fed by a box that stands later: no way back to an input
+            break
+        # Of several, as a query, a key and a value are, the one in the middle.
+        before = [tail for tail in into[name] if depth[tail] == deepest]
+        name = before[len(before) // 2]
+        path.append(name)
+    return frozenset(path)
