@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +19,13 @@ from archgraph.errors import DataError
 from archgraph.language.data import ColumnKind, TargetSpec
 from archgraph.language.mistakes import abbreviate
 
+if TYPE_CHECKING:
+    from pandas import Series
+
 Cell = str | int | float | bool | Decimal | None
 MOST_CATEGORIES = 1000
 MOST_VALUES = 2**28  # once categories are columns of 0 and 1
-# With more different integers than this, a target is ambiguous: it may be a number to be predicted.
-MOST_GUESSED = 100
-# Python's `float` accepts more: `1_000`, `nan`, digits of other scripts.
-NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+MISSING = ("", "nan", "na", "n/a", "null", "none")
 # A decimal comma, grouped thousands, a percent sign: each value would become its own category.
 FOREIGN = re.compile(r"[-+]?\d[\d.,']*[,'][\d.,']*%?|[-+]?[\d.,]+\s?%", re.ASCII)
 INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
@@ -58,9 +57,10 @@ class Column:
         return DataError(message, where=self.at(row), found=cell, expected=expected, hint=hint)
 
     @functools.cached_property
-    def _read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers, NaN where there is none, float64 ``[row]``; and whether a value is missing."""
-        missing = np.fromiter(map(_missing, self.cells), bool, len(self.cells))
+    def _stripped(self) -> Series:
+        """Values without blanks around them."""
+        import pandas  # takes half a second
+
         for row, cell in enumerate(self.cells):
             if not isinstance(cell, str | int | float | Decimal | None):
                 raise DataError(
@@ -69,54 +69,49 @@ class Column:
                     found=type(cell).__name__,
                     hint="turn the column into numbers or text, or leave it out",
                 )
-        pairs = zip(self.cells, missing, strict=True)
-        numbers = [math.nan if gone else _number(cell) for cell, gone in pairs]
-        return np.array(numbers, np.float64), missing
+        cells = [cell.strip() if isinstance(cell, str) else cell for cell in self.cells]
+        return pandas.Series(cells, dtype=object)
 
-    @property
-    def numeric(self) -> bool:
-        """Whether every value that is there is a number."""
-        numbers, missing = self._read
-        return bool((missing | ~np.isnan(numbers)).all())
+    @functools.cached_property
+    def _missing(self) -> np.ndarray:
+        """Whether each value is missing, ``[row]``."""
+        text = self._stripped.astype(str).str.lower()
+        return (self._stripped.isna() | text.isin(MISSING)).to_numpy()
+
+    @functools.cached_property
+    def _numbers(self) -> np.ndarray:
+        """Numbers, NaN where there is none, float64 ``[row]``."""
+        import pandas
+
+        return pandas.to_numeric(self._stripped, errors="coerce").to_numpy(np.float64, copy=True)
 
     @property
     def mostly_numeric(self) -> bool:
         """Whether most values are numbers."""
-        numbers, _ = self._read
-        return bool((~np.isnan(numbers)).sum() * 2 > len(numbers))
+        return bool((~np.isnan(self._numbers)).sum() * 2 > len(self.cells))
 
     @property
-    def integral(self) -> bool:
-        """Whether every value is an integer."""
-        return all(
-            INTEGER.fullmatch(cell.strip()) if isinstance(cell, str) else type(cell) in (int, bool)
-            for cell in self.cells
-        )
+    def fractional(self) -> int | None:
+        """The first row whose value is not a whole number."""
+        for row, cell in enumerate(self.cells):
+            if isinstance(cell, bool) or not INTEGER.fullmatch(str(cell).strip()):
+                return row
+        return None
 
     def check_category(self, otherwise: str) -> None:
-        """Raise if a presumed category holds numbers in another notation.
+        """Raise if a presumed category holds numbers in another notation, or different texts.
 
         Args:
             otherwise: Advice for values that are meant to be categories.
 
         Raises:
-            DataError: If most values are such numbers.
+            DataError: If most values are such numbers, or are of several words and differ.
         """
         foreign = [bool(FOREIGN.fullmatch(str(cell).strip())) for cell in self.cells]
         if sum(foreign) * 2 > len(foreign):
             expected = "numbers such as 1.5 for 1,5 or 1234 for 1,234"
             question = "is it a number or a category?"
             raise self.error(foreign.index(True), question, expected=expected, hint=otherwise)
-
-    def check_words(self, otherwise: str) -> None:
-        """Raise if a presumed category holds texts: most values are of several words and differ.
-
-        Args:
-            otherwise: Advice for values that are meant to be categories.
-
-        Raises:
-            DataError: If they are; says that texts need a tokenizer.
-        """
         rows = [row for row, cell in enumerate(self.cells) if len(str(cell).split()) > 2]
         if len(rows) * 2 > len(self.cells) and len(set(self.cells)) * 2 > len(self.cells):
             message = "is it a text or a category?"
@@ -139,7 +134,7 @@ class Column:
             if not isinstance(cell, str):
                 hint = "texts are for a tokenizer; numbers are columns that models see"
                 raise self.error(row, "is not a text", hint=hint)
-        if self.numeric:
+        if (self._missing | ~np.isnan(self._numbers)).all():
             raise self.error(0, "is not a text: all values are numbers", hint="name another column")
         return [str(cell) for cell in self.cells]
 
@@ -150,7 +145,7 @@ class Column:
             DataError: If one is missing.
         """
         self._complete()
-        return [cell.strip() if isinstance(cell, str) else str(cell) for cell in self.cells]
+        return list(map(str, self._stripped))
 
     def numbers(self, otherwise: str | None = None) -> np.ndarray:
         """Return the values as float64 ``[row]``.
@@ -162,7 +157,7 @@ class Column:
             DataError: If one is missing, is not a number, or does not fit into float32.
         """
         self._complete()
-        values, _ = self._read
+        values = self._numbers
         # Written so that NaN fails the comparison, too.
         for row in np.flatnonzero(~(np.abs(values) <= torch.finfo(torch.float32).max))[:1]:
             if np.isnan(values[row]):
@@ -193,7 +188,7 @@ class Column:
         return values == 1
 
     def _complete(self) -> None:
-        _, missing = self._read
+        missing = self._missing
         # Missing values are not filled: that is a choice of the analysis, not of the reader.
         for row in np.flatnonzero(missing)[:1]:
             hint = "fill them, remove the rows, or leave the column out"
@@ -240,7 +235,6 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
             continue
         if kind is None:
             column.check_category(meant)
-            column.check_words(meant)
         codes, names = number_classes(column.texts())
         if len(names) > MOST_CATEGORIES:
             raise DataError(
@@ -292,48 +286,42 @@ def target_columns(target: str | TargetSpec | None) -> tuple[str, ...]:
 def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor, tuple[str, ...]]:
     """Return targets, and the names of their classes; no names if they are numbers.
 
+    Of a column whose name is all that is said, whole numbers are classes.
+
     Raises:
         DataError: If a value is missing, or of another kind than the target says.
 
     Example:
         >>> column = Column("y", ["b", "a"], str)
-        >>> targets("y", [column])
+        >>> targets(TargetSpec(classes="y"), [column])
         (tensor([1, 0]), ('a', 'b'))
         >>> targets(TargetSpec(values="y"), [Column("y", ["1", "2.5"], str)])
         (tensor([1.0000, 2.5000]), ())
     """
     first = columns[0]
-    classes = f"target: {{classes: {first.name}}}"
-    otherwise = f"a class to be predicted is written {classes}"
     if isinstance(target, TargetSpec) and target.labels is not None:
         flags = np.stack([column.flags() for column in columns], 1)
         return torch.from_numpy(flags), tuple(column.name for column in columns)
     if isinstance(target, TargetSpec) and target.values is not None:
+        otherwise = f"a class to be predicted is written target: {{classes: {first.name}}}"
         numbers = np.stack([column.numbers(otherwise) for column in columns], 1)
         single = isinstance(target.values, str)
         return _rounded(numbers[:, 0] if single else numbers, columns), ()
     texts = first.texts()  # all there
-    integral = first.integral
-    if isinstance(target, str):  # neither the file nor the task says what it is
-        if first.numeric and not integral:
-            return _rounded(first.numbers(), columns), ()
-        if first.mostly_numeric and not first.numeric:
-            first.numbers(f"if these are classes: {classes}")
-        if (different := len(set(texts))) > MOST_GUESSED:
-            values = f", or target: {{values: {first.name}}}" if integral else ""
-            raise DataError(
-                "is it a class or a number?",
-                where=first.at(0),
-                found=f"{different} different values",
-                expected=classes + values,
-            )
-        if not integral:
-            first.check_category(otherwise)
-    if not integral:
+    row = first.fractional
+    if row is not None and isinstance(target, str):
+        raise first.error(
+            row,
+            "may mean several things",
+            expected="whole numbers (classes), or a task that says what they are",
+            hint="write task: classification, or task: regression; beside another task "
+            f"target: {{classes: {first.name}}}, or target: {{values: {first.name}}}",
+        )
+    if row is not None:
         return number_classes(texts)
     # In the order of numbers, not of text: class 10 comes after class 9.
     _check_written(first, texts)
-    return number_classes(texts, _integer)
+    return number_classes(texts, int)
 
 
 def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
@@ -348,33 +336,6 @@ def _check_written(column: Column, texts: Sequence[str]) -> None:
     """Raise if two classes are the same number in different notations."""
     written: dict[int, str] = {}
     for row, text in enumerate(texts):
-        if (other := written.setdefault(_integer(text), text)) != text:
+        if (other := written.setdefault(int(text), text)) != text:
             first = column.locate(texts.index(other))
             raise column.error(row, f"is the same number as {other!r} in {first}")
-
-
-def _integer(text: str) -> int:
-    """Parse an integer; ``False`` and ``True`` are read as 0 and 1.
-
-    >>> _integer("07"), _integer("True")
-    (7, 1)
-    """
-    flags = {"False": 0, "True": 1}
-    return flags[text] if text in flags else int(text)
-
-
-def _missing(cell: Cell) -> bool:
-    if isinstance(cell, str):
-        return cell.strip().lower() in ("", "nan", "na", "n/a", "null", "none")
-    return cell is None or (isinstance(cell, float) and math.isnan(cell))
-
-
-def _number(cell: Cell) -> float:
-    """Convert a cell to a number; return NaN if it does not hold one."""
-    if not isinstance(cell, str):
-        return math.nan if cell is None else float(cell)
-    text = cell.strip()
-    if NUMBER.fullmatch(text):
-        return float(text)
-    # Infinity is a number that is refused as one, not the value of a category.
-    return math.inf if text.lower().lstrip("+-") in ("inf", "infinity") else math.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -11,7 +12,8 @@ from archgraph.data import folder, function, huggingface, table, text
 from archgraph.data.given import dataset_of
 from archgraph.data.imagined import imagined_dataset
 from archgraph.data.load import load_dataset
-from archgraph.data.values import Dataset
+from archgraph.data.targets import check_said
+from archgraph.data.values import Dataset, row_form
 from archgraph.errors import DataError
 from archgraph.language.data import (
     DOORS,
@@ -89,9 +91,8 @@ def data_from_python(value: object, task: str | None = None) -> Dataset:
         if spec.partition is not None:
             hint = "write it under `data` of the experiment"
             raise DataError("is not read from an argument", where="data.partition", hint=hint)
-        _check_target(spec, task)
-        spec = as_learned(spec, task)
-        return huggingface.read_huggingface(spec, None if saved else loaded)
+        read = functools.partial(huggingface.read_huggingface, loaded=None if saved else loaded)
+        return _read_rows(read, spec, task)
 
 
 def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -> Dataset:
@@ -120,8 +121,16 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
         )
     if check and isinstance(spec, NamedData):
         return imagined_dataset(**_named(spec))
-    _check_target(spec, task)
     if isinstance(spec, PythonData):
         return function.read_function(spec, task)
     # The user's data is read for a check as well: nothing else tells whether it is valid.
-    return reader(as_learned(spec, task))
+    return _read_rows(reader, spec, task)
+
+
+def _read_rows(reader: Callable[[Any], Dataset], spec: DataSpec, task: str | None) -> Dataset:
+    """Return the rows that a spec names; a task or the spec says what targets are."""
+    _check_target(spec, task)
+    data = reader(as_learned(spec, task))
+    if task is None and isinstance(getattr(spec, "target", None), str):
+        check_said(row_form(data.train.targets), "data.target")
+    return data

@@ -101,10 +101,9 @@ def dataset_of(
 
     Images are uint8 ``[example, channel, height, width]``, which are normalised by the training
     examples, or floating point numbers, which are taken as they are; tokens are integers. Targets
-    are classes (integers counted from 0, true and false, or names), labels (bool
-    ``[example, class]``), numbers (floating point), or several tensors by name for an objective of
-    the user's. Where this leaves a choice, the task decides: see
-    :func:`archgraph.data.targets.meaning`.
+    are what the task says (:func:`archgraph.data.targets.meaning`): names, true and false,
+    numbers, labels, or several tensors by name for an objective of the user's. Without a task they
+    are whole numbers, the class of each example.
 
     Args:
         value: A :class:`Dataset`; or ``(train, test)``, each a torch dataset of the map style with
@@ -139,7 +138,7 @@ def dataset_of(
         >>> torch.equal(first, noisy.train.examples([0], seed=2)[0][0])
         False
         >>> words = torch.rand(3, 4), ["cat", "dog", "cat"]
-        >>> dataset_of((words, words)).labels
+        >>> dataset_of((words, words), task="classification").labels
         ('cat', 'dog')
     """
     if isinstance(value, Dataset):
@@ -192,7 +191,7 @@ def dataset_of(
             text = DRAWN_ONCE if is_once else NOT_REPEATABLE
             notes.append(text.format(where=f"{name}: {split}"))
     train_split = dataclasses.replace(data.train, again=again)
-    return dataclasses.replace(data, train=train_split, notes=(*said.notes, *notes))
+    return dataclasses.replace(data, train=train_split, notes=tuple(notes))
 
 
 def _is_stream(value: object) -> bool:
@@ -262,8 +261,7 @@ def _streams(
     )
     owners = {str(c): np.arange(at, at + examples) for c, at in zip(train, firsts, strict=True)}
     tested_split = dataclasses.replace(split, mean=mean, std=std)
-    notes = said.notes
-    return dataclasses.replace(test, train=streamed, test=tested_split, owners=owners, notes=notes)
+    return dataclasses.replace(test, train=streamed, test=tested_split, owners=owners)
 
 
 def _read_stream(

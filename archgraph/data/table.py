@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,8 +31,9 @@ from archgraph.errors import DataError
 from archgraph.hints import unknown
 from archgraph.language.data import ColumnKind, TableData, text_columns
 
-Arrow: TypeAlias = Any
-"""A value of pyarrow, which has no types and need not be installed."""
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 MOST_TABLE = MOST_BYTES >> 2  # each value becomes a Python object
 WHERE = "data.table"
 
@@ -158,82 +158,71 @@ def table_columns(path: Path, separator: str) -> dict[str, Column]:
     check_size(path.stat().st_size, MOST_TABLE, "file", path)
     match path.suffix.lower():
         case ".csv":
-            table = _csv(path, separator)
+            frame = _csv(path, separator)
         case ".parquet":
-            table = _parquet(path)
+            frame = _parquet(path)
         case _:
             raise DataError("is not a table", where=str(path), expected=".csv or .parquet")
-    if not table or not len(next(iter(table.values())).cells):
+    if frame.empty:
         raise DataError("the table has no rows", where=str(path))
-    return table
-
-
-def _csv(path: Path, separator: str) -> dict[str, Column]:
-    """Read a CSV file, whose first line names the columns."""
-    # Not pandas.read_csv: it fills short rows, shifts long ones, renames columns of one name, and
-    # does not say in which line of the file a value stands.
-    text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
-    csv.field_size_limit(MOST_TABLE)  # a text may be longer than what Python expects of a cell
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    rows: list[Sequence[str]] = []
-    lines: list[int] = []
-    try:
-        header = [name.strip() for name in next(reader, [])]
-        for row in reader:
-            if not row:  # an empty line
-                continue
-            if len(row) != len(header):
-                message = f"a row has {len(row)} values, the header {len(header)} names"
-                raise DataError(message, where=f"{path}:{reader.line_num}")
-            rows.append(row)
-            lines.append(reader.line_num)
-    except csv.Error as error:
-        where = f"{path}:{reader.line_num}"
-        raise DataError("is not CSV", where=where, found=str(error)) from error
-    _check_header(header, f"{path}:1")
-    other = next((sign for sign in ";\t|" if len(header) == 1 and sign in header[0]), None)
-    if other is not None and other != separator:
-        hint = f"write separator: {json.dumps(other)}"
-        raise DataError(
-            "the table has one column only", where=f"{path}:1", found=header[0], hint=hint
-        )
 
     def locate(row: int) -> str:
-        return f"{path}:{lines[row]}"
+        return f"{path}: row {row + 1}"
 
-    return {name: Column(name, [row[i] for row in rows], locate) for i, name in enumerate(header)}
+    return {name: Column(name, cells.tolist(), locate) for name, cells in frame.items()}
 
 
-def _parquet(path: Path) -> dict[str, Column]:
-    """Read a Parquet file as Python values."""
+def _csv(path: Path, separator: str) -> DataFrame:
+    """Read a CSV file, whose first row names the columns, as text."""
+    import pandas  # takes half a second
+
+    # Pandas sees the text, not the path: it would fetch an address, or unpickle other files.
+    text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
+    # All as text: the class 07 is not the class 7, and `none` is a word in a text. Names are a
+    # row: of two columns of one name pandas would rename the second.
+    read = functools.partial(
+        pandas.read_csv, sep=separator, header=None, dtype=object, keep_default_na=False
+    )
+    try:
+        width = read(io.StringIO(text), nrows=1).shape[1]
+        # Pandas fills short rows: a small file could become a large table.
+        lines = text.count("\n") + text.count("\r") + 1
+        check_size(width * lines, MOST_VALUES, "table", path, "values")
+        frame = read(io.StringIO(text))
+    except ValueError as error:  # pandas' own errors are kinds of it
+        found = str(error).strip()
+        raise DataError("is not CSV", where=str(path), found=found) from error
+    names = [name.strip() for name in frame.iloc[0]]
+    _check_header(names, str(path))
+    other = next((sign for sign in ";\t|" if width == 1 and sign in names[0]), None)
+    if other is not None and other != separator:
+        hint = f"write separator: {json.dumps(other)}"
+        where = str(path)
+        raise DataError("the table has one column only", where=where, found=names[0], hint=hint)
+    return frame.iloc[1:].set_axis(names, axis=1)
+
+
+def _parquet(path: Path) -> DataFrame:
+    """Read a Parquet file."""
     parquet = optional_module("pyarrow.parquet", WHERE)
     try:
         schema = parquet.read_schema(path)
         _check_header(schema.names, str(path))
-        texts = [one.name for one in schema if _is_text(one.type)]
-        # A text that occurs a million times is in the file once: so it stays until it is counted.
-        with parquet.ParquetFile(path, read_dictionary=texts) as file:
+        # A text that occurs a million times is in the file once, and in a category.
+        flat = [one.name for one in schema if not one.type.num_fields]
+        with parquet.ParquetFile(path, read_dictionary=flat) as file:
             metadata = file.metadata
             values = metadata.num_rows * metadata.num_columns
             check_size(values, MOST_VALUES, "table", path, "values")
             # Of what is decompressed: a small file may hold a large table.
             groups = map(metadata.row_group, range(metadata.num_row_groups))
             check_size(sum(g.total_byte_size for g in groups), MOST_BYTES, "table", path)
-            table = file.read()
-        check_size(sum(map(_text_bytes, table.columns)), MOST_BYTES, "table", path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of both
+            frame = file.read().to_pandas(ignore_metadata=True)
+    except (OSError, ValueError, OverflowError) as error:  # pyarrow's own are kinds of these
         raise DataError("is not a Parquet file", where=str(path), found=str(error)) from error
-
-    def locate(row: int) -> str:
-        return f"{path}: row {row + 1}"
-
-    columns = {}
-    for name in table.column_names:
-        try:
-            columns[name] = Column(name, table.column(name).to_pylist(), locate)
-        except (ValueError, OverflowError) as error:  # a time that Python cannot express, say
-            raise DataError("cannot be read", where=f"{path}: {name}", found=str(error)) from error
-    return columns
+    texts = (frame[name].map(len, na_action="ignore") for name in frame.select_dtypes("category"))
+    check_size(sum(int(each.astype(float).sum()) for each in texts), MOST_BYTES, "table", path)
+    return frame
 
 
 def _check_header(names: Sequence[str], where: str) -> None:
@@ -241,18 +230,3 @@ def _check_header(names: Sequence[str], where: str) -> None:
     for i, name in enumerate(names):
         if not name or name in names[:i]:
             raise DataError("columns need different names", where=where, found=repr(name))
-
-
-def _is_text(kind: object) -> bool:
-    types = optional_module("pyarrow.types", WHERE)
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(test(kind) for test in tests)
-
-
-def _text_bytes(column: Arrow) -> int:
-    """Return the bytes of a column of texts, repetitions included; 0 for other columns."""
-    compute, types = (optional_module(f"pyarrow.{name}", WHERE) for name in ("compute", "types"))
-    if not types.is_dictionary(column.type):
-        return 0
-    lengths = (compute.binary_length(one.dictionary).take(one.indices) for one in column.chunks)
-    return sum(compute.sum(one).as_py() or 0 for one in lengths)

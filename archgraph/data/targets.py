@@ -1,4 +1,4 @@
-"""What targets from Python are: classes, labels or numbers, in whatever form a user has them."""
+"""Targets from Python as tasks learn them: classes, labels or numbers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ import torch
 from torch import Tensor
 
 from archgraph.data.arrays import Text, array_of, real_numbers, what
-from archgraph.data.columns import INTEGER, NUMBER
+from archgraph.data.columns import INTEGER
 from archgraph.data.rows import number_classes
 from archgraph.data.values import row_form
 from archgraph.errors import DataError
-from archgraph.federation.metrics import IGNORED
 from archgraph.language.task import OWN
 
 FLAGS = ("False", "True")
 """Names of the classes of a target that is true or false."""
-ONE_HOT = (
-    "{where}: rows of 0 and 1 with a single 1 each were read as {classes} classes; `task: "
-    "multilabel` reads them as labels, `task: regression` as numbers"
-)
-HOT_FLAGS = (
-    "{where}: rows of true and false with a single true each were read as labels; `task: "
-    "classification` reads them as classes"
-)
-_PLACED = ("next_token", "segmentation")
+_TASKS = {
+    "text": "task: classification",
+    "bool": "task: classification (two classes), task: multilabel (labels), or task: segmentation",
+    "int64": "task: segmentation or task: next_token (a class at each place), task: multilabel "
+    "(0 or 1 for each label), or task: classification (a single 1 in each row)",
+    "float32": "task: regression (numbers); of whole numbers task: classification; of 0 and 1 "
+    "task: multilabel",
+}
+"""Type of targets → tasks that learn them."""
 
 
 class Meaning(NamedTuple):
@@ -38,13 +37,11 @@ class Meaning(NamedTuple):
         parts: int64, bool or float32 ``[example, ...]``, as in :class:`Split`, one for each part.
         convert: Converts further targets likewise: of items that are read again, or of a stream.
         labels: Names of the classes; empty: they are their numbers.
-        notes: What was presumed, for the user of a run.
     """
 
     parts: list[Tensor]
     convert: Callable[[Any], Tensor]
     labels: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def raw_targets(value: object, where: str) -> Tensor | Text:
@@ -92,16 +89,34 @@ def form_of(rows: Tensor | Text) -> str:
     return row_form(rows) if isinstance(rows, Tensor) else f"text {list(rows.shape[1:])}"
 
 
-def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None) -> Meaning:
-    """Find out what targets are: from their type and shape, their values, and the task.
+def check_said(form: str, where: str) -> None:
+    """Raise unless targets mean classes without a task: a whole number for each example.
 
-    1. Text names classes.
-    2. An axis of size 1 that stands for nothing is dropped.
-    3. Two values that no number means (true and false, -1 and 1) are two classes.
-    4. The task decides what may be read in several ways: 0 and 1 as floating point numbers, or on
-       two axes.
-    5. Without a task, rows with a single 1 are classes, and other rows of 0 and 1 are asked about:
-       each reading trains another model.
+    Args:
+        form: Their type and shape, as :func:`form_of` describes them.
+        where: Their name, for errors.
+
+    Raises:
+        DataError: With the tasks that learn such targets, as they are written.
+    """
+    if form not in ("int64 []", "int64 [1]"):
+        raise DataError(
+            "may mean several things",
+            where=where,
+            found=form,
+            expected="whole numbers (the class of each example), or a task that says what they are",
+            hint=f"write {_TASKS[form.partition(' ')[0]]}",
+        )
+
+
+def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None) -> Meaning:
+    """Read targets as the task learns them.
+
+    1. Without a task they are whole numbers, the class of each example.
+    2. Text names classes.
+    3. An axis of size 1 that stands for nothing is dropped.
+    4. Numbers and flags are what the task says: true and false, or rows with a single 1, are
+       classes to `classification`, labels to `multilabel` and numbers to `regression`.
 
     Args:
         parts: Of each client, and the test examples: all of one type and shape.
@@ -109,18 +124,20 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
         task: The task's name; :data:`OWN`: an objective of the user's, which gets them as they are.
 
     Raises:
-        DataError: If it is not clear.
+        DataError: If no task says what they are, or it does not learn such targets.
 
     Example:
-        >>> said = meaning([np.array(["no", "yes"]), np.array(["yes"])], "y")
+        >>> said = meaning([np.array(["no", "yes"]), np.array(["yes"])], "y", "classification")
         >>> said.parts, said.labels
         ([tensor([0, 1]), tensor([1])], ('no', 'yes'))
         >>> meaning([torch.tensor([[0, 1], [1, 0]])], "y", "classification").parts
         [tensor([1, 0])]
     """
+    if task is None and len(parts[0]):  # 1
+        check_said(form_of(parts[0]), where)
     texts = [part for part in parts if isinstance(part, np.ndarray)]
-    if texts:  # 1
-        if task not in (None, OWN, "classification"):
+    if texts:  # 2
+        if task not in (OWN, "classification"):
             raise DataError(
                 f"are text, which {task} does not learn",
                 where=where,
@@ -129,56 +146,29 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
             )
         return _named(texts, where)
     squeezed = functools.partial(_squeezed, task=task)
-    rows = [squeezed(part) for part in parts if isinstance(part, Tensor)]  # 2
+    rows = [squeezed(part) for part in parts if isinstance(part, Tensor)]  # 3
+    convert, labels = _reading(rows, where, task)  # 4
+    return Meaning([convert(part) for part in rows], lambda r: convert(squeezed(r)), labels)
+
+
+def _reading(
+    rows: Sequence[Tensor], where: str, task: str | None
+) -> tuple[Callable[[Tensor], Tensor], tuple[str, ...]]:
+    """Return what makes targets of a task of numbers and flags, and the names of its classes."""
     first = rows[0]
-
-    def read(convert: Callable[[Tensor], Tensor], *more: tuple[str, ...]) -> Meaning:
-        return Meaning([convert(part) for part in rows], lambda r: convert(squeezed(r)), *more)
-
-    if task == OWN:
-        return read(lambda r: r.long() if r.dtype == torch.bool and r.dim() < 2 else r)
-    if task == "regression":
-        return read(lambda r: real_numbers(r.double(), where))
-    if first.dtype == torch.bool and first.dim() != 2 and task != "multilabel":  # 3
-        return read(Tensor.long, FLAGS)
-    if first.dtype == torch.int64 and first.dim() == 1 and _only(rows, (-1, 1)):
-        return read(lambda r: torch.where(r == IGNORED, r, (r + 1) // 2), ("-1", "1"))
-    flags = _only(rows, (0, 1), ignored=False) and first.dim() in (1, 2)
-    if task == "multilabel" and flags:  # 4
-        return read(lambda r: r.bool().reshape(len(r), -1))
-    hot = flags and first.dim() == 2 and _one_hot(rows)
-    names = tuple(map(str, range(first.shape[1]))) if hot else ()
-    if task == "classification" and hot:
-        return read(_class_of, names)
-    if task == "classification" and first.is_floating_point() and _integral(rows):
-        return read(Tensor.long)
-    hot = hot and first.shape[1] > 1
-    if task is not None or not flags or first.dtype == torch.bool:
-        notes = (HOT_FLAGS.format(where=where),) if hot and task is None else ()
-        return read(_unchanged, (), notes)
-    if hot:  # 5
-        return read(_class_of, names, (ONE_HOT.format(where=where, classes=first.shape[1]),))
-    single = first.dim() == 1 or first.shape[1] == 1
-    if first.dtype == torch.int64 and single:
-        return read(_unchanged)
-    constant = len({float(value) for part in rows for value in part.unique()}) < 2
-    if single and constant:  # zeros alone say nothing
-        return read(_unchanged)
-    number = first.is_floating_point()
-    others = ["classification (a class each)"] if single else []
-    others += ["multilabel (yes or no for each label)"]
-    others += (
-        ["regression (numbers)"] if number else [f"{t} (a class at each place)" for t in _PLACED]
-    )
-    raise DataError(
-        f"are {'floating point numbers' if number else 'integers'}, all 0 or 1, which may mean "
-        "several things",
-        where=where,
-        found=form_of(first),
-        expected="a task that says which",
-        hint=f"write task: {', or '.join(others)}"
-        + ("" if single else "; for labels without a task: targets.bool()"),
-    )
+    flags = all(bool(((part == 0) | (part == 1)).all()) for part in rows)
+    match task:
+        case "regression":
+            return lambda r: real_numbers(r.double(), where), ()
+        case "multilabel" if flags and first.dim() in (1, 2):
+            return lambda r: r.bool().reshape(len(r), -1), ()
+        case "classification" if flags and first.dim() == 2 and _one_hot(rows):
+            return _class_of, tuple(map(str, range(first.shape[1])))
+        case "classification" if first.is_floating_point() and _integral(rows):
+            return Tensor.long, ()
+    if first.dtype == torch.bool and first.dim() != 2 and task != "multilabel":
+        return Tensor.long, () if task == OWN else FLAGS
+    return _unchanged, ()
 
 
 def _named(parts: Sequence[Text], where: str) -> Meaning:
@@ -205,13 +195,6 @@ def _named(parts: Sequence[Text], where: str) -> Meaning:
             at = f"{where}[{position}]"
             raise DataError("the name of a class is empty", where=at, hint=hint)
     integral = all(map(INTEGER.fullmatch, names))
-    if not integral and all(map(NUMBER.fullmatch, names)):
-        raise DataError(
-            "are numbers that are written as text",
-            where=where,
-            found=repr(names[0]),
-            hint="to predict numbers: np.array(targets, float)",
-        )
     labels = number_classes(names, int if integral else str)[1]
     numbers: dict[str, int | str] = {name: number for number, name in enumerate(labels)}
     return Meaning([convert(part) for part in parts], convert, labels)
@@ -219,24 +202,8 @@ def _named(parts: Sequence[Text], where: str) -> Meaning:
 
 def _squeezed(rows: Tensor, task: str | None) -> Tensor:
     """Return classes ``[example, 1]``, and maps ``[example, 1, height, width]``, without the 1."""
-    if rows.is_floating_point() and task != "classification":
-        return rows
-    labels = rows.dtype == torch.bool and task != "classification"
-    if rows.dim() == 2 and rows.shape[1] == 1 and not labels and task in (None, "classification"):
-        return rows[:, 0]
-    if rows.dim() == 4 and rows.shape[1] == 1 and task in (None, "segmentation"):
-        return rows[:, 0]
-    return rows
-
-
-def _only(parts: Sequence[Tensor], values: Sequence[int], *, ignored: bool = True) -> bool:
-    """Return whether all targets have one of these values, or are ignored; and there are some."""
-    allowed = torch.tensor([*values, *([IGNORED] if ignored else [])])
-    counted = [part if not ignored else part[part != IGNORED] for part in parts]
-    return any(map(len, counted)) and all(
-        bool(torch.isin(part, allowed.to(part.dtype)).all()) if part.dtype != torch.bool else True
-        for part in counted
-    )
+    axes = {None: 2, "classification": 2, "segmentation": 4}.get(task)
+    return rows[:, 0] if rows.dim() == axes and rows.shape[1] == 1 else rows
 
 
 def _one_hot(parts: Sequence[Tensor]) -> bool:

@@ -337,9 +337,9 @@ class TableData(DataSpec):
     table: str = Field(description="the file, .csv or .parquet; relative to this file")
     target: Target | None = Field(
         default=None,
-        description="the column to be predicted: what the task learns; without a task classes if "
-        "its values are text or integers, else numbers. `{values: price}`, `{classes: grade}` or "
-        "`{labels: [a, b]}` say which. Left out: the next token of `text`",
+        description="the column to be predicted: what the task learns; without a task whole "
+        "numbers, which are classes. `{values: price}`, `{classes: grade}` or `{labels: [a, b]}` "
+        "say it, too. Left out: the next token of `text`",
     )
     columns: tuple[str, ...] | dict[str, ColumnKind] | None = Field(
         default=None,

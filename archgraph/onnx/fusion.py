@@ -11,18 +11,15 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS
-from archgraph.onnx.operators.row import Known, OnnxSetting
+from archgraph.onnx.operators.row import Known, OnnxSetting, OnnxStep
 from archgraph.onnx.operators.spelt import SPELT
 from archgraph.onnx.patterns import OnnxReader, Pattern, PatternMatch, Variable, either, op
-
-if TYPE_CHECKING:
-    from archgraph.onnx.network import OnnxStep
 
 # What the variables of a pattern stand for: names of values, numbers, attributes.
 Bindings: TypeAlias = Mapping[str, OnnxSetting]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -25,7 +24,7 @@ from archgraph.module.plan import ancestors
 from archgraph.onnx.fusion import fuse
 from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS, SIZED_BY, known_tensor, symbolic
-from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxSetting
+from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxSetting, OnnxStep
 from archgraph.onnx.patterns import as_array
 from archgraph.onnx.tensors import stored_tensor
 
@@ -54,31 +53,6 @@ REFUSED = {
     }.items()
     for name in names.split()
 }
-
-
-@dataclass(frozen=True)
-class OnnxStep:
-    """A node of the file: its row, and where its inputs, attributes and module are."""
-
-    name: str
-    kind: str
-    row: OnnxRow | None
-    attributes: Mapping[str, OnnxSetting]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    module: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}".strip()
-
-    def at(self, opset: int, training: bool = False, any_batch: bool = False) -> Attributes:
-        """Return what a row may ask about the node; results behind the last one with a name go."""
-        outputs = max((i + 1 for i, name in enumerate(self.outputs) if name), default=0)
-        return Attributes(self.attributes, opset, outputs, training, any_batch)
-
-    def inputs_at(self, positions: Iterable[int]) -> list[str]:
-        """Return the names of the inputs at some positions; nodes may leave out the last ones."""
-        return [self.inputs[i] for i in positions if i < len(self.inputs)]
 
 
 class OnnxPart(torch.nn.Module):

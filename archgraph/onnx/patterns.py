@@ -10,16 +10,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.onnx.operators.row import Known, OnnxSetting
-
-if TYPE_CHECKING:
-    from archgraph.onnx.network import OnnxStep
+from archgraph.onnx.operators.row import Known, OnnxSetting, OnnxStep
 
 FEW = 4096  # numbers of a tensor that is compared
 CLOSE = 1e-6  # constants are written in single precision

@@ -35,7 +35,8 @@ from archgraph.graph.ir import (
 from archgraph.graph.passes import specialise
 from archgraph.graph.sizes import example_sizes, is_size_name, open_sizes, probed_sizes
 from archgraph.limits import LIMITS
-from archgraph.ops.infer import call_type, pattern, shortened, tensor_types
+from archgraph.ops.infer import call_type, pattern
+from archgraph.ops.kernels import shortened, tensor_types
 from archgraph.ops.opaque import opaque_axes
 from archgraph.ops.operands import nested
 from archgraph.ops.operator import unknown_axes

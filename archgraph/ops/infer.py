@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -35,7 +35,8 @@ from archgraph.graph.ir import (
 from archgraph.graph.polynomial import as_size
 from archgraph.graph.sizes import probed_sizes
 from archgraph.limits import LIMITS
-from archgraph.ops.schema import from_atom, op_schema, torch_dtype
+from archgraph.ops.kernels import run_kernel, tensor_types
+from archgraph.ops.schema import op_schema
 from archgraph.ops.table import row
 from archgraph.ops.types import Args, ResultType, Scalar, Uncertain
 
@@ -130,15 +131,6 @@ def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
             return Scalar(type(value), value)
 
 
-def tensor_types(values: Iterable[object]) -> Iterator[TensorType]:
-    """Return the types among patterns."""
-    for value in values:
-        if isinstance(value, TensorType):
-            yield value
-        elif isinstance(value, tuple) and not isinstance(value, Scalar):
-            yield from tensor_types(value)
-
-
 def _sizes(values: Iterable[object]) -> Iterator[Size]:
     """Yield the sizes in patterns."""
     for value in values:
@@ -194,11 +186,6 @@ def _is_multiple(size: Size) -> bool:
     return isinstance(size, int) or (len(size.terms) == 1 and size.names == {BATCH_WORD})
 
 
-def shortened(text: str, limit: int = 60) -> str:
-    """Return a text as an error shows it, at most so many characters."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
 def _check_count(op: str, args: dict[str, object]) -> None:
     """Bound the number of results before they are made: by sizes given, else by the dimension."""
     if op_schema(op).returns != -1:
@@ -217,52 +204,6 @@ def _check_count(op: str, args: dict[str, object]) -> None:
 
 def _run(op: str, args: _Key, batch: int) -> object:
     return run_kernel(op, args, lambda size: size_at(size, {BATCH_WORD: batch}))
-
-
-def run_kernel(op: str, args: _Key, size: Callable[[Size], Any]) -> object:
-    """Run an operator on tensors without data.
-
-    Args:
-        op: The operator.
-        args: Its arguments, as :func:`pattern` makes them.
-        size: What a size is in the call: a number, or a symbol.
-
-    Raises:
-        NotImplementedError: If it has no meta kernel.
-        GraphError: If the arguments do not fit.
-    """
-
-    def lower(value: object) -> object:
-        match value:
-            case TensorType():
-                shape = [size(s) for s in value.shape]
-                return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
-            case Scalar():  # a tuple, too: before those
-                return value.value
-            case tuple():
-                return [lower(item) for item in value]
-            case Polynomial():
-                return size(value)
-            case Atom():
-                return from_atom(value)
-            case _:
-                return value
-
-    schema = op_schema(op)
-    try:
-        values = {k: lower(v) for k, v in args}
-        if schema.makes_tensor:
-            values["device"] = torch.device("meta")
-        positional, keyword = schema.call_args(values)
-        with torch.no_grad():
-            return schema.overload(*positional, **keyword)
-    except NotImplementedError:  # no meta kernel: the caller's to answer, no fault of arguments
-        raise
-    except Exception as error:  # whatever a kernel says about arguments that do not fit
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        shapes = ", ".join(f"{k} {t}" for k, v in args for t in tensor_types([v]))
-        message = f"{op} does not fit its arguments: {reason}"
-        raise GraphError(message, found=shortened(shapes, 120) or None) from error
 
 
 def _symbolic(low: object, high: object) -> ResultType:

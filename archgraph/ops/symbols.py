@@ -16,7 +16,7 @@ from torch.utils._sympy import functions
 from archgraph.errors import GraphError
 from archgraph.graph.polynomial import Polynomial, Size, as_size, floor_divide
 from archgraph.graph.values import BATCH_WORD, TensorType
-from archgraph.ops.infer import run_kernel
+from archgraph.ops.kernels import run_kernel
 from archgraph.ops.types import ResultType
 
 _QUOTIENTS = (functions.FloorDiv, functions.CleanDiv)

@@ -276,19 +276,20 @@ def test_columns_of_a_table(tmp_path):
         "\ufeffid,age,city,smokes,y\n1,30,Bern,0,no\n2,50,Rom,1,yes\n3,40,Bern,1,no\n"
         "4,40, Wien,0,yes\n",
     )
-    data = read_data(TableData(table=file, target="y", columns=("age", "city"), test=0.5))
+    said = TargetSpec(classes="y")
+    data = read_data(TableData(table=file, target=said, columns=("age", "city"), test=0.5))
     assert (data.kind, data.shape, data.labels) == ("table", (4,), ("no", "yes"))
     whole = torch.cat([data.train.inputs, data.test.inputs])
     assert sorted(whole[:, 0].tolist()) == [30, 40, 40, 50]
     assert torch.equal(whole[:, 1:].sum(1), torch.ones(4))
     assert data.train.mean is not None and data.train.mean[1:].tolist() == [0, 0, 0]
-    turned = read_data(TableData(table=file, target="y", columns=("city", "age"), test=0.5))
+    turned = read_data(TableData(table=file, target=said, columns=("city", "age"), test=0.5))
     assert torch.equal(turned.train.inputs, data.train.inputs[:, [1, 2, 3, 0]])
     # A category that looks like a number, and the other way round.
-    both = TableData(table=file, target="y", columns={"age": "category", "smokes": "category"})
+    both = TableData(table=file, target=said, columns={"age": "category", "smokes": "category"})
     assert read_data(both).shape == (5,)
     flags = TableData(table=file, target=TargetSpec(labels=("smokes", "id")), columns=("age",))
-    with pytest.raises(DataError, match=r"t.csv:3: id: is not 0 or 1; found '2'"):
+    with pytest.raises(DataError, match=r"t.csv: row 2: id: is not 0 or 1; found '2'"):
         read_data(flags)
     text = Path(file).read_text()
     numbers = re.sub(r"\n([234]),", lambda found: f"\n{int(found[1]) % 2},", text)
@@ -301,12 +302,11 @@ def test_columns_of_a_table(tmp_path):
     ("values", "target", "dtype"),
     [
         (["1", "2", "1", "2"], "y", torch.int64),
-        (["1.5", "2", "1", "2"], "y", torch.float32),
-        (["a", "b", "a", "b"], "y", torch.int64),
+        (["a", "b", "a", "b"], TargetSpec(classes="y"), torch.int64),
         (["1", "2", "1", "2"], TargetSpec(values="y"), torch.float32),
         (["1.5", "2", "1.5", "2"], TargetSpec(classes="y"), torch.int64),
     ],
-    ids=["integers", "decimals", "text", "said_values", "said_classes"],
+    ids=["integers", "text", "values", "classes"],
 )
 def test_what_a_target_is(tmp_path, values, target, dtype):
     lines = "".join(f"{i},{value}\n" for i, value in enumerate(values))
@@ -371,6 +371,26 @@ def test_a_parquet_file_is_the_table_of_its_rows(tmp_path):
     }
 
 
+def test_pandas_reads_text_of_a_bounded_number_of_values_and_no_path(tmp_path, monkeypatch):
+    """A path could be an address; a wide header makes many values of short rows."""
+    import io
+
+    import pandas
+
+    file = write(tmp_path / "t.csv", "x,y\n" + "0.5,0\n1.5,1\n" * 9)
+    seen, read = [], pandas.read_csv
+    monkeypatch.setattr(
+        pandas, "read_csv", lambda source, **k: seen.append(source) or read(source, **k)
+    )
+    read_data(TableData(table=file, target="y"))
+    assert {type(source) for source in seen} == {io.StringIO}
+    write(tmp_path / "t.csv", ",".join(map(str, range(2000))) + "\n" + "1\n" * 200_000)
+    seen.clear()
+    with pytest.raises(DataError, match="table is too large; found 400,004,000 values"):
+        read_data(TableData(table=file, target="y"))
+    assert len(seen) == 1  # the names alone
+
+
 def test_large_numbers_are_standardised_before_they_are_rounded(tmp_path):
     seconds = 1_700_000_000 + np.arange(8)
     lines = "".join(f"{second},0.1,{second % 2}\n" for second in seconds)
@@ -420,7 +440,10 @@ def test_true_and_false_are_classes_and_a_constant_column_becomes_zero(tmp_path)
 
     columns = {"x": np.full(20, 7.0), "y": np.arange(20) % 4 == 0}
     parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
-    data = read_data(TableData(table=str(tmp_path / "t.parquet"), target="y"))
+    spec = TableData(table=str(tmp_path / "t.parquet"), target="y")
+    with pytest.raises(DataError, match=r"y: may mean several things; found True"):
+        read_data(spec)
+    data = read_data(spec, "classification")
     assert (data.train.targets.dtype, data.labels) == (torch.int64, ("False", "True"))
     assert torch.equal(data.train.batch(slice(None))[0], torch.zeros(len(data.train), 1))
 
@@ -513,7 +536,7 @@ def test_a_file_of_test_rows_needs_only_what_is_asked_for(tmp_path):
     ):
         read_data(TableData(**said, client="who"))  # type: ignore[arg-type]
     write_table(tmp_path / "test.csv", inputs[:9], ["1", *["?"] * 8])
-    with pytest.raises(DataError, match=r"test.csv:3: y: is not a number; found '\?'"):
+    with pytest.raises(DataError, match=r"test.csv: row 2: y: is not a number; found '\?'"):
         values = {**said, "target": TargetSpec(values="y"), "columns": ("x0",)}
         read_data(TableData(**values))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="leaves models no column to see"):
@@ -556,7 +579,13 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
         ("folder", "MOST_BYTES", 599, images, "set of images is too large; found 600 bytes"),
         ("folder", "MOST_PIXELS", 19, images, "image is too large; found 20 pixels"),
         ("table", "MOST_TABLE", 99, table, "rows.csv: file is too large"),
-        ("columns", "MOST_VALUES", 119, table, "rows.csv:2: table is too large; found 120 values"),
+        (
+            "columns",
+            "MOST_VALUES",
+            119,
+            table,
+            "rows.csv: row 1: table is too large; found 120 values",
+        ),
         ("columns", "MOST_CATEGORIES", 59, category, "too many values for a category; found 60"),
         ("text", "MOST_TEXT", 296, text, "t.txt: file is too large; found 297 bytes"),
         ("table", "MOST_VALUES", 179, packed, "rows.parquet: table is too large; found 180 v"),
@@ -585,7 +614,9 @@ def test_a_saved_set_with_names_of_classes_and_maps(tmp_path):
     Arrow.from_dict(columns, features=kinds).save_to_disk(tmp_path / "saved")
     one = HuggingFaceData(huggingface=str(tmp_path / "saved"), inputs="x", target="y")
     assert (read_data(one).classes, read_data(one).labels[2]) == (3, "never")
-    maps = read_data(one.model_copy(update={"target": "at"}))
+    with pytest.raises(DataError, match=r"several things; found int64 \[2, 2\].*: segmentation"):
+        read_data(one.model_copy(update={"target": "at"}))
+    maps = read_data(one.model_copy(update={"target": "at"}), "segmentation")
     assert maps.train.targets.shape[1:] == (2, 2) and maps.classes == 3
     with pytest.raises(DataError, match="the set has no such column; found 'who'"):
         read_data(one.model_copy(update={"inputs": "who"}))

@@ -16,7 +16,9 @@ import archgraph as ag
 from archgraph.data import dataset_of
 from archgraph.data.fields import TargetFields
 from archgraph.engine import Run
+from archgraph.engine.task import learning_task
 from archgraph.federation.learning import TASKS
+from archgraph.language.task import TaskSpec
 
 N = 24
 INPUTS = torch.randn(N, 6, generator=torch.Generator().manual_seed(0))
@@ -47,7 +49,7 @@ class Form(NamedTuple):
     targets: Any
     meant: torch.Tensor
     labels: tuple[str, ...] = ()
-    task: str | None = None
+    task: str | None = "classification"
 
 
 FORMS = {
@@ -67,25 +69,24 @@ FORMS = {
     "items bool": Form(Items(lambda i: bool(TRUE[i])), TRUE.long(), FLAGS),
     "items np.bool_": Form(Items(lambda i: np.bool_(TRUE[i].item())), TRUE.long(), FLAGS),
     "items words": Form(Items(lambda i: WORDS[i]), TRUE.long(), ("no", "yes")),
-    "float, said to be classes": Form(TRUE.float(), TRUE.long(), (), "classification"),
+    "float, said to be classes": Form(TRUE.float(), TRUE.long()),
     "float, said to be a label": Form(TRUE.float(), TRUE[:, None], (), "multilabel"),
     "float, said to be numbers": Form(TRUE.float(), TRUE.float(), (), "regression"),
     "bool, said to be a label": Form(TRUE, TRUE[:, None], (), "multilabel"),
-    "minus one and one": Form(TRUE.long() * 2 - 1, TRUE.long(), ("-1", "1")),
     # -- an axis that stands for nothing
     "classes [N, 1]": Form(ONE[:, None], ONE),
     "words [N, 1]": Form(np.array(WORDS)[:, None], TRUE.long(), ("no", "yes")),
     "a column of a table": Form(pd.DataFrame({"y": ONE.numpy()}), ONE),
     "items [1]": Form(Items(lambda i: ONE[i : i + 1]), ONE),
-    "a label [N, 1]": Form(TRUE[:, None], TRUE[:, None]),
-    "maps [N, 1, H, W]": Form(MAPS, MAPS[:, 0]),
-    "a mask of pixels": Form(MAPS[:, 0] > 0, (MAPS[:, 0] > 0).long(), FLAGS),
+    "a label [N, 1]": Form(TRUE[:, None], TRUE[:, None], (), "multilabel"),
+    "maps [N, 1, H, W]": Form(MAPS, MAPS[:, 0], (), "segmentation"),
+    "a mask of pixels": Form(MAPS[:, 0] > 0, (MAPS[:, 0] > 0).long(), FLAGS, "segmentation"),
     # -- one-hot
     "one-hot int": Form(HOT, ONE),
     "one-hot float": Form(HOT.float(), ONE),
     "one-hot without its last class": Form(HOT[:, [0, 1, 2, 2]] * torch.tensor([1, 1, 1, 0]), ONE),
     "one-hot, said to be labels": Form(HOT, HOT.bool(), (), "multilabel"),
-    "one-hot bool, said to be classes": Form(HOT.bool(), ONE, (), "classification"),
+    "one-hot bool, said to be classes": Form(HOT.bool(), ONE),
     "labels as int, said": Form(1 - HOT, HOT == 0, (), "multilabel"),
     # -- other containers and types
     "sparse": Form(HOT.float().to_sparse(), ONE),
@@ -98,8 +99,14 @@ FORMS = {
     "bytes of text": Form(np.array([word.encode() for word in WORDS]), TRUE.long(), ("no", "yes")),
     "numbers as words": Form([str(9 + n) for n in ONE.tolist()], ONE, ("9", "10", "11")),
     "counts, said to be numbers": Form(ONE, ONE.float(), (), "regression"),
-    "floats, said to be classes": Form(ONE.float(), ONE, (), "classification"),
+    "floats, said to be classes": Form(ONE.float(), ONE),
 }
+
+
+WHOLE = {
+    "int", "bytes", "classes [N, 1]", "a column of a table", "items [1]", "masked classes",
+    "a mask that hides nothing", "the other byte order", "counts, said to be numbers",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("about", FORMS)
@@ -111,20 +118,34 @@ def test_targets_mean_what_their_owner_means(about: str) -> None:
         assert split.targets.dtype == form.meant.dtype and torch.equal(split.targets, form.meant)
     if form.labels:
         assert data.labels == form.labels
-    hot = about.startswith(("one-hot", "sparse", "scipy")) and form.task is None
-    assert data.notes if hot else not data.notes
+    assert not data.notes
+
+
+@pytest.mark.parametrize("about", FORMS)
+def test_without_a_task_whole_numbers_are_classes_and_all_else_asks(about: str) -> None:
+    form = FORMS[about]
+    part = form.targets if isinstance(form.targets, Items) else (INPUTS, form.targets)
+    if about in WHOLE:
+        targets = dataset_of((part, part)).train.targets
+        assert targets.dtype == torch.int64 and torch.equal(targets, form.meant.long())
+        return
+    with pytest.raises(ag.DataError, match="may mean several things") as caught:
+        dataset_of((part, part))
+    assert f"task: {form.task}" in str(caught.value)
 
 
 def test_what_a_target_means_is_found_in_all_parts_together() -> None:
     """Names, one-hot rows and classes that one client lacks are numbered as all others' are."""
     train = {"a": (INPUTS[:4], ["dog"] * 4), "b": (INPUTS[:4], ["cat", "emu"] * 2)}
-    data = dataset_of((train, (INPUTS[:2], ["emu", "cat"])))
+    data = dataset_of((train, (INPUTS[:2], ["emu", "cat"])), task="classification")
     assert data.labels == ("cat", "dog", "emu") and data.test.targets.tolist() == [2, 0]
     assert data.train.targets.tolist() == [1] * 4 + [0, 2] * 2
     # Rows of the first client have a single 1 each, those of the second do not.
     several = {"a": (INPUTS[:2], HOT[:2]), "b": (INPUTS[:2], 1 - HOT[:2])}
-    with pytest.raises(ag.DataError, match="are integers, all 0 or 1"):
-        dataset_of((several, (INPUTS[:2], HOT[:2])))
+    assert dataset_of((several, (INPUTS[:2], HOT[:2])), task="multilabel").classes == 3
+    with pytest.raises(ag.RunError, match="classification does not learn such targets"):
+        data = dataset_of((several, (INPUTS[:2], HOT[:2])), task="classification")
+        learning_task(TaskSpec(kind="classification"), data)
 
 
 def spec(model: nn.Module, example: torch.Tensor, **more: Any) -> dict[str, Any]:
@@ -144,7 +165,7 @@ def test_one_logit_of_two_classes_is_trained_by_binary_cross_entropy(squeeze: bo
     model = nn.Sequential(nn.Linear(6, 1), *([nn.Flatten(0)] if squeeze else []))
     start = {name: value.clone() for name, value in model.state_dict().items()}
     one = {"name": "all", "count": 1}
-    told = spec(model, INPUTS[:2], rounds=1, local={"batch": N, "lr": 0.1})
+    told = spec(model, INPUTS[:2], rounds=1, local={"batch": N, "lr": 0.1}, task="classification")
     told["family"]["clients"] = [one]
     run = ag.run(told, data=((INPUTS, TRUE), (INPUTS, TRUE)), progress=False)
     model.load_state_dict(start)

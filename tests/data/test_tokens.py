@@ -25,7 +25,7 @@ from archgraph.errors import ArchGraphError, DataError, SpecError
 from archgraph.federation import TASKS
 from archgraph.federation.metrics import IGNORED
 from archgraph.language import verdicts
-from archgraph.language.data import FolderData, HuggingFaceData, TableData, TextData
+from archgraph.language.data import FolderData, HuggingFaceData, TableData, TargetSpec, TextData
 from tests.engine.own import write_experiment
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra data")
@@ -283,7 +283,8 @@ def test_rows_stay_in_order_by_every_door(files, tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     table = write_rows(tmp_path / "t.csv", rows)
-    columns: Any = {"text": "t", "target": "y", "client": "who", **options}
+    target = TargetSpec(classes="y")
+    columns: Any = {"text": "t", "target": target, "client": "who", **options}
     by_table = read_data(TableData(table=table, **columns))
     by_hub = read_data(HuggingFaceData(huggingface=str(tmp_path / "saved"), **columns))
     alone = read_data(TableData(table=table, **{**columns, "client": None}))
@@ -320,8 +321,8 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
     options: Any = {"tokenizer": str(files["pieces"]), "length": 12}
     for name, loaded in (("one", one), ("both", both), ("both", dict(both))):
         for columns in (
-            {"text": "t", "target": "y", "client": "who"},
-            {"text": ("t", "u"), "target": "y"},
+            {"text": "t", "target": {"classes": "y"}, "client": "who"},
+            {"text": ("t", "u"), "target": {"classes": "y"}},
             {"text": "t"},
         ):
             folder: Any = {"huggingface": str(tmp_path / name), **columns, **options}
@@ -335,7 +336,11 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
                     assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
                     assert all(torch.equal(a.beside[k], b.beside[k]) for k in INPUTS[1:])
     for value, task, message in (
-        ({"huggingface": one, "inputs": "t", "target": "y"}, None, "instead of inputs write text"),
+        (
+            {"huggingface": one, "inputs": "t", "target": "y"},
+            "classification",
+            "instead of inputs write text",
+        ),
         (
             {"huggingface": one, "text": "t", "target": "y"},
             None,
@@ -420,14 +425,14 @@ def test_columns_of_text_are_told_from_categories(tmp_path):
     cities = ["New York City", "Rio de Janeiro", "Sri Jayawardenepura Kotte"] * 4
     labels = ["a", "b"] * 6
     table = write_rows(tmp_path / "rows.csv", {"x": cities, "y": labels})
-    assert read_data(TableData(table=table, target="y")).shape == (3,)
+    assert read_data(TableData(table=table, target="y"), "classification").shape == (3,)
     reviews = [f"{text} and so on" for text in sentences(12)]
     table = write_rows(tmp_path / "rows.csv", {"x": reviews, "y": labels})
-    said = read_data(TableData(table=table, target="y", columns={"x": "category"}))
-    assert said.shape == (12,)
+    said = TableData(table=table, target="y", columns={"x": "category"})
+    assert read_data(said, "classification").shape == (12,)
     expected = "expected text: x, tokenizer: tokenizer.json, length: 128"
     with pytest.raises(DataError, match=f"x: is it a text or a category?.*{expected}"):
-        read_data(TableData(table=table, target="y"))
+        read_data(TableData(table=table, target="y"), "classification")
 
 
 def test_texts_are_taken_as_they_are(files, tmp_path):
@@ -436,7 +441,7 @@ def test_texts_are_taken_as_they_are(files, tmp_path):
     table = write_rows(tmp_path / "rows.csv", {"x": texts, "y": [*list("ababab"), "b"]})
     Path(table).write_bytes(b"\xef\xbb\xbf" + Path(table).read_bytes())
     said: Any = {"text": "x", "tokenizer": str(files["byte_pairs"]), "length": 12}
-    data = read_data(TableData(table=table, target="y", test=table, **said))
+    data = read_data(TableData(table=table, target="y", test=table, **said), "classification")
     backend = tokenizers.Tokenizer.from_file(str(files["byte_pairs"]))
     *decoded, longest = [backend.decode(ids) for ids in real(data)]
     assert decoded == texts[:-1] and texts[-1].startswith(longest)
@@ -571,12 +576,12 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     "columns_too": (told(columns=["n"]), "data.columns: is for numbers and categories; found `tex"),
     "numbers_as_text": (
         told(text="n"),
-        "data: rows.csv:2: n: is not a text: all values are numbers; found '1'; name another",
+        "data: rows.csv: row 1: n: is not a text: all values are numbers; found '1'; name another",
     ),
-    "empty_text": (cell("  "), "data: rows.csv:5: review: the text is missing; found '  '; remove"),
+    "empty_text": (cell("  "), "data: rows.csv: row 4: review: the text is missing; found '  '"),
     "none": (
         parquet(["a dog", None, "the", "cat"]),
-        "data: rows.parquet: row 2: review: the text is missing; found None; remove the row",
+        "data: rows.parquet: row 2: review: the text is missing; found nan; remove the row",
     ),
     "not_texts": (
         parquet([1.5, float("nan"), 2.5, 3.5]),
@@ -584,7 +589,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "one_token": (
         lambda folder: {"tokenizer": "b.json", "text": "other", "target": None},
-        "data: rows.csv:2: other: has fewer than 2 tokens; found 'x'; remove it",
+        "data: rows.csv: row 1: other: has fewer than 2 tokens; found 'x'; remove it",
     ),
     "next_token_of_classes": (
         told(task="next_token"),
@@ -627,7 +632,7 @@ def test_a_mistake_is_said(files, tmp_path, name):
     data: dict[str, Any] = {
         "table": "rows.csv",
         "text": "review",
-        "target": "label",
+        "target": {"classes": "label"},
         "tokenizer": "t.json",
     }
     data = {**data, "length": 10, **change(tmp_path)}
@@ -681,6 +686,7 @@ family:
     - {name: half, count: 1, take: 0.5}
 data:
   {table: rows.csv, text: [first, second], target: same, client: who, tokenizer: t.json, length: 14}
+task: classification
 strategy: {heterofl: {}}
 rounds: 2
 local: {epochs: 2, batch: 8, lr: 0.01, optimiser: adam}

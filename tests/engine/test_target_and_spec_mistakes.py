@@ -43,37 +43,41 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         FLOATS,
         None,
         1,
-        "data: targets: are floating point numbers, all 0 or 1, which may mean several "
-        "things; found float32 []; expected a task that says which; write task: "
-        "classification (a class each), or multilabel (yes or no for each label), or "
-        "regression (numbers)",
-    ),
-    "float 0 and 1 in a column": (
-        FLOATS[:, None],
-        None,
-        1,
-        "data: targets: are floating point numbers, all 0 or 1, which may mean several "
-        "things; found float32 [1]; expected a task that says which; write task: "
-        "classification (a class each), or multilabel (yes or no for each label), or "
-        "regression (numbers)",
+        "data: targets: may mean several things; found float32 []; expected whole numbers (the "
+        "class of each example), or a task that says what they are; write task: regression "
+        "(numbers); of whole numbers task: classification; of 0 and 1 task: multilabel",
     ),
     "several labels as floats": (
         SEVERAL.float(),
         None,
         3,
-        "data: targets: are floating point numbers, all 0 or 1, which may mean several "
-        "things; found float32 [3]; expected a task that says which; write task: multilabel "
-        "(yes or no for each label), or regression (numbers); for labels without a task: "
-        "targets.bool()",
+        "data: targets: may mean several things; found float32 [3]; expected whole numbers (the "
+        "class of each example), or a task that says what they are; write task: regression "
+        "(numbers); of whole numbers task: classification; of 0 and 1 task: multilabel",
     ),
     "several labels as integers": (
         SEVERAL,
         None,
         3,
-        "data: targets: are integers, all 0 or 1, which may mean several things; found int64 "
-        "[3]; expected a task that says which; write task: multilabel (yes or no for each "
-        "label), or next_token (a class at each place), or segmentation (a class at each "
-        "place); for labels without a task: targets.bool()",
+        "data: targets: may mean several things; found int64 [3]; expected whole numbers (the "
+        "class of each example), or a task that says what they are; write task: segmentation or "
+        "task: next_token (a class at each place), task: multilabel (0 or 1 for each label), or "
+        "task: classification (a single 1 in each row)",
+    ),
+    "true and false": (
+        TRUE,
+        None,
+        1,
+        "data: targets: may mean several things; found bool []; expected whole numbers (the "
+        "class of each example), or a task that says what they are; write task: classification "
+        "(two classes), task: multilabel (labels), or task: segmentation",
+    ),
+    "words": (
+        ["a", "b"] * (N // 2),
+        None,
+        2,
+        "data: targets: may mean several things; found text []; expected whole numbers (the "
+        "class of each example), or a task that says what they are; write task: classification",
     ),
     "classes from 1": (
         ONE + 1,
@@ -99,7 +103,7 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
     ),
     "three outputs for true and false": (
         TRUE,
-        None,
+        "classification",
         3,
         "experiment: family: Sequential: the model's output does not fit classification; "
         "found [batch, 3]; expected [batch, 2] or [batch, 1] or [batch]: a logit for each of "
@@ -146,23 +150,16 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         "data: train: targets: are of several types; found str at 0 and int at 1; expected "
         "one type for all examples",
     ),
-    "numbers in words": (
-        ["0.5", "1.5"] * (N // 2),
-        None,
-        1,
-        "data: targets: are numbers that are written as text; found '0.5'; to predict "
-        "numbers: np.array(targets, float)",
-    ),
     "an empty word": (
         ["a", ""] * (N // 2),
-        None,
+        "classification",
         2,
         "data: targets[1]: the name of a class is empty; write a name in its place, 'none' say, "
         "or remove these examples",
     ),
     "words on two axes": (
         np.array([["a", "b"]] * N),
-        None,
+        "classification",
         2,
         "data: targets: are text on several axes; found text [2]; expected one name for each "
         "example",
@@ -222,6 +219,15 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
     "a table of two columns": (
         pd.DataFrame({"y": ONE, "z": ONE}),
         None,
+        3,
+        "data: targets: may mean several things; found int64 [2]; expected whole numbers (the "
+        "class of each example), or a task that says what they are; write task: segmentation or "
+        "task: next_token (a class at each place), task: multilabel (0 or 1 for each label), or "
+        "task: classification (a single 1 in each row)",
+    ),
+    "a table of two columns as next tokens": (
+        pd.DataFrame({"y": ONE, "z": ONE}),
+        "next_token",
         3,
         "experiment: family: Sequential: the model's output does not fit next_token; found "
         "[batch, 3]; expected [batch, 2, 3]: a logit for each of 3 classes (data); targets "
@@ -579,7 +585,9 @@ def test_a_model_of_inference_mode_is_traced_and_trained() -> None:
         model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
         before = {name: id(value) for name, value in model.state_dict(keep_vars=True).items()}
         run = ag.run(
-            spec(model, INPUTS[:2], rounds=1), data=((INPUTS, TRUE), (INPUTS, TRUE)), progress=False
+            spec(model, INPUTS[:2], rounds=1),
+            data=((INPUTS, ONE % 2), (INPUTS, ONE % 2)),
+            progress=False,
         )
         graph, state = ag.trace(model, INPUTS[:2])
     assert run.sound

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -123,3 +123,28 @@ def slices_of(at: Attributes, *inputs: Known | None) -> Iterator[tuple[int, slic
     every = integers(steps) or [1] * len(first)
     for axis, start, end, step in zip(along, first, last, every, strict=True):
         yield axis, slice(start, end, step)
+
+
+@dataclass(frozen=True)
+class OnnxStep:
+    """A node of the file: its row, and where its inputs, attributes and module are."""
+
+    name: str
+    kind: str
+    row: OnnxRow | None
+    attributes: Mapping[str, OnnxSetting]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".strip()
+
+    def at(self, opset: int, training: bool = False, any_batch: bool = False) -> Attributes:
+        """Return what a row may ask about the node; results behind the last one with a name go."""
+        outputs = max((i + 1 for i, name in enumerate(self.outputs) if name), default=0)
+        return Attributes(self.attributes, opset, outputs, training, any_batch)
+
+    def inputs_at(self, positions: Iterable[int]) -> list[str]:
+        """Return the names of the inputs at some positions; nodes may leave out the last ones."""
+        return [self.inputs[i] for i in positions if i < len(self.inputs)]

@@ -1,0 +1,75 @@
+"""Operators run on tensors without data: what their meta kernels give, or say of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from archgraph.errors import GraphError
+from archgraph.graph.ir import Atom, Polynomial, Size, TensorType
+from archgraph.ops.schema import from_atom, op_schema, torch_dtype
+from archgraph.ops.types import Scalar
+
+
+def run_kernel(
+    op: str, args: tuple[tuple[str, object], ...], size: Callable[[Size], Any]
+) -> object:
+    """Run an operator on tensors without data.
+
+    Args:
+        op: The operator.
+        args: Its arguments, as :func:`archgraph.ops.infer.pattern` makes them.
+        size: What a size is in the call: a number, or a symbol.
+
+    Raises:
+        NotImplementedError: If it has no meta kernel.
+        GraphError: If the arguments do not fit.
+    """
+
+    def lower(value: object) -> object:
+        match value:
+            case TensorType():
+                shape = [size(s) for s in value.shape]
+                return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
+            case Scalar():  # a tuple, too: before those
+                return value.value
+            case tuple():
+                return [lower(item) for item in value]
+            case Polynomial():
+                return size(value)
+            case Atom():
+                return from_atom(value)
+            case _:
+                return value
+
+    schema = op_schema(op)
+    try:
+        values = {k: lower(v) for k, v in args}
+        if schema.makes_tensor:
+            values["device"] = torch.device("meta")
+        positional, keyword = schema.call_args(values)
+        with torch.no_grad():
+            return schema.overload(*positional, **keyword)
+    except NotImplementedError:  # no meta kernel: the caller's to answer, no fault of arguments
+        raise
+    except Exception as error:  # whatever a kernel says about arguments that do not fit
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        shapes = ", ".join(f"{k} {t}" for k, v in args for t in tensor_types([v]))
+        message = f"{op} does not fit its arguments: {reason}"
+        raise GraphError(message, found=shortened(shapes, 120) or None) from error
+
+
+def tensor_types(values: Iterable[object]) -> Iterator[TensorType]:
+    """Return the types among patterns."""
+    for value in values:
+        if isinstance(value, TensorType):
+            yield value
+        elif isinstance(value, tuple) and not isinstance(value, Scalar):
+            yield from tensor_types(value)
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """Return a text as an error shows it, at most so many characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
