@@ -9,6 +9,7 @@ from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.comparison import Comparison, RunGroup
 from archgraph.reports.run_tables import setting_sheet, traffic_sheet
 from archgraph.reports.runs import Log
+from archgraph.reports.settings import said
 from archgraph.reports.sheets import Sheet, SheetColumn, as_csv, in_bytes
 from archgraph.tables import count
 
@@ -81,6 +82,42 @@ def sent_sheet(compared: Comparison) -> Sheet:
         SheetColumn("macs", "MACs of training", count, right=True),
     )
     return Sheet("communication", columns, tuple(rows), strong, f"Means over the seeds. {note}")
+
+
+def attack_sheet(compared: Comparison) -> Sheet:
+    """Tabulate attacked runs: the attack, who attacks, how many of their updates were taken."""
+    rows = []
+    for group, seed, log in each_run(compared):
+        attack = log.experiment.attack if log.experiment else None
+        if attack is None:
+            continue
+        options = attack.model_dump(mode="json", exclude={"kind"}, exclude_none=True)
+        bad = {client.client: client.label for client in log.clients if client.malicious}
+        what = log.updates.loc[log.updates["client"].isin(list(bad)), "what"]
+        merged = int((what == "clients").sum())
+        rows.append(
+            (
+                group.label,
+                seed,
+                attack.kind,
+                ", ".join(f"{key} {said(value)}" for key, value in options.items()),
+                len(bad),
+                merged,
+                len(what) - merged,
+                "; ".join(bad.values()),
+            )
+        )
+    columns = (
+        SheetColumn("experiment", "experiment"),
+        SheetColumn("seed", "seed", right=True),
+        SheetColumn("attack", "attack"),
+        SheetColumn("options", "options"),
+        SheetColumn("malicious", "malicious clients", right=True),
+        SheetColumn("taken", "updates taken", right=True),
+        SheetColumn("lost", "updates lost", right=True),
+        SheetColumn("clients", "", hidden=True),
+    )
+    return Sheet("attack", columns, tuple(rows))
 
 
 def shared_sheet(compared: Comparison) -> Sheet:

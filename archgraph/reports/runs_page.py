@@ -15,6 +15,7 @@ from archgraph.fields import GLOBAL
 from archgraph.reports.charts import Picture, client_charts, curve_chart, time_chart
 from archgraph.reports.comparison import Comparison, RunGroup
 from archgraph.reports.group_tables import (
+    attack_sheet,
     data_sheet,
     differences_csv,
     each_run,
@@ -83,6 +84,7 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
             data_sheet(compared).html() + (f'<div class="charts">{data}</div>' if data else ""),
         ),
         *section("Communication and computation", sent_sheet(compared).html()),
+        *section("Attack", expandable(attack_sheet(compared), "attacked run")),
         *section("Architectures", "".join(_architectures(compared, viewer))),
         *section("Settings of all runs", shared_sheet(compared).html()),
         "<h2>Each run</h2>",

@@ -142,7 +142,7 @@ def folders(runs: list[ag.engine.Run]) -> list[Path]:
     return [run.folder for run in runs if run.folder is not None]
 
 
-def test_data_and_traffic_of_several_runs_are_the_engines(attacked: list[ag.engine.Run]):
+def test_data_traffic_and_attack_of_several_runs_are_the_engines(attacked: list[ag.engine.Run]):
     compared = comparison(folders(attacked), tiers=True)
     found = sheets(runs_page(compared))
     both = attacked[:2]
@@ -168,6 +168,15 @@ def test_data_and_traffic_of_several_runs_are_the_engines(attacked: list[ag.engi
         macs = 3 * sum(r["seen"] for r in own) * cost(graph).macs / len(runs)
         assert float(row["macs"]) == pytest.approx(macs, abs=1e-6)
         assert float(row["tasks"]) == len(own) / len(runs)
+    assert [(row["experiment"], row["seed"]) for row in found["attack"]] == [
+        ("attacked", "4"), ("attacked", "5")
+    ]  # fmt: skip
+    for row, run in zip(found["attack"], both, strict=True):
+        (bad,) = run.experiment.malicious
+        assert row["clients"].startswith(f"client {bad},") and row["malicious"] == "1"
+        taken = sum(r["client"] == bad for line in run.rounds for r in line["clients"])
+        assert (row["taken"], row["lost"]) == (str(taken), "0")
+        assert row["options"] == "fraction 0.25, intensity 1.0"
 
 
 def test_what_all_runs_share_stands_once(attacked: list[ag.engine.Run], tmp_path: Path):
