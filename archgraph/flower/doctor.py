@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from archgraph.engine.rows import ClientRows
-from archgraph.errors import ArchGraphError, RunError, os_reason
+from archgraph.errors import ArchGraphError, RunError
 from archgraph.flower.client import client_of
 from archgraph.flower.deployment import (
     READY,
@@ -102,13 +102,9 @@ def diagnoses(machine: Machine) -> Iterator[Diagnosis]:
             continue
         try:
             yield Diagnosis(name, check(machine))
-        except ArchGraphError as error:
-            yield Diagnosis(name, str(error), wrong=True)
-        except OSError as error:
-            text = f"{error.filename}: cannot be used; found {os_reason(error)}"
-            yield Diagnosis(name, text, wrong=True)
         except Exception as error:  # whatever a library raises is a finding, too
-            yield Diagnosis(name, reason(error), wrong=True)
+            text = str(error) if isinstance(error, ArchGraphError) else reason(error)
+            yield Diagnosis(name, text, wrong=True)
 
 
 def _versions(machine: Machine) -> str:
@@ -162,27 +158,15 @@ def _link(machine: Machine) -> str:
             context = ssl.create_default_context(cafile=machine.ca)
             with context.wrap_socket(plain, server_hostname=host):
                 pass
-    except socket.gaierror as error:
-        hint = "write the server's address, or enter its name in /etc/hosts"
-        raise RunError("the name is not known here", where=host, hint=hint) from error
-    except ConnectionRefusedError as error:
-        hint = "start the SuperLink, with --host 0.0.0.0 for other machines, and this --port"
-        raise RunError("nothing listens there", where=where, hint=hint) from error
-    except TimeoutError as error:
-        hint = "let the server's firewall pass this port"
-        message = f"no answer within {SECONDS:g} s"
-        raise RunError(message, where=where, hint=hint) from error
-    except ssl.SSLCertVerificationError as error:
+    except OSError as error:  # of names and connections, and of TLS
         raise RunError(
-            "the server's certificate is not accepted",
+            "the SuperLink is not reached",
             where=where,
-            found=error.verify_message,
-            expected=f"one that {machine.ca} signed, for {host}",
-            hint="copy ca.pem from the server, or make a certificate for this name",
+            found=getattr(error, "verify_message", "") or error.strerror or str(error),
+            expected=f"TLS, with a certificate that {machine.ca} signed for {host}",
+            hint="start it with --host 0.0.0.0 for other machines, let the server's firewall pass "
+            "its port, and copy ca.pem from there",
         ) from error
-    except ssl.SSLError as error:
-        hint = "start it with --ssl-certfile and --ssl-keyfile; other programs may use this port"
-        raise RunError("does not speak TLS", where=where, found=error.reason, hint=hint) from error
     return f"{where} answers, with a certificate that {machine.ca} signed"
 
 

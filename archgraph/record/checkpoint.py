@@ -2,13 +2,13 @@
 
 ::
 
-    round-000007/server.json                 round, plain values, groups, digests of the files below
+    round-000007/SHA256SUMS                  digest of each file below, for `sha256sum -c`
+    round-000007/server.json                 round, plain values, groups
     round-000007/groups/000000.safetensors   the server's tensors, a file per group
     round-000007/clients/000012.safetensors  what a client keeps
 
 A group holds the tensors whose names agree before the first slash. What did not change since the
-checkpoint before is a link to it. How a folder shows that it is as it was written:
-:mod:`archgraph.record.proof`.
+checkpoint before is a link to it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from safetensors import SafetensorError
 from archgraph.errors import RunError
 from archgraph.files import sync, write
 from archgraph.plain import Json
-from archgraph.record.proof import prove, sealed, sha256, unsealed
+from archgraph.record.proof import prove, sha256
 from archgraph.states import wire
 from archgraph.states.state import State
 
 T = TypeVar("T")
 
-FORMAT = 4
+FORMAT = 5
+SUMS = "SHA256SUMS"
 # Files that are brought to the disk, or removed from it, together.
 AT_ONCE = 4
 
@@ -57,13 +58,12 @@ class _Lines(BaseModel, strict=True):
 
 
 class _Server(BaseModel, strict=True):
-    """What ``server.json`` holds beside its version and its own digest."""
+    """What ``server.json`` holds beside its version."""
 
     experiment: str
     round: int
     groups: list[str]
     values: dict[str, Json]
-    files: dict[str, str]
     metrics: _Lines
     environments: list[dict[str, Json]]
 
@@ -143,7 +143,7 @@ class Writer:
             written: list[str] = []
             for key, (name, tensors) in _files(checkpoint).items():
                 past, known, seen = self._saved.get(key, ("", "", {}))
-                # In the order of the files, whatever is linked: the order of `server.json`.
+                # In the order of the files, whatever is linked.
                 digests[name] = known
                 same = past and _same_tensors(key, tensors, seen)
                 if previous is None or not same or not _link(draft / name, previous / past):
@@ -157,10 +157,11 @@ class Writer:
                 "round": checkpoint.round,
                 "groups": list(_groups(checkpoint.tensors)),
                 "values": checkpoint.values,
-                "files": digests,
                 **beside,
             }
-            write(draft / "server.json", sealed(values))
+            digests["server.json"] = sha256(write(draft / "server.json", json.dumps(values)))
+            sums = (f"{digest}  {name}\n" for name, digest in digests.items())
+            write(draft / SUMS, "".join(sums))
             # The names of files are on the disk only once their folders are.
             for folder in (*folders, draft):
                 sync(folder)
@@ -173,8 +174,10 @@ class Writer:
         self.after(checkpoint, digests)
 
 
-def read_checkpoint(path: Path, identity: str) -> tuple[Checkpoint, dict[str, Json]]:
-    """Read a checkpoint, and all that its ``server.json`` says.
+def read_checkpoint(
+    path: Path, identity: str
+) -> tuple[Checkpoint, dict[str, Json], dict[str, str]]:
+    """Read a checkpoint, all that its ``server.json`` says, and the SHA-256 of each file.
 
     Raises:
         RunError: If a file is not as it was written, or the checkpoint is of another version,
@@ -185,7 +188,7 @@ def read_checkpoint(path: Path, identity: str) -> tuple[Checkpoint, dict[str, Js
     with reading(server):
         values = dict(json.loads(server.read_bytes()))
         version = values["format"]
-    if version != FORMAT:  # before the digest: another version may compute it otherwise
+    if version != FORMAT:
         raise RunError(
             "checkpoint of another version",
             where=str(server),
@@ -194,7 +197,6 @@ def read_checkpoint(path: Path, identity: str) -> tuple[Checkpoint, dict[str, Js
             hint="go on with the version of archgraph that wrote it",
         )
     with reading(server):
-        values = unsealed(values, server)
         # A digest is not a signature: what was changed together with it may hold anything.
         _Server.model_validate(values)
     if (values["experiment"], values["round"]) != (identity, number):
@@ -204,14 +206,17 @@ def read_checkpoint(path: Path, identity: str) -> tuple[Checkpoint, dict[str, Js
             found=f"round {values['round']} of {values['experiment'][:12]}",
             expected=f"round {number} of {identity[:12]}",
         )
+    with reading(path / SUMS):
+        lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
+        digests = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     with reading(path):
-        prove(path, values["files"])
+        prove(path, digests)
         tensors: dict[str, torch.Tensor] = {}
         for at in range(len(values["groups"])):
             tensors |= wire.load_tensors(path / _file("groups", at))
-        clients = [Path(name) for name in sorted(values["files"]) if name.startswith("clients/")]
+        clients = [Path(name) for name in sorted(digests) if name.startswith("clients/")]
         private = {int(name.stem): wire.load_tensors(path / name) for name in clients}
-    return Checkpoint(number, tensors, values["values"], private), values
+    return Checkpoint(number, tensors, values["values"], private), values, digests
 
 
 @contextlib.contextmanager

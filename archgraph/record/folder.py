@@ -45,6 +45,8 @@ DRAFT = ".draft-"
 BEGINNING = f"{DRAFT}run"
 # Locks of this process; one that a worker held, too, would outlive this process with it.
 _LOCKS: set[int] = set()
+# A checkpoint, its `server.json`, the digests of its files, and the lines until then.
+_Read = tuple[Checkpoint, dict[str, Json], dict[str, str], bytes]
 BestRound = Callable[[Sequence[Mapping[str, Json]]], int | None]
 
 
@@ -160,8 +162,8 @@ class RunRecord:
             chosen = max(rounds, default=None) if after is None else after
             checkpoint, lines = None, b""
             if chosen is not None:
-                checkpoint, stored, lines = record._proved(chosen)
-                record._writer.after(checkpoint, stored["files"])
+                checkpoint, stored, digests, lines = record._proved(chosen)
+                record._writer.after(checkpoint, digests)
                 record.environments = stored["environments"]
             done = chosen or 0
             here = _here(done + 1, facts, device)
@@ -201,7 +203,7 @@ class RunRecord:
             raise RunError(
                 "no checkpoint", where=str(folder), hint="a run writes its first before round 1"
             )
-        checkpoint, _, lines = record._proved(rounds[-1])
+        checkpoint, *_, lines = record._proved(rounds[-1])
         number = best(parsed(lines, folder / "metrics.jsonl")) if best is not None else None
         return checkpoint if number in (None, rounds[-1]) else record.at(number or 0)
 
@@ -297,8 +299,8 @@ class RunRecord:
         self._bytes += len(lines)
         self._digest.update(lines)
 
-    def _proved(self, number: int) -> tuple[Checkpoint, dict[str, Json], bytes]:
-        """Read a checkpoint, its `server.json` and the lines until then; check that none changed.
+    def _proved(self, number: int) -> _Read:
+        """Read a checkpoint and the lines until then; check that none changed.
 
         Raises:
             RunError: If one of them changed; names the file, and the last checkpoint before it
@@ -318,15 +320,15 @@ class RunRecord:
                 raise
             raise error.within("", hint=self._earlier(rounds, number)) from error
 
-    def _read(self, number: int) -> tuple[Checkpoint, dict[str, Json], bytes]:
-        checkpoint, stored = read_checkpoint(self._path(number), self.identity)
+    def _read(self, number: int) -> _Read:
+        checkpoint, stored, digests = read_checkpoint(self._path(number), self.identity)
         metrics = self.folder / "metrics.jsonl"
         with reading(metrics):
             content = metrics.read_bytes() if metrics.is_file() else b""
         # What follows belongs to rounds after the checkpoint, which are repeated.
         lines = content[: stored["metrics"]["bytes"]]
         expect(metrics, hashlib.sha256(lines).hexdigest(), stored["metrics"]["sha256"])
-        return checkpoint, stored, lines
+        return checkpoint, stored, digests, lines
 
     def _earlier(self, rounds: list[int], number: int) -> str:
         """Return what to do if the checkpoint of a round is refused."""

@@ -1,10 +1,9 @@
-"""How a checkpoint proves itself: digests of its files and of itself, and where it was computed."""
+"""How a checkpoint proves itself: digests of its files, and where it was computed."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 
 from archgraph.errors import RunError
 from archgraph.machine import processor
-from archgraph.plain import Json, differences, digest
+from archgraph.plain import Json, differences
 
 
 def sha256(path: Path) -> str:
@@ -21,34 +20,8 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sealed(values: Mapping[str, Json]) -> str:
-    """Plain values as JSON, with their own digest.
-
-    >>> sealed({"round": 3})[:22]
-    '{"round": 3, "sha256":'
-    """
-    plain = json.loads(json.dumps(values))  # as it will be read: keys are text, tuples are lists
-    return json.dumps({**plain, "sha256": digest(plain)})
-
-
-def unsealed(values: Mapping[str, Json], path: Path) -> dict[str, Json]:
-    """Inverse of :func:`sealed`, once the JSON is read.
-
-    Raises:
-        RunError: If the values are not those of the digest; names the file they were read from.
-
-    Example:
-        >>> unsealed(json.loads(sealed({"round": 3}).replace("3,", "4,")), Path("server.json"))
-        Traceback (most recent call last):
-        archgraph.errors.RunError: server.json: changed since the checkpoint was written...
-    """
-    plain = {key: value for key, value in values.items() if key != "sha256"}
-    expect(path, digest(plain), values["sha256"])
-    return plain
-
-
 def prove(folder: Path, files: Mapping[str, str]) -> None:
-    """Check that a checkpoint's folder holds these files of tensors and no others.
+    """Check that a checkpoint's folder holds these files, and no others with tensors.
 
     Args:
         folder: The folder.
@@ -57,7 +30,8 @@ def prove(folder: Path, files: Mapping[str, str]) -> None:
     Raises:
         RunError: If a file is missing, was added, or holds something else; names it.
     """
-    present = {path.relative_to(folder).as_posix() for path in folder.glob("*/*.safetensors")}
+    paths = (folder / "server.json", *folder.glob("*/*.safetensors"))
+    present = {path.relative_to(folder).as_posix() for path in paths}
     for name in sorted({*files, *present}):
         expect(folder / name, sha256(folder / name) if name in present else None, files.get(name))
 

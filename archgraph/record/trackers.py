@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +15,7 @@ from archgraph.files import write
 from archgraph.hints import unknown
 from archgraph.language.elsewhere import suggestion
 from archgraph.plain import Json
-from archgraph.record.points import Point, points
+from archgraph.record.points import frame, points
 from archgraph.record.progress import judge_of, measured
 from archgraph.tables import plural
 
@@ -68,12 +66,12 @@ class CsvTracker:
     def begin(self, run: Beginning) -> None:
         """Write the header, and the rounds that were computed before."""
         self._file = _place(self.path, run, "csv", "metrics.csv")
-        write(self._file, _csv([Point._fields, *(p for line in run.lines for p in points(line))]))
+        write(self._file, frame(run.lines).to_csv(index=False))
 
     def round(self, line: Mapping[str, Json]) -> None:
         """Append the figures of a round."""
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(_csv(points(line)))
+            file.write(frame([line]).to_csv(index=False, header=False))
 
     def end(self) -> None:
         """Nothing: the file is complete after every round."""
@@ -90,16 +88,6 @@ def _place(path: str | None, run: Beginning, tracker: str, name: str) -> Path:
             hint=f"name a run folder (out), or write {{{tracker}: {{path: {name}}}}}",
         )
     return run.folder / name
-
-
-def _csv(rows: Iterable[Iterable[Any]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(
-        # NaN becomes an empty cell, which pandas and spreadsheets read as missing.
-        ["" if value != value else value for value in row]
-        for row in rows
-    )
-    return stream.getvalue()
 
 
 @dataclass

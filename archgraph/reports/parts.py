@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -83,12 +82,12 @@ def viewer_frame(viewer: str) -> str:
     return f'<iframe class="viewer" title="Architectures" {rights} srcdoc="{source}"></iframe>'
 
 
-def drawings(log: Log, most: int | None = None) -> Iterator[str]:
-    """Yield architectures as pictures, the global one first; all of them, or as many as said."""
+def drawings(log: Log) -> Iterator[str]:
+    """Yield architectures as pictures, the global one first."""
     from archgraph.display.picture import draw, render
 
     cover = _coverage(log)
-    for name, graph in itertools.islice(log.graphs.items(), most):
+    for name, graph in log.graphs.items():
         if isinstance(graph, str):  # why its file cannot be read
             yield f"<p>{html.escape(f'{name}: {graph}')}</p>"
             continue

@@ -39,7 +39,7 @@ def page(log: Log, viewer: str = "", *, reload: int = 0) -> str:
             the same; 0: never.
     """
     first, *others = map(embedded, charts(log))
-    networks = "" if reload else "".join(_architectures(log, viewer))
+    networks = viewer_frame(viewer) if viewer else "" if reload else "".join(drawings(log))
     # Beside the curves: below them, where there is not enough room.
     inside = f'{first}<div class="network">{networks}</div>' if networks else first
     body = [
@@ -76,13 +76,3 @@ def _settings(log: Log) -> Iterator[str]:
     opened = "" if log.experiment else " open"
     everything = f"<pre tabindex='0'>{html.escape(log.config)}</pre>"
     yield f"<details{opened}><summary>All settings (run.yaml)</summary>{everything}</details>"
-
-
-def _architectures(log: Log, viewer: str) -> Iterator[str]:
-    if viewer:
-        # Where scripts are off the viewer is empty.
-        yield viewer_frame(viewer)
-        picture = "".join(drawings(log, most=1))
-        yield f"<noscript><style>iframe.viewer {{ display: none; }}</style>{picture}</noscript>"
-    else:
-        yield from drawings(log)

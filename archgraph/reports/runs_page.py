@@ -36,7 +36,7 @@ from archgraph.reports.parts import (
 from archgraph.reports.plots import Reduce, by_cost, by_seed, reduced
 from archgraph.reports.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
 from archgraph.reports.runs import RUN, Log, better, judge, rows_where, seconds
-from archgraph.reports.sheets import NOTHING, Sheet, SheetColumn, download, wide
+from archgraph.reports.sheets import Sheet, SheetColumn, download, wide
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 FEW = 4
 # Tiers that have a panel of their own.
 TIERS = 8
-# Facts that are worth reading in the head even where runs differ in them.
-CHOSEN = frozenset({"strategy", "data", "clients", "parameters", "MACs of an example"})
 
 
 def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) -> str:
@@ -65,6 +63,7 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
     title = " and ".join(dict.fromkeys(log.name for group in groups for log in group.runs))
     first, *rest = compared.tables()
     first_chart, *figures = map(embedded, runs_charts(compared))
+    differences = f"<p>{download('differences', differences_csv(compared))}</p>"
     data = "".join(map(embedded, data_charts(compared)))
     body = [
         f"<h1>{html.escape(title)}</h1>",
@@ -72,7 +71,11 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
         "<h2>Runs</h2>",
         f"{wide(_upright(first).html(), 'runs')}<p>{html.escape(first.note)}</p>",
         f"<p>{download('runs', compared.csv())}</p>",
-        *(part for table in rest for part in section(table.title, _different(compared, table))),
+        *(
+            part
+            for table in rest
+            for part in section(table.title, wide(table.html(), table.title) + differences)
+        ),
         "<h2>Over the rounds</h2>",
         f'<div class="charts">{"".join(figures)}</div>',
         f"<p>{download('rounds', rounds_sheet(compared).csv())}</p>",
@@ -83,7 +86,6 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
         *section("Communication and computation", sent_sheet(compared).html()),
         *section("Attack", expandable(attack_sheet(compared), "attacked run")),
         *section("Architectures", "".join(_architectures(compared, viewer))),
-        *section("All runs", definition_list(_facts(compared))),
         *section("Settings of all runs", shared_sheet(compared).html()),
         "<h2>Each run</h2>",
         *(_run(*each) for each in each_run(compared)),
@@ -104,11 +106,6 @@ def _headline(compared: Comparison, curves: str) -> Iterator[str]:
     yield f'<div class="charts">{embedded(ranking.picture())}{curves}</div>'
 
 
-def _different(compared: Comparison, table: Table) -> str:
-    link = download("differences", differences_csv(compared))
-    return f"{wide(table.html(), table.title)}<p>{link}</p>"
-
-
 def _upright(table: Table) -> Table:
     """Turn a table into one with a column per group if they are few: it fits a telephone."""
     if len(table.rows) > FEW:
@@ -116,22 +113,6 @@ def _upright(table: Table) -> Table:
     first, *rows = zip(table.columns, *table.rows, strict=True)
     right = frozenset(range(1, len(first)))
     return Table(table.title, ("", *first[1:]), tuple(rows), right=right)
-
-
-def _facts(compared: Comparison) -> Iterator[tuple[str, str]]:
-    """Yield facts of all runs; where few of them differ, what there is."""
-    logs = [log for _, _, log in each_run(compared)]
-    yield "runs", f"{len(logs)} in {plural(len(compared.groups), 'group')}"
-    yield "seeds", ", ".join(dict.fromkeys(str(seed) for _, seed, _ in each_run(compared)))
-    spent = sum(value for log in logs for value in seconds(log.figures).values())
-    if spent:
-        yield "time of all", f"{spent:.1f} s"
-    of = [dict(header(log)) for log in logs]
-    for key in dict.fromkeys(key for one in of for key in one):
-        texts = list(dict.fromkeys(one.get(key, NOTHING) for one in of))
-        # Time and bytes of each run stand in the table; figures of many seeds say nothing here.
-        if key != "seed" and (len(texts) == 1 or (key in CHOSEN and len(texts) <= FEW)):
-            yield key, " · ".join(texts)
 
 
 def _architectures(compared: Comparison, viewer: Callable[[Log], str] | None) -> Iterator[str]:

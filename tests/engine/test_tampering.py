@@ -18,12 +18,14 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import Run, execute
 from archgraph.errors import RunError
 from archgraph.federation import Outcome, Train, Work
-from archgraph.record.proof import sealed
+from archgraph.record.checkpoint import SUMS
+from archgraph.record.proof import sha256
 
 # A personal layer and a moment: what a client kept decides how it trains.
 KEPT = frozenset({"1.running_mean", "1.running_var", "5.weight", "5.bias"})
 LAST, BEFORE = "checkpoints/round-000003", "checkpoints/round-000002"
 GROUP, SERVER = f"{LAST}/groups/000000.safetensors", f"{LAST}/server.json"
+DIGESTS = f"{LAST}/{SUMS}"
 
 
 class Stop(KeyboardInterrupt):
@@ -106,10 +108,12 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def seal(path: Path, change: Callable[[Any], Any]) -> None:
-    """A change that its own digest does not show."""
-    values = json.loads(path.read_text())
+    """A change that its digest does not show."""
+    before, values = sha256(path), json.loads(path.read_text())
     change(values)
-    path.write_text(sealed({k: v for k, v in values.items() if k != "sha256"}))
+    path.write_text(json.dumps(values))
+    sums = path.with_name(SUMS)
+    sums.write_text(sums.read_text().replace(before, sha256(path)))
 
 
 def rewrite(path: Path, change: Callable[[list[str]], Any]) -> None:
@@ -138,13 +142,6 @@ def empty(folder: Path) -> None:
     """No checkpoint any more."""
     for past in (LAST, BEFORE):
         shutil.rmtree(folder / past)
-
-
-def drop(folder: Path) -> None:
-    """A client's file and what `server.json` says of it."""
-    name = client(folder).name
-    client(folder).unlink()
-    edit(folder / SERVER, lambda v: v["files"].pop(f"clients/{name}") and None)
 
 
 def older(folder: Path) -> None:
@@ -262,22 +259,26 @@ CASES: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     "edit a value": (lambda f: edit(f / SERVER, lambda v: v["values"].update(results=1)), SERVER),
     "add a value": (lambda f: edit(f / SERVER, lambda v: v["values"].update(seed=1)), SERVER),
     "edit the groups": (lambda f: edit(f / SERVER, lambda v: v.update(groups=[])), SERVER),
-    "edit a file's digest": (
-        lambda f: edit(f / SERVER, lambda v: v["files"].update({"groups/000000.safetensors": "0"})),
-        SERVER,
+    "edit a file's digest": (lambda f: flip(f / DIGESTS, 4), GROUP),
+    "edit a file's name": (lambda f: line(f / DIGESTS, 1, "clients", "friends"), CLIENT),
+    "remove a digest": (lambda f: rewrite(f / DIGESTS, lambda x: x.pop(1)), CLIENT),
+    "remove the digest of server.json": (
+        lambda f: rewrite(f / DIGESTS, lambda x: x.pop()),
+        f"{SERVER}.*expected no file",
     ),
-    "remove a client and its digest": (drop, SERVER),
+    "add a digest": (
+        lambda f: more(f / DIGESTS, f"{'0' * 64}  clients/000009.safetensors\n"),
+        "clients/000009.safetensors.*found no file",
+    ),
+    "cut the digests": (lambda f: cut(f / DIGESTS), LAST),
+    "empty the digests": (lambda f: cut(f / DIGESTS, 0), LAST),
+    "remove the digests": (lambda f: (f / DIGESTS).unlink(), DIGESTS),
     "edit the lines' digest": (
         lambda f: edit(f / SERVER, lambda v: v["metrics"].update(bytes=0)),
         SERVER,
     ),
     "edit the environment": (
         lambda f: edit(f / SERVER, lambda v: v["environments"][0].update(threads=99)),
-        SERVER,
-    ),
-    "edit its own digest": (lambda f: edit(f / SERVER, lambda v: v.update(sha256="0")), SERVER),
-    "remove its own digest": (
-        lambda f: edit(f / SERVER, lambda v: v.pop("sha256") and None),
         SERVER,
     ),
     "a list in its place": (lambda f: (f / SERVER).write_text("[1]"), SERVER),
@@ -287,8 +288,8 @@ CASES: dict[str, tuple[Callable[[Path], Any], str | None]] = {
         lambda f: seal(f / SERVER, lambda v: v.pop("round")),
         f"{SERVER}: damaged checkpoint",
     ),
-    "seal it with a list for files": (
-        lambda f: seal(f / SERVER, lambda v: v.update(files=["a"])),
+    "seal it with a number for a group": (
+        lambda f: seal(f / SERVER, lambda v: v.update(groups=[3])),
         f"{SERVER}: damaged checkpoint",
     ),
     "seal it with a number for environments": (
@@ -299,7 +300,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str | None]] = {
         lambda f: (f / SERVER).write_text(
             json.dumps(json.loads((f / SERVER).read_text()), indent=3)
         ),
-        None,
+        SERVER,
     ),
     # What the run is.
     "edit the seed of the facts": (

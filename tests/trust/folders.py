@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
 from archgraph.language import load_experiment
-from archgraph.record.proof import sealed, sha256
+from archgraph.record.checkpoint import SUMS
+from archgraph.record.proof import sha256
 from archgraph.reports.run_tables import tiers
 from archgraph.reports.runs import read_run
 from tests.language.fuzzing import MUTATIONS, Stage
@@ -174,12 +176,13 @@ def _seal(place: Path, target: Path, folder: Path) -> None:
         metrics = (place / "metrics.jsonl").read_bytes()[: values["metrics"]["bytes"]]
         if target.name == "metrics.jsonl":
             values["metrics"]["sha256"] = hashlib.sha256(metrics).hexdigest()
-        for name in values["files"]:
-            if (path := place / LAST / name) == target:
-                values["files"][name] = sha256(path)
         if "values" in values:
             values["values"] = json.loads((folder / LAST / "server.json").read_bytes())["values"]
-        del values["sha256"]
-        server.write_text(sealed(values))
+        server.write_text(json.dumps(values))
+        text = (place / LAST / SUMS).read_text()
+        for path in {server, target}:
+            name = path.relative_to(place / LAST) if path.is_relative_to(place / LAST) else None
+            text = re.sub(rf"^\w*  {name}$", f"{sha256(path)}  {name}", text, flags=re.MULTILINE)
+        (place / LAST / SUMS).write_text(text)
     except (ValueError, KeyError, TypeError, OSError, AttributeError, RecursionError):
         pass

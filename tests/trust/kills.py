@@ -200,7 +200,9 @@ def bits(folder: Path) -> dict[str, str]:
         name = path.relative_to(folder).as_posix()
         if path.name == "server.json":
             values = json.loads(path.read_text())
-            found[name] = {k: values[k] for k in ("round", "groups", "values", "files")}
+            found[name] = {k: values[k] for k in ("round", "groups", "values")}
+        elif path.name == "SHA256SUMS":  # of server.json, too, which holds times
+            found[name] = [line for line in path.read_text().splitlines() if "/" in line]
         elif name == "metrics.jsonl":
             for number, line in enumerate(path.read_text().splitlines(), start=1):
                 found[f"{name}:{number}"] = _untimed(json.loads(line))
