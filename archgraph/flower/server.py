@@ -20,8 +20,8 @@ from flwr.serverapp import Grid
 
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.returned import outcome_of
-from archgraph.engine.rows import ClientRows
 from archgraph.engine.rounds import Working
+from archgraph.engine.rows import ClientRows
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, Task
 from archgraph.flower.records import installed_here, read_reply, task_record, versions_apart
