@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from archgraph.engine.returned import returned
-from archgraph.federation import ClientData, Outcome, Program, Shard, State, Work, seeded
+from archgraph.federation import Outcome, Program, Shard, State, Work, seeded
 from archgraph.graph.ir import ArchGraph
 from archgraph.processes.isolation import seed_torch
 
@@ -93,11 +93,15 @@ class Attack:
         if self.intensity == 0:
             return honest
         seed_torch(second.initial_seed(), torch.device(work.device))
-        if self.labels is None:
-            labels = seeded(self.seed, "labels", work.client)
-            data = shuffled(work.data, torch.randperm(work.data.examples, generator=labels))
-        else:
-            data = relabelled(work.data, self.labels)
+        (every,) = work.data.batches(None, work.data.examples)
+        labels = self.labels
+        if labels is None:
+            order = torch.randperm(
+                len(every.ids), generator=seeded(self.seed, "labels", work.client)
+            )
+            labels = every.targets[order.to(every.targets.device)]
+        labels = labels.to(every.targets.device)
+        data = Shard(every.inputs, labels, work.data.histogram, every.ids)
         second_work = dataclasses.replace(work, data=data, generator=second).copied()
         backdoor = returned(Outcome, self.program(second_work), self.program)
         others = {
@@ -126,28 +130,6 @@ class Attack:
             else value
             for name, value in honest.items()
         }
-
-
-def shuffled(data: ClientData, order: torch.Tensor) -> Shard:
-    """Return another client's data with its labels in another order.
-
-    Args:
-        data: The data.
-        order: Example ``i`` gets the label of example ``order[i]``.
-    """
-    (every,) = data.batches(None, data.examples)
-    return relabelled(data, every.targets.index_select(0, order.to(every.targets.device)))
-
-
-def relabelled(data: ClientData, labels: torch.Tensor) -> Shard:
-    """Return a client's data with other labels.
-
-    Args:
-        data: The data.
-        labels: Of each example, ``[example, ...]``.
-    """
-    (every,) = data.batches(None, data.examples)
-    return Shard(every.inputs, labels.to(every.targets.device), data.histogram, every.ids)
 
 
 def exchanged(

@@ -144,13 +144,10 @@ class Evaluator:
         asked = model.clients or tuple(c.id for c in world.clients)
         masks = () if model.personal else tuple(self._classes(asked))
         with one_thread():  # the same bits as those of a client's own version
-            state = self._recomputed(model, model.state)
+            state = as_tested(self.experiment, model, model.state)
         module = module_of(Model(model.graph, state), world.device)
         plain, *masked = self._answers(module, model, masks, self.workers)
         return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
-
-    def _recomputed(self, model: Evaluated, state: State) -> State:
-        return as_tested(self.experiment, model, state)
 
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
         """Figures of each client of a common model, on test examples of its own classes."""
@@ -193,8 +190,10 @@ class Evaluator:
                 load_state(
                     module,
                     state_to_device(
-                        self._recomputed(
-                            model, self._own_state(model, before, client, round, untuned)
+                        as_tested(
+                            self.experiment,
+                            model,
+                            self._own_state(model, before, client, round, untuned),
                         ),
                         device,
                     ),

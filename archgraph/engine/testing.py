@@ -106,8 +106,7 @@ def answers(
     """
     module.eval()
     metrics = [metric for metric in learning.measured if isinstance(metric, Metric)]
-    variants: list[Tensor | None] = [None, *masks]
-    parts: list[list[dict[str, Tensor]]] = [[] for _ in variants]
+    parts: list[list[dict[str, Tensor]]] = [[] for _ in (None, *masks)]
 
     @torch.inference_mode()
     def tested(start: int, tell: Tell) -> list[dict[str, Tensor]]:
@@ -115,13 +114,12 @@ def answers(
         targets = to_device(targets, device)
         outputs = module(*(to_device(x, device) for x in inputs))
         predictions = learning.predictions(outputs, predict)
-        results: list[dict[str, Tensor]] = []
-        for present in variants:
-            # A mask that hides nothing changes nothing.
-            if results and (present is None or bool(present.all())):
+        results = [{m.name: m.rows(predictions, targets) for m in metrics}]
+        for present in masks:
+            if bool(present.all()):  # a mask that hides nothing changes nothing
                 results.append(results[0])
                 continue
-            seen = predictions if present is None else mask_absent(predictions, present)
+            seen = mask_absent(predictions, present)
             results.append({m.name: m.rows(seen, targets) for m in metrics})
         return results
 

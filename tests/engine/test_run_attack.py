@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.engine.attack import Attack, drawn_attackers, shuffled
+from archgraph.engine.attack import Attack, drawn_attackers
 from archgraph.engine.local import execute
 from archgraph.federation import LocalOptions, Model, Outcome, Shard, Train, Work, seeded
 from archgraph.language.experiment import AttackSpec
@@ -144,22 +144,6 @@ def test_further_models_are_attacked_too(work, net):
 
     honest, attacked = done(Both(), both()), done(Attack(Both(), 5.0), both())
     assert not torch.equal(honest.others["large"]["5.bias"], attacked.others["large"]["5.bias"])
-
-
-def test_shuffling_moves_labels_and_nothing_else(digits):
-    inputs, targets = digits.train.examples(range(50))
-    shard = Shard(inputs, targets, (5,) * 10)
-    order = torch.randperm(50, generator=seeded(0, "x"))
-    mixed = shuffled(shard, order)
-    plain = list(shard.batches(seeded(0, "y"), 16))
-    moved = list(mixed.batches(seeded(0, "y"), 16))
-    for a, b in zip(plain, moved, strict=True):
-        assert torch.equal(a.inputs[0], b.inputs[0])
-        assert torch.equal(a.ids, b.ids)
-        assert torch.equal(b.targets, shard.targets[order][b.ids])
-    found = torch.cat([b.targets for b in moved])
-    assert torch.equal(found.sort().values, shard.targets.sort().values)
-    assert (mixed.examples, mixed.histogram) == (50, shard.histogram)
 
 
 @given(clients=st.integers(1, 100), share=st.floats(0, 1), seed=st.integers(0, 5))
