@@ -1,4 +1,4 @@
-"""Commands about runs: run, report, references, study, demo."""
+"""Commands about runs: run, report, study, demo."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ from archgraph.cli.output import (
     wrote,
 )
 from archgraph.errors import ArchGraphError
-from archgraph.tables import plural
+from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
     from archgraph.reports.runs import Log
-    from archgraph.studies.study import StudyResult
 
 flower = typer.Typer(no_args_is_help=True, help="Experiments on machines that Flower connects.")
 app.add_typer(flower, name="flower")
@@ -147,45 +146,6 @@ def _viewer(log: Log) -> str:
         return ""
 
 
-@command()
-@training()
-def references(
-    experiment: ExperimentFile,
-    gate: Annotated[
-        int | None,
-        typer.Option(
-            metavar="SEED",
-            help="Train the largest model centrally, too: with this seed, on held-out examples.",
-        ),
-    ] = None,
-    data: DataFolder = None,
-    settings: Settings = None,
-) -> None:
-    """Say what trivial models reach on the data of an experiment.
-
-    The most frequent class, softmax regression, nearest neighbours; of text unigram and bigram
-    tables. Each is fitted to the training examples of all clients, and to those of each client
-    alone. A method below them shows nothing about methods.
-
-    With --gate the largest model is trained on the examples of all clients, with the experiment's
-    optimiser for as many passes as clients make (at most 50), and compared with the best reference
-    on examples that are held out of training. Exit code 1 if it is not better.
-    """
-    from archgraph.engine.world import prepare
-    from archgraph.studies.references import gate as judged
-    from archgraph.studies.references import gate_setting
-    from archgraph.studies.references import references as fitted
-
-    spec = experiment_of(experiment, settings)
-    if gate is None:
-        show_item(fitted(prepare(spec, data_root=data)).table())
-        return
-    result = judged(prepare(gate_setting(spec, gate), data_root=data))
-    show_tables([result.references.table(), result.table()])
-    if not result.passed:
-        raise typer.Exit(DIFFERENT)
-
-
 @training()
 def study(
     paths: Annotated[
@@ -209,20 +169,12 @@ def study(
     seed: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Run this seed of the study only.")
     ] = None,
-    gate: Annotated[
-        int | None,
-        typer.Option(metavar="SEED", help="Judge the settings without a gate by this seed first."),
-    ] = None,
     records: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="What finished runs leave; default: OUT/records."),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Write a page for each paper, too."),
-    ] = None,
 ) -> None:
-    """Run published tables and put what was measured beside them.
+    """Run tables of experiments, and put what papers print beside what was measured.
 
     Every cell is an ordinary run for each seed. A run that is done leaves a line in a file of
     --records, named after what decides its figures; all tables are computed from these lines, and
@@ -230,72 +182,44 @@ def study(
     same command goes on where it was. --only and --seed, each repeatable, run a part; tables hold
     all that is done.
 
-    Primary claims are judged by a paired t test over at least five seeds, corrected for their
-    number: each holds, does not (against), is equivalent within its margin, or is undecided. Other
-    claims are printed with interval and p. Tables are printed and written as text, Markdown,
-    LaTeX, CSV and a page. Exit code 1 if a run failed or lacks its data set, 2 if nothing can begin
-    without the data sets that are named.
-
-    --gate trains the largest model of each setting centrally, and runs methods until one is better
-    than trivial models, all on held-out training examples and with a seed that the study does not
-    use. Cells of a setting that does not pass are not run, and claims without a gate have no
-    verdict.
-
-    Pages are Markdown: a summary in index.md, and a page for each paper (the `page` of a study,
-    or the first word of its name).
+    Tables have mean and standard deviation, and the differences that the study names with 95 %
+    interval, p (corrected for their number) and the difference that could have been detected. They
+    are printed and written as text, LaTeX and CSV, with a plot. Exit code 1 if a run failed or
+    lacks its data set, 2 if nothing can begin without the data sets that are named.
     """
     import archgraph
-    from archgraph.studies.gates import judge_gates
-    from archgraph.studies.spec import load_study
-    from archgraph.studies.studies import studies, without_part
-    from archgraph.studies.study import chosen_cells
+    from archgraph.studies.studies import studies
     from archgraph.studies.study_tables import study_tables, write_study
 
-    asked = bool(only or seed) and not only_read
-    # Of several studies, those that have none of the cells asked for are read, not refused.
-    others = without_part(paths, size, only or (), seed or ()) if asked else frozenset()
+    failed: list[Path] = []
 
-    def one(file: Path) -> StudyResult:
-        part = asked and file not in others
-        if gate is not None and not only_read and file not in others:
-            spec = load_study(file)
-            judge_gates(
-                spec,
-                gate,
-                size=size,
-                records=records or out / "records",
-                chosen=chosen_cells(spec, size, only or (), ()),
-                data_root=data,
-                notify=progress,
-            )
+    def one(file: Path) -> None:
         result = archgraph.study(
             file,
             size=size,
             workers=workers,
             out=out,
             data_root=data,
-            only_read=only_read or file in others,
-            only=only or () if part else (),
-            seeds=seed or () if part else (),
+            only_read=only_read,
+            only=only or (),
+            seeds=seed or (),
             records=records,
             notify=progress,
         )
+        failed.extend(result.failed)
         # After each study: what is done is written, whatever becomes of the next one.
         show_tables(study_tables(result))
         for path in write_study(result, file.stem, out):
             wrote(path)
-        return result
 
     try:
-        done = studies(paths, one, size=size)
+        left, lacking = studies(paths, one, size)
     except KeyboardInterrupt:
         say("stopped; the same command goes on where it was", error=True)
         raise typer.Exit(INTERRUPTED) from None
-    if len(done.results) > 1 or done.others:  # of one study its own table says it
-        show_tables([t for t in (done.summary(), done.left()) if t.rows])
-    for path in done.write(output) if output is not None else ():
-        wrote(path)
-    if done.lacking or any(result.failed for result in done.results.values()):
+    if rows := tuple({**left, **lacking}.items()):
+        show_tables([Table(f"Not run in size {size}", ("study", "why"), rows)])
+    if failed or lacking:
         raise typer.Exit(DIFFERENT)
 
 

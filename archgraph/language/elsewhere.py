@@ -61,6 +61,14 @@ OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.s
 # Keys and commands that are gone, and what does their work now.
 GONE = {
     "align": "`archgraph match A B` does the same",
+    "better": "`compare: [[A, B], …]` gives the figure of A minus that of B",
+    "claims": "`compare: [[A, B], …]` gives differences with their intervals",
+    "findings": "say it in the `about` of the study",
+    "gate": "a row {trivial: softmax_regression} shows what a trivial model reaches",
+    "margin": "`compare` gives intervals, and leaves the verdict to the reader",
+    "page": "each study has tables of its own",
+    "references": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
+    "waits_for": "leave the rows out until their strategy is installed",
     "architectures": "tests/papers compares the sizes that papers print with the shipped files",
     "contrast": "add the term in an objective of your own: task: {objective: 'python:…'}",
     "diff": "`archgraph compare A B` does the same; of two runs, with --bits",

@@ -1,4 +1,4 @@
-"""Published tables run again: studies, their figures and claims."""
+"""Tables of experiments: cells by seeds, their figures and differences."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""One run of a study: where it lies, whether it is done, and how it is run or gone on with."""
+"""One run of a study: where it lies, and whether it is done."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from archgraph.engine.facts import UNNAMED, code_of, family_of, local_by_kind, settled
-from archgraph.engine.local import run
 from archgraph.federation import configure
 from archgraph.language import ExperimentSpec
 from archgraph.language.data import NamedData
 from archgraph.plain import Json, digest
-from archgraph.processes.isolation import one_thread
 from archgraph.record.folder import read_metrics
 from archgraph.record.proof import sha256
 
@@ -19,11 +17,15 @@ from archgraph.record.proof import sha256
 SIGNS = 16
 
 
-def address(spec: ExperimentSpec) -> str:
+def address(spec: ExperimentSpec, trivial: str = "") -> str:
     """Name of the folder of an experiment: equal experiments have one, in whatever study.
 
     The name does not depend on names (of the experiment, its files, its trackers) nor on which
     options were written out, and it does on how the experiment is tested, and on the user's code.
+
+    Args:
+        spec: The experiment.
+        trivial: A model of :mod:`archgraph.studies.trivial` that is fitted to its examples instead.
 
     Raises:
         SpecError: If the strategy is not known or refuses its options.
@@ -54,8 +56,10 @@ def address(spec: ExperimentSpec) -> str:
     settings: Mapping[str, Json] = {**values, "family": clients, "models": models}
     if code := code_of(spec, strategy):
         settings = {**settings, "code": code}
+    if trivial:
+        settings = {**settings, "trivial": trivial}
     # Strategy and seed are for people who look into the folder; the digest decides.
-    name = spec.strategy_name.rpartition(":")[2]
+    name = trivial or spec.strategy_name.rpartition(":")[2]
     return f"{name}-{digest(settings)[:SIGNS]}-seed{spec.seed}"
 
 
@@ -69,17 +73,3 @@ def finished(folder: Path, spec: ExperimentSpec) -> bool:
         return False
     lines = read_metrics(folder)
     return bool(lines) and (lines[-1]["round"] >= spec.rounds or bool(lines[-1].get("stopped")))
-
-
-def run_cell(
-    spec: ExperimentSpec, folder: Path, *, data_root: Path | None = None, python: bool = False
-) -> None:
-    """Run an experiment in its folder, or go on with it there; on one thread.
-
-    Raises:
-        ArchGraphError: As :func:`archgraph.run`.
-    """
-    # Sums of threads depend on their number, and cells run side by side: one thread, the same bits.
-    with one_thread():
-        begun = folder.is_dir() and any(folder.iterdir())
-        run(spec, out=folder, resume=begun, data_root=data_root, python=python, progress=False)

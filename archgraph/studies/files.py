@@ -24,19 +24,15 @@ def _check_study(path: Path, cache: dict[str, Json]) -> str:
 
     study = load_study(path)
     checked = [_checked_size(study, size, path, cache) for size in study.sizes]
-    waits = set[str]().union(*(waiting for _, waiting, _ in checked))
-    claims = sum(len(list(study.compared(claim))) for claim in study.claims)
-    text = "; ".join((f"{study.study}: {plural(claims, 'comparison')}", *(t for t, *_ in checked)))
-    if waits:
-        text += f"; waits for {', '.join(sorted(waits))}"
-    unseen = any(hidden for *_, hidden in checked)
+    text = f"{study.study}: {'; '.join(text for text, _ in checked)}"
+    unseen = any(hidden for _, hidden in checked)
     return f"{text}; Python model {NOT_IMPORTED}" if unseen else text
 
 
 def _checked_size(
     study: StudySpec, size: StudySizeName, path: Path, cache: dict[str, Json]
-) -> tuple[str, set[str], bool]:
-    """Check a size's cells; describe them, what they wait for, whether code was not imported.
+) -> tuple[str, bool]:
+    """Check a size's cells; describe them, and say whether code was not imported.
 
     1. Cells that show the same run share its experiment, which is checked once for all studies.
     2. Of experiments that start alike, the first is begun, the others are prepared only.
@@ -44,22 +40,18 @@ def _checked_size(
     from archgraph.engine.files import checked_experiment
     from archgraph.language.data import NamedData
     from archgraph.studies.cell import address
-    from archgraph.studies.claims import SEEDS
     from archgraph.studies.spec import cells
 
     checked: dict[str, bool] = cache.setdefault("cells", {})
-    waits, sets, names = set[str](), set[str](), dict[int, str]()
+    sets, names = set[str](), dict[int, str]()
     unseen = False
     every = cells(study, size)
     for cell in every:
-        if cell.experiment is None:
-            waits.add(cell.waits)
-            continue
         if isinstance(cell.experiment.data, NamedData):
             sets.add(cell.experiment.data.dataset)
         if id(cell.experiment) in names:
             continue
-        name = names[id(cell.experiment)] = address(cell.experiment)
+        name = names[id(cell.experiment)] = address(cell.experiment, cell.trivial)
         if name not in checked:  # 1
             family = cell.experiment.document_of(("family",)).data["family"]
             file = (path.parent / family if isinstance(family, str) else path / name).resolve()
@@ -72,13 +64,9 @@ def _checked_size(
                 raise error.within(", ".join(filter(None, cell.key))) from error
             checked[name] = checked[start] = note.endswith(NOT_IMPORTED)
         unseen = unseen or checked[name]
-    many = len(study.sizes[size].seeds)
-    seeds = plural(many, "seed")
-    if many < SEEDS and any(claim.primary for claim in study.claims):
-        seeds += f" (primary claims stay undecided below {SEEDS})"
-    of = ", ".join(sorted(sets))
+    seeds, of = plural(len(study.sizes[size].seeds), "seed"), ", ".join(sorted(sets))
     text = f"{size}: {plural(len(every), 'cell')}, {seeds}{of and f', of {of}'}"
-    return text, waits, unseen
+    return text, unseen
 
 
 def _start(spec: ExperimentSpec) -> ExperimentSpec:
@@ -106,7 +94,6 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
     return {
         "study": spec.StudySpec,
         "figures": spec.StudyFigure,
-        "claims": spec.StudyClaim,
         "sizes": spec.StudySize,
     }
 

@@ -1,7 +1,7 @@
-"""What a difference between two methods says: an interval, two tests and one of five outcomes.
+"""What a difference between two methods says: its interval, p and what could have been detected.
 
-The rules are fixed before the runs, in the study's file: which comparisons are primary, and below
-which difference two methods count as equivalent. Intervals and p values are two-sided.
+Which pairs are compared is fixed before the runs, in the study's file. Intervals and p values are
+two-sided.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-ClaimOutcome: TypeAlias = Literal["holds", "against", "equivalent", "undecided", "not counted"]
-OUTCOMES: tuple[ClaimOutcome, ...] = ("holds", "against", "equivalent", "undecided", "not counted")
-
-# Two-sided level of every test, and of the correction over the primary claims of a study.
+# Two-sided level of every test, and of the correction over the comparisons of a study.
 LEVEL = 0.05
 # Probability with which a study finds a difference of the size that it calls detectable.
 POWER = 0.8
@@ -36,15 +33,12 @@ class Paired:
     Biometrika 6, 1908.
 
     Attributes:
-        differences: By seed, in the direction of the claim: positive where it holds.
-        margin: Difference, in the measure's own unit, below which the methods count as equivalent;
-            None: the study does not say.
+        differences: By seed.
         resampled: Standard deviation of the mean when seeds and test examples are drawn again
             together (:func:`resampled`), for small test sets; None: seeds alone.
     """
 
     differences: tuple[float, ...]
-    margin: float | None = None
     resampled: float | None = None
 
     @property
@@ -87,25 +81,13 @@ class Paired:
             >>> round(Paired((1.0, 2.0, 3.0)).p, 4)
             0.0742
         """
-        below = self._below(0.0)
-        return None if below is None else min(2 * min(below, 1 - below), 1.0)
-
-    @property
-    def p_equivalent(self) -> float | None:
-        """Larger p of the two one-sided tests that the mean lies within the margin.
-
-        Source: Schuirmann, *A comparison of the two one-sided tests procedure and the power
-        approach*, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987.
-
-        Example:
-            >>> round(Paired((0.1, -0.1, 0.0), margin=1.0).p_equivalent, 4)
-            0.0017
-        """
-        if self.margin is None or self.error is None:
+        if self.error is None:
             return None
-        above, below = self._below(self.margin), self._below(-self.margin)
-        assert above is not None and below is not None
-        return max(1 - above, below)
+        if self.error == 0:  # equal in every seed: the limit of ever smaller deviations
+            return float(self.mean == 0)
+        from scipy.special import stdtr
+
+        return 2 * float(stdtr(self._freedom, -abs(self.mean) / self.error))
 
     def detectable(self, level: float = LEVEL) -> float | None:
         """Return the smallest true difference that so many seeds find with a probability of 80 %.
@@ -134,41 +116,9 @@ class Paired:
 
         return self.error * float(brentq(missing, 0.0, 4 * bound + 10))
 
-    def outcome(self, p: float | None = None, within: float | None = None) -> ClaimOutcome:
-        """Return what follows from the differences.
-
-        Args:
-            p: The p value after a correction for several claims (:func:`holm`). Default: the
-                comparison's own.
-            within: The same of the tests of equivalence. Default: :attr:`p_equivalent`.
-
-        Example:
-            >>> [Paired(d, margin=1.0).outcome() for d in ((9.0, 9.5, 9.2), (-3.0, -3.1, -3.2))]
-            ['holds', 'against']
-            >>> [Paired(d, margin=1.0).outcome() for d in ((0.1, 0.0, -0.1), (5.0, -5.0), (1.0,))]
-            ['equivalent', 'undecided', 'undecided']
-        """
-        p = self.p if p is None else p
-        if p is not None and p < LEVEL:
-            return "holds" if self.mean > 0 else "against"
-        within = self.p_equivalent if within is None else within
-        return "equivalent" if within is not None and within < LEVEL else "undecided"
-
     @property
     def _freedom(self) -> int:
         return len(self.differences) - 1
-
-    def _below(self, value: float) -> float | None:
-        """Return the probability that a true mean of `value` gives a mean of at least this one."""
-        if self.error is None:
-            return None
-        gap = self.mean - value
-        if self.error == 0:  # equal in every seed: the limit of ever smaller deviations
-            return 0.5 if gap == 0 else float(gap < 0)
-        from scipy.special import stdtr
-
-        # Of the other sign instead of 1 - stdtr: a small probability keeps its digits.
-        return float(stdtr(self._freedom, -gap / self.error))
 
 
 def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:

@@ -22,6 +22,7 @@ import pydantic
 from pydantic import ConfigDict
 
 from archgraph.engine.clients import read_clients
+from archgraph.engine.experiment import Experiment
 from archgraph.errors import RunError
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
@@ -100,6 +101,42 @@ def record_of(folder: Path, study: str, row: str, column: str) -> StudyRecord:
         clients=dict(clients),
         rounds=list(condensed(log.rounds)),
         origin=origin(device if isinstance(device, str) else device[0]),
+    )
+
+
+def trivial_record(
+    experiment: Experiment, trivial: str, run: str, study: str, row: str, column: str
+) -> StudyRecord:
+    """Return what is recorded of a trivial model: one test, in the last round.
+
+    Args:
+        experiment: The experiment to whose examples it is fitted.
+        trivial: Its name.
+        run: Its address.
+        study: Name of the study.
+        row: Row of the cell.
+        column: Column of the cell.
+
+    Raises:
+        RunError: If the experiment's targets are not what it predicts.
+    """
+    from archgraph.studies.trivial import trivial_test
+
+    rounds = experiment.world.rounds
+    settings = {**experiment.facts, "strategy": {trivial: {}}, "evaluate": {}, "rounds": rounds}
+    settings.pop("seed")
+    return StudyRecord(
+        run=run,
+        study=study,
+        row=row,
+        column=column,
+        seed=experiment.world.seed,
+        settings=settings,
+        clients=dict(Counter(client.name for client in experiment.world.participants)),
+        rounds=list(
+            condensed([{"round": rounds, "evaluation": trivial_test(experiment, trivial)}])
+        ),
+        origin=origin(),
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from archgraph.analysis.cost import cost
 from archgraph.data import DATASETS
@@ -17,11 +16,8 @@ from archgraph.language import ExperimentSpec, FamilySpec
 from archgraph.language.data import IidSpec, NamedData
 from archgraph.plain import Json
 from archgraph.reports.settings import differing, said
-from archgraph.studies.spec import StudyCell, StudyFigure, cells
+from archgraph.studies.spec import StudyCell, StudyFigure, StudySpec, cells
 from archgraph.tables import Table, count, plural
-
-if TYPE_CHECKING:
-    from archgraph.studies.study import StudyResult
 
 _MIXTURE = "each on its own mixture of classes"
 # Tested measures, and what they average in words: the first that fits counts.
@@ -51,18 +47,21 @@ _APART = (
 _Address = tuple[str, ...]  # of a cell: its row, and the parts of its column's name
 
 
-def setup_table(result: StudyResult) -> Table:
-    """Tabulate what the finished runs were, with rows and columns where they differ.
+def setup_table(spec: StudySpec, finished: Iterable[StudyCell]) -> Table:
+    """Tabulate what runs were, with rows and columns where they differ.
 
     Data, clients, training, what figures average, and what size ``paper`` has otherwise.
+
+    Args:
+        spec: The study.
+        finished: The cells of the finished runs.
     """
-    parts = result.spec.combined()
-    runs = (one.cell for one in result.runs if one.address in result.records)
-    done = {(cell.row, *parts[cell.column]): cell for cell in runs}
+    parts = spec.combined()
+    done = {(cell.row, *parts[cell.column]): cell for cell in finished}
     sizes: dict[str, str] = {}  # a family is built once, however many cells have it
-    ours = {at: _facts(cell, sizes) for at, cell in done.items()}
+    ours = {at: _facts(cell, sizes) for at, cell in done.items() if not cell.trivial}
     theirs: dict[_Address, dict[str, str]] = {}
-    for cell in cells(result.spec, "paper") if "paper" in result.spec.sizes else ():
+    for cell in cells(spec, "paper") if "paper" in spec.sizes else ():
         if (at := (cell.row, *parts[cell.column])) in ours:
             facts = _facts(cell, sizes)
             without = {k: f"without {k.removeprefix('local.')}" for k in ours[at] if k not in facts}
@@ -84,7 +83,6 @@ def setup_table(result: StudyResult) -> Table:
 
 def _facts(cell: StudyCell, sizes: dict[str, str]) -> dict[str, str]:
     """Return what a cell's experiment is, in words."""
-    assert cell.experiment is not None
     spec, family = cell.experiment, family_of(cell.experiment)
     sample = f"{100 * spec.sample:g} % of the" if spec.sample != 1.0 else "all"
     split = spec.data.partition or IidSpec()

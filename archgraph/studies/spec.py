@@ -1,4 +1,4 @@
-"""The YAML of studies: a published table, the experiments behind its cells and what it claims."""
+"""The YAML of studies: a table, the experiments behind its cells, and what is compared."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from archgraph.errors import SpecError
 from archgraph.fields import Base, Mistake, Natural, Place, Version
 from archgraph.hints import listed, unknown
 from archgraph.language.document import Document, FromFile
-from archgraph.language.experiment import ExperimentSpec, installed_strategy
+from archgraph.language.experiment import ExperimentSpec
 from archgraph.language.linked import read_experiment
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
-from archgraph.studies.claims import CountRule
 
 StudySizeName = Literal["paper", "small"]
+# Rows without a network, beside which methods show what they are worth.
+TRIVIAL = "majority_class softmax_regression nearest_neighbours unigram_table bigram_table".split()
 
 # Keys of an experiment, and `values`. Those whose value is a mapping of settings are changed
 # setting by setting; a family, a strategy and everything else is replaced.
@@ -65,16 +66,10 @@ class StudyFigure(Base):
         description="counts tests only until so many multiply–accumulates were executed, forward "
         "and backward, in all clients' training: methods at equal cost; left out: all",
     )
-    better: Literal["more", "less"] = Field(default="more", description="which way is better")
     unit: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="what the paper counts it in, e.g. 1e12"
     )
     digits: Natural = Field(default=2, description="digits behind the point")
-    margin: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="difference below which two methods count as equivalent, as the figure is "
-        "printed; left out: 1 point of a share, 2 % of a perplexity, and none of anything else",
-    )
 
     @property
     def target(self) -> tuple[float, str] | None:
@@ -86,36 +81,6 @@ class StudyFigure(Base):
     def quantity(self) -> str:
         """What it counts: `worst_accuracy` and `tier.small.matched` say it last."""
         return "epochs" if self.target else self.measure.replace(".", "_").split("_")[-1]
-
-
-class StudyClaim(Base):
-    """An order that the paper claims: one verdict for each cell that is compared."""
-
-    better: _Text = Field(description="a row; or a part of a column's name")
-    than: _Text | Annotated[tuple[_Text, ...], Field(min_length=1)] = Field(
-        description="the rows (or parts of columns' names) that it is better than"
-    )
-    by: _Text | None = Field(default=None, description="by which figure; left out: by each")
-    where: _Text = Field(
-        default="*", description="columns (or rows) in which it is claimed: a pattern with * and ?"
-    )
-
-    primary: bool = Field(
-        default=False,
-        description="whether it is one of the at most three claims of a paper that are judged; "
-        "others are printed with interval and p, without a verdict",
-    )
-    not_counted: CountRule | None = Field(
-        default=None,
-        description="why it leaves the count: it holds by construction, holds of the same networks "
-        "untrained, checks a manipulation (clean above attacked), or its setting fails the gate of "
-        "trivial references",
-    )
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Rows or columns that the claim compares with."""
-        return (self.than,) if isinstance(self.than, str) else self.than
 
 
 class StudySize(Base):
@@ -131,27 +96,18 @@ class StudySize(Base):
         default=(0,), description="a run of every cell for each"
     )
     leave_out: tuple[_Text, ...] = Field(default=(), description="further cells that are not there")
-    findings: tuple[_Text, ...] = Field(
-        default=(),
-        description="what came of this size, shown below its table: why an order does not show, "
-        "and which rows show it",
-    )
 
 
 class StudySpec(FromFile):
-    """A published table: what its rows and columns change in one experiment, and its claims."""
+    """A table: what its rows and columns change in one experiment, and what is compared."""
 
     archgraph: Version = 1
     study: _Text = Field(description="paper and table, e.g. RecipFL, Table 3")
-    page: Annotated[str, Field(pattern=r"\w")] | None = Field(
-        default=None,
-        description="title of its page of results, which it shares with studies of the same one; "
-        "left out: the first word of `study`",
-    )
     about: str = Field(default="", description="what a reader of the table must know")
     experiment: _Changes = Field(description="keys of an experiment that all cells share")
     rows: Annotated[dict[str, _Changes], Field(min_length=1)] = Field(
-        description="what each row changes in the experiment"
+        description="what each row changes in the experiment; {trivial: NAME}: what a model "
+        f"without hidden layers reaches on its examples, one of {', '.join(TRIVIAL)}"
     )
     columns: dict[str, _Changes] | tuple[dict[str, _Changes], ...] = Field(
         default_factory=lambda: {"": _Changes()},
@@ -161,18 +117,15 @@ class StudySpec(FromFile):
     figures: Annotated[dict[str, StudyFigure | _Text], Field(min_length=1)] = Field(
         description="what a cell shows: the name of a measure, or one with options"
     )
-    gate: tuple[_Text, ...] = Field(
-        default=(),
-        description="figures whose mean a method's gate is judged by; left out: the first figure",
-    )
     published: dict[str, tuple[float | None, ...]] = Field(
         default={},
         description="by row, a number as printed for each column and figure, figures fastest; "
-        "null: not printed",
+        "null: not printed; a line of the table below the measured one",
     )
-    claims: tuple[StudyClaim, ...] = Field(default=(), description="orders that the paper claims")
-    waits_for: tuple[_Text, ...] = Field(
-        default=(), description="strategies without which some rows wait"
+    compare: tuple[Annotated[tuple[_Text, ...], Field(min_length=2, max_length=2)], ...] = Field(
+        default=(),
+        description="pairs of rows, or of parts of columns' names: the difference between both "
+        "under the same seeds, with its interval, in every column, or row",
     )
     leave_out: tuple[_Text, ...] = Field(
         default=(),
@@ -184,11 +137,6 @@ class StudySpec(FromFile):
     )
 
     @property
-    def paper(self) -> str:
-        """Title of the page of results: ``page``, or the first word of the name."""
-        return self.page or (re.findall(r"\w+", self.study) or ["studies"])[0]
-
-    @property
     def parts(self) -> tuple[Mapping[str, _Changes], ...]:
         """The mappings whose combinations are the columns."""
         return (self.columns,) if isinstance(self.columns, dict) else self.columns
@@ -198,11 +146,6 @@ class StudySpec(FromFile):
         """Figures of a cell, with options."""
         figures = self.figures.items()
         return {k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in figures}
-
-    @property
-    def gates(self) -> tuple[str, ...]:
-        """Figures whose mean a method's gate is judged by."""
-        return self.gate or tuple(self.figures)[:1]
 
     @property
     def _cell_names(self) -> str:
@@ -246,27 +189,18 @@ class StudySpec(FromFile):
         values = self.published.get(row)
         return None if values is None else values[start + list(self.figures).index(figure)]
 
-    def printed_difference(self, first: _Pair, second: _Pair, figure: str) -> float | None:
-        """Return how much better the paper prints the first cell, or None without both figures."""
-        ours, theirs = self.printed(*first, figure), self.printed(*second, figure)
-        if ours is None or theirs is None:
-            return None
-        return ours - theirs if self.read[figure].better == "more" else theirs - ours
+    def compared(self, pair: Sequence[str]) -> Iterator[tuple[_Pair, _Pair]]:
+        """Yield the cells (row and column) that a pair compares, those left out included.
 
-    def compared(self, claim: StudyClaim) -> Iterator[tuple[_Pair, _Pair, str]]:
-        """Yield the cells (row and column) and the figures of a claim: better, other, figure."""
-        columns, figures = self.combined(), [claim.by] if claim.by else list(self.figures)
-        # Of rows in each column; of columns in each row, all other parts of their names equal.
-        for other, figure in itertools.product(claim.others, figures):
-            if claim.better in self.rows:
-                for column in columns:
-                    if fnmatchcase(column, claim.where):
-                        yield (claim.better, column), (other, column), figure
-                continue
-            for row, (column, parts) in itertools.product(self.rows, columns.items()):
-                if claim.better in parts and fnmatchcase(row, claim.where):
-                    changed = (other if part == claim.better else part for part in parts)
-                    yield (row, column), (row, ", ".join(filter(None, changed))), figure
+        Of rows in each column; of columns in each row, all other parts of their names equal.
+        """
+        one, other = pair
+        for row, column, parts in self.addresses():
+            if row == one:
+                yield (row, column), (other, column)
+            elif one in parts:
+                changed = (other if part == one else part for part in parts)
+                yield (row, column), (row, ", ".join(filter(None, changed)))
 
     @pydantic.model_validator(mode="after")
     def _complete(self) -> StudySpec:
@@ -280,8 +214,6 @@ class StudySpec(FromFile):
                     "figure",
                     place=("published", row),
                 )
-        for i, name in enumerate(self.gate):
-            _known(name, self.figures, ("gate", i), "figure")
         parts = [name for part in self.parts for name in part]
         left_out: dict[Place, Sequence[str]] = {("leave_out",): self.leave_out}
         for size, changes in self.sizes.items():
@@ -305,38 +237,14 @@ class StudySpec(FromFile):
                         found=pattern,
                         expected=self._cell_names,
                     )
-        for index, claim in enumerate(self.claims):
-            self._check_claim(claim, ("claims", index), parts)
+        for i, (one, other) in enumerate(self.compare):
+            _known(one, (*self.rows, *parts), ("compare", i, 0), "row or column")
+            # Only names of one mapping stand for one another.
+            alike = next(of for of in (self.rows, *self.parts) if one in of)
+            _known(other, alike, ("compare", i, 1), "row or column")
+            if one == other:
+                raise Mistake("compares it with itself", place=("compare", i), found=one)
         return self
-
-    def _check_claim(self, claim: StudyClaim, keys: Place, parts: Sequence[str]) -> None:
-        """Check that a claim is about the table, and is what the paper prints."""
-        rows = claim.better in self.rows
-        _known(claim.better, (*self.rows, *parts), (*keys, "better"), "row or column")
-        for other in claim.others:
-            _known(other, self.rows if rows else parts, (*keys, "than"), "row or column")
-            if other == claim.better:
-                raise Mistake("compares it with itself", place=(*keys, "than"), found=other)
-        if claim.by is not None:
-            _known(claim.by, self.figures, (*keys, "by"), "figure")
-        for name in [claim.by] if claim.by else self.figures:
-            if claim.primary and self.read[name].target is not None:
-                raise Mistake(
-                    "may be a lower bound only, of which no t test is one: leave it exploratory",
-                    place=(*keys, "by"),
-                    found=name,
-                )
-        pairs = list(self.compared(claim))
-        if not pairs:
-            facts = unknown(claim.where, self.combined() if rows else self.rows)
-            raise Mistake("compares nothing", place=(*keys, "where"), **facts)
-        # A claim against the paper's own numbers is a slip of whoever copied one of them.
-        for first, second, figure in pairs:
-            difference = self.printed_difference(first, second, figure)
-            if difference is not None and difference <= 0:
-                ours, theirs = self.printed(*first, figure), self.printed(*second, figure)
-                printed = f"{claim.better} {ours}, {second[0]} {theirs} ({first[1]})"
-                raise Mistake("is not what the paper prints", place=keys, found=printed)
 
 
 _Pair = tuple[str, str]
@@ -357,21 +265,21 @@ def _known(name: str, names: Collection[str], keys: Place, kind: str) -> None:
 
 @dataclass(frozen=True)
 class StudyCell:
-    """A cell of a study, or what it waits for.
+    """A cell of a study.
 
     Attributes:
         row: Its row.
         column: Its column.
-        experiment: What is run, for the first seed; None: it waits.
+        experiment: What is run, for the first seed.
         figures: What is read from its runs, with the cell's values in the measures' names.
-        waits: The strategy that is not there yet.
+        trivial: One of :data:`TRIVIAL`, fitted to the experiment's examples instead; empty: none.
     """
 
     row: str
     column: str
-    experiment: ExperimentSpec | None
+    experiment: ExperimentSpec
     figures: Mapping[str, StudyFigure]
-    waits: str = ""
+    trivial: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -432,20 +340,23 @@ def _cell(
         ("sizes", size, "rows", row),
         *(("sizes", size, "columns", name) for name in dict.fromkeys((*names, column))),
     ]
-    merged, values = _merged([part(key) for key in keys])
+    merged, values, trivial = _merged([part(key) for key in keys])
+    if trivial and trivial not in TRIVIAL:
+        study.document_of(("rows", row)).fail(
+            ("rows", row, "trivial"), "is not a trivial model", **unknown(trivial, TRIVIAL)
+        )
     title = ", ".join(filter(None, (study.study, row, column)))
     data = {"name": title, "seed": study.sizes[size].seeds[0], **merged.data}
     document = Document(merged.file, data, merged.lines)
-    waits = _missing(study, document)
     figures = {
         name: _with_values(study, document, name, figure, values)
         for name, figure in study.read.items()
     }
     # Text tells 1 from 1.0 and True, which are equal in Python and not in an experiment.
-    run = repr({**data, "name": ""})
-    if not waits and run not in known:
+    run = repr({**data, "name": "", "trivial": trivial})
+    if run not in known:
         known[run] = read_experiment(document)
-    return StudyCell(row, column, None if waits else known[run], figures, waits)
+    return StudyCell(row, column, known[run], figures, trivial)
 
 
 def _with_values(
@@ -468,20 +379,8 @@ def _with_values(
     return filled
 
 
-def _missing(study: StudySpec, document: Document) -> str:
-    """Return the strategy of a cell if the study waits for it, else an empty string."""
-    strategy = document.data.get("strategy")
-    name = str(next(iter(strategy), "") if isinstance(strategy, dict) else strategy)
-    if name in study.waits_for:
-        try:
-            installed_strategy(name)
-        except SpecError:
-            return name
-    return ""
-
-
-def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json]]:
-    """Merge parts of a file into one experiment, and the cell's own values.
+def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], str]:
+    """Merge parts of a file into one experiment, the cell's own values and its trivial model.
 
     1. A later part replaces a key; of mappings of settings, the settings that it has.
     2. Lines follow: errors of the experiment point at the part that a setting comes from.
@@ -499,10 +398,12 @@ def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json]]:
             data[key] = {**data[key], **value} if both else value
             if both:  # 3
                 data[key] = {k: v for k, v in data[key].items() if v is not None}
-    values = data.pop("values", {})
+    values, trivial = data.pop("values", {}), data.pop("trivial", "")
+    if trivial:  # no strategy is asked: this one takes any family
+        data["strategy"] = {"standalone": {}}
     settings = {key: value for key, value in data.items() if value is not None}
     document = Document(parts[0].file, settings, lines)
-    return Document(document.file, _filled(document, settings, values, ()), lines), values
+    return Document(document.file, _filled(document, settings, values, ()), lines), values, trivial
 
 
 def _below(keys: Place, above: Place) -> bool:

@@ -1,11 +1,10 @@
-"""Studies: run what stands behind a published table, and put what was measured beside it."""
+"""Studies: run what stands behind a table, and read its figures and differences."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import os
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,32 +15,37 @@ import numpy as np
 from archgraph.data import DATASETS, ROOT_VARIABLE
 from archgraph.data.files import lacking
 from archgraph.data.source import source
+from archgraph.engine.local import run
 from archgraph.engine.pretrained import lacking_weights
-from archgraph.errors import ArchGraphError, DataError, RunError, SpecError, raised_in
+from archgraph.engine.side_by_side import side_by_side
+from archgraph.engine.world import prepare
+from archgraph.errors import DataError, RunError, SpecError
 from archgraph.language.consent import allowed, consent_given
 from archgraph.language.data import NamedData
 from archgraph.language.experiment import ExperimentSpec
-from archgraph.processes.process import Died, Tell, attempted
-from archgraph.processes.workers import Workers
+from archgraph.plain import Json
 from archgraph.reports.comparison import Figure, Figures, RunGroup, compare_logs
 from archgraph.reports.measures import SHARES, right_answers
-from archgraph.reports.runs import Log, seconds, within_budget
-from archgraph.studies.cell import address, finished, run_cell
-from archgraph.studies.claims import StudyFinding
-from archgraph.studies.gates import GateRecord, read_gates, setting_of
-from archgraph.studies.outcomes import Paired, resampled
-from archgraph.studies.records import SUFFIX, StudyRecord, add_line, read_records, record_of
-from archgraph.studies.setup import setup_table
+from archgraph.reports.runs import Log, within_budget
+from archgraph.studies.cell import address, finished
+from archgraph.studies.outcomes import LEVEL, Paired, holm, resampled
+from archgraph.studies.records import (
+    SUFFIX,
+    StudyRecord,
+    add_line,
+    read_records,
+    record_of,
+    trivial_record,
+)
 from archgraph.studies.spec import (
     StudyCell,
-    StudyClaim,
     StudyFigure,
     StudySizeName,
     StudySpec,
     cells,
     load_study,
 )
-from archgraph.tables import Table, plural
+from archgraph.tables import plural
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,7 +71,6 @@ class StudyRun:
     @property
     def experiment(self) -> ExperimentSpec:
         """What is run, with its seed."""
-        assert self.cell.experiment is not None, "cells that wait have no runs"
         return self.cell.experiment
 
     @property
@@ -80,10 +83,28 @@ class StudyRun:
         """Stands for all that decides the run's figures, and its seed."""
         return self.folder.name
 
-    @property
-    def setting(self) -> str:
-        """What gates know it by: its address without the seed."""
-        return setting_of(self.address)
+
+@dataclass(frozen=True)
+class StudyDifference:
+    """How far two cells lie apart by one figure, under the same seeds.
+
+    Attributes:
+        names: The rows, or the columns: the first minus the second.
+        where: The column; of columns the row and the rest of their names.
+        figure: The figure.
+        paired: The differences; None: a cell is missing.
+        p: Corrected (Holm) over the differences of the study by this figure, those included that
+            are not measured yet; None: a single seed.
+        detectable: The smallest true difference that so many seeds find in 80 % of cases at the
+            level that the correction leaves.
+    """
+
+    names: tuple[str, str]
+    where: str
+    figure: str
+    paired: Paired | None
+    p: float | None = None
+    detectable: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,30 +115,20 @@ class StudyResult:
         spec: The study.
         size: In which size.
         runs: All of its runs, finished or not.
-        waiting: Cells whose strategy is not there yet.
         records: What the finished runs left, by address.
         failed: Why a run ended, by its folder.
-        gates: The gates of the settings, by the addresses that they cover.
     """
 
     spec: StudySpec
     size: StudySizeName
     runs: tuple[StudyRun, ...]
-    waiting: tuple[StudyCell, ...]
     records: Mapping[str, StudyRecord]
     failed: Mapping[Path, str] = field(default_factory=dict)
-    gates: Mapping[str, GateRecord] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
         """Finished runs; one that several cells share is counted in each."""
         return len(self._finished)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds that each finished run took, by its address."""
-        logs = {one.address: self.records[one.address].log for one in self._finished}
-        return {name: sum(seconds(log.figures).values()) for name, log in logs.items()}
 
     @property
     def _finished(self) -> list[StudyRun]:
@@ -180,21 +191,6 @@ class StudyResult:
         pairs = zip(group.seeds, measured.values, strict=True)
         return {seed: _as_printed(read, value) for seed, value in pairs}
 
-    def reference_above(self, row: str, column: str, figure: str) -> tuple[str, float] | None:
-        """Return the trivial reference that is better than the mean of a cell, and its figure.
-
-        None if the mean is at least as good; without a mean, a gate or a reference of this kind.
-        """
-        values = self.values(row, column, figure).values()
-        gates = [gate for name in self._settings(row, column) if (gate := self.gates.get(name))]
-        if not values or not gates:
-            return None
-        read = self._figures[row, column][figure]
-        if (reference := gates[0].reference(read.measure)) is None:
-            return None
-        name, value = reference[0], _as_printed(read, reference[1])
-        return (name, value) if gates[0].better(value, statistics.fmean(values)) else None
-
     def bounded(self, row: str, column: str, figure: str) -> int:
         """Return how many runs of a cell never reach the target of a figure: lower bounds."""
         group = self.groups.get((row, column), {}).get(figure)
@@ -209,71 +205,56 @@ class StudyResult:
         return functools.cache(lambda name, *asked: _epochs_to(self.records[name].log, *asked))
 
     @functools.cached_property
-    def setup(self) -> Table:
-        """What the finished runs were: data, clients, training, figures."""
-        return setup_table(self)
-
-    @functools.cached_property
     def _figures(self) -> Mapping[tuple[str, str], Mapping[str, StudyFigure]]:
         """Figures that are read from the runs of a cell."""
         return {one.cell.key: one.cell.figures for one in self.runs}
 
     @functools.cached_property
-    def findings(self) -> tuple[StudyFinding, ...]:
-        """Findings about each claim, in each place of the table that this size has."""
-        there = {cell.key for cell in (*(one.cell for one in self.runs), *self.waiting)}
-        return tuple(
-            self._finding(claim, first, second, figure)
-            for claim in self.spec.claims
-            for first, second, figure in self.spec.compared(claim)
-            if {first, second} <= there
-        )
+    def differences(self) -> tuple[StudyDifference, ...]:
+        """The differences of ``compare``, in each place of the table that this size has.
 
-    def _finding(
-        self, claim: StudyClaim, first: tuple[str, str], second: tuple[str, str], figure: str
-    ) -> StudyFinding:
+        1. Take them by figure: each figure is a question of its own.
+        2. Correct p over the differences of a figure. One that is not measured yet counts as 1: no
+           figure may depend on which runs are done first.
+        """
+        every: list[StudyDifference] = []
+        for figure in self.spec.figures:  # 1
+            of = [
+                self._difference(pair, first, second, figure)
+                for pair in self.spec.compare
+                for first, second in self.spec.compared(pair)
+                if {first, second} <= self._figures.keys()
+            ]
+            known = [None if one.paired is None else one.paired.p for one in of]
+            p = holm({i: 1.0 if value is None else value for i, value in enumerate(known)})  # 2
+            every += [
+                one
+                if one.paired is None
+                else dataclasses.replace(
+                    one,
+                    p=None if known[i] is None else p[i],
+                    detectable=one.paired.detectable(LEVEL / len(of)),
+                )
+                for i, one in enumerate(of)
+            ]
+        return tuple(every)
+
+    def _difference(
+        self, pair: Sequence[str], first: tuple[str, str], second: tuple[str, str], figure: str
+    ) -> StudyDifference:
         ours, theirs = self.values(*first, figure), self.values(*second, figure)
         # Seeds that only one of the two has tell nothing about the difference.
         common = [seed for seed in ours if seed in theirs]
-        if claim.better in self.spec.rows:
-            other, where = second[0], first[1]
-        else:
-            columns = self.spec.combined()
-            other = next(name for name in claim.others if name in columns[second[1]])
-            same = (part for part in columns[first[1]] if part not in ("", claim.better))
-            where = "; ".join((first[0], *same))
-        read, other_read = (
-            self._figures.get(cell, self.spec.read)[figure] for cell in (first, second)
-        )
-        above, below = (ours, theirs) if read.better == "more" else (theirs, ours)
-        differences = tuple(above[seed] - below[seed] for seed in common)
-        margin, deviation = _margin(read, [theirs[seed] for seed in common]), None
+        where = first[1]
+        if first[0] == second[0]:
+            same = (part for part in self.spec.combined()[first[1]] if part not in ("", pair[0]))
+            where = ", ".join((first[0], *same))
+        deviation = None
         right, other_right = (self._answered(*cell, figure, common) for cell in (first, second))
         if right is not None and other_right is not None and right.shape[1] < SMALL:
             deviation = resampled(right, other_right)
-        runs = self._settings(*first), self._settings(*second)
-        # Rows may read one run by measures of their own: both are named, in the order of the runs.
-        each = sorted(zip(runs, (read.measure, other_read.measure), strict=True))
-        measures = "@".join(dict.fromkeys(measure for _, measure in each))
-        gates = [self.gates.get(name) for of in runs for name in of]
-        failed = any(gate is not None and not gate.passed for gate in gates)
-        return StudyFinding(
-            self.spec.study,
-            f"{claim.better} better than {other}",
-            where,
-            figure,
-            Paired(differences, margin, deviation) if common else None,
-            claim.primary,
-            claim.not_counted or ("reference" if failed else ""),
-            (f"{measures}@{read.last}@{read.within}", *runs),
-            gated=all(gate is not None for gate in gates),
-            published=self.spec.printed_difference(first, second, figure),
-            below=tuple(
-                f"{name} † {reference[1]:.{read.digits}f}"
-                for name, of in ((claim.better, first), (other, second))
-                if (reference := self.reference_above(*of, figure))
-            ),
-        )
+        paired = Paired(tuple(ours[seed] - theirs[seed] for seed in common), deviation)
+        return StudyDifference((pair[0], pair[1]), where, figure, paired if common else None)
 
     def _answered(
         self, row: str, column: str, figure: str, seeds: Sequence[int]
@@ -291,11 +272,6 @@ class StudyResult:
         rows = [right_answers(logs[seed], tests[seed], read.measure) for seed in seeds]
         known = [row for row in rows if row is not None]
         return np.stack(known) if known and len(known) == len(rows) else None
-
-    def _settings(self, row: str, column: str) -> tuple[str, ...]:
-        """Return the setting of a cell's runs; nothing if it has none."""
-        cells = (one.setting for one in self.runs if one.cell.key == (row, column))
-        return tuple(dict.fromkeys(cells))
 
 
 def _end_apart(logs: Sequence[Log]) -> bool:
@@ -349,18 +325,6 @@ def _as_printed(figure: StudyFigure, value: float) -> float:
     return (100 if figure.quantity in SHARES else 1) * value / figure.unit
 
 
-def _margin(figure: StudyFigure, others: Sequence[float]) -> float | None:
-    """Return the difference below which methods count as equivalent, as the figure is printed."""
-    if figure.margin is not None:
-        return figure.margin
-    match figure.quantity:
-        case "perplexity" if others:
-            return 0.02 * abs(statistics.fmean(others))
-        case word if word in SHARES:
-            return 1.0
-    return None
-
-
 def study(
     file: str | os.PathLike[str] | StudySpec,
     *,
@@ -375,14 +339,13 @@ def study(
     records: str | os.PathLike[str] | None = None,
     notify: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
-    """Run what is missing of a study, and put what was measured beside what was published.
+    """Run what is missing of a study, and read its table.
 
     Every run is an ordinary run folder under ``out/runs``, named after what decides its figures:
     equal runs of several studies are one. A finished run leaves a line in a file of ``records``
     (:class:`~archgraph.studies.records.StudyRecord`), from which everything is computed: its folder
     may go, and it is not run again. Runs that were cut off go on after their last checkpoint, so
-    the same call goes on where it stopped. Runs whose setting does not pass its gate
-    (:func:`archgraph.studies.gates.judge_gates`) are left out.
+    the same call goes on where it stopped.
 
     Args:
         file: A study file, or what was read from one.
@@ -418,8 +381,7 @@ def study(
     ledger.collect(runs)
     failed = {} if only_read else dict(_missing(chosen, ledger, workers, data_root, python, notify))
     ledger.collect(runs)
-    waiting = tuple(cell for cell in every if cell.experiment is None)
-    return StudyResult(spec, size, runs, waiting, ledger.records, failed, ledger.gates)
+    return StudyResult(spec, size, runs, ledger.records, failed)
 
 
 class _Ledger:
@@ -428,22 +390,16 @@ class _Ledger:
     def __init__(self, spec: StudySpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
         self.name = Path(spec.document_of(("study",)).file).stem
-        self.records, self.gates = read_records(folder), read_gates(folder)
+        self.records = read_records(folder)
 
     def collect(self, runs: Iterable[StudyRun]) -> None:
         """Record the finished run folders that have no record."""
         for one in runs:
             if one.address not in self.records and one.ended:
-                self.add(one)
+                self.add(record_of(one.folder, self.spec.study, *one.cell.key))
 
-    def fit(self, one: StudyRun) -> bool:
-        """Return whether a run's setting passes its gate, or has none yet."""
-        gate = self.gates.get(one.setting)
-        return gate is None or gate.passed
-
-    def add(self, one: StudyRun) -> None:
-        """Record a finished run."""
-        record = record_of(one.folder, self.spec.study, one.cell.row, one.cell.column)
+    def add(self, record: StudyRecord) -> None:
+        """Keep the record of a finished run."""
         self.records = {**self.records, record.run: record}
         add_line(self.folder / f"{self.name}{SUFFIX}", record)
 
@@ -454,11 +410,9 @@ def _runs(every: Sequence[StudyCell], seeds: Sequence[int], root: Path) -> tuple
     for seed in seeds:
         known: dict[int, tuple[ExperimentSpec, Path]] = {}  # cells of one run share its experiment
         for cell in every:
-            if cell.experiment is None:
-                continue
             if id(cell.experiment) not in known:
                 spec = cell.experiment.model_copy(update={"seed": seed})
-                known[id(cell.experiment)] = spec, root / address(spec)
+                known[id(cell.experiment)] = spec, root / address(spec, cell.trivial)
             spec, folder = known[id(cell.experiment)]
             runs.append(StudyRun(dataclasses.replace(cell, experiment=spec), seed, folder))
     return tuple(runs)
@@ -496,18 +450,15 @@ def _missing(
 ) -> Iterator[tuple[Path, str]]:
     """Run what is not done; yield which runs failed, and why.
 
-    1. Leave out runs whose setting does not pass its gate, and those that are done.
+    1. Leave out those that are done.
     2. Refuse if the files of no run are there; report those whose files are missing.
     3. Run the others, and record each as it ends.
     """
     left: dict[Path, StudyRun] = {}  # 1
-    fit = [one for one in runs if ledger.fit(one)]
-    if unfit := {one.address for one in runs} - {one.address for one in fit}:
-        notify(f"{plural(len(unfit), 'run')} left out: the setting does not pass its gate")
-    for one in fit:
+    for one in runs:
         if one.address not in ledger.records and not one.ended:
             left.setdefault(one.folder, one)
-    total, data = len({one.folder for one in fit}), None if data_root is None else Path(data_root)
+    total, data = len({one.folder for one in runs}), None if data_root is None else Path(data_root)
     done, lacks = total - len(left), _lacking(left.values(), data)
     if done:
         notify(f"{done} of {plural(total, 'run')} done before")
@@ -518,18 +469,17 @@ def _missing(
         notify(str(error))
         yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
+    call = functools.partial(_run, study=ledger.spec.study, data_root=data, python=python)
     # As they end: what is done is said at once; figures depend on no order of runs.
-    ended = Workers(workers, always=True).calls(  # 3
-        functools.partial(_run, data_root=data, python=python), listed, as_they_end=True
-    )
+    ended = side_by_side(call, listed, workers)  # 3
     for number, (one, result) in enumerate(ended, done + len(lacks) + 1):
-        trouble = result.reason if isinstance(result, Died) else result
+        trouble = result if isinstance(result, str) else ""
         name = ", ".join(filter(None, (*one.cell.key, f"seed {one.seed}")))
         notify(f"{number} of {total}: {name}: {trouble or 'done'}")
-        if trouble:
-            yield one.folder, trouble
+        if isinstance(result, str):
+            yield one.folder, result
         else:  # at once: a study that is killed keeps what is done
-            ledger.add(one)
+            ledger.add(StudyRecord.model_validate(result))
 
 
 def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str, str]]:
@@ -560,14 +510,14 @@ def _missing_files(lacks: Iterable[Mapping[str, str]]) -> DataError:
     )
 
 
-def _run(one: StudyRun, tell: Tell, *, data_root: Path | None, python: bool) -> str | None:
-    """Run a cell; return what went wrong, if something did."""
-    call = functools.partial(
-        run_cell, one.experiment, one.folder, data_root=data_root, python=python
-    )
-    done = attempted(call)  # a fault in one run must not lose the others
-    if not isinstance(done, Died):
-        return None
-    if done.error is None or isinstance(done.error, ArchGraphError):
-        return str(done.error or done.reason)
-    return ": ".join(filter(None, (raised_in(done.error), done.reason)))
+def _run(one: StudyRun, study: str, data_root: Path | None, python: bool) -> dict[str, Json]:
+    """Run a cell, or go on with it; return its record, as plain values."""
+    spec, folder = one.experiment, one.folder
+    if one.cell.trivial:
+        experiment = prepare(spec, data_root=data_root, python=python)
+        record = trivial_record(experiment, one.cell.trivial, folder.name, study, *one.cell.key)
+    else:
+        begun = folder.is_dir() and any(folder.iterdir())
+        run(spec, out=folder, resume=begun, data_root=data_root, python=python, progress=False)
+        record = record_of(folder, study, *one.cell.key)
+    return record.model_dump(mode="json")

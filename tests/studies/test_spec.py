@@ -33,13 +33,11 @@ rows:
 columns:
   - {few: {values: {family: one}}, many: {values: {family: two}, rounds: 4}}
   - {clean: {}, attacked: {attack: {fraction: 0.5}}}
-figures: {worst: worst_accuracy, time: {measure: seconds, better: less}}
+figures: {worst: worst_accuracy, time: {measure: seconds, digits: 1}}
 published:
   A: [90, 1.5, 80, 1.5, 91, 1.5, 81, 1.5]
   B: [80, 1.0, 70, 1.0, 81, 1.0, null, 1.0]
-claims:
-  - {better: A, than: B, by: worst, where: "*, clean"}
-  - {better: clean, than: attacked, by: worst}
+compare: [[A, B], [clean, attacked]]
 sizes:
   paper: {}
   small:
@@ -104,18 +102,38 @@ def test_published_figures_stand_in_the_order_of_columns_and_figures(made):
     assert study.printed("B", "many, attacked", "worst") is None
 
 
-def test_claims_are_about_rows_in_columns_or_columns_in_rows(made):
+def test_pairs_are_rows_in_columns_or_columns_in_rows(made):
     study = made()
-    rows, columns = (list(study.compared(claim)) for claim in study.claims)
+    rows, columns = (list(study.compared(pair)) for pair in study.compare)
     assert rows == [
-        (("A", "few, clean"), ("B", "few, clean"), "worst"),
-        (("A", "many, clean"), ("B", "many, clean"), "worst"),
+        (("A", column), ("B", column))
+        for column in ("few, clean", "few, attacked", "many, clean", "many, attacked")
     ]
-    assert (("B", "many, clean"), ("B", "many, attacked"), "worst") in columns
-    assert len(columns) == 4
-    inside = '{better: clean, than: attacked, by: worst, where: "B*"}'
-    less = made(STUDY.replace("{better: clean, than: attacked, by: worst}", inside))
-    assert list(less.compared(less.claims[1])) == columns[2:]
+    assert columns == [
+        ((row, f"{first}, clean"), (row, f"{first}, attacked"))
+        for row in "AB"
+        for first in ("few", "many")
+    ]
+
+
+def test_a_trivial_row_has_its_data_and_no_strategy(made):
+    row = "  C: {trivial: nearest_neighbours, data: {limit: 50}}\n"
+    study = made(STUDY.replace("columns:\n", row + "columns:\n", 1))
+    whole = {cell.key: cell for cell in cells(study, "paper")}
+    one, other = whole["C", "few, clean"], whole["A", "few, clean"]
+    assert (one.trivial, other.trivial) == ("nearest_neighbours", "")
+    assert one.experiment.data.limit == 50
+    named = address(one.experiment, one.trivial)
+    assert named.startswith("nearest_neighbours-") and named.endswith("-seed0")
+    with pytest.raises(SpecError, match=r"study.yaml:11: rows\.C\.trivial: is not a trivial model"):
+        wrong = row.replace("st_n", "st_m")
+        cells(made(STUDY.replace("columns:\n", wrong + "columns:\n", 1)), "paper")
+
+
+def test_keys_that_are_gone_name_their_successor(made):
+    for key, words in {"claims: []": "compare: ", "gate: [worst]": "trivial: "}.items():
+        with pytest.raises(SpecError, match=rf"study\.yaml:1: {key[:4]}.* it is gone: .*{words}"):
+            made(f"{key}\n{STUDY}")
 
 
 WRONG = {
@@ -129,13 +147,11 @@ WRONG = {
         "81]",
         "published.A: has 7 numbers instead of 8, one for each column and figure",
     ),
-    "claim_about_no_row": ("than: B,", "than: Bee,", "claims[0].than: is not a row or column"),
-    "claim_the_paper_contradicts": (
-        "better: A, than: B,",
-        "better: B, than: A,",
-        "claims[0]: is not what the paper prints",
-    ),
-    "claim_about_nothing": ('"*, clean"', '"*, dirty"', "claims[0].where: compares nothing"),
+    "compares_no_row": ("[A, B]", "[A, Bee]", "compare[0][1]: is not a row or column"),
+    "compares_a_row_with_a_column": ("[A, B]", "[A, clean]", "compare[0][1]: is not a row or"),
+    "compares_parts_of_two_mappings": ("[clean, att", "[few, att", "compare[1][1]: is not a row"),
+    "compares_it_with_itself": ("[A, B]", "[A, A]", "compare[0]: compares it with itself"),
+    "compares_three": ("[A, B]", "[A, B, A]", "study.yaml:18: compare[0]: has a wrong value"),
     "leaves_out_nothing": ("B | few, attacked", "B | none", "leave_out[0]: leaves nothing out"),
     "column_of_a_size": ("columns: {many:", "columns: {lots:", "sizes.small.columns.lots"),
     "unknown_strategy": ("{fedavg: {}}", "{fedavgg: {}}", "unknown strategy"),
@@ -148,19 +164,8 @@ def test_a_mistake_is_named_with_its_line(made, wrong: str):
     assert old in STUDY
     with pytest.raises(SpecError) as error:
         for cell in cells(made(STUDY.replace(old, new)), "paper"):
-            assert cell.experiment is not None
             address(cell.experiment)
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("soon", ["{fedsoon: {}}", "fedsoon"])
-def test_a_study_waits_for_strategies_that_it_names(made, soon):
-    text = STUDY.replace("{fedavg: {}}", soon)
-    found = cells(made(f"waits_for: [fedsoon]\n{text}"), "paper")
-    assert {(c.row, c.waits, c.experiment is None) for c in found} == {
-        ("A", "fedsoon", True),
-        ("B", "", False),
-    }
 
 
 def test_a_size_that_is_not_there_is_named(made):
@@ -209,10 +214,7 @@ def test_what_decides_figures_decides_where_a_run_lies(made, tmp_path, change):
     def addresses(of_b: str) -> tuple[set[str], ...]:
         text = STUDY[:end].replace(before, f"strategy: {{fedavg: {{}}}}, {of_b}")
         every = cells(made(text + "sizes: {paper: {}}\n"), "paper")
-        return tuple(
-            {address(c.experiment) for c in every if c.row == row and c.experiment is not None}
-            for row in "AB"
-        )
+        return tuple({address(c.experiment) for c in every if c.row == row} for row in "AB")
 
     first, (ours, theirs) = addresses("weights: {file: first/a.pt}"), addresses(change)
     assert len(ours) == len(theirs) == 4 and not ours & theirs
@@ -230,7 +232,7 @@ def test_a_tokenizer_decides_where_a_run_lies_by_its_content(made, tmp_path):
     def addresses(of: str) -> list[str]:
         text = STUDY[:end].replace(clean, f"clean: {{data: {{dataset: sick, {of} length: 8}}}}")
         every = cells(made(text + "sizes: {paper: {}}\n"), "paper")
-        return [address(c.experiment) for c in every if c.experiment and "clean" in c.column]
+        return [address(c.experiment) for c in every if "clean" in c.column]
 
     first, second, third, none = (
         addresses(of)

@@ -1,0 +1,43 @@
+"""Whole runs side by side: each in a process of one thread, which may die alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from archgraph.errors import ArchGraphError, raised_in
+from archgraph.processes.isolation import one_thread
+from archgraph.processes.process import Died, Tell, attempted
+from archgraph.processes.workers import Workers
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def side_by_side(
+    call: Callable[[T], R], items: Iterable[T], workers: int
+) -> Iterator[tuple[T, R | str]]:
+    """Yield each item with the result of its call, or with what went wrong, as they end.
+
+    Args:
+        call: Returns plain values. Bits do not depend on the number of processes.
+        items: What it is called with.
+        workers: Number of processes.
+    """
+
+    def ended(item: T, tell: Tell) -> R | str:
+        # Sums of threads depend on their number.
+        with one_thread():
+            done = attempted(functools.partial(call, item))
+        return _trouble(done) if isinstance(done, Died) else done
+
+    ends = Workers(workers, always=True).calls(ended, items, as_they_end=True)
+    for item, done in ends:
+        yield item, done.reason if isinstance(done, Died) else done
+
+
+def _trouble(died: Died) -> str:
+    if died.error is None or isinstance(died.error, ArchGraphError):
+        return str(died.error or died.reason)
+    return ": ".join(filter(None, (raised_in(died.error), died.reason)))

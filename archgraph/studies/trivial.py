@@ -1,0 +1,169 @@
+"""Rows of a study without a network: what counting, or a softmax on pixels, reaches.
+
+A trivial model is fitted to the training examples of all clients together and tested as a global
+model is. What it chooses (a penalty, a number of neighbours, weights of tables) it chooses by
+training examples that are held out for it, never by those that it is tested on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archgraph.data import Dataset, Split
+from archgraph.data.partition import stratified_order
+from archgraph.engine.evaluate import mean_of, worst_tenth
+from archgraph.engine.experiment import Experiment
+from archgraph.engine.testing import Answers
+from archgraph.errors import RunError
+from archgraph.federation.metrics import IGNORED
+from archgraph.fields import GLOBAL
+from archgraph.plain import Json
+from archgraph.record.points import CLIENTS
+from archgraph.studies.trivial_models import (
+    NEIGHBOURS,
+    PENALTIES,
+    Bigrams,
+    Labelled,
+    bigram_table,
+    interpolation,
+    majority_class,
+    nearest_neighbours,
+    softmax_regression,
+    unigram_table,
+)
+
+HELD_OUT = 0.2
+"""Share of the training examples by which a trivial model chooses."""
+
+_PATIENCE = 2  # choices in a row that are worse than the best end the search
+
+Classifier: TypeAlias = Callable[
+    [Labelled, Tensor, int, Sequence[float]], Iterator[tuple[float, Tensor]]
+]
+CLASSIFIERS: Mapping[str, tuple[Classifier, Sequence[float]]] = {
+    "majority_class": (majority_class, (0,)),
+    "softmax_regression": (softmax_regression, PENALTIES),
+    "nearest_neighbours": (nearest_neighbours, NEIGHBOURS),
+}
+"""Models of classes, and what each chooses from."""
+COUNTED: Mapping[str, Callable[[Bigrams, Bigrams, int], Tensor]] = {
+    "unigram_table": unigram_table,
+    "bigram_table": bigram_table,
+}
+"""Tables of words."""
+
+
+def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
+    """Return the test of a trivial model, as a line of ``metrics.jsonl`` has that of a global one.
+
+    Args:
+        experiment: The resolved experiment; held-out examples are not among those that are fitted.
+        name: One of :data:`CLASSIFIERS` or :data:`COUNTED`.
+
+    Raises:
+        RunError: If the targets are not what the model predicts.
+    """
+    task = "classification" if name in CLASSIFIERS else "next_token"
+    learning = experiment.world.learning
+    if learning.name != task:
+        raise RunError(f"{name} is a model of {task}", where="trivial", found=learning.name)
+    participants = experiment.world.participants
+    # Clients may share examples.
+    pooled = np.unique(np.concatenate([experiment.shares[client.id] for client in participants]))
+    clients: list[dict[str, float]] = []
+    if name in COUNTED:
+        figures = {"perplexity": _perplexity(experiment.data, pooled, name)}
+    else:
+        answered, targets = _answered(experiment, pooled, name)
+        figures = {"accuracy": float(answered.right.double().mean())}
+        matched = answered.matched(targets, [client.histogram for client in participants])
+        # Without a test example of its classes, a client has no figure on its own mixture.
+        clients = [{"matched": figure} for figure in matched if not math.isnan(figure)]
+    model = {**figures, CLIENTS: len(participants)}
+    local = {"local": mean_of(clients), "tenth": worst_tenth(clients, ())} if clients else {}
+    return {"better": learning.better, "models": {GLOBAL: model}, GLOBAL: figures, **local}
+
+
+def _answered(experiment: Experiment, pooled: np.ndarray, name: str) -> tuple[Answers, Tensor]:
+    """Return which test examples a classifier answers rightly, and their classes."""
+    (model, choices), classes = CLASSIFIERS[name], experiment.data.classes or 0
+    train, test = _labelled(experiment.data)
+    rows = train.at(pooled[(train.targets[pooled] != IGNORED).numpy()])
+    test = test.at((test.targets != IGNORED).nonzero()[:, 0].numpy())
+    choice = chosen(model, rows, classes, choices, experiment.world.seed)
+    _, scores = next(model(rows, test.inputs, classes, [choice]))
+    hits = {"accuracy": scores.argmax(1) == test.targets}
+    return Answers((), hits, torch.ones_like(test.targets)), test.targets
+
+
+def chosen(
+    model: Classifier, rows: Labelled, classes: int, choices: Sequence[float], seed: int
+) -> float:
+    """Return the choice with the best accuracy on held-out rows; the first of equals.
+
+    Args:
+        model: What is fitted to the other rows.
+        rows: Training examples.
+        classes: Number of classes.
+        choices: In the order in which they are tried: after two in a row that are worse than the
+            best, no more are.
+        seed: Decides which rows are held out, classes in proportion.
+    """
+    order = stratified_order(rows.targets.numpy(), seed)
+    count = round(HELD_OUT * len(order))
+    if not count or len(choices) == 1:  # nothing to choose by, or from
+        return choices[0]
+    judging, rest = rows.at(order[:count]), rows.at(np.sort(order[count:]))
+    best, most, worse = choices[0], -1, 0
+    for choice, scores in model(rest, judging.inputs, classes, choices):
+        right = int((scores.argmax(1) == judging.targets).sum())
+        if right > most:
+            best, most = choice, right
+        worse = worse + 1 if right < most else 0
+        # Weak penalties take the most steps, and overfit: they are not tried where that is plain.
+        if worse == _PATIENCE:
+            break
+    return best
+
+
+def _labelled(data: Dataset) -> Iterator[Labelled]:
+    """Yield training and test examples as rows of numbers; of tokens: which occur."""
+    splits = (data.train, data.test)
+    words = 1 + max(int(split.inputs.max()) for split in splits) if data.integral else 0
+    for split in splits:
+        if data.integral:
+            tokens = split.inputs.flatten(1).long()
+            rows = torch.zeros(len(tokens), words).scatter_(1, tokens, 1.0)
+        else:
+            rows = torch.cat([x.flatten(1).float() for x in split.examples(slice(None))[0]], 1)
+        yield Labelled(rows, split.targets)
+
+
+def _perplexity(data: Dataset, pooled: np.ndarray, name: str) -> float:
+    counted, words = COUNTED[name], data.classes or 0
+    text, test = _bigrams(data.train, pooled), _bigrams(data.test, np.arange(len(data.test)))
+    probabilities = counted(text, test, words) @ table_weights(counted, text, words)
+    return float(probabilities.log().mean().neg().exp())
+
+
+def table_weights(
+    counted: Callable[[Bigrams, Bigrams, int], Tensor], text: Bigrams, words: int
+) -> Tensor:
+    """Return the weights of tables, chosen by the end of a text, which is not counted for it."""
+    # The end, not a random part: words beside one another belong together.
+    cut = len(text.word) - round(HELD_OUT * len(text.word))
+    judging, rest = text.at(slice(cut, None)), text.at(slice(cut))
+    return interpolation(counted(rest, judging, words))
+
+
+def _bigrams(split: Split, at: np.ndarray) -> Bigrams:
+    chosen = torch.from_numpy(at)
+    before, word = (x[chosen].flatten().long() for x in (split.inputs, split.targets))
+    known = word != IGNORED
+    return Bigrams(before[known], word[known])
