@@ -125,7 +125,7 @@ def prepare(
         learning = with_main_output(learning, list(family.models.values()))
         family = with_classes(family, family_of(spec).clients, dataset, learning)
     check_classes(spec, strategy, family)
-    check_local(spec, by_kind, strategy, family, dataset, learning)
+    check_local(spec, by_kind, family, dataset, learning)
     if spec.weights is not None:
         with spec.locating("weights"):
             family = pretrained_family(
@@ -469,7 +469,7 @@ def _counted(
     """Return how much a client's targets count in its loss; None: every example counts 1."""
     if isinstance(client.histogram, Uncounted):
         return None if rows is None else rows.get(client.id, NONE).targets
-    return trained_task(learning, local, client.histogram).counts_of(client.histogram)
+    return trained_task(learning, local).counts_of(client.histogram)
 
 
 # Bytes of results of a round that are merged at once.

@@ -17,9 +17,7 @@ _ALIASES = {
     "batch": "batchsize",
     "batch_norm": "bn",
     "cat": "concat concatenate",
-    "class_weights": "classweight",
     "clip": "clipgradnorm gradclip maxgradnorm",
-    "colour_jitter": "colorjitter",
     "conv": "convolution",
     "conv_transpose": "deconv deconvolution convtransposed transposedconv transposedconvolution",
     "count": "numclients numembeddings",
@@ -52,14 +50,19 @@ _ALIASES = {
     "start": "startdim",
     "strategy": "algorithm",
     "upsample": "interpolate resize upsampling upsamplingnearest upsamplingbilinear",
-    "warmup": "warmupsteps",
     "width": "embeddingdim",
 }
 OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 
 # Keys of earlier versions, and what does the same now.
 GONE = {
+    "augment": "write transforms: [{RandomCrop: {size: 32, padding: 4}}, RandomHorizontalFlip]",
+    "class_weights": "write loss: {CrossEntropyLoss: {weight: […]}}",
     "contrast": "add the term in an objective of your own: task: {objective: 'python:…'}",
+    "decay": "write schedule: {MultiStepLR: {milestones: […], gamma: …}}",
+    "label_smoothing": "write loss: {CrossEntropyLoss: {label_smoothing: …}}",
+    "milestones": "write schedule: {MultiStepLR: {milestones: ['$rounds * 30 // 100']}}",
+    "warmup": "write schedule: {SequentialLR: {schedulers: [LinearLR, …], milestones: […]}}",
 }
 
 # What follows from the input here.

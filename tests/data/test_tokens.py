@@ -683,7 +683,7 @@ data:
   {table: rows.csv, text: [first, second], target: same, client: who, tokenizer: t.json, length: 14}
 strategy: {heterofl: {}}
 rounds: 2
-local: {epochs: 2, batch: 8, lr: 0.01, optimiser: adam}
+local: {epochs: 2, batch: 8, optimiser: {Adam: {lr: 0.01}}}
 """
 
 
