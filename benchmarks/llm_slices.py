@@ -25,7 +25,7 @@ from archgraph.tables import Table
 
 CHARACTERS, LENGTH, WORDS, LAYERS = 700_000, 64, 2048, 8
 INPUTS = {"input_ids": {"shape": [LENGTH], "dtype": "int64"}}
-LOCAL = {"batch": 32, "lr": 0.003, "optimiser": "adam"}
+LOCAL = {"batch": 32, "optimiser": {"Adam": {"lr": 0.003}}}
 Batch = tuple[Tensor, Tensor]
 
 

@@ -171,7 +171,7 @@ class MutualDistillation:
     def __call__(self, outputs: object, examples: fl.Examples, work: fl.Work) -> Tensor:
         """Return the mean over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
-        value = torch.stack([fl.target_loss(a, examples, work.learning) for a in answers]).sum()
+        value = torch.stack([work.learning.loss(a, examples.targets) for a in answers]).sum()
         if self.ramp is None or len(answers) == 1:  # no other exit to learn from
             return value
         logs = [fl.counted_logits(answer, examples).log_softmax(-1) for answer in answers]

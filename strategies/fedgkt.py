@@ -53,7 +53,6 @@ class FedGKT(fl.Strategy):
 
     paper = "Group Knowledge Transfer"
     year = 2020
-    unmixable = "the server's answers are to images as they are"
     serves = ("split",)
     one_head = "clients and the server exchange logits of all classes"
 

@@ -129,7 +129,7 @@ class EarlyExits:
     def __call__(self, outputs: object, examples: fl.Examples, work: fl.Work) -> Tensor:
         """Return the mean over the minibatch."""
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
-        terms = [fl.target_loss(answer, examples, work.learning) for answer in answers]
+        terms = [work.learning.loss(answer, examples.targets) for answer in answers]
         if self.gamma:
             # The last exit teaches and does not learn from the others: no gradient goes through it.
             logits = [fl.counted_logits(answer, examples) for answer in answers]

@@ -204,7 +204,7 @@ class Experiment:
             generator=generator,
             keep=keep,
             device=self.world.device,
-            learning=trained_task(self.world.learning, local, data.histogram, classes),
+            learning=trained_task(self.world.learning, local, classes),
             public=self.world.public,
             pixels=None if mean is None or std is None else Pixels(mean, std),
             **more,

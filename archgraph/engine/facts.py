@@ -84,11 +84,8 @@ def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
     for kind, local in local_by_kind(spec).items():
         index = [member.name for member in family.clients].index(kind)
         # Every key: those that are left out would be the run's, whose defaults are written, too.
-        values["family"]["clients"][index]["local"] = {
-            key: value
-            for key, value in local.model_dump(mode="json").items()
-            if value is not None or getattr(spec.local, key) is not None
-        }
+        run = dict.fromkeys(spec.local.written())
+        values["family"]["clients"][index]["local"] = {**run, **local.written()}
     return yaml_text(values)
 
 
@@ -103,6 +100,7 @@ def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) ->
     # Without options that are not set: runs from before an option existed stay comparable.
     apart = {"family", "local_of"}  # what kinds of client train with is written with the family
     values = spec.model_dump(mode="json", by_alias=True, exclude=apart, exclude_none=True)
+    values["local"] = spec.local.written()
     options, name = _options(strategy), spec.strategy_name
     imported = "python" in spec.strategy
     values["strategy"] = {"python": name, **options} if imported else {name: options}
@@ -155,11 +153,7 @@ def deciding_facts(
                 "transfer": member.transfer.digest,
                 "state": _content(member.source) if member.own else None,
                 **({"classes": member.classes} if member.classes else {}),
-                **(
-                    {"local": by_kind[member.name].model_dump(mode="json", exclude_none=True)}
-                    if member.name in by_kind
-                    else {}
-                ),
+                **({"local": by_kind[member.name].written()} if member.name in by_kind else {}),
             }
             for member in family.clients
         },

@@ -133,12 +133,7 @@ def _schema() -> dict[str, Any]:
 def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
     from archgraph.language import data, experiment
     from archgraph.language.aggregate import AggregateSpec
-    from archgraph.language.local import (
-        AugmentOptions,
-        ColourJitterOptions,
-        LocalOptions,
-        ResizedCropOptions,
-    )
+    from archgraph.language.local import LocalOptions
     from archgraph.language.privacy import PrivacySpec
     from archgraph.language.server import ServerSpec
     from archgraph.language.task import TaskSpec
@@ -159,9 +154,6 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "validation": ValidationSpec,
         "weights": WeightsSpec,
         "local": LocalOptions,
-        "augment": AugmentOptions,
-        "resized_crop": ResizedCropOptions,
-        "colour_jitter": ColourJitterOptions,
         "aggregate": AggregateSpec,
         "server": ServerSpec,
         "privacy": PrivacySpec,

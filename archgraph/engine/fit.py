@@ -30,7 +30,6 @@ from archgraph.graph.passes import prune, specialise
 from archgraph.graph.polynomial import Polynomial, Size
 from archgraph.graph.sizes import example_sizes, open_sizes, single_name
 from archgraph.graph.values import BATCH_WORD
-from archgraph.language.local import AugmentOptions
 from archgraph.module.build import build
 from archgraph.ops.schema import torch_dtype
 from archgraph.rewrites.insert import fresh
@@ -110,16 +109,16 @@ def with_spare_tokens(data: Dataset, family: Family) -> Dataset:
     return data
 
 
-def check_images(options: AugmentOptions | None, data: Dataset) -> None:
-    """Check that what is to be cropped or mirrored are images.
+def check_images(data: Dataset) -> None:
+    """Check that inputs are images.
 
     Raises:
         RunError: If they are not.
     """
-    if options is not None and (data.integral or len(data.shape) != 3):
+    if data.integral or len(data.shape) != 3:
         inputs = f"inputs {_listed(data.inputs, _examples(data))} ({data.name})"
         image = "[channel, height, width]"
-        raise RunError("needs images", where="local.augment", found=inputs, expected=image)
+        raise RunError("needs images", where="local.transforms", found=inputs, expected=image)
 
 
 def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:

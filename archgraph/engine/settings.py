@@ -1,34 +1,36 @@
-"""What the options of local training need: of the strategy, the data, the task and the models."""
+"""Check options of local training against the data, the task and the models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from archgraph.data import Dataset
 from archgraph.engine.facts import local_changes
 from archgraph.engine.fit import check_images
+from archgraph.engine.task import OwnLoss
 from archgraph.errors import RunError
-from archgraph.federation import LearningTask, Strategy
+from archgraph.federation import LearningTask
 from archgraph.federation.family import Family
-from archgraph.federation.metrics import cross_entropy
-from archgraph.federation.training import optimiser
+from archgraph.federation.training_loss import trained_task
+from archgraph.federation.transforms import transformed
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import ExperimentSpec
-from archgraph.language.local import AugmentOptions, ColourJitterOptions, LocalOptions
+from archgraph.language.local import LocalOptions
+from archgraph.language.named import Named
 from archgraph.ops.schema import torch_dtype
 
 
 def check_local(
     spec: ExperimentSpec,
     by_kind: Mapping[str, LocalOptions],
-    strategy: Strategy,
     family: Family,
     data: Dataset,
     learning: LearningTask,
 ) -> None:
-    """Check that data, task, strategy and models have what the options need.
+    """Check that data, task and models have what the options need.
 
     Raises:
         RunError: Names the key that has nothing to change, or nothing that it can change.
@@ -37,9 +39,11 @@ def check_local(
     for tier in family.clients:
         try:
             local = by_kind.get(tier.name, spec.local)
-            _check(local, tier.graph, data, learning)
-            if local.augment is not None:
-                _check_augment(local.augment, strategy, data, learning, spec.public)
+            _check(local, tier.graph, spec.rounds)
+            if local.loss is not None:
+                _check_loss(local, data, learning)
+            if local.transforms is not None:
+                _check_transforms(local.transforms, data, spec.public)
         except RunError as error:
             keys = str(error.where).split(".")[1:]
             for document, at, one in reversed(changes[tier.name]):
@@ -50,109 +54,66 @@ def check_local(
                 raise
 
 
-def _check(local: LocalOptions, graph: ArchGraph, data: Dataset, learning: LearningTask) -> None:
-    """Check the options of one kind of client; errors say `local.KEY`."""
-    for key in ("class_weights", "label_smoothing"):
-        if getattr(local, key) is not None:
-            _check_loss(f"local.{key}", data, learning)
-    weights = local.class_weights
-    if isinstance(weights, tuple) and (len(weights) != data.classes or not any(weights)):
-        raise RunError(
-            "must have a weight for each class, and one above 0",
-            where="local.class_weights",
-            found=f"{len(weights)} weights" if any(weights) else "zeros alone",
-            expected=f"{data.classes} weights, in the order of the classes ({data.name})",
-        )
+def _check(local: LocalOptions, graph: ArchGraph, rounds: int) -> None:
+    """Check optimiser and schedule of one kind of client; errors say `local.KEY`."""
     leaves = [p for p in graph.params if p.trainable and p.role == "parameter"]
     blank = [torch.empty(p.shape, dtype=torch_dtype(p.dtype), device="meta") for p in leaves]
     try:  # Muon takes matrices alone
         if blank:
-            optimiser(local, blank, 1, 1)
-    except ValueError as error:
+            local.chosen.make({"params": blank})
+    except (ValueError, RuntimeError) as error:
         raise RunError(
-            f"{local.optimiser_name} cannot train this model: {error}",
+            f"{local.chosen.title} is refused by PyTorch: {error}",
             where="local.optimiser",
             found=graph.name or "model",
             hint="choose another optimiser, or freeze what it cannot train (`train_only`)",
         ) from None
+    # Of steps it is not known how many there are: the schedule is made, and begins.
+    local.settings_at(rounds if local.over is None else 1, rounds, 1, 1000)
 
 
-def _check_loss(where: str, data: Dataset, learning: LearningTask) -> None:
-    """Check that a task has the loss that weights of classes and smoothing are options of."""
-    if learning.form != "classes":
+def _check_loss(local: LocalOptions, data: Dataset, learning: LearningTask) -> None:
+    """Check that a loss takes outputs and targets of the task, on examples of zeros."""
+    assert local.loss is not None
+    title, where = local.loss.title, "local.loss"
+    if isinstance(learning.loss, OwnLoss):
+        message = "would replace an objective of yours"
+        raise RunError(message, where=where, found=title, hint="remove one of the two")
+    classes = data.classes or 1
+    if learning.form == "classes":  # more examples than classes: those of numbers do not fit
+        targets = torch.zeros(classes + 1, dtype=torch.long)
+        predictions = torch.zeros(classes + 1, classes)
+    else:
+        predictions = targets = torch.zeros(2, *data.train.targets.shape[1:])
+    problem = ""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            trained_task(learning, local).loss(predictions, targets)
+    except (ValueError, RuntimeError, TypeError) as error:
+        problem = str(error).partition("\n")[0]
+    if problem:
         raise RunError(
-            "changes the cross-entropy of classes, which this task does not have",
+            f"{title} does not take outputs and targets of the task: {problem}",
             where=where,
             found=f"{learning.name} ({data.name})",
-            expected="classification, segmentation or next_token",
-            hint="remove it, or write an objective of your own (`task.objective`)",
         )
-    if learning.loss is not cross_entropy:
+
+
+def _check_transforms(transforms: Sequence[Named], data: Dataset, public: object) -> None:
+    """Check that there are images in a known range, which keep their shape."""
+    check_images(data)
+    where = "local.transforms"
+    if data.fields is not None or data.train.targets.dim() > 2:
         raise RunError(
-            "changes the task's cross-entropy, which an objective of yours replaces",
+            "change images, and not the boxes or maps that are their targets",
             where=where,
-            hint="remove it, and let the objective do so",
-        )
-
-
-def _check_augment(
-    options: AugmentOptions,
-    strategy: Strategy,
-    data: Dataset,
-    learning: LearningTask,
-    public: object,
-) -> None:
-    """Check that there are images, whose colours are known and that can be mixed as they say."""
-    check_images(options, data)
-    moving = [key for key in ("crop", "resized_crop", "flip") if getattr(options, key)]
-    if moving and (data.fields is not None or data.train.targets.dim() > 2):
-        raise RunError(
-            "moves pixels of images, and not the boxes or maps that are their targets",
-            where=f"local.augment.{moving[0]}",
             found=f"targets {data.fields or list(data.train.targets.shape[1:])} ({data.name})",
             expected="targets without positions in the image",
-            hint="change image and target together in the dataset's __getitem__; colour_jitter is "
-            "possible here",
+            hint="change image and target together in the dataset's __getitem__",
         )
-    if options.colour_jitter is not None:
-        _check_colours(options.colour_jitter, data, public)
-    for key in ("mixup", "cutmix"):
-        if getattr(options, key) is None:
-            continue
-        where, hint = f"local.augment.{key}", "remove it"
-        if not learning.per_example:
-            raise RunError(
-                "mixes two images and the losses of their classes, and here an image has no "
-                "single class",
-                where=where,
-                found=f"{learning.name} ({data.name})",
-                expected="classification",
-                hint=hint,
-            )
-        if strategy.unmixable:
-            message = f"the method cannot learn from mixed images: {strategy.unmixable}"
-            raise RunError(message, where=where, hint=hint)
-        if data.train.beside:
-            inputs = ", ".join(data.inputs)
-            message = "mixes images, and the model has further inputs"
-            raise RunError(message, where=where, found=inputs, expected="one input", hint=hint)
-
-
-def _check_colours(options: ColourJitterOptions, data: Dataset, public: object) -> None:
-    """Check that images have the colours that change, in a known range."""
-    where, channels = "local.augment.colour_jitter", data.shape[0]
-    for key in ("saturation", "hue"):
-        if getattr(options, key) and channels != 3:
-            raise RunError(
-                "needs images of red, green and blue",
-                where=f"{where}.{key}",
-                found=f"{channels} channel{'s' * (channels > 1)} ({data.name})",
-                expected="three channels",
-                hint="remove it; brightness and contrast change any image",
-            )
     if not isinstance(public, int | None):
         raise RunError(
-            "undoes the normalisation of the run's data, and public images of another data set "
+            "undo the normalisation of the run's data, and public images of another data set "
             "have one of their own",
             where=where,
             hint="take `public` out of the training examples, `public: 200`",
@@ -161,9 +122,36 @@ def _check_colours(options: ColourJitterOptions, data: Dataset, public: object) 
     least, most = map(float, images.aminmax())
     if data.train.mean is None and (least < 0 or most > 1):
         raise RunError(
-            "does not know the range of these images",
+            "take images whose values are between 0 and 1",
             where=where,
             found=f"values from {least:.3g} to {most:.3g} ({data.name})",
-            expected="bytes, or numbers between 0 and 1",
-            hint="give images as they are before you normalise them; bytes are normalised here",
+            hint="give bytes, which are normalised here, or images before you normalise them",
         )
+    shape = _transformed_shape(transforms, data)
+    if shape != data.shape:
+        raise RunError(
+            "must return images of the same shape",
+            where=where,
+            found=list(shape),
+            expected=f"{list(data.shape)} ({data.name})",
+        )
+
+
+def _transformed_shape(transforms: Sequence[Named], data: Dataset) -> tuple[int, ...]:
+    """Return the shape of an image of zeros after the transforms.
+
+    Raises:
+        RunError: If one of them does not make a tensor of it.
+    """
+    image = torch.zeros(1, *data.shape)
+    for at, one in enumerate(transforms):
+        try:
+            with torch.random.fork_rng(devices=()):
+                image = transformed(image, [one], None)
+        except Exception as error:  # whatever torchvision says of the arguments or the image
+            raise RunError(
+                f"cannot change these images: {error}",
+                where=f"local.transforms.{at}",
+                found=f"{one.title}, {list(data.shape)} ({data.name})",
+            ) from None
+    return tuple(image.shape[1:])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from archgraph.data import Dataset
 from archgraph.data.fields import TargetFields
-from archgraph.engine.torchmetric import SHORT, torch_metric
+from archgraph.engine.torchmetric import torch_metric
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy
 from archgraph.federation.learning import DEFAULTS, Standardised, any_shape
@@ -231,34 +231,26 @@ def _named(targets: Tensor | torch.dtype) -> str:
 def _metrics(spec: TaskSpec, task: LearningTask, data: Dataset) -> Iterator[AnyMetric]:
     """Yield the metrics that are asked for: the task's own, or those of torchmetrics."""
     for i, choice in enumerate(spec.metrics):
-        name, options = (choice, None) if isinstance(choice, str) else next(iter(choice.items()))
         where = f"task.metrics.{i}"
-        forms = [form for known, form in METRICS if known == name]
-        if name == "loss":  # measured in any case
+        if choice == "loss":  # measured in any case
             continue
-        if not options and (name, task.form) in METRICS:
-            yield METRICS[name, task.form]
-        elif task.form == "any":
+        if task.form == "any":
             raise SpecError(
                 "is measured where it is known what targets are",
                 where=where,
-                found=name,
+                found=choice if isinstance(choice, str) else choice.title,
                 hint="write the kind beside the objective, e.g. kind: regression",
             )
-        elif forms and task.form not in forms and name not in SHORT:
-            names = ", ".join(known for known, form in METRICS if form == task.form)
-            message = f"is not a metric of {task.name}"
-            raise SpecError(message, where=where, found=name, expected=names)
+        if not isinstance(choice, str):
+            numbers = math.prod(data.test.targets.shape[1:])
+            facts = {"numbers": numbers, "examples": len(data.test)}
+            yield torch_metric(choice, task, data.classes or 0, where, **facts)
+        elif (choice, task.form) in METRICS:
+            yield METRICS[choice, task.form]
         else:
-            yield torch_metric(
-                name,
-                options or {},
-                task,
-                data.classes or 0,
-                where,
-                numbers=math.prod(data.test.targets.shape[1:]),
-                examples=len(data.test),
-            )
+            names = ", ".join(known for known, form in METRICS if form == task.form)
+            message, hint = f"is not a metric of {task.name}", "or name a class of torchmetrics"
+            raise SpecError(message, where=where, found=choice, expected=names, hint=hint)
 
 
 def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:

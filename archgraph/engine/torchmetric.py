@@ -1,13 +1,12 @@
-"""Metrics of torchmetrics by name, computed over the whole set."""
+"""Metrics of torchmetrics, computed over the whole set."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
-import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,37 +15,13 @@ from torch import Tensor
 
 from archgraph.errors import SpecError
 from archgraph.federation import LearningTask, Metric
-from archgraph.federation.metrics import IGNORED, METRICS, TargetForm, aligned
-from archgraph.hints import unknown
+from archgraph.federation.metrics import IGNORED, TargetForm, aligned
+from archgraph.language.named import Named
 from archgraph.plain import Json
-
-EXTRA = "pip install 'archgraph[metrics]'"
-# What metrics are called in files, where torchmetrics says it at length.
-SHORT = {
-    "f1": "F1Score",
-    "fbeta": "FBetaScore",
-    "iou": "JaccardIndex",
-    "mcc": "MatthewsCorrCoef",
-    "kappa": "CohenKappa",
-    "mse": "MeanSquaredError",
-    "mae": "MeanAbsoluteError",
-    "mape": "MeanAbsolutePercentageError",
-    "r2": "R2Score",
-    "pearson": "PearsonCorrCoef",
-    "spearman": "SpearmanCorrCoef",
-}
-_VARIANTS = ("Binary", "Multiclass", "Multilabel")
-# Averages of metrics that a task has itself: with options they mean what they mean without.
-_AVERAGES: Mapping[tuple[str, TargetForm], str] = {
-    ("accuracy", "classes"): "micro",
-    ("accuracy", "labels"): "micro",
-    ("f1", "labels"): "micro",
-}
 
 
 def torch_metric(
-    name: str,
-    options: Mapping[str, Json],
+    named: Named,
     task: LearningTask,
     classes: int,
     where: str,
@@ -57,9 +32,7 @@ def torch_metric(
     """Make a metric of torchmetrics.
 
     Args:
-        name: Its name: that of its class, in lower case with or without underscores, or a key of
-            ``SHORT``.
-        options: Arguments of its class.
+        named: Its class.
         task: What is learned.
         classes: Number of classes or labels.
         where: Place in a file, for errors.
@@ -67,38 +40,18 @@ def torch_metric(
         examples: How many examples there are to test on.
 
     Raises:
-        SpecError: If torchmetrics is not installed or does not have it, it does not take the
-            options or such targets, or it is not one number.
+        SpecError: If it does not take such targets, or is not one number.
     """
-    ours = [known for known, form in METRICS if form == task.form]
-    try:
-        import torchmetrics
-    except ImportError as error:
-        facts = unknown(name, ours)
-        facts["hint"] = f"for metrics of torchmetrics, {EXTRA}"
-        raise SpecError("unknown metric", where=where, **facts) from error
-    except RuntimeError as error:  # a torchvision that does not fit PyTorch: torchmetrics loads it
-        raise SpecError(
-            "torchmetrics cannot be imported",
-            where=where,
-            found=str(error).splitlines()[0],
-            hint="install a torchvision for this PyTorch, or remove torchvision",
-        ) from error
+    given: dict[str, Json] = {"num_classes": classes, "num_labels": classes}
+    if task.form == "classes":
+        given["ignore_index"] = IGNORED
     classed = task.form in ("classes", "labels")
-    module = torchmetrics.classification if classed else torchmetrics.regression
-    known = {_plain(n): n for n in module.__all__ if not n.startswith(_VARIANTS)}
-    full = known.get(_plain(SHORT.get(name, name)))
-    if full is None:
-        shorts = [short for short, long in SHORT.items() if _plain(long) in known]
-        every = [*ours, *shorts, *map(_snake, known.values())]
-        raise SpecError("unknown metric", where=where, **unknown(name, every))
-    arguments = dict(options)
-    if task.form in ("classes", "labels"):
-        average = _AVERAGES.get((name, task.form))
-        arguments = _of_task(module, full, options, task.form, classes, average)
-    binary = classes == 2 and arguments.get("task") == "binary"
+    # Without a number of classes it takes the probability of the second of two.
+    binary = classes == 2 and not inspect.signature(named.kind).parameters.keys() & given.keys() - {
+        "ignore_index"
+    }
     # A partial of a module's function can be pickled: workers test models, too.
-    make = functools.partial(_created, getattr(module, full), tuple(arguments.items()))
+    make = functools.partial(_created, named, tuple(given.items()))
     try:
         metric = make()
         with _silent():
@@ -110,17 +63,17 @@ def torch_metric(
         raise SpecError(
             "cannot be computed",
             where=where,
-            found=f"{full}: {reason}",
+            found=f"{named.title}: {reason}",
             hint=f"a target has {numbers} numbers: name a metric of several, mae or r2 say"
             if numbers > 1
-            else "its options are those of its class in torchmetrics",
+            else f"it must be one for {task.name}",
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else value
         raise SpecError(
             "is not one number",
             where=where,
-            found=f"{full}, {shape}",
+            found=f"{named.title}, {shape}",
             hint="leave out what asks for one of each output"
             if task.form == "values"
             else "choose an average: {average: macro}, say",
@@ -134,42 +87,12 @@ def torch_metric(
         raise SpecError(
             "would hold the predictions of all targets",
             where=where,
-            found=full,
+            found=named.title,
             hint="give it thresholds: {thresholds: 100}, say",
         )
-    label = "_".join([name, *map(str, options.values())])
+    label = "_".join([named.title, *map(str, named.args.values())])
     better = metric.higher_is_better
     return Metric(label, better, form.rows, form.value, frozenset({task.form}))
-
-
-def _of_task(
-    module: Any,
-    full: str,
-    options: Mapping[str, Json],
-    form: TargetForm,
-    classes: int,
-    average: str | None,
-) -> dict[str, Json]:
-    """Return the arguments of a metric of classes or labels.
-
-    1. Of two classes it is torchmetrics' binary one, unless an option is for several (`average`).
-    2. Its average is the default of its class for the task (`MulticlassF1Score`: macro): the class
-       that serves all tasks says `micro`, which for one class per example is the accuracy.
-    """
-    binary = getattr(module, f"Binary{full}", None)
-    if form == "labels":
-        facts = {"task": "multilabel", "num_labels": classes}
-    elif classes == 2 and binary and options.keys() <= inspect.signature(binary).parameters.keys():
-        facts = {"task": "binary", "ignore_index": IGNORED}  # 1
-    else:
-        facts = {"task": "multiclass", "num_classes": classes, "ignore_index": IGNORED}
-    facts |= options
-    kind = getattr(module, f"{facts['task']}".capitalize() + full, None)
-    if "average" in inspect.signature(getattr(module, full).__new__).parameters and kind:  # 2
-        known = inspect.signature(kind).parameters
-        if "average" in known:
-            return {"average": average or known["average"].default, **facts}
-    return facts
 
 
 @dataclass(frozen=True)
@@ -240,9 +163,9 @@ class _Counted:
             return float(metric.compute())
 
 
-def _created(kind: Any, options: tuple[tuple[str, Any], ...]) -> Any:
+def _created(named: Named, given: tuple[tuple[str, Json], ...]) -> Any:
     with _silent():
-        return kind(**dict(options))
+        return named.make(dict(given))
 
 
 def _summed(metric: Any) -> bool:
@@ -270,12 +193,3 @@ def _silent() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
-def _snake(name: str) -> str:
-    """Write the name of a class with underscores: ``R2Score`` as ``r2_score``."""
-    return re.sub("(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", name).lower()

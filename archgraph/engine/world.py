@@ -213,7 +213,7 @@ class _Draft:
             learning = with_main_output(learning, list(family.models.values()))
             family = with_classes(family, family_of(spec).clients, dataset, learning)
         check_classes(spec, strategy, family)
-        check_local(spec, self.by_kind, strategy, family, dataset, learning)
+        check_local(spec, self.by_kind, family, dataset, learning)
         self.family, self.dataset, self.learning = family, dataset, learning
 
     def plan_rounds(self) -> None:

@@ -33,7 +33,6 @@ from .objectives import TaskLoss as TaskLoss
 from .objectives import Towards as Towards
 from .objectives import counted_logits as counted_logits
 from .objectives import mask_absent as mask_absent
-from .objectives import target_loss as target_loss
 from .options import Averaging as Averaging
 from .options import Masking as Masking
 from .options import Weighted as Weighted
@@ -70,8 +69,6 @@ from .strategy import option as option
 from .tasks import ClientData as ClientData
 from .tasks import Examples as Examples
 from .tasks import LocalOptions as LocalOptions
-from .tasks import Mix as Mix
-from .tasks import MixedExamples as MixedExamples
 from .tasks import Model as Model
 from .tasks import Outcome as Outcome
 from .tasks import Pixels as Pixels
@@ -87,7 +84,6 @@ from .training import by_examples as by_examples
 from .training import descend as descend
 from .training import module_of as module_of
 from .training import optimiser as optimiser
-from .training_loss import trained_task as trained_task
 from .world import Client as Client
 from .world import Tier as Tier
 from .world import World as World

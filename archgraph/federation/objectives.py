@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from archgraph.errors import RunError
-from archgraph.federation.learning import LearningTask
 from archgraph.federation.metrics import IGNORED
 from archgraph.federation.outputs import Predict
 from archgraph.federation.tasks import Examples, Work
@@ -54,31 +53,7 @@ class TaskLoss:
     def _of(self, predictions: Tensor, examples: Examples, work: Work) -> Tensor:
         if self.mask_absent and work.learning.classed:
             predictions = mask_absent(predictions, work.present)
-        return target_loss(predictions, examples, work.learning)
-
-
-def target_loss(predictions: Tensor, examples: Examples, learning: LearningTask) -> Tensor:
-    """Return the mean loss of predictions; of mixed images that of both targets, by their shares.
-
-    Args:
-        predictions: ``[batch, ..., class]``, or in the shape of the targets.
-        examples: The minibatch.
-        learning: The task.
-
-    Example:
-        >>> from archgraph.federation.learning import CLASSIFICATION
-        >>> from archgraph.federation.tasks import Mix, MixedExamples
-        >>> logits, ids = torch.tensor([[0.0, 2.0]]), torch.arange(1)
-        >>> mix = Mix(torch.tensor([0]), torch.tensor([1]), 0.25)
-        >>> mixed = MixedExamples((), ids[:0], ids, mix)
-        >>> round(target_loss(logits, mixed, CLASSIFICATION).item(), 4)  # 2.1269/4 + 0.1269·3/4
-        0.6269
-    """
-    if examples.mix is None:
-        return learning.loss(predictions, examples.targets)
-    *both, share = examples.mix
-    first, second = (learning.loss(predictions, targets) for targets in both)
-    return share * first + (1 - share) * second
+        return work.learning.loss(predictions, examples.targets)
 
 
 def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
@@ -120,7 +95,7 @@ def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
         tensor([[1., 2.]])
     """
     flat = logits.flatten(0, -2)
-    if examples.mix is not None or examples.targets.is_floating_point():
+    if examples.targets.is_floating_point():
         return flat
     if examples.targets.dim() != logits.dim() - 1:  # a label for each logit
         return flat

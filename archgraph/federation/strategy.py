@@ -162,10 +162,6 @@ class Strategy(ABC):
                 if not holds(value):
                     raise SpecError("out of range", where=field_.name, found=value, expected=words)
 
-    unmixable: ClassVar[str] = ""
-    """Why clients cannot learn from mixed images (``local.augment``: ``mixup``, ``cutmix``), as
-    programs can whose loss of targets is :class:`TaskLoss` or :func:`target_loss`; empty."""
-
     public: ClassVar[bool] = False
     """Whether clients learn from examples that all of them have: the experiment's ``public``."""
 

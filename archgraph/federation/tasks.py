@@ -23,20 +23,6 @@ Weights = Literal["examples", "uniform"]
 WeightOf: TypeAlias = "Weights | Callable[[Result], float]"
 
 
-class Mix(NamedTuple):
-    """What the images of a minibatch are mixed of; :func:`target_loss` reads it.
-
-    Attributes:
-        first: Class of one image in each, ``[batch]``.
-        second: Class of the other.
-        share: λ: share of the first image.
-    """
-
-    first: Tensor
-    second: Tensor
-    share: float
-
-
 class Examples(NamedTuple):
     """A minibatch.
 
@@ -44,33 +30,11 @@ class Examples(NamedTuple):
         inputs: Arguments of the model in its order; batch axis first.
         targets: Classes ``[batch, ...]``, of which ``-100`` counts for nothing; labels or numbers.
         ids: Position of each example in the client's data ``[batch]``: stable over rounds.
-        mix: What images are mixed of (``augment: {mixup: …}``), instead of ``targets``. Default:
-            they are not.
     """
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
     ids: Tensor
-    mix: Mix | None = None
-
-
-class MixedExamples(Examples):
-    """A minibatch of mixed images: each has two targets, in ``mix``."""
-
-    @property
-    def targets(self) -> Tensor:
-        """Refuse to name one target of each image.
-
-        Raises:
-            RunError: Always: a program that read the first target would learn the wrong thing.
-        """
-        raise RunError(
-            "mixed images have two targets each, and the strategy's program reads one",
-            where="local.augment",
-            found="mixup or cutmix",
-            hint="use `target_loss(predictions, examples, work.learning)` or read `examples.mix`; "
-            "a strategy that cannot says why in `unmixable`",
-        )
 
 
 class Pixels(NamedTuple):

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from archgraph.errors import RejectedUpdate
-from archgraph.federation.augment import augmented, mixed
 from archgraph.federation.objectives import Objective, Penalty, TaskLoss, Towards
 from archgraph.federation.shard import Shard, batch_sizes
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
+from archgraph.federation.transforms import transformed
 from archgraph.language.local import LocalOptions
-from archgraph.language.optimisers import optimiser_class
 from archgraph.module.build import ArchModule, filled, state_of
 from archgraph.ops.table import statistics
+from archgraph.plain import Json
 from archgraph.states.copies import state_to_device, to_device
 from archgraph.states.updates import all_finite, finite
 
@@ -29,8 +29,15 @@ def optimiser(
     local: LocalOptions, parameters: Iterable[Tensor], round: int, rounds: int
 ) -> torch.optim.Optimizer:
     """Return the optimiser for one round; its state does not outlive the round."""
-    kind: Callable[..., torch.optim.Optimizer] = optimiser_class(local.optimiser_name)
-    return kind(parameters, **{**local.optimiser_arguments, "lr": local.lr_at(round, rounds)})
+    made: torch.optim.Optimizer = local.chosen.make({"params": parameters})
+    if local.over is None:
+        _set(made, local.settings_at(round, rounds, 1, 1))
+    return made
+
+
+def _set(optimiser: torch.optim.Optimizer, settings: Mapping[str, Json]) -> None:
+    for group in optimiser.param_groups:
+        group.update(settings)
 
 
 def module_of(
@@ -133,8 +140,7 @@ def descend(
                 nn.utils.clip_grad_norm_(trained, local.clip)
             if local.over is not None:
                 at = min(step + 1, count)  # where a program's own data has more minibatches
-                for options in steps.param_groups:
-                    options["lr"] = local.lr_at(work.round, work.rounds, at, count)
+                _set(steps, local.settings_at(work.round, work.rounds, at, count))
             steps.step()
             if mean_weights is not None:  # 3
                 mean_weights.follow()
@@ -184,13 +190,11 @@ def steps_of(examples: int, local: LocalOptions) -> int:
 
 
 def _arrived(batch: Examples, work: Work) -> Examples:
-    """Return a minibatch on the client's device, augmented."""
+    """Return a minibatch on the client's device, its images transformed."""
     inputs = tuple(to_device(x, work.device) for x in batch.inputs)
-    targets, options = to_device(batch.targets, work.device), work.local.augment
-    if options is None:
-        return Examples(inputs, targets, batch.ids)
-    images = augmented(inputs[0], options, work.generator, work.pixels)
-    return mixed(Examples((images, *inputs[1:]), targets, batch.ids), options, work.generator)
+    if work.local.transforms is not None:
+        inputs = (transformed(inputs[0], work.local.transforms, work.pixels), *inputs[1:])
+    return Examples(inputs, to_device(batch.targets, work.device), batch.ids)
 
 
 class _MeanWeights:
@@ -255,7 +259,7 @@ def _not_finite(work: Work, parameters: Mapping[str, nn.Parameter], loss: float)
         where=f"client {work.client}",
         found=f"loss {loss:g}",
         expected="finite numbers",
-        hint="lower `local.lr`, or set `local.clip`",
+        hint="lower the learning rate, or set `local.clip`",
     )
 
 

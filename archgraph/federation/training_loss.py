@@ -1,92 +1,88 @@
-"""The loss of training where it is not that of tests: weights of classes, label smoothing."""
+"""The loss of training where it is not that of tests: a class of ``torch.nn``."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from archgraph.federation.learning import LearningTask
-from archgraph.federation.metrics import IGNORED, class_counts
+from archgraph.federation.learning import LearningTask, Standardised
+from archgraph.federation.metrics import IGNORED, aligned, class_counts
 from archgraph.language.local import LocalOptions
-from archgraph.states.copies import to_device
+from archgraph.language.named import Named
 
 
 @dataclass(frozen=True)
-class TrainingCrossEntropy:
-    """Cross-entropy with weights of classes and label smoothing, as PyTorch has them.
+class NamedLoss:
+    """A loss of ``torch.nn`` with its arguments.
 
     Attributes:
-        weights: Weight of each class. Default: 1.
-        smoothing: Share of a target that is spread evenly over all classes.
+        named: Its class.
+        classes: Whether targets are classes, of which -100 does not count, and whose weights are
+            the argument ``weight``.
 
     Example:
-        >>> loss = TrainingCrossEntropy((1.0, 3.0), 0.0)
+        >>> weighted = Named("loss", "torch.nn.CrossEntropyLoss", {"weight": (1.0, 3.0)})
         >>> logits = torch.tensor([[0.0, 0.0], [0.0, 100.0]])
+        >>> loss = NamedLoss(weighted, classes=True)
         >>> round(loss(logits, torch.tensor([0, 1])).item(), 4)  # (1 · 0.6931 + 3 · 0) / 4
         0.1733
     """
 
-    weights: tuple[float, ...] | None
-    smoothing: float
+    named: Named
+    classes: bool
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """Weight of each class. Default: 1."""
+        return self.named.args.get("weight") if self.classes else None
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the loss of logits ``[batch, ..., classes]``; 0 if all targets are ignored."""
+        """Return the loss of logits ``[batch, ..., classes]``, or of numbers in any shape."""
+        made = functools.partial(_made, self.named, predictions.device, predictions.dtype)
+        if not self.classes:
+            said = aligned(predictions, targets)
+            value: Tensor = made(reduction)(said, targets.to(said.dtype))
+            return value
         logits, flat = predictions.reshape(-1, predictions.shape[-1]), targets.reshape(-1)
-        weights = None
-        if self.weights is not None:
-            weights = to_device(torch.tensor(self.weights, dtype=logits.dtype), logits.device)
-        values = nn.functional.cross_entropy(
-            logits,
-            flat,
-            weight=weights,
-            reduction="sum" if reduction == "mean" else reduction,
-            ignore_index=IGNORED,
-            label_smoothing=self.smoothing,
-        )
+        # Not every class has `ignore_index`: what is ignored is computed and left out.
+        values: Tensor = made("none")(logits, flat.clamp(min=0)) * (flat != IGNORED)
         if reduction != "mean":
             return values
+        weights = None if self.weights is None else logits.new_tensor(self.weights)
         total = class_counts(flat, weights).sum()
         # A minibatch may have examples of weight 0 alone.
-        return values / torch.where(total > 0, total, 1)
+        return values.sum() / torch.where(total > 0, total, 1)
+
+
+@functools.lru_cache(maxsize=64)
+def _made(named: Named, device: torch.device, dtype: torch.dtype, reduction: str) -> nn.Module:
+    loss: nn.Module = named.make({"reduction": reduction})
+    return loss.to(device, dtype)
 
 
 def trained_task(
-    learning: LearningTask,
-    local: LocalOptions,
-    histogram: Sequence[int],
-    classes: Sequence[int] = (),
+    learning: LearningTask, local: LocalOptions, classes: Sequence[int] = ()
 ) -> LearningTask:
     """Return a client's task, with the loss that it trains on and what counts in it.
 
     Args:
         learning: The task.
         local: How the client trains.
-        histogram: Its examples by class.
         classes: The classes that its network answers with; empty: all.
     """
-    if local.class_weights is None and local.label_smoothing is None:
+    if local.loss is None:
         return learning
-    weights = local.class_weights
-    if weights == "balanced":
-        weights = balanced(histogram)
-    elif weights is not None and classes:
-        weights = tuple(weights[number] for number in classes)
-    loss = TrainingCrossEntropy(weights, local.label_smoothing or 0.0)
-    return dataclasses.replace(learning, loss=loss, class_weights=weights)
-
-
-def balanced(histogram: Sequence[int]) -> tuple[float, ...]:
-    """Return weights that are inverse to how often classes occur, with a mean of 1 over examples.
-
-    A class that does not occur has the weight 0.
-
-    >>> balanced((6, 2, 0))
-    (0.6666666666666666, 2.0, 0.0)
-    """
-    present = sum(count > 0 for count in histogram)
-    total = sum(histogram)
-    return tuple(total / (present * count) if count else 0.0 for count in histogram)
+    loss = NamedLoss(local.loss, learning.form == "classes")
+    if loss.weights is not None and classes:
+        weights = tuple(loss.weights[number] for number in classes)
+        named = dataclasses.replace(loss.named, args={**loss.named.args, "weight": weights})
+        loss = dataclasses.replace(loss, named=named)
+    if isinstance(learning.loss, Standardised):
+        standardised = dataclasses.replace(learning.loss, loss=loss)
+        return dataclasses.replace(learning, loss=standardised)
+    return dataclasses.replace(learning, loss=loss, class_weights=loss.weights)

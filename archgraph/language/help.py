@@ -156,22 +156,22 @@ def topic(name: str) -> Topic:
     """Return help on an operator, a rewrite, a strategy, a mapping or one of its keys.
 
     Args:
-        name: E.g. ``conv``, ``take``, ``fedavg``, ``local``, ``local.lr``, or ``warmup`` alone
+        name: E.g. ``conv``, ``take``, ``fedavg``, ``local``, ``local.lr``, or ``ema`` alone
             where no other mapping has such a key.
 
     Raises:
         SpecError: If there is nothing of that name.
 
     Example:
-        >>> print(topic("decay"))
-        decay (local)
+        >>> print(topic("epochs"))
+        epochs (local)
         <BLANKLINE>
-        factor of each fall
+        passes over the local data in one round
         <BLANKLINE>
-          decay  number > 0; default 0.1
+          epochs  integer ≥ 1; default 1
         <BLANKLINE>
         Example:
-          decay: 0.1
+          epochs: 1
     """
     known = topics()
     name = name.replace("-", "_")  # as options of the command line are written

@@ -2,107 +2,23 @@
 
 from __future__ import annotations
 
-import math
+import functools
+import warnings
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
 
+from archgraph.errors import ErrorFacts, RunError
 from archgraph.fields import Base, Count, Mistake, Share
-from archgraph.language.optimisers import (
-    NAMES,
-    OptimiserChoice,
-    check_optimiser,
-    own_defaults,
-    shared_options,
-)
+from archgraph.language.named import WRITTEN, Named, named
 from archgraph.plain import Json
 
-_Amount = Annotated[float, Field(ge=0)]
-_Positive = Annotated[float, Field(gt=0)]
-
-
-class ResizedCropOptions(Base):
-    """Windows of images, drawn as by torchvision's ``RandomResizedCrop``.
-
-    Source: Szegedy et al., *Going Deeper with Convolutions*, CVPR 2015, §6.
-    """
-
-    scale: tuple[Share, Share] = Field(
-        default=(0.08, 1.0), description="smallest and largest share of an image's pixels"
-    )
-    ratio: tuple[_Positive, _Positive] = Field(
-        default=(3 / 4, 4 / 3), description="smallest and largest ratio of width to height"
-    )
-
-    @pydantic.model_validator(mode="after")
-    def _ascending(self) -> ResizedCropOptions:
-        for key in ("scale", "ratio"):
-            least, most = getattr(self, key)
-            if least > most:
-                said, expected = f"[{least:g}, {most:g}]", f"[{most:g}, {least:g}]"
-                message = "begins with the larger number"
-                raise Mistake(message, place=(key,), found=said, expected=expected)
-        return self
-
-
-class ColourJitterOptions(Base):
-    """How much colours of images change, as in torchvision's ``ColorJitter``."""
-
-    brightness: _Amount = Field(
-        default=0.0, description="b: values are multiplied by a number from max(0, 1 - b) to 1 + b"
-    )
-    contrast: _Amount = Field(
-        default=0.0, description="likewise, the distances of values from the image's mean grey"
-    )
-    saturation: _Amount = Field(
-        default=0.0, description="likewise, the distances of colours from their own grey"
-    )
-    hue: Annotated[float, Field(ge=0, le=0.5)] = Field(
-        default=0.0, description="largest turn of the hues, of a full one"
-    )
-
-
-class AugmentOptions(Base):
-    """How training changes images at random, each time that it sees them.
-
-    Source of ``mixup``: Zhang et al., *mixup: Beyond Empirical Risk Minimization*, ICLR 2018. Of
-    ``cutmix``: Yun et al., *CutMix*, ICCV 2019.
-    """
-
-    crop: Count | None = Field(
-        default=None,
-        description="pixels of zeros around an image, of which a window of its size is cut",
-    )
-    resized_crop: ResizedCropOptions | None = Field(
-        default=None,
-        description="windows of random area and shape, scaled to the image's size; left out: none",
-        examples=[{"scale": [0.5, 1.0]}],
-    )
-    flip: bool = Field(default=False, description="mirror every second image, left to right")
-    colour_jitter: ColourJitterOptions | None = Field(
-        default=None,
-        description="changes of colours, in the range that values have before they are "
-        "normalised; left out: none",
-        examples=[{"brightness": 0.4, "hue": 0.1}],
-    )
-    mixup: _Positive | None = Field(
-        default=None,
-        description="α: an image is λ of itself and 1 - λ of another of its minibatch, and so is "
-        "its loss, λ of Beta(α, α); left out: images are not mixed",
-        examples=[0.2],
-    )
-    cutmix: _Positive | None = Field(
-        default=None,
-        description="α: a window of another image of the minibatch replaces 1 - λ of the pixels, "
-        "λ of Beta(α, α) before the window is cut at the edge; with `mixup`, every minibatch "
-        "draws one of both",
-        examples=[1.0],
-    )
-
-
-# In the fall behind the rise of one cycle, and before it: those of Smith and Topin, as in PyTorch.
-FIRST_RATE, LAST_RATE, RISE = 1 / 25, 1 / 25e4, 0.3
+_Transform = Annotated[Named, named("transform"), WRITTEN]
+DEFAULT_RATE = 0.1  # of SGD, where neither an optimiser nor a rate is named
+# Options of SGD that may stand beside `optimiser` instead of behind it.
+_OF_SGD = ("lr", "momentum", "weight_decay")
 
 
 class LocalChanges(Base):
@@ -116,29 +32,28 @@ class LocalChanges(Base):
         "left out: every minibatch is a step",
         examples=[4],
     )
-    optimiser: OptimiserChoice = Field(
-        default="sgd",
-        description="one of torch.optim, with options of its own behind the name; its state does "
-        "not outlive the round",
-        examples=[{"adamw": {"betas": [0.9, 0.99]}}],
+    optimiser: Annotated[Named, named("optimiser"), WRITTEN] | None = Field(
+        default=None,
+        description="a class of torch.optim with its arguments; its state does not outlive the "
+        "round; left out: SGD, with `lr`, `momentum` and `weight_decay`",
+        examples=[{"AdamW": {"lr": 0.001, "betas": [0.9, 0.99]}}],
     )
-    lr: Annotated[float, Field(gt=0)] = Field(
-        default=0.1,
-        description="learning rate, from which schedules begin; left out, optimisers other than "
-        "SGD and Adam take PyTorch's default",
+    lr: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="learning rate of SGD, where `optimiser` is left out; default 0.1",
+        examples=[0.05],
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="of SGD, RMSprop and Muon (whose default is PyTorch's)"
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="likewise, its momentum; default 0", examples=[0.9]
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        default=0.0,
-        description="L2 coefficient; decoupled from the gradient in AdamW and Muon, whose default "
-        "is PyTorch's",
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="likewise, its weight decay; default 0", examples=[0.0001]
     )
-    schedule: Literal["steps", "cosine", "linear", "one_cycle"] = Field(
-        default="steps",
-        description="the rate falls at the milestones, along half a cosine or a line towards 0, or "
-        "rises and falls along cosines (1/25 of lr, lr, 1/250,000 of lr)",
+    schedule: Annotated[Named, named("schedule"), WRITTEN] | None = Field(
+        default=None,
+        description="a class of torch.optim.lr_scheduler with its arguments, in which $rounds is "
+        "the number of rounds and $steps that of steps in one; left out: the rate stays",
+        examples=[{"MultiStepLR": {"milestones": ["$rounds * 30 // 100"]}}],
     )
     over: Literal["round", "run"] | None = Field(
         default=None,
@@ -147,18 +62,6 @@ class LocalChanges(Base):
         "once through the run (`run`); left out: once through the run, and the rate changes "
         "between rounds only",
         examples=["round"],
-    )
-    milestones: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        default=(),
-        description="rounds (≥ 1; over: round: steps) or fractions of the schedule (< 1) after "
-        "which the rate falls",
-    )
-    decay: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of each fall")
-    warmup: Annotated[float, Field(ge=0)] = Field(
-        default=0.0,
-        description="rounds (≥ 1; over: round: steps) or a fraction of the schedule (< 1) in which "
-        "the rate rises in equal steps to what it then falls from; the rise of one_cycle, 0.3 "
-        "where left out",
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="largest norm of the gradient; left out: any"
@@ -179,20 +82,11 @@ class LocalChanges(Base):
         "running statistics included; left out: the last ones",
         examples=[0.99],
     )
-    class_weights: (
-        Literal["balanced"]
-        | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=2)]
-    ) | None = Field(
+    loss: Annotated[Named, named("loss"), WRITTEN] | None = Field(
         default=None,
-        description="weight of each class in the training loss, in the order of the classes; "
-        "balanced: those of a client are inverse to how often it has them; left out: 1",
-        examples=["balanced"],
-    )
-    label_smoothing: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None,
-        description="share of a target that is spread evenly over all classes in the training "
-        "loss; left out: none",
-        examples=[0.1],
+        description="a class of torch.nn with its arguments, which training minimises instead of "
+        "the task's loss; left out: the task's",
+        examples=[{"CrossEntropyLoss": {"label_smoothing": 0.1}}],
     )
     proximal: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
@@ -200,8 +94,11 @@ class LocalChanges(Base):
         "being the weights that the training of the round begins with; left out: nothing is",
         examples=[0.01],
     )
-    augment: AugmentOptions | None = Field(
-        default=None, description="random changes of images in training; left out: none"
+    transforms: Annotated[tuple[_Transform, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="classes of torchvision.transforms.v2 with their arguments, one after the "
+        "other on each image each time that it is trained on; left out: none",
+        examples=[[{"RandomCrop": {"size": 32, "padding": 4}}, "RandomHorizontalFlip"]],
     )
     precision: Literal["bf16"] | None = Field(
         default=None,
@@ -210,74 +107,55 @@ class LocalChanges(Base):
         examples=["bf16"],
     )
 
-    @property
-    def optimiser_name(self) -> str:
-        """Name of the optimiser."""
-        return self.optimiser if isinstance(self.optimiser, str) else next(iter(self.optimiser))
 
-    @property
-    def optimiser_options(self) -> dict[str, Json]:
-        """Options behind the optimiser's name."""
-        return {} if isinstance(self.optimiser, str) else self.optimiser[self.optimiser_name]
+class _Course:
+    """What a schedule sets in an optimiser, unit by unit: PyTorch's own on a blank parameter."""
+
+    def __init__(self, optimiser: Named, schedule: Named, units: Mapping[str, int]) -> None:
+        import torch
+
+        self._blank = optimiser.make({"params": [torch.zeros(1, 1, requires_grad=True)]})
+        self._schedule = schedule.make({"optimizer": self._blank}, units)
+        self._settings = list[dict[str, Json]]()
+
+    def at(self, index: int) -> dict[str, Json]:
+        while len(self._settings) <= index:
+            if self._settings:
+                self._blank.step()
+                with warnings.catch_warnings(action="ignore"):  # of a sequence, about itself
+                    self._schedule.step()
+            (group,) = self._blank.param_groups
+            set_by_schedules = ("lr", "momentum", "betas")
+            self._settings.append({key: group[key] for key in set_by_schedules if key in group})
+        return self._settings[index]
+
+
+@functools.lru_cache(maxsize=256)
+def _course(optimiser: Named, schedule: Named, rounds: int, steps: int) -> _Course:
+    return _Course(optimiser, schedule, {"rounds": rounds, "steps": steps})
 
 
 class LocalOptions(LocalChanges):
     """How clients train.
 
-    Source of the cosine: Loshchilov and Hutter, *SGDR*, ICLR 2017, Eq. 5. Of one cycle: Smith and
-    Topin, *Super-Convergence*, 2018, in two phases of cosines as PyTorch has it.
-
     Example:
-        >>> options = LocalOptions(lr=0.1, milestones=(0.5, 75))
-        >>> [round(options.lr_at(t, 100), 6) for t in (1, 50, 51, 76)]
-        [0.1, 0.1, 0.01, 0.001]
-        >>> options = LocalOptions(lr=0.1, schedule="cosine", warmup=2)
-        >>> [round(options.lr_at(t, 10), 6) for t in (1, 2, 3, 7, 10)]
-        [0.05, 0.1, 0.1, 0.05, 0.003806]
-        >>> options = LocalOptions(lr=0.1, schedule="linear", over="round")
-        >>> [round(options.lr_at(3, 10, step, 4), 6) for step in (1, 2, 3, 4)]
-        [0.1, 0.075, 0.05, 0.025]
+        >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
+        >>> options = LocalOptions(lr=0.1, schedule=halves)
+        >>> [round(options.lr_at(t, 100), 6) for t in (1, 50, 51)]
+        [0.1, 0.1, 0.01]
     """
-
-    @pydantic.model_validator(mode="wrap")
-    @classmethod
-    def _own_defaults(
-        cls, values: Json, handler: pydantic.ModelWrapValidatorHandler[LocalOptions]
-    ) -> LocalOptions:
-        """Give keys that are left out the defaults of the optimiser; they still are left out.
-
-        A kind of client with another optimiser has that one's, not the run's.
-        """
-        name = values.get("optimiser") if isinstance(values, dict) else None
-        if isinstance(name, dict) and len(name) == 1:
-            name = next(iter(name))
-        if not isinstance(name, str) or name not in NAMES:
-            return handler(values)
-        options = handler({**own_defaults(name), **values})
-        options.model_fields_set.difference_update(own_defaults(name).keys() - values.keys())
-        return options
 
     @pydantic.model_validator(mode="after")
     def _is_read(self) -> LocalOptions:
-        name, cosine = self.optimiser_name, self.schedule == "cosine"
-        for key in ("momentum", "weight_decay"):
-            if getattr(self, key) and key not in shared_options(name):
-                hint = "remove it, or set it to 0 (a kind of client has the run's keys, too)"
-                facts = {"found": getattr(self, key), "hint": hint}
-                raise Mistake(f"is not an option of {name}", place=(key,), **facts)
-        if self.optimiser_options:
-            check_optimiser(name, self.optimiser_arguments)
-        if self.decay != type(self).model_fields["decay"].default and not self.milestones:
-            raise Mistake("requires `milestones`", place=("decay",), found=self.decay)
-        if self.schedule != "steps" and self.milestones:
-            of = "a cosine schedule" if cosine else f"schedule: {self.schedule}"
-            hint = "leave them out, or write schedule: steps"
-            raise Mistake(f"are ignored by {of}", place=("milestones",), hint=hint)
-        if self.over is not None:
-            if self.schedule == "steps" and not (self.milestones or self.warmup):
-                hint = "write a schedule, milestones or warmup, or remove it"
-                facts = {"found": self.over, "hint": hint}
-                raise Mistake("has no schedule to go through", place=("over",), **facts)
+        title = None if self.optimiser is None else self.optimiser.title
+        for key in _OF_SGD:
+            if title is not None and getattr(self, key) is not None:
+                hint = f"write optimiser: {{{title}: {{{key}: …}}}}, or null here"
+                facts: ErrorFacts = {"found": getattr(self, key), "hint": hint}
+                raise Mistake("is for SGD without `optimiser`", place=(key,), **facts)
+        if self.over is not None and self.schedule is None:
+            facts = {"found": self.over, "hint": "write a schedule, or remove it"}
+            raise Mistake("has no schedule to go through", place=("over",), **facts)
         if self.patience is not None and self.patience >= self.epochs:
             hint = "raise `epochs`, or set it to null (`validation: {patience: …}` ends a run)"
             expected = f"less than `epochs` ({self.epochs})"
@@ -286,28 +164,33 @@ class LocalOptions(LocalChanges):
         return self
 
     @property
-    def optimiser_arguments(self) -> dict[str, Json]:
-        """What the optimiser's class is called with, beside the parameters."""
-        shared = {key: getattr(self, key) for key in shared_options(self.optimiser_name)}
-        return {**shared, **self.optimiser_options}
+    def chosen(self) -> Named:
+        """The optimiser, that of the short form included.
+
+        >>> LocalOptions(momentum=0.9).chosen.plain()
+        {'SGD': {'lr': 0.1, 'momentum': 0.9}}
+        """
+        said = {key: getattr(self, key) for key in _OF_SGD if getattr(self, key) is not None}
+        return self.optimiser or Named("optimiser", "torch.optim.SGD", {"lr": DEFAULT_RATE, **said})
+
+    def written(self) -> dict[str, Json]:
+        """Return the options as plain values, with the rate of SGD where that is left out."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        return values if self.optimiser is not None else {"lr": DEFAULT_RATE, **values}
 
     def tuning(self) -> LocalOptions:
         """Return the options of tuning before a test, which belongs to no round.
 
-        Every step is at `lr`, on all examples, and nothing draws back to the weights before or
-        takes a mean of them.
-
-        >>> options = LocalOptions(lr=0.1, schedule="cosine", over="run", proximal=1.0, ema=0.9)
-        >>> tuning = options.tuning()
-        >>> tuning.lr_at(10, 10, 3, 4), tuning.proximal, tuning.ema
-        (0.1, None, None)
+        Every step is at the optimiser's rate, on all examples, and nothing draws back to the
+        weights before or takes a mean of them.
         """
-        schedule = {"schedule": "steps", "over": None, "milestones": (), "warmup": 0.0}
-        of_rounds = {"fraction": 1.0, "patience": None, "proximal": None, "ema": None}
-        return self.model_copy(update=schedule | of_rounds)
+        of_rounds = {"schedule": None, "over": None, "patience": None, "proximal": None}
+        return self.model_copy(update={**of_rounds, "fraction": 1.0, "ema": None})
 
     def changed(self, changes: LocalChanges) -> LocalOptions:
         """Return these options with what is said for a kind of client instead.
+
+        Another optimiser replaces the whole of this one.
 
         >>> run = LocalOptions(lr=0.1, batch=8)
         >>> kind = run.changed(LocalChanges(lr=0.01))
@@ -318,11 +201,12 @@ class LocalOptions(LocalChanges):
             key: getattr(one, key)
             for one in (self, changes)
             for key in sorted(one.model_fields_set)
+            if one is changes or key not in _OF_SGD or changes.optimiser is None
         }
         return type(self).model_validate(said)
 
-    def lr_at(self, round: int, rounds: int, step: int = 1, steps: int = 1) -> float:
-        """Return the learning rate of a step.
+    def settings_at(self, round: int, rounds: int, step: int, steps: int) -> dict[str, Json]:
+        """Return what the schedule sets in the optimiser for a step; nothing without a schedule.
 
         Args:
             round: The round, counted from 1.
@@ -330,38 +214,23 @@ class LocalOptions(LocalChanges):
             step: The step in the round, counted from 1; without `over` it does not matter.
             steps: All steps of the round.
         """
-        if self.over == "round":
-            return self._rate(step, steps, 1)
-        if self.over == "run":
-            return self._rate((round - 1) * steps + step, rounds * steps, steps)
-        return self._rate(round, rounds, 1)
+        if self.schedule is None:
+            return {}
+        places = {None: round, "round": step, "run": (round - 1) * steps + step}
+        try:
+            return _course(self.chosen, self.schedule, rounds, steps).at(places[self.over] - 1)
+        except (ValueError, ArithmeticError, IndexError) as error:  # in PyTorch's words
+            message, said = "cannot set the rate", f"{self.schedule.title}: {error}"
+            raise RunError(message, where="local.schedule", found=said) from None
 
-    def _rate(self, at: int, total: int, unit: int) -> float:
-        """Return the rate at a position of so many, counted from 1; spans ≥ 1 are in units."""
+    def lr_at(self, round: int, rounds: int, step: int = 1, steps: int = 1) -> float:
+        """Return the learning rate of a step; arguments as those of :meth:`settings_at`."""
+        if self.schedule is not None:
+            return float(self.settings_at(round, rounds, step, steps)["lr"])
+        import torch
 
-        def span(value: float) -> float:
-            return rounds_of(value, total) if value < 1 else value * unit
-
-        rise = span(self.warmup)
-        if self.schedule == "one_cycle":
-            peak = max(span(self.warmup or RISE) - 1, 0)
-            if at - 1 <= peak:
-                return self._along(FIRST_RATE, 1, (at - 1) / peak if peak else 1)
-            return self._along(1, LAST_RATE, (at - 1 - peak) / (total - 1 - peak))
-        # Up: the rate is full in the round in which the warm-up ends. Down: so the cosine begins.
-        if at <= rise:
-            return self.lr * at / math.ceil(rise)
-        done = (at - 1 - math.floor(rise)) / max(total - math.floor(rise), 1)
-        if self.schedule == "cosine":
-            return self.lr * (1 + math.cos(math.pi * done)) / 2  # SGDR, Eq. 5, of one period to 0
-        if self.schedule == "linear":
-            return self.lr * (1 - done)
-        passed = sum(at > span(m) for m in self.milestones)
-        return self.lr * self.decay**passed
-
-    def _along(self, first: float, last: float, done: float) -> float:
-        """Return the rate on half a cosine between two shares of `lr`."""
-        return self.lr * (last + (first - last) * (1 + math.cos(math.pi * done)) / 2)
+        blank = self.chosen.make({"params": [torch.zeros(1, 1, requires_grad=True)]})
+        return float(blank.param_groups[0]["lr"])
 
 
 def rounds_of(span: float, rounds: int) -> float:

@@ -8,10 +8,13 @@ import pydantic
 from pydantic import Field
 
 from archgraph.errors import ErrorFacts
-from archgraph.fields import Base, Mistake, NamedChoice, bare
+from archgraph.fields import Base, Mistake, bare
 from archgraph.language.consent import PYTHON
+from archgraph.language.named import WRITTEN, Named, named
 
 Kind = Literal["classification", "multilabel", "regression", "segmentation", "next_token"]
+OWN_METRICS = ("loss", "accuracy", "iou", "perplexity", "f1", "mse", "rmse", "mae", "r2")
+MetricChoice = Annotated[str | Named, named("metric", OWN_METRICS), WRITTEN]
 OWN = "own"
 """What is learned by an objective of the user's alone, without a kind."""
 
@@ -37,10 +40,11 @@ class TaskSpec(Base):
         "batch's dictionaries, whose result `objective` gets; left out: it gets the list",
         examples=["python:mine.losses:collate"],
     )
-    metrics: tuple[NamedChoice, ...] = Field(
+    metrics: tuple[MetricChoice, ...] = Field(
         default=(),
-        description="what tests measure, e.g. [r2, {f1: {average: macro}}]: names of the task's "
-        "own, or of torchmetrics with options; models are compared by the first",
+        description="what tests measure: names of figures of the task, or classes of torchmetrics "
+        "with their arguments; models are compared by the first",
+        examples=[["r2", {"SpearmanCorrCoef": {}}]],
     )
     output: str | int | None = Field(
         default=None,

@@ -14,6 +14,7 @@ from archgraph.errors import SpecError
 from archgraph.federation.registry import find_strategy
 from archgraph.language import ExperimentSpec
 from archgraph.language.data import IidSpec
+from archgraph.language.named import Named
 from archgraph.plain import Json
 from archgraph.reports.sheets import NOTHING
 
@@ -44,7 +45,7 @@ def differing(spec: ExperimentSpec) -> tuple[Setting, ...]:
         >>> facts = {"name": "a", "family": "f", "rounds": 1, "local": {"lr": 0.5}}
         >>> spec = ExperimentSpec.model_validate({**facts, "strategy": {"fedavg": {}}})
         >>> differing(spec)
-        (Setting(key='local.lr', value=0.5, default=0.1),)
+        (Setting(key='local.lr', value=0.5, default=None),)
     """
     rest = (s for s in _of_model(spec, "") if not {s.key, s.key.split(".")[0]} & ELSEWHERE)
     return (*_of_strategy(spec), *rest)
@@ -84,6 +85,10 @@ def _of_model(model: pydantic.BaseModel, path: str) -> Iterator[Setting]:
 def _plain(value: Json) -> Json:
     if isinstance(value, pydantic.BaseModel):
         return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if isinstance(value, Named):
+        return pydantic_core.to_jsonable_python(value.plain())
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
     if isinstance(value, dict):  # of kinds of client: what is left out is the run's
         parts = {
             key: of.model_dump(mode="json", exclude_unset=True) if hasattr(of, "model_dump") else of

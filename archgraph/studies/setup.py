@@ -41,7 +41,7 @@ _OF_RUNS = (
 # Settings with words of their own, and those that tell runs apart elsewhere.
 _APART = (
     "strategy", "seed", "data", "sample", "engine", "local.epochs", "local.batch", "local.lr",
-    "local_of",
+    "local.momentum", "local.weight_decay", "local.optimiser", "local_of",
     "weights.file",  # a path of this machine; its checksum says which one
 )  # fmt: skip
 _Address = tuple[str, ...]  # of a cell: its row, and the parts of its column's name
@@ -89,6 +89,7 @@ def _facts(cell: StudyCell, sizes: dict[str, str]) -> dict[str, str]:
     chosen = split.model_dump(exclude={"scheme", "min_size"}, exclude_none=True)
     scheme = (type(split).__doc__ or "").split(".")[0]
     options = ", ".join(f"{key} {said(value)}" for key, value in chosen.items())
+    ((title, arguments),) = spec.local.chosen.plain().items()
     if (key := repr(family)) not in sizes:
         sizes[key] = _clients(family)
     return {
@@ -99,7 +100,7 @@ def _facts(cell: StudyCell, sizes: dict[str, str]) -> dict[str, str]:
         "sample": f"{spec.sample if isinstance(spec.sample, int) else sample} clients in each",
         "epochs": plural(spec.local.epochs, "local epoch"),
         "batch": f"minibatches of {spec.local.batch}",
-        "rate": f"rate {spec.local.lr:g}",
+        "optimiser": f"{title} ({', '.join(f'{key} {value}' for key, value in arguments.items())})",
         **_of_kinds(spec),
         **{
             one.key: f"{one.key.removeprefix('local.')} {said(one.value)}"

@@ -150,7 +150,7 @@ def test_no_width_cuts_a_word(monkeypatch: pytest.MonkeyPatch, columns: int):
     )
     rows = (
         ("data.partition.scheme", "iid", "equal_dirichlet"),
-        ("local.milestones", "[1, 2]", "–"),
+        ("local.schedule", "[1, 2]", "–"),
     )
     for table in (runs, Table("", ("setting", *labels), rows)):
         lines = str(table).splitlines()

@@ -281,16 +281,16 @@ MISTAKES = {
         RUN,
         "experiment.yaml:7: local.learning_rate: is an unknown key; found 'learning_rate'; "
         "expected one of epochs, batch, accumulate, optimiser, lr, momentum, weight_decay, "
-        "schedule, over, milestones, decay, warmup, clip, fraction, patience, ema, class_weights, "
-        "label_smoothing, proximal, augment, precision; it is 'lr' here",
+        "schedule, over, clip, fraction, patience, ema, loss, proximal, transforms, "
+        "precision; it is 'lr' here",
     ),
     "a decimal comma": Mistake(
         experiment("lr: 0.1", "lr: 0,1"),
         RUN,
         "experiment.yaml:7: local.1: is an unknown key; found '1'; expected one of epochs, batch, "
-        "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, milestones, decay, "
-        "warmup, clip, fraction, patience, ema, class_weights, label_smoothing, proximal, "
-        "augment, precision; write numbers with a point, not with a comma",
+        "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, clip, "
+        "fraction, patience, ema, loss, proximal, transforms, precision; write numbers with a "
+        "point, not with a comma",
     ),
     "a number in words": Mistake(
         experiment("rounds: 2", "rounds: two"),
@@ -441,9 +441,8 @@ MISTAKES = {
         {},
         RUN + " --set local.epoch=2",
         "--set local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
-        "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, milestones, decay, "
-        "warmup, clip, fraction, patience, ema, class_weights, label_smoothing, proximal, "
-        "augment, precision; did you mean 'epochs'?",
+        "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, clip, "
+        "fraction, patience, ema, loss, proximal, transforms, precision; did you mean 'epochs'?",
     ),
     "a setting with a colon": Mistake(
         {}, RUN + " --set rounds:3", "'rounds:3': is not a setting; expected key=value"

@@ -689,7 +689,7 @@ data:
 task: classification
 strategy: {heterofl: {}}
 rounds: 2
-local: {epochs: 2, batch: 8, lr: 0.01, optimiser: adam}
+local: {epochs: 2, batch: 8, optimiser: {Adam: {lr: 0.01}}}
 """
 
 

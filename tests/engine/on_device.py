@@ -79,9 +79,9 @@ def _distance(first: Any, second: Any) -> float:
 
 # Ways to train, tried with FedAvg.
 WAYS = {
-    "all": "proximal: 0.1, clip: 1.0, ema: 0.9, accumulate: 2, schedule: cosine, over: round, "
-    "class_weights: balanced, label_smoothing: 0.1, augment: {crop: 1, flip: true, resized_crop: "
-    "{}, colour_jitter: {brightness: 0.4, contrast: 0.4}, mixup: 0.4, cutmix: 1.0}",
+    "all": "proximal: 0.1, clip: 1.0, ema: 0.9, accumulate: 2, over: round, "
+    "schedule: {CosineAnnealingLR: {T_max: $steps}}, "
+    "loss: {CrossEntropyLoss: {label_smoothing: 0.1}}",
 }
 
 

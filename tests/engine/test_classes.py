@@ -341,7 +341,7 @@ def test_held_out_examples_without_the_classes_of_a_model_say_nothing_of_it():
 def test_metrics_tuning_validation_and_local_tests_see_the_own_classes():
     pytest.importorskip("torchmetrics")
     run = run_of(
-        task={"kind": "classification", "metrics": [{"f1": {"average": "macro"}}]},
+        task={"kind": "classification", "metrics": ["MulticlassF1Score"]},
         validation={"clients": 0.2},
         evaluate={"fine_tune": 1, "trained": True},
         local={"lr": 0.1, "epochs": 8},
@@ -350,8 +350,8 @@ def test_metrics_tuning_validation_and_local_tests_see_the_own_classes():
     assert not run.troubles and "untuned" not in run.evaluation
     for figures in (run.evaluation["models"], run.rounds[-1]["validation"]["models"]):
         # Macro over 10 classes, of which 7 never occur, would stay below 0.3.
-        assert figures["low"]["f1_macro"] > 0.7
-    assert all(row["trained"]["f1_macro"] > 0.6 for row in run.rounds[-1]["clients"][:2])
+        assert figures["low"]["MulticlassF1Score"] > 0.7
+    assert all(row["trained"]["MulticlassF1Score"] > 0.6 for row in run.rounds[-1]["clients"][:2])
 
 
 # -- methods and engines ---------------------------------------------------------------------------

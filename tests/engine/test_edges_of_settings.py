@@ -89,21 +89,25 @@ def error(state: Mapping[str, torch.Tensor]) -> float:
         return float(functional.mse_loss(entries(state)[0](ROWS)[:, 0], VALUES))
 
 
+COSINE = {"CosineAnnealingLR": {"T_max": "$rounds"}}
+CYCLE = {"CyclicLR": {"base_lr": LR / 9, "max_lr": LR, "cycle_momentum": False}}
+LINE = {"LinearLR": {"start_factor": 1.0, "end_factor": 0.0, "total_iters": "$steps"}}
+
+
 @pytest.mark.parametrize("strategy", [{"fedavg": {}}, {"fedbabu": {"tune_epochs": 4}}])
 @pytest.mark.parametrize(
     "local",
     [
         {},
-        {"schedule": "cosine"},
-        {"schedule": "linear", "over": "round"},
-        {"schedule": "cosine", "over": "run", "warmup": 2},
-        {"schedule": "one_cycle"},
-        {"milestones": [1, 0.5], "decay": 0.01},
-        {"milestones": [1], "over": "round"},
+        {"schedule": COSINE},
+        {"schedule": LINE, "over": "round"},
+        {"schedule": CYCLE, "over": "run"},
+        {"schedule": {"MultiStepLR": {"milestones": [1, "$rounds // 2"], "gamma": 0.01}}},
+        {"schedule": {"MultiStepLR": {"milestones": [1]}}, "over": "round"},
         {"proximal": 50.0, "ema": 0.9},
         {"epochs": 2, "patience": 1, "fraction": 0.5},
     ],
-    ids=["none", "cosine", "round", "warmup", "cycle", "falls", "steps", "terms", "early"],
+    ids=["none", "cosine", "round", "cycle", "falls", "steps", "terms", "early"],
 )
 def test_tuning_is_at_the_rate_of_local(local, strategy):
     evaluate: dict[str, Any] = {} if "fedbabu" in strategy else {"evaluate": {"fine_tune": 4}}
@@ -117,7 +121,7 @@ def test_tuning_is_at_the_rate_of_local(local, strategy):
 
 
 def test_fedrep_trains_in_two_parts_and_each_has_the_schedule_and_the_mean():
-    local = {"epochs": 2, "schedule": "linear", "over": "round", "ema": 0.5}
+    local = {"epochs": 2, "schedule": LINE, "over": "round", "ema": 0.5}
     found = run(VALUES, spec(strategy={"fedrep": {"head_epochs": 3}}, rounds=1, local=local))
     start = dict(found.experiment.world.state)
     bodies = []
@@ -285,8 +289,8 @@ def test_shares_are_equal_beside_public_examples(scheme, public):
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        ("spearman", "cannot be computed; found SpearmanCorrCoef.*a target has 2 numbers"),
-        ({"r2": {"multioutput": "raw_values"}}, r"is not one number; found R2Score, \(2,\)"),
+        ("SpearmanCorrCoef", "cannot be computed; found SpearmanCorrCoef.*a target has 2 numbers"),
+        ({"R2Score": {"multioutput": "raw_values"}}, r"is not one number; found R2Score, \(2,\)"),
     ],
 )
 def test_a_metric_of_one_output_is_refused_before_the_first_round(metric, said, monkeypatch):

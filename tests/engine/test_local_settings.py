@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,11 +29,12 @@ from archgraph.federation import (
     descend,
     seeded,
 )
+from archgraph.federation.learning import CLASSIFICATION, TASKS
 from archgraph.federation.metrics import cross_entropy
 from archgraph.federation.training import optimiser
-from archgraph.federation.training_loss import TrainingCrossEntropy
+from archgraph.federation.training_loss import trained_task
 from archgraph.language.local import LocalChanges
-from archgraph.language.optimisers import NAMES, optimiser_class
+from archgraph.language.named import _classes
 from archgraph.record.equal import run_differences
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
@@ -61,6 +63,15 @@ def work_of(net: nn.Module, round: int = 1, rounds: int = 4, **local: Any) -> Wo
     shard = Shard((X,), Y, (4, 5, 3))
     options = LocalOptions(**{"batch": 4, "lr": 0.1, **local})
     return Work(0, round, rounds, graph, state, shard, options, seeded(0, "work"))
+
+
+def options(**said: Any) -> LocalOptions:
+    """Options as a file says them."""
+    return LocalOptions(**said)
+
+
+def changes(**said: Any) -> LocalChanges:
+    return LocalChanges(**said)
 
 
 def order_of(work: Work) -> list[Examples]:
@@ -92,36 +103,25 @@ def same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], atol: float =
 # ---------------------------------------------------------------- optimisers
 
 
-def test_every_optimiser_of_dense_gradients_without_a_closure_is_there():
-    kinds = {
-        name.lower()
-        for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-    }
-    assert set(NAMES) == kinds - {"optimizer", "lbfgs", "sparseadam"}
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(set(_classes("optimiser")) - {"LBFGS", "SparseAdam"}))
 def test_an_optimiser_steps_as_in_plain_pytorch(name: str):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 3, bias=False))  # Muon takes matrices alone
-    work = work_of(net, optimiser=name, lr=0.02)
+    work = work_of(net, lr=None, optimiser={name: {"lr": 0.02}})
     ours = Train()(work).state
-    kind: Any = optimiser_class(name)
+    kind: Any = getattr(torch.optim, name)
     same(ours, plain(net, order_of(work), cross, lambda p: kind(p, lr=0.02)))
 
 
-def test_options_are_checked_with_those_beside_them():
-    LocalOptions(optimiser={"sgd": {"nesterov": True}}, momentum=0.9)
-
-
-def test_options_reach_the_optimiser_and_left_out_ones_are_its_own():
-    local = LocalOptions(optimiser={"adamw": {"betas": [0.5, 0.9], "amsgrad": True}})
+def test_arguments_reach_the_optimiser_and_left_out_ones_are_its_own():
+    local = options(optimiser={"AdamW": {"betas": [0.5, 0.9], "amsgrad": True}})
     (group,) = optimiser(local, [torch.zeros(1, requires_grad=True)], 1, 1).param_groups
     assert (tuple(group["betas"]), group["amsgrad"]) == ((0.5, 0.9), True)
     assert (group["lr"], group["weight_decay"]) == (0.001, 0.01)
-    # Those from before keep their defaults: figures of older runs stay.
-    assert (LocalOptions(optimiser="adam").lr, LocalOptions().lr) == (0.1, 0.1)
+    assert (
+        options(momentum=0.9).chosen
+        == options(optimiser={"SGD": {"lr": 0.1, "momentum": 0.9}}).chosen
+    )
 
 
 # ---------------------------------------------------------------- schedules
@@ -132,41 +132,79 @@ def rates(local: LocalOptions, rounds: int, steps: int) -> list[float]:
     return [local.lr_at(t, rounds, s, steps) for t, s in each]
 
 
-@pytest.mark.parametrize("rise", [0.3, 0.5])
-def test_one_cycle_is_pytorchs(rise: float):
-    steps = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    theirs = torch.optim.lr_scheduler.OneCycleLR(steps, 0.2, total_steps=24, pct_start=rise)
+SCHEDULES: Mapping[str, dict[str, Any]] = {
+    "StepLR": {"step_size": 2},
+    "MultiStepLR": {"milestones": [1, 3], "gamma": 0.5},
+    "ConstantLR": {"total_iters": 2},
+    "LinearLR": {"total_iters": 3},
+    "ExponentialLR": {"gamma": 0.9},
+    "PolynomialLR": {"total_iters": 4, "power": 2.0},
+    "CosineAnnealingLR": {"T_max": 6, "eta_min": 0.01},
+    "CosineAnnealingWarmRestarts": {"T_0": 2, "T_mult": 2},
+    "CyclicLR": {"base_lr": 0.1, "max_lr": 0.4, "step_size_up": 2},
+    "OneCycleLR": {"max_lr": 0.2, "total_steps": 6},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_is_pytorchs_over_rounds_and_steps(name: str):
+    """Rates and momenta, of a run of six rounds, of six steps, and of each round anew."""
+    steps = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+    theirs = getattr(torch.optim.lr_scheduler, name)(steps, **SCHEDULES[name])
     expected = []
-    for _ in range(24):
-        expected.append(theirs.get_last_lr()[0])
+    for _ in range(6):
+        group = steps.param_groups[0]
+        expected.append({"lr": group["lr"], "momentum": group["momentum"]})
         steps.step()
         theirs.step()
-    local = LocalOptions(lr=0.2, schedule="one_cycle", over="run", warmup=0 if rise == 0.3 else 0.5)
-    assert rates(local, 4, 6) == pytest.approx(expected, rel=1e-9)
-    anew = local.model_copy(update={"over": "round"})
-    assert rates(anew, 2, 24) == pytest.approx(expected * 2, rel=1e-9)
+    local = options(lr=0.1, momentum=0.9, schedule={name: SCHEDULES[name]})
+    assert [local.settings_at(t, 6, 1, 9) for t in range(1, 7)] == expected
+    whole, anew = (local.model_copy(update={"over": over}) for over in ("run", "round"))
+    places = [(t, s) for t in (1, 2) for s in (1, 2, 3)]
+    assert [whole.settings_at(t, 2, s, 3) for t, s in places] == expected
+    assert [anew.settings_at(t, 2, s, 3) for t, s in places] == expected[:3] * 2
 
 
-def test_a_schedule_goes_through_the_run_or_through_each_round():
-    run = LocalOptions(lr=1.0, schedule="linear", over="run")
-    assert rates(run, 2, 2) == pytest.approx([1, 0.75, 0.5, 0.25])
-    assert rates(LocalOptions(lr=1.0, schedule="linear", over="round"), 2, 2) == [1, 0.5, 1, 0.5]
-    assert rates(LocalOptions(lr=1.0, schedule="linear"), 2, 2) == [1, 1, 0.5, 0.5]
-    # Spans of 1 or more are rounds of the run, and steps of a round.
-    falls = LocalOptions(lr=1.0, milestones=(1,), over="run")
-    assert rates(falls, 3, 2) == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.1])
-    warm = LocalOptions(lr=1.0, warmup=2, over="round")
-    assert rates(warm, 1, 3) == [0.5, 1.0, 1.0]
+def test_schedules_follow_one_another():
+    warm = {"LinearLR": {"start_factor": 0.5, "total_iters": 1}}
+    down = {"CosineAnnealingLR": {"T_max": "$rounds - 2"}}
+    sequence = {"SequentialLR": {"schedulers": [warm, down], "milestones": [2]}}
+    local = options(lr=1.0, schedule=sequence)
+    expected = [0.5, 1.0, *(1 / 2 * (1 + math.cos(math.pi * t / 4)) for t in range(4))]
+    assert rates(local, 6, 1) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("total", [1, 2, 3])
-def test_a_cycle_of_few_steps_has_rates(total: int):
-    each = rates(LocalOptions(lr=1.0, schedule="one_cycle", over="run"), 1, total)
-    assert max(each) == 1.0 and min(each) > 0
+def test_parts_of_few_rounds_hold_one_at_least(total: int):
+    """A quarter of three rounds is none: the first round is trained at the rate all the same."""
+    falls = {"MultiStepLR": {"milestones": ["$rounds // 4", "$rounds * 3 // 4"]}}
+    each = rates(options(lr=1.0, schedule=falls), total, 1)
+    assert each[0] == 1.0 and all(rate < 1 for rate in each[1:])
+    cosine = {"CosineAnnealingLR": {"T_max": "$rounds // 2"}}
+    assert rates(options(lr=1.0, schedule=cosine), total, 1)[0] == 1.0
+
+
+@pytest.mark.parametrize("total", [2, 3])
+def test_a_cycle_of_few_steps_is_pytorchs(total: int):
+    steps = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    facts: Any = {"max_lr": 1.0, "cycle_momentum": False}
+    theirs = torch.optim.lr_scheduler.OneCycleLR(steps, total_steps=total, **facts)
+    expected = []
+    for left in reversed(range(total)):
+        expected.append(theirs.get_last_lr()[0])
+        steps.step()
+        if left:
+            theirs.step()
+    cycle = {"OneCycleLR": {"total_steps": "$steps", **facts}}
+    local = options(lr=1.0, schedule=cycle, over="round")
+    assert rates(local, 1, total) == expected
+
+
+COSINE = {"CosineAnnealingLR": {"T_max": "$rounds * $steps"}}
 
 
 def test_every_step_has_the_rate_of_the_schedule(net):
-    work = work_of(net, round=2, schedule="cosine", over="run", epochs=2, accumulate=2)
+    work = work_of(net, round=2, schedule=COSINE, over="run", epochs=2, accumulate=2)
     expected = [work.local.lr_at(2, 4, s, 4) for s in range(1, 5)]  # two steps in each pass
     seen: list[float] = []
 
@@ -226,11 +264,36 @@ def test_the_training_loss_is_pytorchs(weights, smoothing: float):
     targets = torch.tensor([0, 1, 2, -100, 1, 1])
     scales = None if weights is None else torch.tensor(weights)
     expected = functional.cross_entropy(logits, targets, scales, label_smoothing=smoothing)
-    loss = TrainingCrossEntropy(weights, smoothing)
-    torch.testing.assert_close(loss(logits, targets), expected)
-    texts = loss(logits.reshape(2, 3, 3), targets.reshape(2, 3))
+    args = {"label_smoothing": smoothing, **({} if weights is None else {"weight": weights})}
+    trained = options(loss={"CrossEntropyLoss": args})
+    learning = trained_task(CLASSIFICATION, trained)
+    torch.testing.assert_close(learning.loss(logits, targets), expected)
+    texts = learning.loss(logits.reshape(2, 3, 3), targets.reshape(2, 3))
     torch.testing.assert_close(texts, expected)
-    assert float(loss(logits, torch.full((6,), -100))) == 0
+    assert float(learning.loss(logits, torch.full((6,), -100))) == 0
+    assert learning.class_weights == weights
+    assert trained_task(CLASSIFICATION, trained, (2, 0)).class_weights == (weights and (1.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [
+        ("classification", {"MultiMarginLoss": {"margin": 0.5}}),
+        ("regression", {"HuberLoss": {"delta": 0.3}}),
+        ("regression", "L1Loss"),
+        ("multilabel", {"MultiLabelSoftMarginLoss": {"weight": [1.0, 2.0, 0.5]}}),
+    ],
+)
+def test_another_loss_is_pytorchs(kind: str, loss: Any):
+    draw = torch.Generator().manual_seed(0)
+    said, numbers = (torch.randn(6, 3, generator=draw) for _ in range(2))
+    targets = {"classification": Y[:6], "regression": numbers, "multilabel": numbers > 0}[kind]
+    ((name, args),) = loss.items() if isinstance(loss, dict) else [(loss, {})]
+    args = {k: torch.tensor(v) if k == "weight" else v for k, v in args.items()}
+    theirs = getattr(nn, name)(**args)
+    expected = theirs(said, targets if kind == "classification" else targets.float())
+    ours = trained_task(TASKS[kind], options(loss=loss)).loss(said, targets)
+    torch.testing.assert_close(ours, expected)
 
 
 def test_fedprox_is_an_option_of_training(net):
@@ -326,40 +389,41 @@ def test_an_experiment_changes_kinds_of_a_family_of_another_file(write, tmp_path
     assert (small.lr, small.epochs, small.clip) == (0.5, 1, 1.0)
     again = prepare(tmp_path / "run.yaml")
     assert again.by_kind == setup.by_kind and again.facts == setup.facts
-    assert {"lr": 0.125, "epochs": 2}.items() <= setup.facts["family"]["large"]["local"].items()
+    facts = setup.facts["family"]["large"]["local"]
+    assert (facts["lr"], facts["epochs"]) == (0.125, 2)
 
 
-def test_a_kind_with_another_optimiser_has_its_defaults_unless_the_run_says_them(write):
-    run = LocalOptions(optimiser="adamw", batch=8)
-    assert (run.lr, run.weight_decay) == (0.001, 0.01)
-    sgd = run.changed(LocalChanges(optimiser="sgd"))
-    assert (sgd.lr, sgd.weight_decay, sgd.batch) == (0.1, 0.0, 8)
-    muon = LocalOptions(lr=0.3).changed(LocalChanges(optimiser="muon"))
-    assert (muon.lr, muon.momentum, muon.weight_decay) == (0.3, 0.95, 0.1)
-    setup = prepare(write([{**SMALL, "local": {"optimiser": "sgd"}}], local={"optimiser": "adamw"}))
-    assert (setup.local_of(0).lr, setup.local_of(0).weight_decay) == (0.1, 0.0)
+def test_a_kind_with_another_optimiser_has_nothing_of_the_runs(write):
+    run = options(lr=0.3, momentum=0.9, batch=8)
+    adam = run.changed(changes(optimiser={"AdamW": {"lr": 0.01}}))
+    assert adam.chosen.plain() == {"AdamW": {"lr": 0.01}} and adam.batch == 8
+    slow = run.changed(changes(lr=0.1))
+    assert slow.chosen.plain() == {"SGD": {"lr": 0.1, "momentum": 0.9}}
+    setup = prepare(write([{**SMALL, "local": {"optimiser": "Adam"}}], local={"momentum": 0.9}))
+    assert setup.local_of(0).chosen.plain() == {"Adam": {}}
 
 
 EVERYTHING = {
     "local": {
         "batch": 8,
         "epochs": 3,
-        "optimiser": {"nadam": {"betas": [0.8, 0.9]}},
-        "lr": 0.01,
-        "schedule": "one_cycle",
+        "optimiser": {"NAdam": {"betas": [0.8, 0.9], "lr": 0.01}},
+        "schedule": {
+            "OneCycleLR": {"max_lr": 0.01, "total_steps": "$rounds * $steps", "pct_start": 0.4}
+        },
         "over": "run",
         "accumulate": 2,
         "ema": 0.5,
         "patience": 2,
-        "class_weights": "balanced",
-        "label_smoothing": 0.1,
+        "loss": {"CrossEntropyLoss": {"label_smoothing": 0.1, "weight": [*range(1, 11)]}},
         "proximal": 0.01,
         "fraction": 0.8,
     },
     "server": {"optimiser": "yogi", "lr": 0.05},
     "strategy": {"fedavg": {"norm": "local"}},
 }
-KINDS = (SMALL, {**LARGE, "local": {"optimiser": "sgd", "lr": 0.1, "clip": 1.0, "ema": None}})
+SGD = {"SGD": {"lr": 0.1, "momentum": 0.5}}
+KINDS = (SMALL, {**LARGE, "local": {"optimiser": SGD, "clip": 1.0, "ema": None}})
 
 
 def test_workers_and_interruptions_do_not_change_a_bit(write, tmp_path):
@@ -382,24 +446,27 @@ def test_what_a_run_folder_says_is_the_same_experiment(write, tmp_path):
     assert again.by_kind["large"].ema is None
     assert again.facts == first.facts
     # And another one where a kind trains otherwise.
-    other = write((SMALL, {**LARGE, "local": {"lr": 0.2}}), **EVERYTHING)
+    other = write((SMALL, {**LARGE, "local": {"optimiser": {"SGD": {"lr": 0.2}}}}), **EVERYTHING)
     assert prepare(other).facts != first.facts
 
 
 def test_settings_that_are_not_asked_for_are_not_written(write):
     """Else runs of before would not be seeds of the same experiment."""
     facts = prepare(write()).facts
-    assert sorted(facts["local"]) == [
-        *("batch", "decay", "epochs", "fraction", "lr", "milestones", "momentum", "optimiser"),
-        *("schedule", "warmup", "weight_decay"),
-    ]
+    assert sorted(facts["local"]) == ["batch", "epochs", "fraction", "lr"]
     assert "server" not in facts and "local" not in facts["family"]["small"]
 
 
 def test_weights_are_those_of_the_classes_that_a_kind_has(write):
     weights = [float(n + 1) for n in range(10)]
     clients = [{**SMALL, "classes": [2, 3, 7]}, LARGE]
-    setup = prepare(write(clients, local={"class_weights": weights}, strategy={"fedrolex": {}}))
+    setup = prepare(
+        write(
+            clients,
+            local={"loss": {"CrossEntropyLoss": {"weight": weights}}},
+            strategy={"fedrolex": {}},
+        )
+    )
     graph, state = setup.world.graph, setup.world.state
 
     def loss(client: int) -> Any:
@@ -407,20 +474,6 @@ def test_weights_are_those_of_the_classes_that_a_kind_has(write):
 
     assert loss(0).weights == (3.0, 4.0, 8.0) and loss(2).weights == tuple(weights)
     assert setup.world.learning.loss is cross_entropy  # of tests
-
-
-def test_balanced_weights_are_of_each_client(write):
-    partition = {"partition": {"scheme": "dirichlet", "alpha": 0.3}}
-    file = write(local={"class_weights": "balanced"}, data={"dataset": "digits", **partition})
-    setup = prepare(file)
-    for client in setup.world.clients:
-        graph, state = setup.world.graph, setup.world.state
-        work = setup.work(client.id, 1, graph, state, seeded(0, "x"), keep={})
-        loss: Any = work.learning.loss
-        pairs = zip(loss.weights, client.histogram, strict=True)
-        products = [round(w * n, 6) for w, n in pairs if n]
-        assert len(set(products)) == 1  # every class counts alike
-        assert sum(products) == pytest.approx(client.examples)
 
 
 # ---------------------------------------------------------------- mistakes
@@ -442,119 +495,114 @@ def kind(**options: Any) -> dict[str, Any]:
     return {"clients": [SMALL, {**LARGE, "local": options}]}
 
 
+CYCLE = {"max_lr": 0.1, "cycle_momentum": False}
 MISTAKES = (
     Wrong(
         "a misspelt optimiser",
-        local(optimiser="adamv"),
-        "e.yaml:7: local.optimiser: is an unknown optimiser; found 'adamv'; expected one of"
-        " sgd, adam, adamw, adamax, nadam, radam, rmsprop, rprop, asgd, adagrad, adadelta, "
-        "adafactor, muon; did you mean 'adam'?",
+        local(optimiser="AdamV"),
+        "e.yaml:7: local.optimiser: is an unknown optimiser; found 'AdamV'; expected one of ASGD, "
+        "Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Muon, NAdam, RAdam, RMSprop, Rprop, "
+        "SGD; did you mean Adam?",
     ),
-    Wrong(
-        "capitals",
-        local(optimiser="AdamW"),
-        "e.yaml:7: local.optimiser: is an unknown optimiser; found 'AdamW'; expected one of"
-        " sgd, adam, adamw, adamax, nadam, radam, rmsprop, rprop, asgd, adagrad, adadelta, "
-        "adafactor, muon; did you mean 'adamw'?",
-    ),
+    Wrong("an earlier name", local(optimiser="sgd"), "found 'sgd'; expected one of ASGD, "),
     Wrong(
         "a closure",
-        local(optimiser="lbfgs"),
-        "e.yaml:7: local.optimiser: is an unknown optimiser; found 'lbfgs'; expected one of"
-        " sgd, adam, adamw, adamax, nadam, radam, rmsprop, rprop, asgd, adagrad, adadelta, "
-        "adafactor, muon; L-BFGS evaluates the loss several times in a step",
+        local(optimiser="LBFGS"),
+        "e.yaml:7: local.optimiser: cannot be the optimiser; found 'LBFGS'; it evaluates the loss "
+        "several times in a step",
     ),
     Wrong(
-        "sparse gradients",
-        local(optimiser="sparseadam"),
-        "e.yaml:7: local.optimiser: is an unknown optimiser; found 'sparseadam'; expected "
-        "one of sgd, adam, adamw, adamax, nadam, radam, rmsprop, rprop, asgd, adagrad, "
-        "adadelta, adafactor, muon; SparseAdam takes sparse gradients, which these models "
-        "do not have",
+        "a class of another module",
+        local(optimiser={"os.system": {"command": "true"}}),
+        "e.yaml:7: local.optimiser: is outside the modules that may be named here; found "
+        "'os.system'; expected one of torch.optim",
     ),
     Wrong(
-        "an unknown option",
-        local(optimiser={"adamw": {"beta": 0.9}}),
-        "e.yaml:7: local.optimiser.adamw.beta: is not an option of adamw; found 'beta'; "
-        "expected one of betas, eps, amsgrad; did you mean 'betas'?",
+        "an unknown argument",
+        local(optimiser={"AdamW": {"beta": [0.9, 0.99]}}),
+        "e.yaml:7: local.optimiser.AdamW.beta: is an unknown key; found 'beta'; expected one of "
+        "lr, betas, eps, weight_decay, amsgrad; did you mean 'betas'?",
     ),
     Wrong(
-        "an option of `local` inside",
-        local(optimiser={"adamw": {"lr": 0.1}}),
-        "e.yaml:7: local.optimiser.adamw.lr: stands in `local` itself; found 0.1; write "
-        "`lr` beside `optimiser`",
-    ),
-    Wrong(
-        "an option beside",
-        local(optimiser="adamw", betas=[0.9, 0.99]),
+        "an argument beside",
+        local(optimiser="AdamW", betas=[0.9, 0.99]),
         "write it behind the optimiser's name: optimiser: {NAME: {betas: …}}",
     ),
     Wrong(
         "one beta",
-        local(optimiser={"adam": {"betas": 0.9}}),
-        "e.yaml:7: local.optimiser.adam.betas: has a wrong value; found 0.9; expected a "
-        "value such as [0.9, 0.999]",
+        local(optimiser={"Adam": {"betas": 0.9}}),
+        "e.yaml:7: local.optimiser.Adam.betas: has a wrong value; found 0.9; expected a list",
     ),
     Wrong(
         "a beta out of range",
-        local(optimiser={"adam": {"betas": [0.9, 1.5]}}),
-        "e.yaml:7: local.optimiser.adam: is refused by PyTorch: Invalid beta parameter at "
+        local(optimiser={"Adam": {"betas": [0.9, 1.5]}}),
+        "e.yaml:7: local.optimiser: Adam is refused by PyTorch: Invalid beta parameter at "
         "index 1: 1.5",
     ),
     Wrong(
         "two optimisers",
-        local(optimiser={"adam": {}, "sgd": {}}),
-        "e.yaml:7: local.optimiser: is not one optimiser; found adam, sgd; expected a name,"
-        " or a name with options, e.g. {adamw: {betas: [0.9, 0.99]}}",
+        local(optimiser={"Adam": {}, "SGD": {}}),
+        "e.yaml:7: local.optimiser: is not one optimiser; found Adam, SGD; expected a class, or a "
+        "class with its arguments, e.g. {NAME: {key: value}}",
     ),
     Wrong(
-        "nesterov without momentum",
-        local(optimiser={"sgd": {"nesterov": True}}),
-        "e.yaml:7: local.optimiser.sgd: is refused by PyTorch: Nesterov momentum requires a"
-        " momentum and zero dampening",
+        "momentum of Adam",
+        local(optimiser="Adam", momentum=0.9),
+        "e.yaml:7: local.momentum: is for SGD without `optimiser`; found 0.9; write optimiser: "
+        "{Adam: {momentum: …}}, or null here",
     ),
     Wrong(
-        "a decay below 0 beside options",
-        local(optimiser={"adamw": {"eps": -1.0}}, weight_decay=0.1),
-        "e.yaml:7: local.optimiser.adamw: is refused by PyTorch: Invalid epsilon value: -1.0",
-    ),
-    Wrong(
-        "momentum of adam",
-        local(optimiser="adam", momentum=0.9),
-        "e.yaml:7: local.momentum: is not an option of adam; found 0.9; remove it, or set "
-        "it to 0 (a kind of client has the run's keys, too)",
-    ),
-    Wrong(
-        "decay of rprop",
-        local(optimiser="rprop", weight_decay=0.1),
-        "e.yaml:7: local.weight_decay: is not an option of rprop; found 0.1; remove it, or "
-        "set it to 0 (a kind of client has the run's keys, too)",
-    ),
-    Wrong(
-        "muon on biases",
-        local(optimiser="muon"),
-        "e.yaml:7: local.optimiser: muon cannot train this model: Muon only supports 2D "
+        "Muon on biases",
+        local(optimiser="Muon"),
+        "e.yaml:7: local.optimiser: Muon is refused by PyTorch: Muon only supports 2D "
         "parameters whereas we found a parameter with size: torch.Size([10]); found linear;"
         " choose another optimiser, or freeze what it cannot train (`train_only`)",
     ),
-    Wrong("American spelling", local(optimizer="adamw"), "it is 'optimiser' here"),
+    Wrong("American spelling", local(optimizer="AdamW"), "it is 'optimiser' here"),
     Wrong(
         "over without a schedule",
         local(over="round"),
-        "e.yaml:7: local.over: has no schedule to go through; found round; write a "
-        "schedule, milestones or warmup, or remove it",
+        "e.yaml:7: local.over: has no schedule to go through; found round; write a schedule, or "
+        "remove it",
     ),
     Wrong(
-        "milestones of one cycle",
-        local(schedule="one_cycle", milestones=[2]),
-        "e.yaml:7: local.milestones: are ignored by schedule: one_cycle; leave them out, or"
-        " write schedule: steps",
+        "keys of earlier versions",
+        local(milestones=[2]),
+        "write schedule: {MultiStepLR: {milestones: [",
     ),
     Wrong(
-        "an unknown schedule",
-        local(schedule="onecycle"),
-        "e.yaml:7: local.schedule: has an unknown value; found 'onecycle'; expected one of "
-        "steps, cosine, linear, one_cycle; did you mean 'one_cycle'?",
+        "an earlier schedule",
+        local(schedule="one_cycle"),
+        "e.yaml:7: local.schedule: is an unknown schedule; found 'one_cycle'; expected one of "
+        "ChainedScheduler, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, CyclicLR, "
+        "ExponentialLR, LinearLR, MultiStepLR, OneCycleLR, PolynomialLR, SequentialLR, StepLR; "
+        "did you mean OneCycleLR?",
+    ),
+    Wrong(
+        "a schedule without its argument",
+        local(schedule="CosineAnnealingLR"),
+        "e.yaml:7: local.schedule: lacks the key 'T_max'",
+    ),
+    Wrong(
+        "a misspelt number of rounds",
+        local(schedule={"MultiStepLR": {"milestones": ["$round // 2"]}}),
+        "e.yaml:7: local.schedule.MultiStepLR.milestones[0]: names an unknown parameter; found "
+        "'$round'; expected one of $rounds, $steps; did you mean '$rounds'?",
+    ),
+    Wrong(
+        "a schedule of fewer rounds",
+        {"rounds": 3, **local(schedule={"OneCycleLR": {**CYCLE, "total_steps": 1}})},
+        "e.yaml:7: local.schedule: cannot set the rate; found OneCycleLR: ",
+    ),
+    Wrong(
+        "a schedule that reads figures",
+        local(schedule="ReduceLROnPlateau"),
+        "it reads a figure, and rates are set before the run",
+    ),
+    Wrong(
+        "a function",
+        local(schedule={"LambdaLR": {"lr_lambda": "abs"}}),
+        "e.yaml:7: local.schedule: cannot be the schedule: its argument `lr_lambda` is a function",
     ),
     Wrong(
         "patience of one pass",
@@ -575,41 +623,44 @@ MISTAKES = (
     ),
     Wrong(
         "too few weights",
-        local(class_weights=[1.0, 2.0]),
-        "e.yaml:7: local.class_weights: must have a weight for each class, and one above 0;"
-        " found 2 weights; expected 10 weights, in the order of the classes (digits)",
-    ),
-    Wrong(
-        "weights of 0",
-        local(class_weights=[0.0] * 10),
-        "e.yaml:7: local.class_weights: must have a weight for each class, and one above 0;"
-        " found zeros alone; expected 10 weights, in the order of the classes (digits)",
+        local(loss={"CrossEntropyLoss": {"weight": [1.0, 2.0]}}),
+        "e.yaml:7: local.loss: CrossEntropyLoss does not take outputs and targets of the task: "
+        "weight tensor should be defined either for all 10 classes or no classes but got weight "
+        "tensor of shape: [2]; found classification (digits)",
     ),
     Wrong(
         "a kind's weights",
-        kind(class_weights=[1.0, 2.0]),
-        "e.yaml:3: clients[1].local.class_weights: must have a weight for each class, and "
-        "one above 0; found 2 weights; expected 10 weights, in the order of the classes "
-        "(digits)",
+        kind(loss={"CrossEntropyLoss": {"weight": [1.0, 2.0]}}),
+        "e.yaml:3: clients[1].local.loss: CrossEntropyLoss does not take",
+    ),
+    Wrong(
+        "a loss of numbers",
+        local(loss="MSELoss"),
+        "e.yaml:7: local.loss: MSELoss does not take outputs and targets of the task",
+    ),
+    Wrong(
+        "a loss of three tensors",
+        local(loss="TripletMarginLoss"),
+        "e.yaml:7: local.loss: TripletMarginLoss does not take outputs and targets of the task",
     ),
     Wrong("a kind's misspelt key", kind(learning_rate=0.1), "it is 'lr' here"),
     Wrong(
-        "a kind's optimiser that does not read the run's momentum",
-        {**local(momentum=0.9), **kind(optimiser="adam", lr=0.01)},
-        "e.yaml:3: clients[1].local.momentum: is not an option of adam; found 0.9; remove "
-        "it, or set it to 0 (a kind of client has the run's keys, too)",
+        "a kind's rate beside the run's optimiser",
+        {**local(optimiser="Adam"), **kind(lr=0.01)},
+        "e.yaml:3: clients[1].local.lr: is for SGD without `optimiser`; found 0.01; write "
+        "optimiser: {Adam: {lr: …}}, or null here",
     ),
     Wrong(
-        "smoothing of an objective of one's own",
+        "a loss beside an objective of one's own",
         {
-            **local(label_smoothing=0.1),
+            **local(loss="CrossEntropyLoss"),
             "task": {
                 "kind": "classification",
                 "objective": "python:torch.nn.functional:cross_entropy",
             },
         },
-        "e.yaml:7: local.label_smoothing: changes the task's cross-entropy, which an "
-        "objective of yours replaces; remove it, and let the objective do so",
+        "e.yaml:7: local.loss: would replace an objective of yours; found CrossEntropyLoss; remove "
+        "one of the two",
     ),
     Wrong(
         "a kind that there is not",
@@ -619,8 +670,8 @@ MISTAKES = (
     ),
     Wrong(
         "a kind's weights in the experiment",
-        {"local_of": {"large": {"class_weights": [1.0, 2.0]}}},
-        "e.yaml:9: local_of.large.class_weights: must have a weight for each class",
+        {"local_of": {"large": {"loss": {"CrossEntropyLoss": {"weight": [1.0]}}}}},
+        "e.yaml:9: local_of.large.loss: CrossEntropyLoss does not take",
     ),
     Wrong(
         "an unknown server optimiser",

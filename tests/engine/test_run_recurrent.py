@@ -54,7 +54,7 @@ def test_an_lstm_learns_a_text(tmp_path: Path, strategy: str) -> None:
         "strategy": {strategy: {}},
         "data": {"text": "text.txt", "by": "word", "bptt": 8, "partition": {"scheme": "iid"}},
         "rounds": 2,
-        "local": {"epochs": 2, "batch": 4, "optimiser": "adam", "lr": 0.05},
+        "local": {"epochs": 2, "batch": 4, "optimiser": {"Adam": {"lr": 0.05}}},
         "evaluate": {"every": 1},
     }
     (tmp_path / "experiment.json").write_text(json.dumps(experiment))

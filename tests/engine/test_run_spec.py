@@ -261,11 +261,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"family__clients": [{"name": "a", "count": 500}]}, DataError, "impossible number of"),
     ({"family__clients": [{"name": "global"}]}, SpecError, "stands for the global model"),
     (
-        {"local": {"optimiser": "adam", "momentum": 0.9}},
+        {"local": {"optimiser": "Adam", "momentum": 0.9}},
         SpecError,
-        "local.momentum: is not an option of adam; found 0.9; remove it, or set it to 0",
+        "local.momentum: is for SGD without `optimiser`; found 0.9; write optimiser: {Adam: ",
     ),
-    ({"local": {"decay": 0.5}}, SpecError, "local.decay: requires `milestones`"),
+    ({"local": {"decay": 0.5}}, SpecError, "local.decay: is an unknown key"),
     ({"data__bptt": 32}, DataError, "data.bptt: is not an option of digits; expected one of"),
     ({"strategy": {"fedavg": {}}}, RunError, "FedAvg averages one architecture"),
 ]

@@ -93,8 +93,8 @@ MISTAKES = (
         "{kind: regression, metrics: [mae, rmsee]}",
         NUMBERS,
         1,
-        "e.yaml:5: task.metrics[1]: unknown metric; found 'rmsee'; expected one of mse, rmse, "
-        "mae, r2",
+        "e.yaml:5: task.metrics[1]: is an unknown metric; found 'rmsee'; expected one of loss, "
+        "accuracy, iou, perplexity, f1, mse, rmse, mae, r2, BinaryAUROC, ",
     ),
     Wrong(
         "a metric of another task",

@@ -474,9 +474,8 @@ attack: {fraction: 0.2, intensity: 20}
          "flower; did you mean 'local'?"),
         ("epochs: 1", "epoch: 1",
          "e.yaml:11: local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
-         "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, milestones, decay, "
-         "warmup, clip, fraction, patience, ema, class_weights, label_smoothing, proximal, "
-         "augment, precision; did you mean 'epochs'?"),
+         "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, clip, "
+         "fraction, patience, ema, loss, proximal, transforms, precision; did you mean 'epochs'?"),
         ("lr: 0.1", "lr: -1.0",
          "e.yaml:11: local.lr: has a wrong value; found -1.0; expected more than 0"),
         ("family: f.yaml", "family: {model: m.yaml}",

@@ -565,14 +565,14 @@ ag.run({
     "family": {"model": sys.argv[1], "clients": [{"name": "all", "count": 4}]},
     "strategy": {"fedavg": {}},
     "rounds": 3,
-    "local": {"optimiser": sys.argv[2], "lr": 0.01},
+    "local": {"optimiser": {sys.argv[2]: {"lr": 0.01}}},
     "engine": {"workers": 2},
 }, data=((images, classes), (images, classes)), progress=False)
 print(Counted.made)
 """
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("optimiser", ["SGD", "Adam"])
 def test_two_processes_train_all_clients_of_a_run(optimiser: str) -> None:
     """Twelve turns of clients in two processes, and each of three tests in none or two."""
     command = [sys.executable, "-c", COUNTED, str(DIGITS), optimiser]

@@ -248,9 +248,9 @@ def test_what_follows_from_another_setting_is_not_a_difference(tmp_path: Path):
 
 def test_long_values_are_cut_between_words_and_still_told_apart(tmp_path: Path):
     for end in (40, 41):
-        steps = {"local": {"milestones": [*range(20), end]}}
+        steps = {"local": {"schedule": {"MultiStepLR": {"milestones": [*range(20), end]}}}}
         made(tmp_path / str(end), accuracies(0.5, 0.6), settings=steps)
-    one, other = comparison([tmp_path]).differences["local.milestones"]
+    one, other = comparison([tmp_path]).differences["local.schedule.MultiStepLR.milestones"]
     assert one != other
     assert one.split(" … ")[0] == other.split(" … ")[0]
     assert one.split(" … ")[0].endswith(" 12, 13,")

@@ -131,7 +131,7 @@ def test_settings_shown_are_those_that_differ(log: Log):
         "data.limit": (120, None),
         "validation.clients": (0.2, None),
         "local.batch": (16, 32),
-        "local.lr": (0.05, 0.1),
+        "local.lr": (0.05, None),
         "attack.fraction": (0.25, 0.2),
         "attack.intensity": (1.0, 20.0),
         "seed": (4, 0),
@@ -147,7 +147,7 @@ def test_settings_shown_make_the_experiment_again(preset: str):
         "attack": {"attack": {}, "data": {"dataset": "mnist", "partition": {"scheme": "iid"}}},
         "all": {
             "data": {"dataset": "mnist", "partition": {"scheme": "dirichlet", "min_size": 3}},
-            "local": {"lr": 0.5, "milestones": (0.5,)},
+            "local": {"lr": 0.5, "schedule": {"StepLR": {"step_size": "$rounds // 2"}}},
             "evaluate": {"every": 3},
             "privacy": {"clip": 1.0, "noise": 0.0, "delta": 0.1},
             "trackers": ("csv",),

@@ -90,7 +90,9 @@ def test_a_tied_parameter_answers_to_each_of_its_names():
     "local_options",
     [
         LocalOptions(epochs=2, batch=4, momentum=0.9, weight_decay=0.1, clip=1.0),
-        LocalOptions(batch=4, optimiser="adam", lr=0.01, weight_decay=0.1),
+        LocalOptions.model_validate(
+            {"batch": 4, "optimiser": {"Adam": {"lr": 0.01, "weight_decay": 0.1}}}
+        ),
     ],
     ids=["sgd", "adam"],
 )

@@ -669,6 +669,6 @@ def test_the_experiments_of_the_paper():
         assert spec is not None
         local = spec.local
         assert (spec.rounds, spec.sample, local.epochs, local.batch) == (200, 1.0, 10, 64)
-        assert (local.lr, local.fraction, local.optimiser) == (0.01, 0.2, "sgd")
+        assert (local.chosen.plain(), local.fraction) == ({"SGD": {"lr": 0.01}}, 0.2)
         assert configure(spec.strategy_name, spec.strategy_options) == FedADP()
     assert dataclasses.asdict(configure("fedadp", {"preset": "net2net"}))["narrow"] == "net2net"

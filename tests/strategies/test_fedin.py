@@ -153,7 +153,7 @@ def images(count: int, seed: int) -> Split:
 def experiment(world: World, strategy: FedIN, **local: object) -> Experiment:
     count = len(world.clients)
     train = images(12 * count, 1)
-    options = {"epochs": 1, "batch": 4, "optimiser": "adam", "lr": 0.01, **local}
+    options = {"epochs": 1, "batch": 4, "optimiser": {"Adam": {"lr": 0.01}}, **local}
     return Experiment(
         world=world,
         strategy=strategy,
@@ -1029,7 +1029,7 @@ def test_foreign_models_train_two_rounds_with_the_default_cuts(lab, make, inputs
         state = strategy.begin(world, state, round, [0])
         task = strategy.send(world, state, 0, round)
         task = dataclasses.replace(task, state={**task.state, **kept})
-        local = LocalOptions(lr=1e-3, optimiser="adam", batch=4)
+        local = LocalOptions.model_validate({"optimiser": {"Adam": {"lr": 1e-3}}, "batch": 4})
         outcome = task.program(lab.work_of(task, data, local))
         kept = {k: outcome.state[k] for k in task.private}
         state = strategy.receive(world, state, iter([task.result(outcome, 4)]), 1)

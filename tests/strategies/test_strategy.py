@@ -83,10 +83,14 @@ def test_with_group_replaces_the_whole_group_and_nothing_else():
     assert old.group("a").keys() == {"x"}
 
 
+def falls(*milestones: int | str, **more: float) -> Any:
+    return {"MultiStepLR": {"milestones": milestones, **more}}
+
+
 def test_learning_rate_falls_at_milestones():
-    half = LocalOptions(lr=1.0, milestones=(0.5, 0.75))
+    half = LocalOptions(lr=1.0, schedule=falls("$rounds // 2", "$rounds * 3 // 4"))
     assert [half.lr_at(t, 8) for t in (1, 4, 5, 6, 7)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
-    assert LocalOptions(lr=1.0, milestones=(25,), decay=0.5).lr_at(26, 1000) == 0.5
+    assert LocalOptions(lr=1.0, schedule=falls(25, gamma=0.5)).lr_at(26, 1000) == 0.5
 
 
 # ---------------------------------------------------------------- objectives
@@ -173,7 +177,7 @@ def test_ambiguous_logits_are_refused(output, outputs):
     "local",
     [
         LocalOptions(epochs=2, batch=5, lr=0.1, momentum=0.9, weight_decay=1e-3),
-        LocalOptions(epochs=1, batch=4, optimiser="adam", lr=0.01),
+        LocalOptions.model_validate({"batch": 4, "optimiser": {"Adam": {"lr": 0.01}}}),
         LocalOptions(epochs=1, batch=4, lr=0.5, clip=0.1),
     ],
 )
@@ -182,15 +186,8 @@ def test_train_equals_a_loop_written_by_hand(lab, local):
     outcome = Train()(lab.work_of(Task(0, lab.graph, lab.state, Train()), data, local))
 
     model = module_of(Model(lab.graph, lab.state)).train()
-    if local.optimiser == "adam":
-        optimiser: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=local.lr)
-    else:
-        optimiser = torch.optim.SGD(
-            model.parameters(),
-            lr=local.lr,
-            momentum=local.momentum,
-            weight_decay=local.weight_decay,
-        )
+    ((name, args),) = local.chosen.plain().items()
+    optimiser = getattr(torch.optim, name)(model.parameters(), **args)
     draw = seeded(0, "work", 0)
     for _ in range(local.epochs):
         order = torch.randperm(12, generator=draw)
@@ -245,9 +242,8 @@ def test_a_fraction_is_drawn_once_for_the_round(tiny):
 
 
 def test_a_fraction_of_all_rounds_is_a_whole_number_of_them():
-    options = LocalOptions(lr=1.0, milestones=(0.29,), warmup=0.07)
-    rates = [options.lr_at(t, 100) for t in (1, 7, 8, 29, 30)]
-    assert rates == pytest.approx([1 / 7, 1.0, 1.0, 1.0, 0.1])
+    options = LocalOptions(lr=1.0, schedule=falls("$rounds * 29 // 100"))
+    assert [options.lr_at(t, 100) for t in (1, 29, 30)] == pytest.approx([1.0, 1.0, 0.1])
 
 
 def test_a_gradient_that_is_not_finite_is_named(tiny):

@@ -25,10 +25,8 @@ from archgraph.federation import (
     Shard,
     embedding_width,
     rows_of,
-    trained_task,
 )
 from archgraph.federation.by_class import CLASSES, ROWS
-from archgraph.federation.training_loss import balanced
 from archgraph.record.equal import run_differences
 from archgraph.record.folder import checkpoint_of
 from archgraph.strategies.feddistill import FedDistill
@@ -354,24 +352,6 @@ def test_the_first_round_learns_the_public_set_if_it_is_labelled(lab, world):
     # Once: a client that has begun does not go back there.
     again = task.program(dataclasses.replace(work, keep=outcome.keep))
     check(again, stepped(task.state, loss(data)))
-
-
-def test_classes_of_the_public_set_are_weighed_as_it_has_them(lab, world):
-    """A client that lacks classes gives them the weight 0 among its own examples alone."""
-    data, strategy = lab.toy(0, 4), FedMD(public_epochs=1)
-    assert min(data.histogram) == 0
-    task = strategy.send(world, strategy.init(world), 0, 1)
-    weighed = ONE_STEP.model_copy(update={"class_weights": "balanced"})
-    work = lab.work_of(task, data, weighed)
-    learning = trained_task(work.learning, weighed, data.histogram)
-    outcome = task.program(dataclasses.replace(work, public=world.public, learning=learning))
-
-    def loss(d):
-        weights = torch.tensor(balanced(d.histogram))
-        return lambda s: cross_entropy(answered(s, d.inputs), d.targets, weights)
-
-    between, _ = stepped(task.state, loss(world.public))
-    check(outcome, stepped(between, loss(data)))
 
 
 def test_the_consensus_counts_every_client_once(world):

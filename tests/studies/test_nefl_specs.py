@@ -286,9 +286,10 @@ def test_experiments_are_the_paper_s(name: str) -> None:
         assert (spec.rounds, spec.sample, local.epochs, local.lr) == (100, 1.0, 1, 0.03)
         return
     assert (spec.rounds, spec.sample) == (500, 0.1)
-    assert (local.epochs, local.batch, local.optimiser) == (5, 32, "sgd")
-    assert (local.lr, local.momentum, local.weight_decay) == (0.1, 0.0, 0.0)
-    assert (local.milestones, local.decay) == ((0.5, 0.75), 0.1)
+    assert (local.epochs, local.batch) == (5, 32)
+    assert local.chosen.plain() == {"SGD": {"lr": 0.1}}
+    rates = [local.lr_at(t, 500) for t in (1, 250, 251, 375, 376)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
 
 
 def test_every_model_has_experiments() -> None:

@@ -1,0 +1,50 @@
+"""Images that torchvision's transforms change at random, each time that training sees them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from archgraph.federation.tasks import Pixels
+from archgraph.language.named import Named
+from archgraph.states.copies import to_device
+
+BYTES = 255.0
+Transform: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def transformed(images: Tensor, transforms: Sequence[Named], pixels: Pixels | None) -> Tensor:
+    """Change each image of a minibatch by itself.
+
+    1. Normalisation is undone: values are between 0 and 1, as the transforms take them.
+    2. The transforms follow one another on each image. Their draws come from PyTorch's own
+       generator, which the engine seeds for each client and round.
+    3. Images are normalised again.
+
+    Args:
+        images: ``[batch, channel, height, width]``.
+        transforms: Classes of torchvision.
+        pixels: What images were normalised by. Default: they were not.
+    """
+    chain = [_made(one) for one in transforms]
+    if pixels is None:
+        return torch.stack([_applied(image, chain) for image in images])
+    mean, std = (
+        to_device(x.to(images.dtype), images.device)[:, None, None] / BYTES for x in pixels
+    )
+    raw = images * std + mean  # 1
+    return (torch.stack([_applied(image, chain) for image in raw]) - mean) / std  # 2, 3
+
+
+def _applied(image: Tensor, chain: Sequence[Transform]) -> Tensor:
+    return functools.reduce(lambda changed, one: one(changed), chain, image)
+
+
+@functools.cache
+def _made(one: Named) -> Transform:
+    transform: Transform = one.make()
+    return transform

@@ -1,0 +1,376 @@
+"""Classes of libraries that a file names, with keyword arguments: ``{AdamW: {lr: 0.001}}``.
+
+A key has a role, and a row of :data:`ROLES` says which classes it may name: public subclasses of a
+base class in a few modules. Nothing else is imported and no attribute path is followed. Arguments
+are plain data, checked against the class's signature; what they mean, the library's documentation
+says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import enum
+import functools
+import importlib
+import inspect
+import json
+import numbers
+import operator
+import types
+import typing
+from collections import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias, cast
+
+import pydantic
+
+from archgraph.errors import ErrorFacts
+from archgraph.fields import Base, Mistake, Place
+from archgraph.hints import import_cause, unknown
+from archgraph.language.document import places
+from archgraph.language.expression import evaluate, is_expression
+from archgraph.language.mistakes import abbreviate, main_mistake
+from archgraph.plain import Json
+
+RoleName: TypeAlias = Literal["optimiser", "schedule", "loss", "metric", "transform"]
+# Any numbers of rounds and steps: what a file says is checked before they are known.
+_TRIAL = {"rounds": 1000, "steps": 1000}
+
+
+@dataclass(frozen=True)
+class Role:
+    """Which classes a key may name.
+
+    Attributes:
+        modules: Modules whose public names they are.
+        base: Their base class, ``module:name``.
+        given: Arguments that the run gives.
+        closed: Arguments that are not a file's to set: how numbers are computed.
+        refused: Classes that cannot be used, and why.
+        install: How to install the library.
+    """
+
+    modules: tuple[str, ...]
+    base: str
+    given: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    install: str = "pip install torch"
+
+
+ROLES: Mapping[RoleName, Role] = {
+    "optimiser": Role(
+        ("torch.optim",),
+        "torch.optim:Optimizer",
+        given=("params",),
+        closed=("foreach", "fused", "capturable", "differentiable", "maximize"),
+        refused={
+            "LBFGS": "it evaluates the loss several times in a step",
+            "SparseAdam": "it takes sparse gradients, which these models do not have",
+        },
+    ),
+    "schedule": Role(
+        ("torch.optim.lr_scheduler",),
+        "torch.optim.lr_scheduler:LRScheduler",
+        given=("optimizer",),
+        closed=("last_epoch", "scale_fn"),
+        refused={"ReduceLROnPlateau": "it reads a figure, and rates are set before the run"},
+    ),
+    "loss": Role(
+        ("torch.nn",),
+        "torch.nn.modules.loss:_Loss",
+        closed=("reduction", "reduce", "size_average", "ignore_index"),
+    ),
+    # Not all of torchmetrics: some metrics download and unpickle weights.
+    "metric": Role(
+        ("torchmetrics.classification", "torchmetrics.regression", "torchmetrics.segmentation"),
+        "torchmetrics:Metric",
+        given=("num_classes", "num_labels", "ignore_index"),
+        install="pip install 'archgraph[metrics]'",
+    ),
+    "transform": Role(
+        ("torchvision.transforms.v2",),
+        "torchvision.transforms.v2:Transform",
+        install="pip install torchvision",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A class of a library, and the keyword arguments that a file gives it.
+
+    Attributes:
+        role: The role of its key.
+        path: ``module.Class``.
+        args: Plain values; those of a schedule may be expressions of ``$rounds`` and ``$steps``.
+    """
+
+    role: RoleName
+    path: str
+    args: Mapping[str, Json] = field(default_factory=dict, hash=False)
+
+    @property
+    def title(self) -> str:
+        """Name of the class."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def kind(self) -> type[Any]:
+        """The class."""
+        return _class(self.path.rpartition(".")[0], self.title)
+
+    def plain(self) -> dict[str, Json]:
+        """Return what a file says of it.
+
+        >>> Named("optimiser", "torch.optim.SGD", {"lr": 0.1}).plain()
+        {'SGD': {'lr': 0.1}}
+        """
+        return {self.title: dict(self.args)}
+
+    def make(
+        self, given: Mapping[str, object] | None = None, units: Mapping[str, int] | None = None
+    ) -> Any:
+        """Return an instance.
+
+        Args:
+            given: Arguments that the run gives; those that the class lacks are left out.
+            units: What ``$rounds`` and ``$steps`` are.
+        """
+        known = inspect.signature(self.kind).parameters
+        mine = {key: value for key, value in (given or {}).items() if key in known}
+
+        def made(value: object) -> object:
+            if isinstance(value, Named):
+                return value.make(given, units)
+            return [made(one) for one in value] if isinstance(value, list) else value
+
+        args = _checked(self.role, self.title, self.args, units or _TRIAL)
+        return self.kind(**mine, **{key: made(value) for key, value in args.items()})
+
+
+def named(role: RoleName, also: tuple[str, ...] = ()) -> pydantic.PlainValidator:
+    """Return what reads a class of a role: a name, or a name with arguments.
+
+    Args:
+        role: The role.
+        also: Names that are not of classes; they stay text.
+    """
+    return pydantic.PlainValidator(
+        functools.partial(_read, role, also),
+        json_schema_input_type=str | dict[str, dict[str, Json] | None],
+    )
+
+
+def _written(value: Named | str) -> Json:
+    return value if isinstance(value, str) else value.plain()
+
+
+WRITTEN = pydantic.PlainSerializer(_written)
+"""Beside :func:`named`: how the choice is written."""
+
+
+def _read(role: RoleName, also: tuple[str, ...], value: object) -> Named | str:
+    """Return what a file names, checked; the library is imported, and nothing of it is called."""
+    if isinstance(value, Named) or (isinstance(value, str) and value in also):
+        return value
+    one = isinstance(value, dict) and len(value) == 1
+    path, args = next(iter(cast(dict[str, Json], value).items())) if one else (value, None)
+    if not (isinstance(path, str) and isinstance(args, dict | None)):
+        written = ", ".join(map(str, value)) if isinstance(value, dict) else abbreviate(value)
+        expected = "a class, or a class with its arguments, e.g. {NAME: {key: value}}"
+        raise Mistake(f"is not one {role}", found=written, expected=expected)
+    name = _found(role, path, also)
+    args = _frozen(args or {})
+    try:
+        _checked(role, name, args, _TRIAL)
+    except Mistake as mistake:
+        place = (path, *mistake.place) if one else mistake.place
+        raise Mistake(mistake.message, place=place, **mistake.facts) from None
+    return Named(role, f"{_classes(role)[name]}.{name}", args)
+
+
+def _found(role: RoleName, path: str, also: tuple[str, ...]) -> str:
+    """Return the name of the class of a role that a name alone or with its module means.
+
+    Raises:
+        Mistake: If there is none, it cannot be used, or its library is missing.
+    """
+    row, (module, _, name) = ROLES[role], path.rpartition(".")
+    if module and module not in row.modules:
+        facts: ErrorFacts = {"found": repr(path), "expected": f"one of {' or '.join(row.modules)}"}
+        raise Mistake("is outside the modules that may be named here", **facts)
+    if name in row.refused:
+        raise Mistake(f"cannot be the {role}", found=repr(name), hint=row.refused[name])
+    classes = _classes(role)
+    if name in classes and (reason := _unclear(role, name)) is None:
+        return name
+    usable = [n for n in classes if n not in row.refused and _unclear(role, n) is None]
+    facts = unknown(name, [*also, *sorted(usable)])
+    # Names of earlier versions and of functions: f1, one_cycle, cohen_kappa.
+    letters = name.replace("_", "").lower()
+    similar = sorted((n for n in usable if letters and letters in n.lower()), key=len)[:3]
+    lower = {n.lower(): n for n in (*reversed(usable), *also)}
+    similar += [lower[n] for n in difflib.get_close_matches(letters, lower, 1) if not similar]
+    facts["hint"] = f"did you mean {' or '.join(similar)}?" if similar else None
+    if name in classes:
+        raise Mistake(f"cannot be the {role}: {reason}", **facts)
+    raise Mistake(f"is an unknown {role}", **facts)
+
+
+@functools.cache
+def _classes(role: RoleName) -> Mapping[str, str]:
+    """Return the modules of the classes that a role may name, by the classes' names.
+
+    Raises:
+        Mistake: If the library cannot be imported.
+    """
+    row, (home, _, name) = ROLES[role], ROLES[role].base.partition(":")
+    try:
+        base = _class(home, name)
+        members = [(one, vars(importlib.import_module(one))) for one in row.modules]
+    except (ImportError, RuntimeError, OSError) as error:
+        cause, cure = import_cause(error)
+        missing = isinstance(cause, ModuleNotFoundError)
+        library, said = home.partition(".")[0], str(cause).partition("\n")[0]
+        if missing:
+            raise Mistake(f"needs {library}, which is not installed", hint=row.install) from None
+        raise Mistake(f"needs {library}, which cannot be imported", found=said, hint=cure) from None
+    return {
+        name: module
+        for module, values in members
+        for name, kind in values.items()
+        if isinstance(kind, type) and issubclass(kind, base) and kind is not base
+        if kind.__name__ == name and not name.startswith("_")
+    }
+
+
+def _class(module: str, name: str) -> type[Any]:
+    return cast(type[Any], getattr(importlib.import_module(module), name))
+
+
+class _Unclear(Exception):
+    """An argument whose values no file can hold."""
+
+
+def _unclear(role: RoleName, name: str) -> str | None:
+    """Return why a file cannot give a class its arguments; None if it can."""
+    try:
+        _model(role, name)
+    except _Unclear as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def _model(role: RoleName, name: str) -> type[pydantic.BaseModel]:
+    """Return a pydantic model of the arguments that a file may give a class.
+
+    Raises:
+        _Unclear: If one has no type, or takes a function.
+    """
+    row, kind = ROLES[role], _class(_classes(role)[name], name)
+    # What a library imports for type checkers alone: names of these modules.
+    hints = typing.get_type_hints(kind.__init__, localns={**vars(typing), **vars(abc)})
+    fields: dict[str, Any] = {}
+    for one in inspect.signature(kind).parameters.values():
+        if one.name in (*row.given, *row.closed) or one.kind is one.VAR_KEYWORD:
+            continue
+        if one.name not in hints:
+            raise _Unclear(f"its argument `{one.name}` has no type")
+        if _takes_function(hints[one.name]):
+            raise _Unclear(f"its argument `{one.name}` is a function")
+        try:
+            plain = _plain(hints[one.name], role)
+        except _Unclear as error:
+            raise _Unclear(f"its argument `{one.name}` {error}") from None
+        fields[one.name] = (plain, ... if one.default is one.empty else None)
+    return pydantic.create_model(name, __base__=Base, **fields)
+
+
+def _plain(hint: Any, role: RoleName) -> Any:
+    """Return the type that plain data of a type hint have.
+
+    1. An instance of the role's base is a class that is named in its turn.
+    2. A tensor is a list of numbers; beside numbers it is left out.
+    3. Of a union what is plain stays.
+    4. Iterables are lists: pydantic reads an ``Iterable`` only when it is used.
+    """
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    tensor = _class("torch", "Tensor")
+    if origin is Literal or hint in (bool, int, float, str, type(None)):
+        return hint
+    if hint is numbers.Number:
+        return int | float
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint
+    if isinstance(hint, type) and hint.__name__ == ROLES[role].base.partition(":")[2]:  # 1
+        return Annotated[Named, named(role)]
+    if hint is tensor:  # 2
+        return Annotated[list[float], pydantic.AfterValidator(_class("torch", "tensor"))]
+    if origin in (types.UnionType, typing.Union):  # 3
+        members = []
+        for one in inner:
+            with contextlib.suppress(_Unclear):
+                members += [_plain(one, role)] if one is not tensor or float not in inner else []
+        if members:
+            return functools.reduce(operator.or_, members)
+    lists: Any = list
+    tuples: Any = tuple
+    if hint is abc.Sequence or origin in (abc.Sequence, abc.Iterable, list):  # 4
+        return lists[_plain(inner[0], role) if inner else Any]
+    if origin is tuple:
+        return tuples[tuple(_plain(one, role) for one in inner)]
+    raise _Unclear("does not take plain values")
+
+
+def _takes_function(hint: Any) -> bool:
+    """Return whether a function may be a value of a type, or a part of one."""
+    kinds = (hint, typing.get_origin(hint))
+    return abc.Callable in kinds or any(map(_takes_function, typing.get_args(hint)))
+
+
+def _checked(
+    role: RoleName, name: str, args: Mapping[str, Json], units: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return arguments as the signature of a class has them.
+
+    They pass through JSON, so that they are plain data: strict types that take no list otherwise
+    take one of a file.
+
+    Raises:
+        Mistake: If they are not the class's.
+    """
+    model = _model(role, name)
+    try:
+        checked = model.model_validate_json(json.dumps(_evaluated(args, units)))
+    except pydantic.ValidationError as error:
+        raise main_mistake(error, model, set(places(args))) from None
+    return {key: getattr(checked, key) for key in checked.model_fields_set}
+
+
+def _evaluated(value: Json, units: Mapping[str, int], place: Place = ()) -> Json:
+    """Return arguments whose expressions are computed.
+
+    What is counted in rounds or steps is at least 1: a part of few rounds would be none of them,
+    and the first is trained at the rate that a file says.
+    """
+    if isinstance(value, Mapping):
+        return {key: _evaluated(one, units, (*place, key)) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return [_evaluated(one, units, (*place, at)) for at, one in enumerate(value)]
+    if not is_expression(value):
+        return value
+    try:
+        return max(cast(int, evaluate(value, units)), 1)
+    except Mistake as mistake:
+        raise Mistake(mistake.message, place=place, **mistake.facts) from None
+
+
+def _frozen(value: Json) -> Json:
+    """Return plain values with tuples for lists, as they are read from a file."""
+    if isinstance(value, Mapping):
+        return {key: _frozen(one) for key, one in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
