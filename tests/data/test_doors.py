@@ -379,9 +379,12 @@ def test_pandas_reads_text_of_a_bounded_number_of_values_and_no_path(tmp_path, m
 
     file = write(tmp_path / "t.csv", "x,y\n" + "0.5,0\n1.5,1\n" * 9)
     seen, read = [], pandas.read_csv
-    monkeypatch.setattr(
-        pandas, "read_csv", lambda source, **k: seen.append(source) or read(source, **k)
-    )
+
+    def spied(source, **options):
+        seen.append(source)
+        return read(source, **options)
+
+    monkeypatch.setattr(pandas, "read_csv", spied)
     read_data(TableData(table=file, target="y"))
     assert {type(source) for source in seen} == {io.StringIO}
     write(tmp_path / "t.csv", ",".join(map(str, range(2000))) + "\n" + "1\n" * 200_000)
