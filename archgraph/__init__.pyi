@@ -56,7 +56,6 @@ from .relate.join import join as join
 from .relate.join import meet as meet
 from .relate.match import PositionMatch as PositionMatch
 from .relate.match import match as match
-from .relate.repair import repair as repair
 from .rewrites.adapters import add_adapters as add_adapters
 from .rewrites.deepen import deepen as deepen
 from .rewrites.ends_after import ends_after as ends_after

@@ -16,7 +16,7 @@ from archgraph.errors import RunError
 from archgraph.federation import Evaluated, Model, State, module_of, seeded
 from archgraph.graph.ir import ArchGraph, Ref
 from archgraph.ops.operands import sizes_of
-from archgraph.relate.repair import measured, measuring
+from archgraph.relate.running import measured, measuring
 from archgraph.states.copies import to_device
 
 # Most examples of a piece: not a setting, since statistics, and so test figures, depend on it.

@@ -50,7 +50,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 # Those that take several graphs, or a graph among other things, are called by the tests below.
 OTHERS = {
     *("export", "fold", "rank", "state_dict", "widths"),
-    *("fit", "importance", "match", "repair", "sensitivity"),
+    *("fit", "importance", "match", "sensitivity"),
     *("from_peft", "to_peft", "to_timm"),
 }
 
@@ -110,8 +110,6 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
     assert scores == ag.importance(graph, state)
     assert ag.sensitivity(small, state, data) == ag.sensitivity(graph, state, data)
     assert ag.match(small, state, state, other=small).order == ag.match(graph, state, state).order
-    repaired = [ag.repair(g, state, data) for g in (small, graph)]
-    assert all(torch.equal(repaired[0][name], value) for name, value in repaired[1].items())
     ag.export(small, state, tmp_path / "small.onnx")
     ag.save(small, tmp_path / "small.yaml")
     assert ag.load(tmp_path / "small.yaml") == graph
@@ -127,7 +125,6 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
         lambda: ag.importance(wrong, state),
         lambda: ag.sensitivity(wrong, state, data),
         lambda: ag.match(wrong, state, state),
-        lambda: ag.repair(wrong, state, data),
         lambda: ag.export(wrong, state, tmp_path / "wrong.onnx"),
         lambda: ag.save(wrong, tmp_path / "wrong.yaml"),
         lambda: ag.add_exits(graph, {"stage1": wrong}),
