@@ -90,14 +90,10 @@ def line(name: str, seed: int) -> dict[str, object]:
         a, b = trained(0, parts[0], 1), trained(1, parts[1], 2)
         ends = accuracy(ag.build(wide, a).eval(), u, v), accuracy(ag.build(other, b).eval(), u, v)
         weights = ag.match(wide, a, b, other=other)
-        batches = [(x[:512], y[:512])]
-        seen = ag.match(wide, a, b, other=other, data=batches)
-        merged = mean(wide, a, b, seen.transfer)
         record[setting] = {
             "ends": ends,
             "as it is": tested(wide, mean(wide, a, b, prefix)),
             "by weights": tested(wide, mean(wide, a, b, weights.transfer)),
-            "by activations": tested(wide, merged),
             "one start": None,
             "similarity": (weights.before, weights.after),
         }
@@ -114,7 +110,7 @@ def table(records: list[dict[str, dict[str, float]]]) -> Table:
     for record in records:
         for setting in ("barrier", "one shot"):
             cells[record["network"], setting].append(record[setting])
-    ways = ("as it is", "by weights", "by activations", "one start")
+    ways = ("as it is", "by weights", "one start")
 
     def spread(values: list[float]) -> str:
         if None in values:

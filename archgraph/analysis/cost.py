@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from archgraph.tables import Table
 
 if TYPE_CHECKING:
     from archgraph.analysis.cost_polynomial import CostPolynomial
-    from archgraph.analysis.traffic import Traffic
     from archgraph.analysis.training_memory import TrainingMemory
     from archgraph.analysis.training_step import Optimizer
 
@@ -76,9 +75,7 @@ class Cost:
 
         return cost_polynomial(self.graph)
 
-    def training(
-        self, batch: int = 1, optimizer: Optimizer = "sgd", dtype: str | None = None
-    ) -> TrainingMemory:
+    def training(self, batch: int = 1, optimizer: Optimizer = "sgd") -> TrainingMemory:
         """Return the memory of a training step, in bytes.
 
         It counts what PyTorch allocates on a CPU: weights, buffers, the batch, the optimiser's
@@ -89,10 +86,9 @@ class Cost:
             batch: Examples per step.
             optimizer: An optimiser of ``torch.optim`` by its name in any case, ``momentum`` for SGD
                 with momentum, or a function from parameters to an optimiser.
-            dtype: Element type of all numbers that are not integers. Default: the graph's.
 
         Raises:
-            GraphError: If the batch is empty, or the optimiser or type is not known.
+            GraphError: If the batch is empty, or the optimiser is not known.
 
         Example:
             >>> import torch
@@ -106,29 +102,7 @@ class Cost:
         """
         from archgraph.analysis.training_step import training_memory  # solves the axes
 
-        return training_memory(self.graph, batch, optimizer, dtype)
-
-    def traffic(self, private: Collection[str] = (), *, trained: bool = False) -> Traffic:
-        """Return the bytes that a client receives and sends in a round.
-
-        Args:
-            private: Entries of the state that stay with the client.
-            trained: Whether frozen parameters do not come back. Default: the state does as a
-                whole.
-
-        Raises:
-            GraphError: If an entry that is private is not in the state.
-
-        Example:
-            >>> import torch
-            >>> from archgraph.capture.trace import trace
-            >>> graph = trace(torch.nn.Linear(3, 2), torch.zeros(1, 3)).graph
-            >>> cost(graph).traffic(private=["bias"])
-            Traffic(down=24, up=24)
-        """
-        from archgraph.analysis.traffic import round_traffic  # solves the axes
-
-        return round_traffic(self.graph, frozenset(private), trained)
+        return training_memory(self.graph, batch, optimizer)
 
     def __repr__(self) -> str:
         measures = ("parameters", "macs", "bytes", "activations")

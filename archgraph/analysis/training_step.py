@@ -97,21 +97,15 @@ def _factory(
     return kinds[optimizer.lower()]
 
 
-def training_memory(
-    graph: ArchGraph, batch: int, optimizer: Optimizer, dtype: str | None
-) -> TrainingMemory:
+def training_memory(graph: ArchGraph, batch: int, optimizer: Optimizer) -> TrainingMemory:
     """Return the memory of a training step; see :meth:`archgraph.analysis.cost.Cost.training`."""
     if batch < 1:
         raise GraphError("a batch has at least one example", found=batch)
-    if dtype is not None and not torch_dtype(dtype).is_floating_point:
-        raise GraphError("not a type to train in", found=dtype, expected="float32")
-    return training_step(graph, batch, OptimizerState.of(optimizer), dtype).at()
+    return training_step(graph, batch, OptimizerState.of(optimizer)).at()
 
 
 @per_graph
-def training_step(
-    graph: ArchGraph, batch: int, state: OptimizerState, dtype: str | None
-) -> MemoryPolynomial:
+def training_step(graph: ArchGraph, batch: int, state: OptimizerState) -> MemoryPolynomial:
     """Return every allocation of a training step.
 
     Moments are the operators in order, the loss, the operators again from the last to the first,
@@ -125,7 +119,7 @@ def training_step(
        as long as any of these values needs it. Other readers add to it what they allocate.
     5. A parameter's gradient stays until the end.
     """
-    return _Record(specialise(graph, training=True), graph, batch, state, dtype).made()
+    return _Record(specialise(graph, training=True), graph, batch, state).made()
 
 
 @dataclass
@@ -136,7 +130,6 @@ class _Record:
     both: ArchGraph
     batch: int
     state: OptimizerState
-    dtype: str | None
     allocations: list[Allocation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -169,13 +162,6 @@ class _Record:
         """Return the operators that use a leaf."""
         return self.graph.leaf_users[leaf]
 
-    def itemsize(self, dtype: str) -> int:
-        """Return the bytes of an element, floating ones in the type that is trained in."""
-        kind = torch_dtype(dtype)
-        if self.dtype is not None and kind.is_floating_point:
-            kind = torch_dtype(self.dtype)
-        return kind.itemsize
-
     def sizes(self, value: Value) -> tuple[Amount, ...]:
         """Return the sizes of a tensor."""
         match value:
@@ -192,12 +178,12 @@ class _Record:
         dims = self.solved.value[name][index]
         dtype = self.graph.node[name].types[index].dtype
         count = numel(sizes_of_layouts(dims, self.free, self.values))
-        return Polynomial({}) + count * self.itemsize(dtype)
+        return Polynomial({}) + count * torch_dtype(dtype).itemsize
 
     def leaf(self, name: str) -> Polynomial:
         """Return the bytes of a leaf."""
         count = numel(self.sizes(Leaf(name)))
-        return Polynomial({}) + count * self.itemsize(self.graph.param[name].dtype)
+        return Polynomial({}) + count * torch_dtype(self.graph.param[name].dtype).itemsize
 
     # -- moments ------------------------------------------------------------------------------
 
@@ -363,7 +349,7 @@ class _Record:
             yield self.storages.of(Ref(node.name), number)
         if known.extra is not None:  # 3
             for count, dtype in known.extra(self.counted(node)):
-                size = Polynomial({}) + count * self.itemsize(dtype or node.dtype)
+                size = Polynomial({}) + count * torch_dtype(dtype or node.dtype).itemsize
                 self.keep(size, [(at, there)], ALWAYS, at)
 
     def copied(self, node: Node, value: Ref | Leaf, trailing: int) -> Polynomial | None:
@@ -376,7 +362,7 @@ class _Record:
         if not repeated and not self.storages.copied(value, trailing):
             return None
         count = numel([*(result if repeated else sizes)[:-trailing], *sizes[-trailing:]])
-        return Polynomial({}) + count * self.itemsize(_dtype(self.graph, value))
+        return Polynomial({}) + count * torch_dtype(_dtype(self.graph, value)).itemsize
 
     def keep(
         self,
@@ -445,7 +431,7 @@ class _Record:
         """Note what the backward pass of an operator needs for itself."""
         working, at = backward(node).working, self.back(node.name)
         for count, dtype in working(self.counted(node)) if working is not None else ():
-            size = Polynomial({}) + count * self.itemsize(dtype or node.dtype)
+            size = Polynomial({}) + count * torch_dtype(dtype or node.dtype).itemsize
             self.add("transient", size, self.presence.there[node.name], at, at)
 
     def counted(self, node: Node) -> Counted:

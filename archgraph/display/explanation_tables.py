@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from archgraph.display.facts import (
     AxisFact,
@@ -234,12 +233,7 @@ def leaves_with_axis(axis: AxisFact) -> Table:
         return "×".join(f"[{size}]" if i in cut else str(size) for i, size in sizes)
 
     def made_of(members: Sequence[AxisMember]) -> str:
-        texts = []
-        for layout in dict.fromkeys(m.layout for m in members if m.layout != full):
-            several = layout.count(" + ") > 1
-            # A dense network concatenates hundreds of them: no line holds their names.
-            texts.append("one of several terms" if several else _local(layout, axis.name))
-        return ", ".join(texts)
+        return ", ".join(dict.fromkeys(m.layout for m in members if m.layout != full))
 
     shapes = [shape(members) for members in dims.values()]
     layouts = [made_of(members) for members in dims.values()]
@@ -249,20 +243,6 @@ def leaves_with_axis(axis: AxisFact) -> Table:
     heads = ("leaf", "leaves", "shape", "what [ ] is made of")
     note, short = "[ ]: the dimension with the axis", frozenset({0, 3})
     return _filled_columns(Table(title, heads, rows, frozenset({1}), note=note, short=short))
-
-
-def _local(layout: str, axis: str) -> str:
-    """Write a layout with the axes of the axis' module named by what follows the module.
-
-    >>> _local("a.b.q.heads[2] × a.b.v.dim[3]", "a.b.q.heads")
-    'q.heads[2] × v.dim[3]'
-    """
-    # Names of axes are what stands before `[size]` in the text of a layout.
-    names = [axis, *re.findall(r"[^\s()]+(?=\[\d+\])", layout)]
-    paths = [name.split(".")[:-1] for name in names]
-    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
-    prefix = "".join(f"{parts[0]}." for parts in shared)
-    return re.sub(rf"(?<![^\s(]){re.escape(prefix)}", "", layout)
 
 
 def operators_with_axis(axis: AxisFact, about: Facts) -> Table:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
 from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, Size, TensorType, Value, walk
-from archgraph.graph.polynomial import Monomial, Polynomial, Quotient, as_size
-from archgraph.graph.values import BATCH_WORD
 from archgraph.ops.table import FAMILIES, growth, operator_family, row
 
 # Arguments worth a place in a label when they differ from one: operator schemas use these names
@@ -29,45 +27,17 @@ class LabelLine:
 
 
 def dimensions(shape: Sequence[Size]) -> str:
-    """Write a shape with `×`, without its batch axis; other multiples of the batch show as `n`.
+    """Write a shape with `×`, without its batch axis; of several sizes, sums and quotients in ().
 
-    >>> dimensions((BATCH, 64, 32, 32)), dimensions((4 * BATCH, 49, 96)), dimensions((10,))
-    ('64×32×32', '4n×49×96', '10')
+    >>> from archgraph.graph.polynomial import Polynomial
+    >>> height = Polynomial.of("height")
+    >>> dimensions((BATCH, 64, height // 2, height)), dimensions((4 * BATCH, 96)), dimensions((10,))
+    ('64×(height // 2)×height', '4*batch×96', '10')
     """
     rest = shape[1:] if shape and shape[0] == BATCH else shape
-    return "×".join(_size_label(s, alone=len(rest) == 1) for s in rest)
-
-
-def _size_label(size: Size, alone: bool = True) -> str:
-    """Write a size as short as mathematics does.
-
-    >>> height, width = Polynomial.of("height"), Polynomial.of("width")
-    >>> _size_label((height + 3) // 4), _size_label(height // 2 * (width // 2) + 1, alone=False)
-    ('⌈height/4⌉', '(⌊height/2⌋·⌊width/2⌋ + 1)')
-    """
-    if not isinstance(size, Polynomial):
-        return str(size)
-
-    def factor(name: str) -> str:
-        if not isinstance(name, Quotient):
-            return "n" if name == BATCH_WORD else name
-        above, below = name.dividend, name.divisor
-        upwards = isinstance(below, int) and above.terms.get(()) == below - 1
-        above_text = _size_label(as_size(above - (below - 1)) if upwards else above, alone=False)
-        text = f"{above_text}/{_size_label(below, alone=False)}"
-        return f"⌈{text}⌉" if upwards else f"⌊{text}⌋"
-
-    def term(names: Monomial, count: int) -> str:
-        text = "·".join(map(factor, names))
-        return f"{count}{text}" if names and abs(count) != 1 else text or str(abs(count))
-
-    terms = sorted(size.terms.items(), key=lambda item: (-len(item[0]), item))
-    text = ""
-    for names, count in terms:
-        sign = "−" if count < 0 else "+"
-        text += f" {sign} " if text else sign.strip("+")
-        text += term(names, abs(count))
-    return text if alone or len(terms) == 1 else f"({text})"
+    texts = [str(size) for size in rest]
+    alone = len(rest) == 1
+    return "×".join(t if alone or " " not in t else f"({t})" for t in texts)
 
 
 def shape_label(kind: TensorType) -> str:

@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 from archgraph.analysis.axes import axes
-from archgraph.errors import DataError, RewriteError
+from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
-from archgraph.graph.ir import ArchGraph, Ref
-from archgraph.graph.passes import specialise
+from archgraph.graph.ir import ArchGraph
 from archgraph.hints import unknown
-from archgraph.module.build import build
-from archgraph.module.calls import BatchPair, called
 from archgraph.ops.constants import constant_tensor
 from archgraph.rewrites.take import take
 from archgraph.states import State, Transfer
@@ -97,16 +94,13 @@ def match(
     b: State,
     *,
     other: GraphLike | None = None,
-    data: Iterable[BatchPair] | None = None,
-    restarts: int = 1,
     seed: int = 0,
 ) -> PositionMatch:
     """Find the order of a network's positions in which it is most like another network.
 
     The free axes are the symmetries of an architecture: permuting their positions changes no
-    result. Ainsworth et al., *Git Re-Basin*, ICLR 2023, Algorithm 1 (weights) and §3.1
-    (activations), on axes instead of layers, so that heads, groups, gates of recurrent layers and
-    concatenations need nothing of their own.
+    result. Ainsworth et al., *Git Re-Basin*, ICLR 2023, Algorithm 1, on axes instead of layers,
+    so that heads, groups, gates of recurrent layers and concatenations need nothing of their own.
 
     1. Weights are split into pieces, each dimension of which is one axis or none.
     2. It starts from the order as it is, and from a guess: positions are alike in moments over all
@@ -121,14 +115,11 @@ def match(
         b: Weights of the second.
         other: Architecture of the second, if it is narrower: of each of its positions it is found
             which one of the first it is.
-        data: Batches of inputs and targets: activations on them are compared instead of weights.
-        restarts: How many random orders of the axes are tried.
-        seed: Of these orders.
+        seed: Of the orders in which the axes are visited.
 
     Raises:
         RewriteError: If the second architecture has another form, or is wider.
         RejectedUpdate: If a state is not one of its architecture, or not finite.
-        DataError: If there are no batches.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -146,17 +137,9 @@ def match(
     check_update(second, b)
     names = matched_axes(graph, second)
     sizes = {axis.name: axis.size for axis in axes(second).free if axis.name in names}
-    pairs = _weights(graph, second, a, b, names)
-    weights = _Search(sizes, pairs)
-    search = weights
-    if data is not None:
-        search = _Search(sizes, _activations(graph, second, (a, b), data, names))
+    search = _Search(sizes, _weights(graph, second, a, b, names))
     draw = np.random.default_rng(seed)
-    ends = [
-        search.solved(start, draw)
-        for _ in range(max(restarts, 1))
-        for start in (search.as_it_is, search.guess())
-    ]
+    ends = [search.solved(start, draw) for start in (search.as_it_is, search.guess())]
     best = max(ends, key=search.likeness)  # of equals the first
     back = {name: np.argsort(index) for name, index in best.items()}
     transfer = take(graph, positions=best, allow_nothing=True).transfer
@@ -168,12 +151,9 @@ def match(
         best,
         transfer,
         take(second, positions=back, allow_nothing=True).transfer,
-        weights.cosine(search.as_it_is),
-        weights.cosine(best),
-        {
-            name: (weights.cosine(search.as_it_is, name), weights.cosine(best, name))
-            for name in best
-        },
+        search.cosine(search.as_it_is),
+        search.cosine(best),
+        {name: (search.cosine(search.as_it_is, name), search.cosine(best, name)) for name in best},
         all(torch.equal(value, b[name]) for name, value in part.items()),
     )
 
@@ -244,52 +224,6 @@ def _paired(
         if not names.isdisjoint(mine):
             known = tuple(name if name in names else None for name in mine)
             yield x.detach().double(), y.detach().double(), known
-
-
-def _activations(
-    graph: ArchGraph,
-    second: ArchGraph,
-    states: tuple[State, State],
-    data: Iterable[BatchPair],
-    names: frozenset[str],
-) -> list[Pair]:
-    """Return what layers read of both networks on the same batches, each position standardised."""
-    contracted = (ref for c in axes(graph).contractions for ref, _ in c.operands)
-    watched = dict.fromkeys(ref.name for ref in contracted if isinstance(ref, Ref))
-    shared = [name for name in watched if name in second.node]
-    probes = []
-    for g, state in zip((graph, second), states, strict=True):
-        probe = specialise(g, training=False)
-        shared = [name for name in shared if name in probe.node]
-        probes.append((probe, state))
-    nets = [
-        build(probe.replace(outputs=tuple(map(Ref, shared))), state).eval()
-        for probe, state in probes
-    ]
-    pairs, batches = list[Pair](), [inputs for inputs, _ in data]
-    if not batches:
-        raise DataError("match needs batches", hint="pass pairs of inputs and targets")
-    for inputs in batches:
-        with torch.no_grad():
-            results = zip(shared, *(called(net, inputs) for net in nets), strict=True)
-        for name, x, y in results:
-            if x.is_floating_point():
-                layouts = (axes(g).value[name][0] for g in (graph, second))
-                both = zip(
-                    *(pieces(t, dims) for t, dims in zip((x, y), layouts, strict=True)),
-                    strict=False,
-                )
-                for p, q, known in _paired(both, names, name):
-                    pairs.append((_standardised(p, known), _standardised(q, known), known))
-    return pairs
-
-
-def _standardised(value: Tensor, names: Sequence[str | None]) -> Tensor:
-    dims = [dim for dim, name in enumerate(names) if name is None]
-    if not dims:
-        return value
-    centred = value - value.mean(dims, keepdim=True)
-    return centred / centred.pow(2).mean(dims, keepdim=True).sqrt().clamp_min(1e-12)
 
 
 class _Search:

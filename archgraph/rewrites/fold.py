@@ -6,9 +6,6 @@ batch norm in evaluation both a factor and an offset.
 
 from __future__ import annotations
 
-import dataclasses
-
-import torch
 from torch import Tensor
 
 from archgraph.analysis.side_branches import SideBranch, product_of, side_branches, without
@@ -19,27 +16,22 @@ from archgraph.graph.ir import (
     ArchGraph,
     Leaf,
     Mode,
-    Node,
-    Param,
     Ref,
-    TensorType,
     Value,
     in_mode,
     replace,
 )
-from archgraph.graph.passes import prune, renumber
+from archgraph.graph.passes import renumber
 from archgraph.module.build import state_dict
 from archgraph.ops.check import check
-from archgraph.ops.operator import LinearMap
-from archgraph.ops.schema import canonical_args
 from archgraph.ops.table import offset, row
 from archgraph.rewrites.branches import STEP_SIZE, is_branch_leaf
-from archgraph.rewrites.insert import tidied, with_leaves
+from archgraph.rewrites.insert import tidied
 from archgraph.states import State
 
 
 @takes_graph
-def fold(graph: ArchGraph, state: State, *, batch_norm: bool = False) -> Traced:
+def fold(graph: ArchGraph, state: State) -> Traced:
     """Return the network without low-rank adapters and step sizes: they are in its weights.
 
     In evaluation it computes the same. Its parameters are those of the class that the network was
@@ -49,8 +41,6 @@ def fold(graph: ArchGraph, state: State, *, batch_norm: bool = False) -> Traced:
     Args:
         graph: The architecture.
         state: Its state.
-        batch_norm: Fold each batch norm into the layer whose result it normalises, too. The layer
-            has a bias then.
 
     Raises:
         GraphError: If the state is not one of the architecture.
@@ -58,6 +48,7 @@ def fold(graph: ArchGraph, state: State, *, batch_norm: bool = False) -> Traced:
             (tied weights), or cannot have a factor.
 
     Example:
+        >>> import torch
         >>> from archgraph.capture.trace import trace
         >>> from archgraph.rewrites.lora import add_lora
         >>> net, x = torch.nn.Linear(3, 2), torch.ones(1, 3)
@@ -71,8 +62,6 @@ def fold(graph: ArchGraph, state: State, *, batch_norm: bool = False) -> Traced:
     folding = _Folding(graph, dict(state))
     folding.adapters()
     folding.step_sizes()
-    if batch_norm:
-        folding.batch_norms()
     new = renumber(folding.graph)
     check(new)
     return Traced(new, {name: folding.state[name] for name in new.state_names})
@@ -172,66 +161,6 @@ class _Folding:
                 self._scale(operand, factor, where)
         else:
             raise _refused(where, f"{node.op} is not multiplied by what its operand is")
-
-    def batch_norms(self) -> None:
-        """Put each batch norm into the layer whose result it alone takes.
-
-        With ``f = weight / √(running variance + ε)`` the layer's weight is multiplied by ``f``, and
-        its bias becomes ``(bias - running mean) · f + the norm's bias``.
-        """
-        for norm in self.graph.nodes:
-            value, fact = norm.arg("input"), row(norm.op)
-            if not fact.variances or not isinstance(value, Ref):
-                continue
-            layer = self.graph.node[value.name]
-            static = in_mode(norm.arg(fact.training_flag or ""), False) is False
-            linear = row(layer.op).linear_map
-            if static and linear is not None and self._is_alone(layer, linear, norm):
-                self._fold_norm(layer, linear, norm)
-        self.graph = prune(self.graph)
-
-    def _is_alone(self, layer: Node, linear: LinearMap, norm: Node) -> bool:
-        """Return whether nothing but a norm takes a layer's result, and its leaves are its own."""
-        leaves = [v for v in map(layer.arg, (linear.weight, linear.bias)) if v is not None]
-        mine = all(
-            isinstance(leaf, Leaf) and self.graph.leaf_users[leaf.name] == (layer.name,)
-            for leaf in leaves
-        )
-        used = self.graph.users[layer.name] == (norm.name,)
-        return mine and used and layer.name not in self.graph.output_refs()
-
-    def _fold_norm(self, layer: Node, linear: LinearMap, norm: Node) -> None:
-        weight, bias = layer.arg(linear.weight), layer.arg(linear.bias)
-        assert isinstance(weight, Leaf)
-
-        def number(node: Node, name: str, default: float) -> Tensor:
-            leaf = node.arg(name)
-            if isinstance(leaf, Leaf):
-                return self.state[leaf.name].double()
-            return torch.tensor(default, dtype=torch.float64)
-
-        epsilon = norm.arg("eps")
-        assert isinstance(epsilon, float)
-        factor = number(norm, "weight", 1) / (number(norm, "running_var", 1) + epsilon).sqrt()
-        offset = number(layer, linear.bias, 0) - number(norm, "running_mean", 0)
-        old = self.state[weight.name]
-        dim = old.dim() - 1 if linear.transposed else 0
-        shape = [-1 if i == dim else 1 for i in range(old.dim())]
-        self._changed(weight.name, old.double() * factor.reshape(shape))
-        new_bias = offset * factor + number(norm, "bias", 0)
-        if not isinstance(bias, Leaf):
-            prefix = weight.name.rpartition(".")[0]
-            bias = Leaf(f"{prefix}.bias" if prefix else "bias")
-            param = Param(bias.name, TensorType((old.shape[dim],), layer.dtype))
-            if bias.name in self.graph.param:
-                raise _refused(weight.name, f"there is a {bias.name} already")
-            params = with_leaves(self.graph, [(weight.name, param)])
-            args = canonical_args(layer.op, dict(layer.args) | {linear.bias: bias})
-            changed = dataclasses.replace(layer, args=args)
-            nodes = tuple(changed if n is layer else n for n in self.graph.nodes)
-            self.graph = self.graph.replace(nodes=nodes, params=params)
-        self.state[bias.name] = new_bias.to(old.dtype)
-        self._without({norm.name: Ref(layer.name)}, set())
 
 
 def _refused(where: str, reason: str) -> RewriteError:

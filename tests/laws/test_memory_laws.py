@@ -136,12 +136,6 @@ def test_frozen_layers_have_no_gradients():
     assert memory.saved == 512  # what the second layer reads, for its weight's gradient
 
 
-def test_element_types():
-    graph = ag.trace(nn.Sequential(nn.Linear(3, 8), nn.ReLU()), torch.rand(1, 3)).graph
-    single, half = ag.cost(graph).training(4), ag.cost(graph).training(4, dtype="bfloat16")
-    assert single.total == 2 * half.total
-
-
 def test_what_does_not_exist():
     costs = ag.cost(ag.trace(nn.Linear(3, 2), torch.rand(1, 3)).graph)
     with pytest.raises(GraphError, match=r"unknown optimiser; found adamm; expected .*adamw"):
@@ -152,28 +146,6 @@ def test_what_does_not_exist():
         costs.training(4, "lbfgs")
     with pytest.raises(GraphError, match="at least one example"):
         costs.training(0)
-    with pytest.raises(GraphError, match="not a type to train in"):
-        costs.training(4, dtype="int64")
-    with pytest.raises(GraphError, match="private entry is not in the state"):
-        costs.traffic(private=["weights"])
-
-
-@given(networks())
-@at_most(5)
-def test_traffic_is_that_of_the_state(net):
-    graph = graph_of(net, image())
-    size = sum(t.numel() * t.element_size() for t in ag.build(graph).state_dict().values())
-    traffic, first = ag.cost(graph).traffic(), graph.params[0]
-    assert traffic.down == traffic.up == size == ag.cost(graph).bytes
-    assert ag.cost(graph).traffic([first.name]).up == size - 4 * torch.Size(first.shape).numel()
-
-
-def test_frozen_parameters_need_not_come_back():
-    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-    net[0].requires_grad_(False)
-    traffic = ag.cost(ag.trace(net, torch.rand(1, 3)).graph).traffic(trained=True)
-    assert (traffic.down, traffic.up) == (200, 72)
-    assert str(traffic.polynomial.polynomial("up")) == "8*0.out + 8"
 
 
 @pytest.mark.full

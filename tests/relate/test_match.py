@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.errors import DataError, RejectedUpdate, RewriteError
+from archgraph.errors import RejectedUpdate, RewriteError
 from tests.nets import FOREIGN
 from tests.zoo.handmade import HANDMADE
 
@@ -186,20 +186,6 @@ def test_a_merger_brings_the_second_into_the_order_of_the_first():
         torch.testing.assert_close(merged[name], value, rtol=1e-6, atol=1e-7)
 
 
-def test_activations_find_what_weights_cannot_tell():
-    """Positions whose weights are scaled against one another compute the same."""
-    graph, state = perceptron(6)
-    order = [3, 5, 0, 4, 2, 1]
-    other = dict(ag.take(graph, positions={"0.out": order}).transfer.pull(state))
-    scale = torch.tensor([1e-3, 1e3, 1.0, 1e-2, 1e2, 10.0])
-    other["0.weight"] = other["0.weight"] * scale.unsqueeze(1)
-    other["0.bias"] = other["0.bias"] * scale
-    other["2.weight"] = other["2.weight"] / scale
-    x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
-    result = ag.match(graph, state, other, data=[(x, x)])
-    assert result.positions["0.out"].tolist() == order
-
-
 def test_an_axis_with_an_order_of_its_own_is_held():
     class Turned(nn.Module):
         def __init__(self) -> None:
@@ -245,10 +231,8 @@ def test_other_forms_are_refused():
         ag.match(graph, state, last, other=classes)
 
 
-def test_states_and_data_are_checked():
+def test_states_are_checked():
     graph, state = perceptron(6)
-    with pytest.raises(DataError, match="match needs batches"):
-        ag.match(graph, state, state, data=[])
     with pytest.raises(RejectedUpdate, match=r"0\.bias"):
         ag.match(graph, state, {k: v for k, v in state.items() if k != "0.bias"})
     with pytest.raises(RejectedUpdate, match=r"0\.weight"):

