@@ -44,6 +44,7 @@ def spec(out: int = 1, **keys: Any) -> dict[str, Any]:
         "family": family,
         "strategy": {"fedavg": {}},
         "rounds": 3,
+        "task": "regression" if out == 1 else "classification",
         **keys,
         "local": {"batch": 100, "lr": LR, **keys.get("local", {})},
     }
