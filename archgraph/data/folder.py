@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from archgraph.data.columns import Column
 from archgraph.data.files import MOST_BYTES, check_size, decode_text, readable
-from archgraph.data.rows import Records, dataset_of_rows, number_classes, parted
+from archgraph.data.rows import Records, dataset_of_rows, divided, number_classes, parted
 from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
@@ -152,14 +153,8 @@ def _texts(name: str, parts: Files, spec: FolderData) -> Dataset:
     texts = [decode_text(file.read_bytes(), str(file), "save it as UTF-8") for _, file in pairs]
     column = Column("text", texts, lambda row: str(pairs[row][1]))
     classes = [label for label, _ in pairs]
-    count = len(parts.get(TRAIN, ()))
-
-    def divide(rows: Records) -> tuple[Records, Records]:
-        if not count:
-            return parted(rows, spec.test)
-        positions = np.arange(len(rows))
-        return rows.at(positions[:count]), rows.at(positions[count:])
-
+    count = len(parts[TRAIN]) if TRAIN in parts else None
+    divide = functools.partial(divided, clients=None, count=count, share=spec.test)
     targets = number_classes(classes) if any(classes) else None
     return dataset_of_texts(name, spec, [column], targets, divide)
 

@@ -6,7 +6,7 @@ address that it names is followed, and nothing is unpickled.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -20,11 +20,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from archgraph.data.arrays import array_of, real_numbers
 from archgraph.data.columns import MOST_VALUES, Column, target_columns, targets
 from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size, readable
 from archgraph.data.folder import COLOUR, PILLOW_FORMATS, UNREADABLE, check_head, decode_image
-from archgraph.data.rows import Records, check_apart, dataset_of_rows, parted
+from archgraph.data.rows import Records, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
@@ -61,14 +62,8 @@ def read_huggingface(spec: HuggingFaceData, loaded: object = None) -> Dataset:
     # As Arrow values: the set's own features would decode by code that it chooses.
     tables = [split.with_format("arrow")[:] for split in splits.values()]
     owners = None if spec.client is None else tuple(_column(path, spec.client, tables).texts())
-
-    def divide(rows: Records) -> tuple[Records, Records]:
-        rows = dataclasses.replace(rows, clients=owners)
-        if TEST not in splits:
-            return parted(rows, spec.test)
-        positions, count = np.arange(len(rows)), len(splits[TRAIN])
-        return rows.at(positions[:count]), rows.at(positions[count:])
-
+    count = len(splits[TRAIN]) if TEST in splits else None
+    divide = functools.partial(divided, clients=owners, count=count, share=spec.test)
     known = splits[TRAIN].features
     answers = None if spec.target is None else _targets(spec.target, asked, known, path, tables)
     if answers is None or spec.text is not None:
@@ -215,35 +210,13 @@ def _input(path: Path, name: str, tables: Sequence[Any]) -> Tensor:
 
 def _stacked(column: Column) -> Tensor:
     """Stack numbers of equal shape: integers as int64, others as float32."""
-    parts = []
-    for row, cell in enumerate(column.cells):
-        try:
-            parts.append(np.asarray(cell))
-        except ValueError:
-            parts.append(np.empty(0, object))  # ragged: refused below as not made of numbers
-        part, first = parts[-1], parts[0]
-        if part.dtype.kind not in "biuf":
-            raise DataError(
-                "is not made of numbers",
-                where=column.at(row),
-                found="text" if part.dtype.kind in "US" else type(cell).__name__,
-                hint=f"instead of inputs write {column.as_text}"
-                if part.dtype.kind == "U"
-                else None,
-            )
-        hint = "pad or cut them to one length"
-        shape, expected = list(part.shape), list(first.shape)
-        check_alike(shape, expected, column.at(row), "examples differ in shape", hint)
-    stacked = np.stack(parts)
-    if stacked.dtype.kind != "f":
-        return torch.from_numpy(stacked.astype(np.int64))
-    finite = np.isfinite(stacked).reshape(len(parts), -1).all(1)
-    for row in np.flatnonzero(~finite)[:1]:
-        raise DataError("is not finite", where=column.at(row))
-    exact = torch.from_numpy(stacked)
-    if exact.dtype == torch.float64:
-        check_apart(exact, exact.float(), column.at(0))
-    return exact.float()
+    where = f"{WHERE}: {column.name}"
+    rows = array_of(column.cells, where)
+    if isinstance(rows, np.ndarray):
+        hint = f"instead of inputs write {column.as_text}"
+        raise DataError("is not made of numbers", where=where, found="text", hint=hint)
+    numbers = real_numbers(rows, where)
+    return numbers if numbers.is_floating_point() else numbers.to(torch.int64)
 
 
 def _images(column: Column) -> Tensor:

@@ -7,6 +7,7 @@ table, a folder or a function.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -85,6 +86,29 @@ def parted(rows: Records, share: float | None = None) -> tuple[Records, Records]
         hint = "enlarge the share for tests" if len(train) else None
         raise DataError("too few rows", where="data.test", found=numbers, hint=hint)
     return rows.at(train), rows.at(test)
+
+
+def divided(
+    rows: Records, clients: tuple[Hashable, ...] | None, count: int | None, share: float | None
+) -> tuple[Records, Records]:
+    """Split rows for training and testing: the first ones and the others, or by a share.
+
+    Args:
+        rows: Rows without clients.
+        clients: The client of each row, at least of those to train on. Default: none.
+        count: Number of rows to train on. Default: a share is set aside, by :func:`parted`.
+        share: The share.
+
+    Example:
+        >>> rows = Records({"x": torch.arange(3.0)}, torch.arange(3) % 2)
+        >>> [len(part) for part in divided(rows, ("a", "b"), 2, None)]
+        [2, 1]
+    """
+    if count is None:
+        return parted(dataclasses.replace(rows, clients=clients), share)
+    positions = np.arange(len(rows))
+    train, test = rows.at(positions[:count]), rows.at(positions[count:])
+    return dataclasses.replace(train, clients=clients and clients[:count]), test
 
 
 def check_apart(

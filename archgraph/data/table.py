@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 import json
@@ -10,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +22,7 @@ from archgraph.data.columns import (
 )
 from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size, decode_text
-from archgraph.data.rows import Records, check_apart, dataset_of_rows, parted
+from archgraph.data.rows import Records, check_apart, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, Split
 from archgraph.errors import DataError
@@ -49,22 +47,17 @@ def read_table(spec: TableData) -> Dataset:
     """
     path = Path(spec.table)
     table = table_columns(path, spec.separator)
-    count = len(next(iter(table.values())).cells)
+    share = None if isinstance(spec.test, str) else spec.test
+    count = None
     asked, seen = target_columns(spec.target), columns_seen(spec, table)
     clients = None if spec.client is None else tuple(table[spec.client].texts())
     if isinstance(spec.test, str):
+        count = len(next(iter(table.values())).cells)
         more = table_columns(Path(spec.test), spec.separator)
         table = {name: _longer(table[name], more, spec.test) for name in (*seen, *asked)}
     # Of the rows of both files together, so that a category has the same columns in both.
     answers = None if spec.target is None else targets(spec.target, [table[n] for n in asked])
-
-    def divide(rows: Records) -> tuple[Records, Records]:
-        if not isinstance(spec.test, str):
-            return parted(dataclasses.replace(rows, clients=clients), spec.test)
-        positions = np.arange(len(rows))
-        train, test = rows.at(positions[:count]), rows.at(positions[count:])
-        return dataclasses.replace(train, clients=clients), test
-
+    divide = functools.partial(divided, clients=clients, count=count, share=share)
     if answers is None or spec.text is not None:
         columns = [table[name] for name in seen]
         return dataset_of_texts(path.stem, spec, columns, answers, divide)

@@ -453,22 +453,24 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "unequal_rows": (
         saved({"x": [[1.0], [1.0, 2.0]] * 3, "y": [0, 1] * 3}),
-        "experiment.yaml:7: data: saved: row 2: x: examples differ in shape; found [2]; "
-        "expected [1], as the first one; pad or cut them to one length",
+        "experiment.yaml:7: data.huggingface: x: parts differ in shape; found shape [1] at 0, and "
+        "[2] at 1; pad or cut them to one shape; if they are different things, as boxes and "
+        "labels, name them: {'boxes': …, 'labels': …}",
     ),
     "nan_in_a_saved_set": (
         saved({"x": [[1.0], [float("nan")]] * 3, "y": [0, 1] * 3}),
-        "experiment.yaml:7: data: saved: row 2: x: is not finite",
+        "experiment.yaml:7: data.huggingface: x[1]: is not finite; 3 of 6 examples have NaN or "
+        "infinity: fill or remove them",
     ),
     "seconds_in_a_saved_set": (
         saved({"x": [[1.7e9 + n] for n in range(6)], "y": [0, 1] * 3}),
-        "experiment.yaml:7: data: saved: row 1: x: values become equal when they are rounded to "
+        "experiment.yaml:7: data.huggingface: x: values become equal when they are rounded to "
         "32 bits; found 1 different ones of 6; expected values that 32 bits tell apart; subtract "
         "what they have in common, or use their logarithms",
     ),
     "texts_as_inputs": (
         saved({"x": ["good", "bad"] * 3, "y": [0, 1] * 3}),
-        "experiment.yaml:7: data: saved: row 1: x: is not made of numbers; found text; "
+        "experiment.yaml:7: data.huggingface: x: is not made of numbers; found text; "
         "instead of inputs write text: x, tokenizer: tokenizer.json, length: 128",
     ),
     "splits_of_other_classes": (

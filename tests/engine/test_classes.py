@@ -489,7 +489,7 @@ def test_classes_of_numbers_and_heads_without_them_are_refused():
     }
     rows = x, torch.randn(8)
     with pytest.raises(ag.RunError, match="one class for each example; found regression"):
-        prepare(spec, data=(rows, rows))
+        prepare({**spec, "task": "regression"}, data=(rows, rows))
     spec["family"]["model"] = {**model, "sections": [{"name": "body", "steps": ["relu"]}]}
     labels = x, torch.arange(8) % 4
     with pytest.raises(ag.RewriteError, match="the head cannot be cut"):

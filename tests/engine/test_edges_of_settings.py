@@ -50,7 +50,9 @@ def spec(out: int = 1, **keys: Any) -> dict[str, Any]:
 
 
 def run(targets: torch.Tensor, spec: Mapping[str, Any], **more: Any) -> Any:
-    return ag.run(spec, data=((ROWS, targets), (ROWS, targets)), progress=False, **more)
+    task = "regression" if targets.is_floating_point() else "classification"
+    data = (ROWS, targets), (ROWS, targets)
+    return ag.run({"task": task, **spec}, data=data, progress=False, **more)
 
 
 def entries(state: Mapping[str, torch.Tensor]) -> tuple[nn.Sequential, dict[str, nn.Parameter]]:

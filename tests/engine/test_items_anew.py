@@ -247,7 +247,6 @@ SUM: dict[str, Any] = {
     "true or false": bool,
     "one-hot": lambda over: [int(not over), int(over)],
     "a column": lambda over: [int(over)],
-    "minus one": lambda over: 1 if over else -1,
     "floats": float,
     "boxes": lambda over: {"boxes": torch.ones(1 + 9 * over, 4)},
 }
