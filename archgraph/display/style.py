@@ -41,19 +41,15 @@ td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums; }
 .wide td:last-child:not(.number) {{ white-space: normal; min-width: 14rem; }}
 tr.strong td {{ font-weight: 600; }}
 figure {{ margin: .8rem 0; overflow-x: auto; }}
-figure svg, figure img {{ max-width: 100%; height: auto; }}
-figure.drawing, figure.image {{ background: #fff; border-radius: 6px; }}
+figure svg {{ max-width: 100%; height: auto; }}
+figure.drawing {{ background: #fff; border-radius: 6px; }}
 .charts {{ display: grid; gap: 1rem 2rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }}
 .first {{ display: grid; gap: 1rem 2rem; margin: 1.2rem 0; align-items: start;
   grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); }}
-.picture {{ position: relative; margin: .4rem 0; max-width: 30rem; overflow: visible; }}
-.picture svg {{ width: 100%; height: auto; display: block; overflow: visible; }}
+.picture {{ margin: .4rem 0; max-width: 30rem; }}
+.picture svg {{ width: 100%; display: block; }}
 :focus-visible {{ outline: 3px solid {colours.SERIES[0]}; outline-offset: 2px; }}
-button {{ font: inherit; font-size: .85rem; color: {colours.INK}; background: {colours.SECTION};
-  border: 1px solid {colours.LINE}; border-radius: 5px; padding: .15rem .6rem; min-height: 1.7rem;
-  cursor: pointer; }}
-button[aria-pressed=true] {{ background: {colours.INK}; color: {colours.PAPER}; }}
 figcaption.file {{ font-size: .85rem; display: flex; gap: .7rem; align-items: center;
   flex-wrap: wrap; }}
 .network {{ min-width: 0; }}
@@ -73,7 +69,7 @@ pre {{ background: {colours.SECTION}; padding: 1rem; overflow-x: auto; font-size
 }}
 @media print {{
   body {{ margin: 0; max-width: none; }}
-  button, .tip, figcaption.file {{ display: none; }}
+  figcaption.file {{ display: none; }}
   figure, .tiles > div, tr {{ break-inside: avoid; }}
 }}
 """

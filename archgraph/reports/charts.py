@@ -13,6 +13,7 @@ import numpy as np
 
 from archgraph.display import colours
 from archgraph.fields import GLOBAL
+from archgraph.record.changes import evenly
 from archgraph.record.points import ALL_CLIENTS
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.paper import legend_below, time_bars
@@ -32,9 +33,11 @@ WIDTH, TALL = 380 / 72, 3.4
 # Sizes of letters in units: titles; numbers and names.
 TITLES, NUMBERS = 12, 11
 # Characters beside one another in a title.
-ACROSS = 44
-# Clients whose names fit beside their rows, characters of a name, and clients that are drawn.
-NAMED, NAME, MOST = 40, 20, 400
+ACROSS = 48
+# Clients whose names fit beside their rows, and characters of a name.
+NAMED, NAME = 40, 20
+# Clients that are drawn, and points of a curve: more than there are units.
+MOST = 400
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +126,8 @@ def curve_chart(
     """
     figure, (panel,) = panels(WIDTH, 1, points=(TITLES, NUMBERS))
     for number, (label, values) in enumerate(runs.items()):
-        band(panel, values, label, number, (places or {}).get(label), bold=label == bold)
+        some = values.iloc[[*evenly(range(len(values)), MOST)]]
+        band(panel, some, label, number, (places or {}).get(label), bold=label == bold)
     said = textwrap.fill(_titled(title, what, logs), ACROSS)
     scale(panel, what, said, axis, points=(TITLES, NUMBERS))
     if not panel.get_lines():
@@ -222,7 +226,7 @@ def client_charts(
     if not drawn:
         return
     classes = max(len(client.classes) for client in drawn)
-    heading = textwrap.fill(title, ACROSS)
+    heading = textwrap.fill(title, ACROSS - 6)  # bold letters are wider
     figure, axes = panels(WIDTH, 1 + bool(classes), heading, (1, 2), points=(TITLES, NUMBERS))
     bars = axes[0]
     for bad, colour in enumerate(colours.SERIES[:2]):
@@ -241,12 +245,12 @@ def client_charts(
     for panel in axes[1:]:
         counts = np.array([[*one.classes] + [0] * (classes - len(one.classes)) for one in drawn])
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        # See-through instead of light: on a dark page, few examples are dark.
-        shades = np.zeros((*shares.shape, 4))
-        shades[..., :3] = [int(colours.SERIES[0][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        # See-through, in a blue that stands out on light pages and on dark ones.
+        shades, blue = np.zeros((*shares.shape, 4)), colours.DARK[colours.SERIES[0]]
+        shades[..., :3] = [int(blue[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         shades[..., 3] = shares / (shares.max() or 1.0)
         panel.imshow(shades, aspect="auto", interpolation="none")
-        said = f"share of each class, up to {per_cent(float(shares.max()), 0)}"
+        said = f"class shares, up to {per_cent(float(shares.max()), 0)}"
         panel.set_title(said, loc="left", fontsize=NUMBERS, color=colours.QUIET)
         panel.set_yticks(())
         panel.xaxis.set_major_locator(_few(10))

@@ -256,6 +256,7 @@ def fit_scale(panel: Axes, what: str) -> None:
 
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
     values = [float(v) for line in panel.get_lines() for v in np.asarray(line.get_ydata())]
+    points = [v for v in values if math.isfinite(v)]
     bands = (path.vertices for part in panel.collections for path in part.get_paths())
     values += [float(v) for corners in bands for v in np.asarray(corners)[:, 1]]
     known = [v for v in values if math.isfinite(v)]
@@ -266,8 +267,9 @@ def fit_scale(panel: Axes, what: str) -> None:
             room = max(0.06 * (max(known) - min(known)), 0.01)
             panel.set_ylim(max(min(known) - room, -0.01), min(max(known) + room, 1.01))
     # Losses of runs that diverge would flatten all others.
-    elif what == "perplexity" or (known and 0 < WIDE * min(known) < max(known)):
+    elif points and (what == "perplexity" or WIDE * min(points) < max(points)) and min(points) > 0:
         panel.set_yscale("log")
+        panel.set_ylim(bottom=0.8 * min(points))  # a band may reach zero, which has no place
 
 
 def time_spent(runs: Mapping[str, DataFrame]) -> dict[str, dict[str, float]]:

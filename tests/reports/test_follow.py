@@ -19,6 +19,7 @@ import pytest
 
 from archgraph.errors import RunError
 from archgraph.reports import page, report
+from tests.cli.terminal import call
 
 CONFIG = """\
 archgraph: 1
@@ -103,6 +104,11 @@ def test_several_runs_are_not_followed(folder: Path, tmp_path: Path):
     (tmp_path / "two" / "run.yaml").write_text(CONFIG)
     with pytest.raises(RunError, match="follow: one run at a time is followed; found 2 runs"):
         report(tmp_path, follow=True)
+
+
+def test_watch_is_gone_and_names_its_successor():
+    said = call("watch", "runs/mine")
+    assert said.exit_code == 2 and "archgraph report RUN --follow" in " ".join(said.output.split())
 
 
 @pytest.mark.usefixtures("writer")

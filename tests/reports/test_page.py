@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from matplotlib.container import BarContainer
 
@@ -23,7 +24,7 @@ from archgraph.display import colours
 from archgraph.language import ExperimentSpec
 from archgraph.record.points import points
 from archgraph.record.traffic import size
-from archgraph.reports.charts import charts, client_charts, curves
+from archgraph.reports.charts import charts, client_charts, curve_chart, curves
 from archgraph.reports.header import header
 from archgraph.reports.headline import run_headline
 from archgraph.reports.run_page import page
@@ -256,6 +257,16 @@ def test_pictures_share_no_identifier_and_take_the_colours_of_the_page(log: Log,
     shown = "".join(re.findall(r'<figure class="picture">(<svg.*?</svg>)', text, re.DOTALL))
     assert not [one for one in colours.DARK if one in shown] and "var(--c" in shown
     assert "<text" in shown and "<metadata" not in shown
+
+
+def test_many_rounds_are_thinned_and_a_band_does_not_stretch_a_logarithmic_axis():
+    rows = {seed: np.geomspace(1e-2, 1e2, 3000) * 10**seed for seed in (0, -2)}  # deviates beyond 0
+    drawn = {"one": pandas.DataFrame(rows, index=range(1, 3001))}
+    (panel,) = curve_chart("loss", "loss", drawn, "loss", []).figure.axes
+    (line,) = panel.get_lines()
+    rounds, values = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+    assert len(rounds) == 400 and (rounds[0], rounds[-1]) == (1, 3000)
+    assert panel.get_yscale() == "log" and 0.5 * values.min() < panel.get_ylim()[0] < values.min()
 
 
 def test_the_headline_is_the_last_test(log: Log, run: ag.engine.Run):
