@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 
-import pydantic
 import pydantic_core
 import torch
 
@@ -15,7 +14,7 @@ from archgraph.engine.rows import ClientRows
 from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.federation.strategy import LATER
-from archgraph.fields import Place
+from archgraph.fields import Mistake, Place
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import unknown
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
@@ -23,7 +22,7 @@ from archgraph.language.code import users_code
 from archgraph.language.consent import python_names
 from archgraph.language.data import NamedData
 from archgraph.language.document import Document
-from archgraph.language.local import LocalChanges, LocalOptions
+from archgraph.language.local import LocalOptions
 from archgraph.language.writing import yaml_text
 from archgraph.module.initial import initial_state
 from archgraph.plain import Json
@@ -38,14 +37,14 @@ def family_of(spec: ExperimentSpec) -> FamilySpec:
     return load_family(spec.family) if isinstance(spec.family, str) else spec.family
 
 
-def local_changes(spec: ExperimentSpec) -> dict[str, list[tuple[Document, Place, LocalChanges]]]:
+def local_changes(spec: ExperimentSpec) -> dict[str, list[tuple[Document, Place, LocalOptions]]]:
     """Return by kind of client what its file and the experiment change of `local`, and where.
 
     Raises:
         SpecError: If the experiment names a kind that there is not.
     """
     family, by_kind = family_of(spec), spec.local_of or {}
-    changes: dict[str, list[tuple[Document, Place, LocalChanges]]] = {}
+    changes: dict[str, list[tuple[Document, Place, LocalOptions]]] = {}
     for index, member in enumerate(family.clients):
         at: Place = ("clients", index, "local")
         changes[member.name] = []
@@ -71,8 +70,8 @@ def local_by_kind(spec: ExperimentSpec) -> dict[str, LocalOptions]:
         for document, at, one in changes:
             try:
                 options[name] = options.get(name, spec.local).changed(one)
-            except pydantic.ValidationError as error:
-                document.refuse(error, LocalOptions, at)
+            except Mistake as mistake:
+                document.fail((*at, *mistake.place), mistake.message, **mistake.facts)
     return options
 
 

@@ -81,9 +81,8 @@ def _schema() -> dict[str, Json]:
 
 def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
     from archgraph.language.family import FamilySpec, MemberSpec
-    from archgraph.language.local import LocalChanges
 
-    return {"family": FamilySpec, "clients": MemberSpec, "clients.local": LocalChanges}
+    return {"family": FamilySpec, "clients": MemberSpec}
 
 
 FAMILY = FileKind("family", 4, frozenset({"clients"}), _schema, _mappings, _check)

@@ -40,7 +40,6 @@ DataShares = (
 )
 
 
-MinSize = Annotated[Count, Field(description="least number of examples of a client")]
 Alpha = Annotated[
     float, Field(gt=0, description="concentration: the smaller, the more unequal are the classes")
 ]
@@ -50,7 +49,6 @@ class IidSpec(Base):
     """A random order cut into equal shards."""
 
     scheme: Literal["iid"] = Field(default="iid", description="the scheme")
-    min_size: MinSize = 1
     shares: DataShares = None
 
 
@@ -59,7 +57,7 @@ class DirichletSpec(Base):
 
     scheme: Literal["dirichlet"] = Field(description="the scheme")
     alpha: Alpha = 0.5
-    min_size: MinSize = 10
+    min_size: Count = Field(default=10, description="least number of examples of a client")
     balanced: bool = Field(
         default=False, description="a client that has its equal part already gets nothing more"
     )
@@ -71,7 +69,6 @@ class EqualDirichletSpec(Base):
 
     scheme: Literal["equal_dirichlet"] = Field(description="the scheme")
     alpha: Alpha = 0.5
-    min_size: MinSize = 1
     shares: DataShares = None
 
 
@@ -85,7 +82,6 @@ class ClassesSpec(Base):
         description="which classes: the first in turn and the others drawn, all in turn, or all "
         "drawn; examples of a class that no client gets are left out, and a note counts them",
     )
-    min_size: MinSize = 1
     shares: DataShares = None
 
 
@@ -93,7 +89,6 @@ class WholeSpec(Base):
     """Every example for each client, as where models are trained side by side on the same data."""
 
     scheme: Literal["whole"] = Field(description="the scheme")
-    min_size: MinSize = 1
     shares: DataShares = None
 
 

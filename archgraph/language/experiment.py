@@ -31,7 +31,7 @@ from archgraph.language.aggregate import Aggregate
 from archgraph.language.data import Data, DataSpec, NamedData
 from archgraph.language.document import FromFile
 from archgraph.language.family import FamilySpec
-from archgraph.language.local import LocalChanges, LocalOptions, rounds_of
+from archgraph.language.local import Local, LocalOptions, rounds_of
 from archgraph.language.privacy import PrivacySpec
 from archgraph.language.server import Server
 from archgraph.language.task import TaskChoice
@@ -370,8 +370,8 @@ class ExperimentSpec(FromFile):
         "known data set of the same form, e.g. {dataset: mnist, limit: 500}; left out: none",
         examples=[200],
     )
-    local: LocalOptions = Field(default=LocalOptions(), description="how clients train")
-    local_of: Annotated[dict[Name, LocalChanges], Field(min_length=1)] | None = Field(
+    local: Local = Field(default=LocalOptions(), description="how clients train")
+    local_of: Annotated[dict[Name, LocalOptions], Field(min_length=1)] | None = Field(
         default=None,
         description="by kind of client, keys of `local` that its clients have instead; they come "
         "before those that the family's file says (`clients.local`)",

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from archgraph.fields import Base, Count, Mistake, Name, Natural, Place, Version
 from archgraph.language.document import Document, FromFile
-from archgraph.language.local import LocalChanges
+from archgraph.language.local import LocalOptions
 from archgraph.language.model import CallableName
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
@@ -74,7 +74,7 @@ class _Client(Base):
         "in ascending order; left out: all",
         examples=[["cat", "dog"]],
     )
-    local: LocalChanges | None = Field(
+    local: LocalOptions | None = Field(
         default=None,
         description="keys of the run's `local` that these clients have instead; left out: none",
         examples=[{"lr": 0.01, "epochs": 1}],

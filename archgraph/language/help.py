@@ -31,7 +31,6 @@ from archgraph.language.data import DOORS, DataSpec
 from archgraph.language.experiment import STRATEGIES, installed_strategy, strategy_options
 from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.kinds import file_kinds
-from archgraph.language.local import LocalChanges
 from archgraph.language.steps import STEPS, StepOptions
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json, JsonSchema
@@ -117,8 +116,6 @@ def _elsewhere(model: type[pydantic.BaseModel]) -> Collection[str]:
     """Return keys that several mappings share and that are described with another topic."""
     if model is MemberSpec:
         return rewrite_rows()
-    if model is LocalChanges:
-        return LocalChanges.model_fields
     return DataSpec.model_fields if model in DOORS.values() else ()
 
 
@@ -171,7 +168,7 @@ def topic(name: str) -> Topic:
           epochs  integer ≥ 1; default 1
         <BLANKLINE>
         Example:
-          epochs: 1
+          epochs: 2
     """
     known = topics()
     name = name.replace("-", "_")  # as options of the command line are written

@@ -21,8 +21,42 @@ DEFAULT_RATE = 0.1  # of SGD, where neither an optimiser nor a rate is named
 _OF_SGD = ("lr", "momentum", "weight_decay")
 
 
-class LocalChanges(Base):
-    """Keys of `local` that clients of a kind have instead of the run's; all others stay."""
+class _Course:
+    """What a schedule sets in an optimiser, unit by unit: PyTorch's own on a blank parameter."""
+
+    def __init__(self, optimiser: Named, schedule: Named, units: Mapping[str, int]) -> None:
+        import torch
+
+        self._blank = optimiser.make({"params": [torch.zeros(1, 1, requires_grad=True)]})
+        self._schedule = schedule.make({"optimizer": self._blank}, units)
+        self._settings = list[dict[str, Json]]()
+
+    def at(self, index: int) -> dict[str, Json]:
+        while len(self._settings) <= index:
+            if self._settings:
+                self._blank.step()
+                with warnings.catch_warnings(action="ignore"):  # of a sequence, about itself
+                    self._schedule.step()
+            (group,) = self._blank.param_groups
+            set_by_schedules = ("lr", "momentum", "betas")
+            self._settings.append({key: group[key] for key in set_by_schedules if key in group})
+        return self._settings[index]
+
+
+@functools.lru_cache(maxsize=256)
+def _course(optimiser: Named, schedule: Named, rounds: int, steps: int) -> _Course:
+    return _Course(optimiser, schedule, {"rounds": rounds, "steps": steps})
+
+
+class LocalOptions(Base):
+    """How clients train; of a kind of client, the keys that replace the run's.
+
+    Example:
+        >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
+        >>> options = LocalOptions(lr=0.1, schedule=halves)
+        >>> [round(options.lr_at(t, 100), 6) for t in (1, 50, 51)]
+        [0.1, 0.1, 0.01]
+    """
 
     epochs: Count = Field(default=1, description="passes over the local data in one round")
     batch: Count = Field(default=32, description="examples in a minibatch")
@@ -107,46 +141,12 @@ class LocalChanges(Base):
         examples=["bf16"],
     )
 
+    def consistent(self) -> LocalOptions:
+        """Return these options of a run or of a client, whose keys go together.
 
-class _Course:
-    """What a schedule sets in an optimiser, unit by unit: PyTorch's own on a blank parameter."""
-
-    def __init__(self, optimiser: Named, schedule: Named, units: Mapping[str, int]) -> None:
-        import torch
-
-        self._blank = optimiser.make({"params": [torch.zeros(1, 1, requires_grad=True)]})
-        self._schedule = schedule.make({"optimizer": self._blank}, units)
-        self._settings = list[dict[str, Json]]()
-
-    def at(self, index: int) -> dict[str, Json]:
-        while len(self._settings) <= index:
-            if self._settings:
-                self._blank.step()
-                with warnings.catch_warnings(action="ignore"):  # of a sequence, about itself
-                    self._schedule.step()
-            (group,) = self._blank.param_groups
-            set_by_schedules = ("lr", "momentum", "betas")
-            self._settings.append({key: group[key] for key in set_by_schedules if key in group})
-        return self._settings[index]
-
-
-@functools.lru_cache(maxsize=256)
-def _course(optimiser: Named, schedule: Named, rounds: int, steps: int) -> _Course:
-    return _Course(optimiser, schedule, {"rounds": rounds, "steps": steps})
-
-
-class LocalOptions(LocalChanges):
-    """How clients train.
-
-    Example:
-        >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
-        >>> options = LocalOptions(lr=0.1, schedule=halves)
-        >>> [round(options.lr_at(t, 100), 6) for t in (1, 50, 51)]
-        [0.1, 0.1, 0.01]
-    """
-
-    @pydantic.model_validator(mode="after")
-    def _is_read(self) -> LocalOptions:
+        Raises:
+            Mistake: If one of them is not read.
+        """
         title = None if self.optimiser is None else self.optimiser.title
         for key in _OF_SGD:
             if title is not None and getattr(self, key) is not None:
@@ -187,23 +187,22 @@ class LocalOptions(LocalChanges):
         of_rounds = {"schedule": None, "over": None, "patience": None, "proximal": None}
         return self.model_copy(update={**of_rounds, "fraction": 1.0, "ema": None})
 
-    def changed(self, changes: LocalChanges) -> LocalOptions:
+    def changed(self, changes: LocalOptions) -> LocalOptions:
         """Return these options with what is said for a kind of client instead.
 
         Another optimiser replaces the whole of this one.
 
+        Raises:
+            Mistake: If the two do not go together.
+
         >>> run = LocalOptions(lr=0.1, batch=8)
-        >>> kind = run.changed(LocalChanges(lr=0.01))
+        >>> kind = run.changed(LocalOptions(lr=0.01))
         >>> kind.lr, kind.batch
         (0.01, 8)
         """
-        said = {
-            key: getattr(one, key)
-            for one in (self, changes)
-            for key in sorted(one.model_fields_set)
-            if one is changes or key not in _OF_SGD or changes.optimiser is None
-        }
-        return type(self).model_validate(said)
+        said = {key: getattr(changes, key) for key in changes.model_fields_set}
+        anew = {} if changes.optimiser is None else dict.fromkeys(_OF_SGD)
+        return self.model_copy(update={**anew, **said}).consistent()
 
     def settings_at(self, round: int, rounds: int, step: int, steps: int) -> dict[str, Json]:
         """Return what the schedule sets in the optimiser for a step; nothing without a schedule.
@@ -231,6 +230,9 @@ class LocalOptions(LocalChanges):
 
         blank = self.chosen.make({"params": [torch.zeros(1, 1, requires_grad=True)]})
         return float(blank.param_groups[0]["lr"])
+
+
+Local = Annotated[LocalOptions, pydantic.AfterValidator(LocalOptions.consistent)]
 
 
 def rounds_of(span: float, rounds: int) -> float:

@@ -33,7 +33,6 @@ from archgraph.federation.learning import CLASSIFICATION, TASKS
 from archgraph.federation.metrics import cross_entropy
 from archgraph.federation.training import optimiser
 from archgraph.federation.training_loss import trained_task
-from archgraph.language.local import LocalChanges
 from archgraph.language.named import _classes
 from archgraph.record.equal import run_differences
 
@@ -68,10 +67,6 @@ def work_of(net: nn.Module, round: int = 1, rounds: int = 4, **local: Any) -> Wo
 def options(**said: Any) -> LocalOptions:
     """Options as a file says them."""
     return LocalOptions(**said)
-
-
-def changes(**said: Any) -> LocalChanges:
-    return LocalChanges(**said)
 
 
 def order_of(work: Work) -> list[Examples]:
@@ -395,9 +390,9 @@ def test_an_experiment_changes_kinds_of_a_family_of_another_file(write, tmp_path
 
 def test_a_kind_with_another_optimiser_has_nothing_of_the_runs(write):
     run = options(lr=0.3, momentum=0.9, batch=8)
-    adam = run.changed(changes(optimiser={"AdamW": {"lr": 0.01}}))
+    adam = run.changed(options(optimiser={"AdamW": {"lr": 0.01}}))
     assert adam.chosen.plain() == {"AdamW": {"lr": 0.01}} and adam.batch == 8
-    slow = run.changed(changes(lr=0.1))
+    slow = run.changed(options(lr=0.1))
     assert slow.chosen.plain() == {"SGD": {"lr": 0.1, "momentum": 0.9}}
     setup = prepare(write([{**SMALL, "local": {"optimiser": "Adam"}}], local={"momentum": 0.9}))
     assert setup.local_of(0).chosen.plain() == {"Adam": {}}
