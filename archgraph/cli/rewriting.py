@@ -34,7 +34,7 @@ from archgraph.rewrites.registry import rewrite_rows
 if TYPE_CHECKING:
     from archgraph.graph.ir import ArchGraph
     from archgraph.language.family import Rewrites
-    from archgraph.states import State
+    from archgraph.states import Rewritten, State
 
 _NO_POSITIONS = "its sizes alone: --state FILE --weights FILE keeps the positions that were chosen"
 
@@ -63,16 +63,6 @@ def _budget(measure: str) -> Any:
 def rewrite(
     file: ModelFile,
     output: OutputFile = None,
-    after: Annotated[
-        Words,
-        typer.Option(
-            "--split-after", metavar="BLOCK", help="Cut behind a block or section. Repeatable."
-        ),
-    ] = None,
-    before: Annotated[
-        Words,
-        typer.Option("--split-before", metavar="BLOCK", help="Cut in front of one. Repeatable."),
-    ] = None,
     verify: Annotated[bool, typer.Option(help="Run each rewrite's law on the spot.")] = False,
     details: Annotated[bool, typer.Option("--details", help="A line for each tensor.")] = False,
     state: StateFile = None,
@@ -84,71 +74,81 @@ def rewrite(
 
     An option for each rewrite, in the order in which they are applied; its value is that of the
     key in a family's file, and KEY=VALUE is one entry of a mapping: --take 0.5, --take
-    layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. The parts of
-    a split go into numbered files. What is printed is the new model, with the sizes of the old
-    one; --output writes its architecture, with sizes but without chosen positions; --weights
-    writes its weights, at these positions.
+    layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. What is
+    printed is the new model, with the sizes of the old one; --output writes its architecture, with
+    sizes but without chosen positions; --weights writes its weights, at these positions.
 
     Of a folder of transformers, --output FOLDER writes another one, with the weights, which are
     copied from file to file; no law is run.
     """
     import archgraph
-    from archgraph.display import summary_table
-    from archgraph.foreign.transformers_folder import check_new
-    from archgraph.language.loading import check_ending, load_folder
+    from archgraph.language.loading import check_ending
     from archgraph.language.rewriting import rewritten
     from archgraph.language.saved import is_transformers
-    from archgraph.tables import count, plural
 
     if output is not None:
         check_ending(output)  # before anything is printed
     requested = _rewrites(asked)
-    folder = full = None
     if is_transformers(file):
         if state or weights:
             option = "--state" if state else "--weights"
             raise SpecError("is not for a folder, whose weights go along", where=option)
-        if output is not None and output.suffix not in (".yaml", ".yml"):
-            check_new(output, file)
-        graph, folder = load_folder(file)
-        if verify:
-            say("note: laws are not run: they need weights, which stay in their files")
-            verify = False
-    else:
-        graph, full = _with_state(file, choose, state, weights)
+        _rewrite_folder(file, requested, output, verify, details)
+        return
+    graph, full = _with_state(file, choose, state, weights)
     result = rewritten(graph, requested, verify=verify, where=_flag)
+    _show_rewritten(graph, result, details)
+    if output is not None:
+        archgraph.save(result.graph, output)
+        wrote(output)
+        if weights is None and _chooses_positions(requested):
+            say(_NO_POSITIONS)
+    if weights is not None and full is not None:
+        wrote(archgraph.export(result.graph, result.transfer.pull(full), weights))
+
+
+def _rewrite_folder(
+    folder: Path, requested: Rewrites, output: Path | None, verify: bool, details: bool
+) -> None:
+    """Rewrite a folder of transformers into another one, or into an architecture's file."""
+    import archgraph
+    from archgraph.foreign.transformers_folder import check_new
+    from archgraph.language.loading import load_folder
+    from archgraph.language.rewriting import rewritten
+
+    as_folder = output is not None and output.suffix not in (".yaml", ".yml")
+    if output is not None and as_folder:
+        check_new(output, folder)
+    graph, state = load_folder(folder)
+    if verify:
+        say("note: laws are not run: they need weights, which stay in their files")
+    result = rewritten(graph, requested, verify=False, where=_flag)
+    _show_rewritten(graph, result, details)
+    if output is None:
+        return
+    if as_folder:
+        pulled = state.through(result.transfer)
+        for name, value in archgraph.to_transformers(result, pulled, folder, output).items():
+            say(f"{name}: {value}")
+    else:
+        archgraph.save(result.graph, output)
+    wrote(output)
+    if not as_folder and _chooses_positions(requested):
+        say(_NO_POSITIONS)
+
+
+def _show_rewritten(graph: ArchGraph, result: Rewritten, details: bool) -> None:
+    import archgraph
+    from archgraph.display import summary_table
+    from archgraph.tables import count
+
     if details:
         put(result.transfer.describe())
-    else:
-        old, new = archgraph.cost(graph), archgraph.cost(result.graph)
-        sizes = f"{count(old.parameters)} → {count(new.parameters)} parameters"
-        show_item(summary_table(result.graph))
-        say(f"{sizes}, {count(old.macs)} → {count(new.macs)} MACs; --details lists all tensors")
-    # Last, of the model that the rewrites made: a split is one graph in several parts.
-    parts = [(result, "")]
-    if after or before:
-        split = enumerate(archgraph.split(result.graph, after=after or (), before=before or ()), 1)
-        parts = [(result >> part, f"-{number}") for number, part in split]
-        for part, number in parts:
-            size = archgraph.cost(part.graph).parameters
-            entries = plural(len(part.graph.state_names), "entry", "entries")
-            say(f"part {number[1:]}: {entries}, {plural(size, 'parameter')}")
-    elif folder is not None and output is not None and output.suffix not in (".yaml", ".yml"):
-        pulled = folder.through(result.transfer)
-        for name, value in archgraph.to_transformers(result, pulled, file, output).items():
-            say(f"{name}: {value}")
-        wrote(output)
         return
-    for part, number in parts:
-        if output is not None:
-            target = output.with_stem(f"{output.stem}{number}")
-            archgraph.save(part.graph, target)
-            wrote(target)
-        if weights is not None and full is not None:
-            target = weights.with_stem(f"{weights.stem}{number}")
-            wrote(archgraph.export(part.graph, part.transfer.pull(full), target))
-    if output is not None and weights is None and _chooses_positions(requested):
-        say(_NO_POSITIONS)
+    old, new = archgraph.cost(graph), archgraph.cost(result.graph)
+    sizes = f"{count(old.parameters)} → {count(new.parameters)} parameters"
+    show_item(summary_table(result.graph))
+    say(f"{sizes}, {count(old.macs)} → {count(new.macs)} MACs; --details lists all tensors")
 
 
 @command()

@@ -213,14 +213,15 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
 
 def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
     """Return the parts of exactly this name, each with the axes that it makes or has."""
+
+    def exactly(kind: str) -> list[str]:
+        return [word] if word in getattr(about, kind) else []
+
     # `%fc` is the operator, where a block or leaf may have its name as well.
     if operator:
-        return _operator_of(about, [n for n in about.operators if n == word])
-    sections = [s for s in about.sections if s == word]
+        return _operator_of(about, exactly("operators"))
+    sections, leaves, roles, axes = map(exactly, ("sections", "leaves", "roles", "axes"))
     blocks = [b.name for b in about.blocks.values() if word in (b.name, b.section)]
-    leaves = [k for k in about.leaves if k == word]
-    roles = [r for r in about.roles if r == word]
-    axes = [a for a in about.axes if a == word]
     axes += [a for b in blocks for a in about.blocks[b].axes]
     axes += [a for k in leaves for a in about.leaves[k].axes]
     axes += [a for r in roles for a in about.roles[r].axes]
@@ -228,7 +229,7 @@ def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
         inside = (n for b in blocks for n in about.blocks[b].operators)
         leaves += [k for n in inside for k in about.operators[n].leaves]
     parts = _parts(axes=axes, roles=roles, sections=sections, blocks=blocks, leaves=leaves)
-    return parts or _operator_of(about, [n for n in about.operators if n == word])
+    return parts or _operator_of(about, exactly("operators"))
 
 
 def _like(about: Facts, word: str) -> NamesByKind:

@@ -43,17 +43,8 @@ def heading(
     """
     size = 16 if letters is None else max(10, min(16, 10 * letters // max(1, len(title))))
     lines = [text(title, size=size, bold=True)] if title else []
-    marks = [
-        f"{count(total)} parameters (grey: of a part)",
-        "arrows: shapes without the batch axis",
-    ]
-    if any(group.times > 1 for group in picture.clusters()):
-        marks.append("×n: repeated n times, drawn once")
-    if any(b.training for b in picture.boxes) or any(k.training for k in picture.links):
-        marks.append("dashed: training only")
-    if any(link.mask for link in picture.links):
-        marks.append("dotted: masks attention")
     if legend:
+        marks = [f"{count(total)} parameters (grey: of a part)", *_marks(picture)]
         joined = (" · ".join(marks[i : i + across]) for i in range(0, len(marks), across))
         lines += map(_quiet, joined)
     if notes:
@@ -70,6 +61,17 @@ def heading(
         return ""
     rows = "".join(f"<TR><TD>{line}</TD></TR>" for line in lines)
     return f'<<TABLE BORDER="0" CELLSPACING="2">{rows}</TABLE>>'
+
+
+def _marks(picture: Scene) -> Iterator[str]:
+    """Yield what the marks mean that occur in a picture."""
+    yield "arrows: shapes without the batch axis"
+    if any(group.times > 1 for group in picture.clusters()):
+        yield "×n: repeated n times, drawn once"
+    if any(b.training for b in picture.boxes) or any(k.training for k in picture.links):
+        yield "dashed: training only"
+    if any(link.mask for link in picture.links):
+        yield "dotted: masks attention"
 
 
 def _quiet(words: str) -> str:

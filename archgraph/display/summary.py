@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import Block, structure
@@ -31,59 +31,33 @@ def summary_table(graph: ArchGraph) -> Table:
         >>> summary_table(ArchGraph((("x", Ref("x")),), (), (x, y), Ref("y"))).rows[-1]
         ('total', '', '8', '0', '0', '')
     """
-    spent = cost(graph)
     structured = structure(graph)
-    owner = {name: block for block in structured.blocks for name in block.nodes}
-    runs: list[tuple[Block | None, list[Node]]] = []
-    members: dict[str, list[Node]] = {}
-    for node in graph.nodes:  # 1
-        if node.op == "input":
-            continue
-        block = owner.get(node.name)
-        if block is not None and block.name in members:
-            members[block.name].append(node)
-        elif block is None and runs and runs[-1][0] is None:
-            runs[-1][1].append(node)
-        else:
-            runs.append((block, [node]))
-            if block is not None:
-                members[block.name] = runs[-1][1]
-
-    def numbers(nodes: Iterable[Node]) -> tuple[str, str]:
-        nodes = tuple(nodes)
-        # Each leaf once: operators of a row may share it.
-        leaves = dict.fromkeys(leaf for node in nodes for leaf in node.leaves())
-        macs = sum(spent.nodes[node.name].macs for node in nodes if node.name in spent.nodes)
-        return count(count_parameters(graph, tuple(leaves))), count(macs)
-
+    sections = {section.name: section.blocks for section in structured.sections}
     rows: list[tuple[str, ...]] = []
-    strong: set[int] = set()
+    strong: list[int] = []
     begun: set[str] = set()
-    blocks_of = {section.name: section.blocks for section in structured.sections}
-    for block, nodes in runs:  # 2
+    for block, nodes in _runs(graph):  # 1
         if block is None:
             first, last = nodes[0].scope or nodes[0].name, nodes[-1].scope or nodes[-1].name
             name = first if first == last else f"{first} … {last}"
-            rows.append((name, "", shape_label(nodes[-1].types[0]), *numbers(nodes), ""))
+            rows.append((name, "", shape_label(nodes[-1].types[0]), *_numbers(graph, nodes), ""))
             continue
-        shape = shape_label(graph.node[block.exit].types[0])
-        can = "removable" if block.removable else ""
-        name, blocks = f"  {block.name}", blocks_of[block.section]
-        if len(blocks) == 1:
+        blocks, name = sections[block.section], f"  {block.name}"
+        if len(blocks) == 1:  # 2
             alike = block.name == block.section
             name = block.name if alike else f"{block.section}: {block.name}"
-            strong.add(len(rows))
+            strong.append(len(rows))
         elif block.section not in begun:
             begun.add(block.section)
-            inside = numbers(graph.node[n] for b in blocks for n in b.nodes)
-            end = shape_label(graph.node[blocks[-1].exit].types[0])
-            strong.add(len(rows))
-            rows.append((block.section, plural(len(blocks), "block"), end, *inside, ""))
-        rows.append((name, block.kind, shape, *numbers(nodes), can))
-    strong.add(len(rows))  # 3
-    ends = [graph.node[name] for name in graph.output_refs()]
-    result = shape_label(ends[0].types[0]) if ends else ""
-    rows.append(("total", "", result, count(spent.parameters), count(spent.macs), ""))
+            strong.append(len(rows))
+            inside = _numbers(graph, [graph.node[n] for b in blocks for n in b.nodes])
+            many, end = plural(len(blocks), "block"), _result(graph, blocks[-1].exit)
+            rows.append((block.section, many, end, *inside, ""))
+        numbers, can = _numbers(graph, nodes), "removable" if block.removable else ""
+        rows.append((name, block.kind, _result(graph, block.exit), *numbers, can))
+    strong.append(len(rows))  # 3
+    spent, result = cost(graph), [_result(graph, name) for name in graph.output_refs()][:1]
+    rows.append(("total", "", "".join(result), count(spent.parameters), count(spent.macs), ""))
     at = f" of {sizes}" if (sizes := counted_at(graph)) else ""
     inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
     return Table(
@@ -94,3 +68,35 @@ def summary_table(graph: ArchGraph) -> Table:
         strong=frozenset(strong),
         note=f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}",
     )
+
+
+def _runs(graph: ArchGraph) -> list[tuple[Block | None, list[Node]]]:
+    """Return the operators of each block, at its first one, and of each stretch outside blocks."""
+    owner = {name: block for block in structure(graph).blocks for name in block.nodes}
+    runs: list[tuple[Block | None, list[Node]]] = []
+    members: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "input":
+            continue
+        block = owner.get(node.name)
+        if block is None:
+            if not runs or runs[-1][0] is not None:
+                runs.append((None, []))
+            runs[-1][1].append(node)
+            continue
+        if block.name not in members:
+            members[block.name] = []
+            runs.append((block, members[block.name]))
+        members[block.name].append(node)
+    return runs
+
+
+def _numbers(graph: ArchGraph, nodes: Sequence[Node]) -> tuple[str, str]:
+    """Write the parameters of operators, each leaf once, and their MACs."""
+    leaves = dict.fromkeys(leaf for node in nodes for leaf in node.leaves())
+    macs = cost(graph).of(tuple(node.name for node in nodes)).macs
+    return count(count_parameters(graph, tuple(leaves))), count(macs)
+
+
+def _result(graph: ArchGraph, name: str) -> str:
+    return shape_label(graph.node[name].types[0])

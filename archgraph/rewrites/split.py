@@ -179,24 +179,27 @@ class _Cut:
             sections=(),
             name=f"{graph.name} part {k + 1}" if graph.name else "",
         )
+        self._check_inputs(part, arriving)
+        part = with_open_sizes(part, open_sizes(graph))
+        check(part)
+        return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
+
+    def _check_inputs(self, part: ArchGraph, arriving: Sequence[str]) -> None:
+        """Raise if what crosses a cut does not tell the batch, or an open size of the part."""
+        graph = self.graph
+        lost = sorted(open_sizes(graph).keys() - open_sizes(part).keys() & _sizes_of(part))
         # A graph has a batch: the first axis of one of its inputs at least.
         if not any(n.shape[:1] == (BATCH,) for n in part.nodes if n.op == "input"):
             problem = "the cut crosses values whose first axis is not the batch"
-            where = ", ".join(f"%{name}" for name in arriving)
-            types = ", ".join(str(graph.node[name].type) for name in arriving)
-            raise RewriteError(problem, where=where, found=types, hint="cut at another block")
-        known, here = open_sizes(graph), open_sizes(part)
-        lost = sorted(known.keys() - here.keys() & _sizes_of(part))
-        if lost:
-            raise RewriteError(
-                f"nothing that crosses the cut tells {lost[0]}",
-                where=", ".join(f"%{name}" for name in arriving),
-                found=", ".join(str(graph.node[name].type) for name in arriving),
-                hint="fix the size first: ag.fix_sizes(graph)",
-            )
-        part = with_open_sizes(part, known)
-        check(part)
-        return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
+            hint = "cut at another block"
+        elif lost:
+            problem = f"nothing that crosses the cut tells {lost[0]}"
+            hint = "fix the size first: ag.fix_sizes(graph)"
+        else:
+            return
+        where = ", ".join(f"%{name}" for name in arriving)
+        types = ", ".join(str(graph.node[name].type) for name in arriving)
+        raise RewriteError(problem, where=where, found=types, hint=hint)
 
     def _idle(self, param: Param, leaves: Collection[str], k: int) -> bool:
         """Return whether an unused leaf (a counter) goes with part k, whose leaves these are."""

@@ -351,21 +351,6 @@ def test_a_rewrite_tells_the_new_model_and_both_sizes(here: Path):
     assert rest == f"{sizes} MACs; --details lists all tensors\nwrote half.yaml\n"
 
 
-def test_parts_of_a_split_go_into_numbered_files(here: Path):
-    cuts = ["--split-after", "stem", "--split-before", "head"]
-    result = call("rewrite", "model.yaml", "--take", "0.5", *cuts, "-o", "part.yaml")
-    assert result.exit_code == 0, result.stderr
-    names = ["part-1.yaml", "part-2.yaml", "part-3.yaml"]
-    assert sorted(p.name for p in here.glob("part*")) == names
-    half = archgraph.take(archgraph.load("model.yaml"), 0.5).graph
-    parts = archgraph.split(half, after="stem", before="head")
-    assert [archgraph.load(n) for n in names] == [part.graph for part in parts]
-    assert (
-        "part 3: 2 entries, 30 parameters"
-        in call("rewrite", "model.yaml", "--take", "0.5", *cuts).output
-    )
-
-
 def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
     (here / "kept.yaml").write_text("kept")
     for wrong, words in (
@@ -380,7 +365,6 @@ def test_a_rewrite_that_cannot_be_leaves_the_old_file(here: Path):
         (["--widen", "0.5"], ["--widen", "0.5"]),
         (["--narrow", "body=1,2"], ["--narrow"]),
         (["--deepen", "body=1"], ["body", "depth out of range"]),
-        (["--split-after", "nobody"], ["nobody"]),
     ):
         refused(call("rewrite", "model.yaml", *wrong, "-o", "kept.yaml"), *words)
         assert (here / "kept.yaml").read_text() == "kept"
@@ -584,14 +568,6 @@ def test_rewrite_writes_the_weights_at_the_positions_that_it_chose(here: Path):
     assert all(torch.equal(written[name], value) for name, value in pulled.items())
     first = archgraph.take(graph, 0.5).transfer.pull(state)
     assert not all(torch.equal(written[name], value) for name, value in first.items())
-    # The parts of a split have their weights in numbered files.
-    section = archgraph.structure(graph).sections[0].name
-    split = call(*best, "--split-after", section, "-o", "part.yaml", *files)
-    assert split.exit_code == 0, split.output
-    parts = [load_file(f"w-{number}.safetensors") for number in (1, 2)]
-    assert parts[0] and parts[1] and not parts[0].keys() & parts[1].keys()
-    assert {name for part in parts for name in part} == pulled.keys()
-    assert all(torch.equal(part[name], pulled[name]) for part in parts for name in part)
     refused(call(*best, "--state", "full.safetensors"), "--state: needs --weights")
     refused(call(*best, "--weights", "w.safetensors"), "--weights: needs --state")
 
