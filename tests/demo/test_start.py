@@ -44,7 +44,7 @@ def test_commands_of_the_pages_find_their_files(place):
     }
     assert "studies/recipfl_table3.yaml" in named
     assert not [name for name in named if not (place / name).exists()]
-    assert load_study(place / "studies/recipfl_table3.yaml").claims
+    assert load_study(place / "studies/recipfl_table3.yaml").compare
 
 
 def test_the_readme_names_files_that_were_written(place):

@@ -122,7 +122,7 @@ def test_a_trivial_row_has_its_data_and_no_strategy(made):
     whole = {cell.key: cell for cell in cells(study, "paper")}
     one, other = whole["C", "few, clean"], whole["A", "few, clean"]
     assert (one.trivial, other.trivial) == ("nearest_neighbours", "")
-    assert one.experiment.data.limit == 50
+    assert one.experiment.data.model_dump()["limit"] == 50
     named = address(one.experiment, one.trivial)
     assert named.startswith("nearest_neighbours-") and named.endswith("-seed0")
     with pytest.raises(SpecError, match=r"study.yaml:11: rows\.C\.trivial: is not a trivial model"):
