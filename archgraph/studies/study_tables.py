@@ -120,12 +120,12 @@ def _figures(result: StudyResult) -> Iterator[Table]:
         # The title says the first part; a single figure needs no name.
         short = {c: c.removeprefix(first).removeprefix(", ") if several else c for c in columns}
         with_figure = len(result.spec.figures) > 1 or len(result.spec.combined()) == 1
-        shown = list(itertools.product(columns, result.spec.figures))
-        heads = [", ".join(filter(None, (short[c], f if with_figure else ""))) for c, f in shown]
+        places = list(itertools.product(columns, result.spec.figures))
+        heads = [", ".join(filter(None, (short[c], f if with_figure else ""))) for c, f in places]
         rows: list[tuple[str, ...]] = []
         for row in (one for one in result.spec.rows if any((one, c) in there for c in columns)):
-            rows.append((row, *(_cell(result, row, c, f, seeds) for c, f in shown)))
-            printed = [result.spec.printed(row, c, f) for c, f in shown]
+            rows.append((row, *(_cell(result, row, c, f, seeds) for c, f in places)))
+            printed = [result.spec.printed(row, c, f) for c, f in places]
             if any(value is not None for value in printed):
                 numbers = (NOTHING if value is None else f"{value:g}" for value in printed)
                 rows.append((f"{row}, published", *numbers))

@@ -220,7 +220,7 @@ def test_every_cell_of_a_study_is_an_experiment_with_a_strategy(file: Path) -> N
     study = load_study(file)
     for size in study.sizes:
         every = {id(one.experiment): one.experiment for one in cells(study, size)}
-        for experiment in filter(None, every.values()):
+        for experiment in every.values():
             configure(experiment.strategy_name, experiment.strategy_options)
 
 
