@@ -194,5 +194,11 @@ def test_another_float_type_is_answered_before_the_first_round(kind) -> None:
 
 def test_true_and_false_are_two_classes_or_one_label() -> None:
     flags = TARGETS == 0
-    for outputs, targets in ((1, flags), (2, flags), (1, flags[:, None]), (2, flags.long())):
-        assert run(ag.trace(nn.Linear(6, outputs), INPUTS[:2]), targets).sound
+    for outputs, targets, task in (
+        (1, flags, "classification"),
+        (2, flags, "classification"),
+        (1, flags[:, None], "multilabel"),
+        (2, flags.long(), None),
+    ):
+        said = {} if task is None else {"task": task}
+        assert run(ag.trace(nn.Linear(6, outputs), INPUTS[:2]), targets, **said).sound

@@ -81,14 +81,11 @@ def test_attention_over_another_axis_than_the_last(opset, axis, mask, tmp_path: 
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
-@pytest.mark.parametrize("place", ["align_corners", "tf_crop_and_resize", "half_pixel_symmetric"])
+@pytest.mark.parametrize("place", ["align_corners", "half_pixel_symmetric"])
 def test_a_scale_that_makes_no_whole_size(mode: str, place: str, tmp_path: Path):
-    crop = place == "tf_crop_and_resize"
     at = {"mode": mode, "coordinate_transformation_mode": place}
     constants = {"s": np.array([1, 1, 1.7, 1.7], np.float32)}
-    if crop:
-        constants["r"] = np.array([0, 0, 0.1, 0.2, 1, 1, 0.8, 0.9], np.float32)
-    nodes = [node("Resize", ["x", "r" if crop else "", "s"], ["y"], **at)]
+    nodes = [node("Resize", ["x", "", "s"], ["y"], **at)]
     path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 10], constants)
     assert_like_onnxruntime(path, torch.randn(3, 2, 9, 10))
 
@@ -301,13 +298,18 @@ def test_a_weight_whose_name_goes_on_behind_that_of_another(tmp_path: Path):
     assert [*ag.load(path).state] == ["k", "k_x"]
 
 
-@pytest.mark.parametrize("mode", ["linear", "nearest"])
-def test_a_region_that_is_resized_to_one_position(mode: str, tmp_path: Path):
-    at = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize", "axes": [2, 3]}
-    constants = {"r": np.array([0.1, 0.2, 0.8, 0.9], np.float32), "s": np.array([1, 5])}
-    nodes = [node("Resize", ["x", "r", "", "s"], ["y"], **at)]
-    path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 10], constants)
-    assert_like_onnxruntime(path, torch.randn(3, 2, 9, 10))
+@pytest.mark.parametrize(
+    ("at", "found"),
+    [
+        ({"coordinate_transformation_mode": "tf_crop_and_resize"}, "found tf_crop_and_resize"),
+        ({"keep_aspect_ratio_policy": "not_larger"}, "found keep_aspect_ratio_policy='not_larger'"),
+    ],
+)
+def test_what_resizing_does_not_know_is_refused(at: Any, found: str, tmp_path: Path):
+    nodes = [node("Resize", ["x", "", "", "s"], ["y"], mode="linear", axes=[2, 3], **at)]
+    path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 10], {"s": np.array([1, 5])})
+    with pytest.raises(ag.SpecError, match=found):
+        ag.load(path)
 
 
 def test_neither_infinity_is_looked_for(tmp_path: Path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,27 +14,22 @@ from archgraph.limits import LIMITS
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, integers
 
 _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
-_WHOLE_AXIS = (0.0, 1.0)  # a region: from its start to its end
 
 
 def _resize(at: Attributes, x: Tensor, *rest: Known | None) -> Tensor:
     """Resize by PyTorch's own operator where it says the same, else axis by axis."""
     # Until opset 10 the scales are the only input, or an attribute.
-    roi, scales, sizes = (*((None, *rest) if len(rest) == 1 else rest), None, None, None)[:3]
+    _, scales, sizes = (*((None, *rest) if len(rest) == 1 else rest), None, None, None)[:3]
+    at.refuse("keep_aspect_ratio_policy", "stretch")
     factors, targets = _sizes(at, x, scales, integers(sizes))
     transformation = _options(at)[1]
     name = _native(at, x, factors, targets)
     if name is not None:
         corners = transformation == "align_corners" or (None if name == "nearest" else False)
         return F.interpolate(x, targets[2:], mode=name, align_corners=corners)
-    regions = np.ravel(roi) if roi is not None else np.zeros(0)
-    axes = [a % x.dim() for a in at.get("axes") or range(x.dim())]
     for axis, factor in enumerate(factors):
-        region = _WHOLE_AXIS
-        if transformation == "tf_crop_and_resize" and len(regions) and axis in axes:
-            region = regions[axes.index(axis)], regions[axes.index(axis) + len(axes)]
-        if factor != 1 or tuple(region) != _WHOLE_AXIS:
-            x = _along(at, x, axis, int(targets[axis]), float(factor), region)
+        if factor != 1:
+            x = _along(at, x, axis, int(targets[axis]), float(factor))
     return x
 
 
@@ -56,12 +50,6 @@ def _sizes(
     axes = [a % x.dim() for a in at.get("axes") or range(x.dim())]
     shares = [float(v) for v in np.ravel(scales)] if scales is not None else at.get("scales") or []
     factors, targets = [1.0] * x.dim(), list(x.shape)
-    policy = at.get("keep_aspect_ratio_policy", "stretch")
-    if sizes and policy != "stretch":
-        ratios = [s / x.shape[a] for a, s in zip(axes, sizes, strict=True)]
-        share = min(ratios) if policy == "not_larger" else max(ratios)
-        sizes = [int(share * x.shape[a] + 0.5) for a in axes]
-        shares = [share] * len(axes)
     for i, axis in enumerate(axes):
         size = x.shape[axis]
         if isinstance(size, torch.SymInt):
@@ -99,32 +87,21 @@ def _native(at: Attributes, x: Tensor, factors: list[float], targets: list[int])
     return "bicubic" if x.dim() == 4 and same else None
 
 
-def _along(
-    at: Attributes, x: Tensor, axis: int, size: int, factor: float, region: Sequence[float]
-) -> Tensor:
+def _along(at: Attributes, x: Tensor, axis: int, size: int, factor: float) -> Tensor:
     """Resize one axis: each new position is a weighted sum of old ones."""
     before = int(x.shape[axis])
     mode, transformation, rounding = _options(at)
-    positions = _positions(transformation, size, before, factor, region)
+    positions = _positions(transformation, size, before, factor)
     if mode == "nearest":
         index = np.clip(_rounded(positions, rounding), 0, before - 1).astype(np.int64)
-        y = x.index_select(axis, torch.from_numpy(index))
-    elif not x.is_floating_point():
+        return x.index_select(axis, torch.from_numpy(index))
+    if not x.is_floating_point():
         raise SpecError("interpolates whole numbers", found=str(x.dtype))
-    else:
-        matrix = torch.from_numpy(_weights(at, positions, before, factor)).to(x.dtype)
-        y = (x.movedim(axis, -1) @ matrix.t()).movedim(-1, axis)
-    outside = (positions < 0) | (positions > before - 1)
-    if transformation == "tf_crop_and_resize" and outside.any():
-        shape = [-1 if i == axis else 1 for i in range(x.dim())]
-        value = at.get("extrapolation_value", 0.0)
-        y = torch.where(torch.from_numpy(outside).reshape(shape), value, y).to(x.dtype)
-    return y
+    matrix = torch.from_numpy(_weights(at, positions, before, factor)).to(x.dtype)
+    return (x.movedim(axis, -1) @ matrix.t()).movedim(-1, axis)
 
 
-def _positions(
-    transformation: str, size: int, before: int, factor: float, region: Sequence[float]
-) -> Known:
+def _positions(transformation: str, size: int, before: int, factor: float) -> Known:
     """Return the old positions of the new ones."""
     new = np.arange(size, dtype=np.float64)
     match transformation:
@@ -132,11 +109,6 @@ def _positions(
             return new * (before - 1) / (size - 1) if size != 1 else new * 0
         case "asymmetric":
             return new / factor
-        case "tf_crop_and_resize":
-            first, last = region[0] * (before - 1), region[1] * (before - 1)
-            if size == 1:  # the middle
-                return new + first + (last - first) / 2
-            return first + new * (last - first) / (size - 1)
         case "pytorch_half_pixel" if size == 1:
             return new * 0
         case "half_pixel" | "pytorch_half_pixel":

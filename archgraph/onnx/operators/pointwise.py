@@ -95,13 +95,6 @@ def _clip(at: Attributes, x: Tensor, low: Known | None = None, high: Known | Non
     return torch.clamp(x, least, most)
 
 
-def _bit_cast(at: Attributes, x: Tensor) -> Tensor:
-    dtype = dtype_of(at.need("to"))
-    if dtype.itemsize != x.dtype.itemsize:
-        raise SpecError("reads numbers as others of another size", found=str(dtype))
-    return x.view(dtype)
-
-
 def _swish(at: Attributes, x: Tensor) -> Tensor:
     alpha = at.get("alpha", 1.0)
     return F.silu(x) if alpha == 1 else x * torch.sigmoid(x * alpha)
@@ -156,7 +149,6 @@ POINTWISE: OnnxTable = {
     "Cast": OnnxRow(lambda at, x: x.to(dtype_of(at.need("to")))),
     "CastLike": bare(lambda x, like: x.to(like.dtype), types=(1,)),
     "PRelu": OnnxRow(_prelu),
-    "BitCast": OnnxRow(_bit_cast),
     "BitShift": OnnxRow(lambda at, x, y: x << y if at.need("direction") == "LEFT" else x >> y),
     "Celu": OnnxRow(lambda at, x: F.celu(x, at.get("alpha", 1.0))),
     "Elu": OnnxRow(lambda at, x: F.elu(x, at.get("alpha", 1.0))),

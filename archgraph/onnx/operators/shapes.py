@@ -173,18 +173,6 @@ def _pad(
     )
 
 
-def _centred(at: Attributes, x: Tensor, shape: Known) -> Tensor:
-    """Crop and pad on both sides, the odd position behind."""
-    axes = at.get("axes") or range(x.dim())
-    for axis, size in zip([a % x.dim() for a in axes], integers(shape), strict=True):
-        extra = size - x.shape[axis]
-        if extra > 0:
-            x = F.pad(x, [0, 0] * (x.dim() - 1 - axis) + [extra // 2, extra - extra // 2])
-        elif extra < 0:
-            x = x.narrow(axis, -extra // 2, size)
-    return x
-
-
 def _window(*coefficients: float) -> OnnxRow:
     """Return the row of a window that is a sum of cosines with these coefficients."""
 
@@ -261,7 +249,6 @@ SHAPES: OnnxTable = {
     "ScatterND": OnnxRow(_scatter_nd),
     "Expand": OnnxRow(_expand, known=(1,)),
     "Pad": OnnxRow(_pad, known=(1, 2, 3)),
-    "CenterCropPad": OnnxRow(_centred, known=(1,)),
     "HannWindow": _window(0.5, 0.5),
     "HammingWindow": _window(25 / 46, 21 / 46),
     "BlackmanWindow": _window(0.42, 0.5, 0.08),
