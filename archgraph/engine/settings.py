@@ -15,11 +15,11 @@ from archgraph.errors import RunError
 from archgraph.federation import LearningTask
 from archgraph.federation.family import Family
 from archgraph.federation.training_loss import trained_task
-from archgraph.federation.transforms import transformed
+from archgraph.federation.transforms import transform_images
 from archgraph.graph.ir import ArchGraph
 from archgraph.language import ExperimentSpec
 from archgraph.language.local import LocalOptions
-from archgraph.language.named import Named
+from archgraph.language.named import LibraryClass
 from archgraph.ops.schema import torch_dtype
 
 
@@ -99,7 +99,7 @@ def _check_loss(local: LocalOptions, data: Dataset, learning: LearningTask) -> N
         )
 
 
-def _check_transforms(transforms: Sequence[Named], data: Dataset, public: object) -> None:
+def _check_transforms(transforms: Sequence[LibraryClass], data: Dataset, public: object) -> None:
     """Check that there are images in a known range, which keep their shape."""
     check_images(data)
     where = "local.transforms"
@@ -137,7 +137,7 @@ def _check_transforms(transforms: Sequence[Named], data: Dataset, public: object
         )
 
 
-def _transformed_shape(transforms: Sequence[Named], data: Dataset) -> tuple[int, ...]:
+def _transformed_shape(transforms: Sequence[LibraryClass], data: Dataset) -> tuple[int, ...]:
     """Return the shape of an image of zeros after the transforms.
 
     Raises:
@@ -147,7 +147,7 @@ def _transformed_shape(transforms: Sequence[Named], data: Dataset) -> tuple[int,
     for at, one in enumerate(transforms):
         try:
             with torch.random.fork_rng(devices=()):
-                image = transformed(image, [one], None)
+                image = transform_images(image, [one], None)
         except Exception as error:  # whatever torchvision says of the arguments or the image
             raise RunError(
                 f"cannot change these images: {error}",

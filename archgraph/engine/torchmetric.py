@@ -16,12 +16,12 @@ from torch import Tensor
 from archgraph.errors import SpecError
 from archgraph.federation import LearningTask, Metric
 from archgraph.federation.metrics import IGNORED, TargetForm, aligned
-from archgraph.language.named import Named
+from archgraph.language.named import LibraryClass
 from archgraph.plain import Json
 
 
 def torch_metric(
-    named: Named,
+    choice: LibraryClass,
     task: LearningTask,
     classes: int,
     where: str,
@@ -32,7 +32,7 @@ def torch_metric(
     """Make a metric of torchmetrics.
 
     Args:
-        named: Its class.
+        choice: Its class.
         task: What is learned.
         classes: Number of classes or labels.
         where: Place in a file, for errors.
@@ -42,16 +42,16 @@ def torch_metric(
     Raises:
         SpecError: If it does not take such targets, or is not one number.
     """
-    given: dict[str, Json] = {"num_classes": classes, "num_labels": classes}
+    supplied: dict[str, Json] = {"num_classes": classes, "num_labels": classes}
     if task.form == "classes":
-        given["ignore_index"] = IGNORED
+        supplied["ignore_index"] = IGNORED
     classed = task.form in ("classes", "labels")
     # Without a number of classes it takes the probability of the second of two.
-    binary = classes == 2 and not inspect.signature(named.kind).parameters.keys() & given.keys() - {
-        "ignore_index"
-    }
+    binary = classes == 2 and not inspect.signature(
+        choice.kind
+    ).parameters.keys() & supplied.keys() - {"ignore_index"}
     # A partial of a module's function can be pickled: workers test models, too.
-    make = functools.partial(_created, named, tuple(given.items()))
+    make = functools.partial(_created, choice, tuple(supplied.items()))
     try:
         metric = make()
         with _silent():
@@ -63,7 +63,7 @@ def torch_metric(
         raise SpecError(
             "cannot be computed",
             where=where,
-            found=f"{named.title}: {reason}",
+            found=f"{choice.title}: {reason}",
             hint=f"a target has {numbers} numbers: name a metric of several, mae or r2 say"
             if numbers > 1
             else f"it must be one for {task.name}",
@@ -73,7 +73,7 @@ def torch_metric(
         raise SpecError(
             "is not one number",
             where=where,
-            found=f"{named.title}, {shape}",
+            found=f"{choice.title}, {shape}",
             hint="leave out what asks for one of each output"
             if task.form == "values"
             else "choose an average: {average: macro}, say",
@@ -87,10 +87,10 @@ def torch_metric(
         raise SpecError(
             "would hold the predictions of all targets",
             where=where,
-            found=named.title,
+            found=choice.title,
             hint="give it thresholds: {thresholds: 100}, say",
         )
-    label = "_".join([named.title, *map(str, named.args.values())])
+    label = "_".join([choice.title, *map(str, choice.args.values())])
     better = metric.higher_is_better
     return Metric(label, better, form.rows, form.value, frozenset({task.form}))
 
@@ -163,9 +163,9 @@ class _Counted:
             return float(metric.compute())
 
 
-def _created(named: Named, given: tuple[tuple[str, Json], ...]) -> Any:
+def _created(choice: LibraryClass, supplied: tuple[tuple[str, Json], ...]) -> Any:
     with _silent():
-        return named.make(dict(given))
+        return choice.make(dict(supplied))
 
 
 def _summed(metric: Any) -> bool:

@@ -16,7 +16,7 @@ from archgraph.errors import RejectedUpdate
 from archgraph.federation.objectives import Objective, Penalty, TaskLoss, Towards
 from archgraph.federation.shard import Shard, batch_sizes
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
-from archgraph.federation.transforms import transformed
+from archgraph.federation.transforms import transform_images
 from archgraph.language.local import LocalOptions
 from archgraph.module.build import ArchModule, filled, state_of
 from archgraph.ops.table import statistics
@@ -29,10 +29,10 @@ def optimiser(
     local: LocalOptions, parameters: Iterable[Tensor], round: int, rounds: int
 ) -> torch.optim.Optimizer:
     """Return the optimiser for one round; its state does not outlive the round."""
-    made: torch.optim.Optimizer = local.chosen.make({"params": parameters})
+    steps: torch.optim.Optimizer = local.chosen.make({"params": parameters})
     if local.over is None:
-        _set(made, local.settings_at(round, rounds, 1, 1))
-    return made
+        _set(steps, local.settings_at(round, rounds, 1, 1))
+    return steps
 
 
 def _set(optimiser: torch.optim.Optimizer, settings: Mapping[str, Json]) -> None:
@@ -193,7 +193,7 @@ def _arrived(batch: Examples, work: Work) -> Examples:
     """Return a minibatch on the client's device, its images transformed."""
     inputs = tuple(to_device(x, work.device) for x in batch.inputs)
     if work.local.transforms is not None:
-        inputs = (transformed(inputs[0], work.local.transforms, work.pixels), *inputs[1:])
+        inputs = (transform_images(inputs[0], work.local.transforms, work.pixels), *inputs[1:])
     return Examples(inputs, to_device(batch.targets, work.device), batch.ids)
 
 

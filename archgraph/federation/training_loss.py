@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from archgraph.federation.learning import LearningTask, Standardised
 from archgraph.federation.metrics import IGNORED, aligned, class_counts
 from archgraph.language.local import LocalOptions
-from archgraph.language.named import Named
+from archgraph.language.named import LibraryClass
 
 
 @dataclass(frozen=True)
@@ -21,36 +21,36 @@ class NamedLoss:
     """A loss of ``torch.nn`` with its arguments.
 
     Attributes:
-        named: Its class.
+        choice: Its class.
         classes: Whether targets are classes, of which -100 does not count, and whose weights are
             the argument ``weight``.
 
     Example:
-        >>> weighted = Named("loss", "torch.nn.CrossEntropyLoss", {"weight": (1.0, 3.0)})
+        >>> weighted = LibraryClass("loss", "torch.nn.CrossEntropyLoss", {"weight": (1.0, 3.0)})
         >>> logits = torch.tensor([[0.0, 0.0], [0.0, 100.0]])
         >>> loss = NamedLoss(weighted, classes=True)
         >>> round(loss(logits, torch.tensor([0, 1])).item(), 4)  # (1 · 0.6931 + 3 · 0) / 4
         0.1733
     """
 
-    named: Named
+    choice: LibraryClass
     classes: bool
 
     @property
     def weights(self) -> tuple[float, ...] | None:
         """Weight of each class. Default: 1."""
-        return self.named.args.get("weight") if self.classes else None
+        return self.choice.args.get("weight") if self.classes else None
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the loss of logits ``[batch, ..., classes]``, or of numbers in any shape."""
-        made = functools.partial(_made, self.named, predictions.device, predictions.dtype)
+        loss_of = functools.partial(_made, self.choice, predictions.device, predictions.dtype)
         if not self.classes:
             said = aligned(predictions, targets)
-            value: Tensor = made(reduction)(said, targets.to(said.dtype))
+            value: Tensor = loss_of(reduction)(said, targets.to(said.dtype))
             return value
         logits, flat = predictions.reshape(-1, predictions.shape[-1]), targets.reshape(-1)
         # Not every class has `ignore_index`: what is ignored is computed and left out.
-        values: Tensor = made("none")(logits, flat.clamp(min=0)) * (flat != IGNORED)
+        values: Tensor = loss_of("none")(logits, flat.clamp(min=0)) * (flat != IGNORED)
         if reduction != "mean":
             return values
         weights = None if self.weights is None else logits.new_tensor(self.weights)
@@ -60,8 +60,10 @@ class NamedLoss:
 
 
 @functools.lru_cache(maxsize=64)
-def _made(named: Named, device: torch.device, dtype: torch.dtype, reduction: str) -> nn.Module:
-    loss: nn.Module = named.make({"reduction": reduction})
+def _made(
+    choice: LibraryClass, device: torch.device, dtype: torch.dtype, reduction: str
+) -> nn.Module:
+    loss: nn.Module = choice.make({"reduction": reduction})
     return loss.to(device, dtype)
 
 
@@ -80,8 +82,8 @@ def trained_task(
     loss = NamedLoss(local.loss, learning.form == "classes")
     if loss.weights is not None and classes:
         weights = tuple(loss.weights[number] for number in classes)
-        named = dataclasses.replace(loss.named, args={**loss.named.args, "weight": weights})
-        loss = dataclasses.replace(loss, named=named)
+        choice = dataclasses.replace(loss.choice, args={**loss.choice.args, "weight": weights})
+        loss = dataclasses.replace(loss, choice=choice)
     if isinstance(learning.loss, Standardised):
         standardised = dataclasses.replace(learning.loss, loss=loss)
         return dataclasses.replace(learning, loss=standardised)

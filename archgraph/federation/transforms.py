@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from archgraph.federation.tasks import Pixels
-from archgraph.language.named import Named
+from archgraph.language.named import LibraryClass
 from archgraph.states.copies import to_device
 
 BYTES = 255.0
-Transform: TypeAlias = Callable[[Tensor], Tensor]
+_Transform: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def transformed(images: Tensor, transforms: Sequence[Named], pixels: Pixels | None) -> Tensor:
+def transform_images(
+    images: Tensor, transforms: Sequence[LibraryClass], pixels: Pixels | None
+) -> Tensor:
     """Change each image of a minibatch by itself.
 
     1. Normalisation is undone: values are between 0 and 1, as the transforms take them.
@@ -40,11 +42,11 @@ def transformed(images: Tensor, transforms: Sequence[Named], pixels: Pixels | No
     return (torch.stack([_applied(image, chain) for image in raw]) - mean) / std  # 2, 3
 
 
-def _applied(image: Tensor, chain: Sequence[Transform]) -> Tensor:
+def _applied(image: Tensor, chain: Sequence[_Transform]) -> Tensor:
     return functools.reduce(lambda changed, one: one(changed), chain, image)
 
 
 @functools.cache
-def _made(one: Named) -> Transform:
-    transform: Transform = one.make()
+def _made(one: LibraryClass) -> _Transform:
+    transform: _Transform = one.make()
     return transform

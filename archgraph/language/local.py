@@ -12,10 +12,10 @@ from pydantic import Field
 
 from archgraph.errors import ErrorFacts, RunError
 from archgraph.fields import Base, Count, Mistake, Share
-from archgraph.language.named import WRITTEN, Named, named
+from archgraph.language.named import WRITTEN, LibraryClass, library_class
 from archgraph.plain import Json
 
-_Transform = Annotated[Named, named("transform"), WRITTEN]
+_Transform = Annotated[LibraryClass, library_class("transform"), WRITTEN]
 DEFAULT_RATE = 0.1  # of SGD, where neither an optimiser nor a rate is named
 # Options of SGD that may stand beside `optimiser` instead of behind it.
 _OF_SGD = ("lr", "momentum", "weight_decay")
@@ -24,7 +24,9 @@ _OF_SGD = ("lr", "momentum", "weight_decay")
 class _Course:
     """What a schedule sets in an optimiser, unit by unit: PyTorch's own on a blank parameter."""
 
-    def __init__(self, optimiser: Named, schedule: Named, units: Mapping[str, int]) -> None:
+    def __init__(
+        self, optimiser: LibraryClass, schedule: LibraryClass, units: Mapping[str, int]
+    ) -> None:
         import torch
 
         self._blank = optimiser.make({"params": [torch.zeros(1, 1, requires_grad=True)]})
@@ -44,7 +46,7 @@ class _Course:
 
 
 @functools.lru_cache(maxsize=256)
-def _course(optimiser: Named, schedule: Named, rounds: int, steps: int) -> _Course:
+def _course(optimiser: LibraryClass, schedule: LibraryClass, rounds: int, steps: int) -> _Course:
     return _Course(optimiser, schedule, {"rounds": rounds, "steps": steps})
 
 
@@ -66,7 +68,7 @@ class LocalOptions(Base):
         "left out: every minibatch is a step",
         examples=[4],
     )
-    optimiser: Annotated[Named, named("optimiser"), WRITTEN] | None = Field(
+    optimiser: Annotated[LibraryClass, library_class("optimiser"), WRITTEN] | None = Field(
         default=None,
         description="a class of torch.optim with its arguments; its state does not outlive the "
         "round; left out: SGD, with `lr`, `momentum` and `weight_decay`",
@@ -83,7 +85,7 @@ class LocalOptions(Base):
     weight_decay: Annotated[float, Field(ge=0)] | None = Field(
         default=None, description="likewise, its weight decay; default 0", examples=[0.0001]
     )
-    schedule: Annotated[Named, named("schedule"), WRITTEN] | None = Field(
+    schedule: Annotated[LibraryClass, library_class("schedule"), WRITTEN] | None = Field(
         default=None,
         description="a class of torch.optim.lr_scheduler with its arguments, in which $rounds is "
         "the number of rounds and $steps that of steps in one; left out: the rate stays",
@@ -116,7 +118,7 @@ class LocalOptions(Base):
         "running statistics included; left out: the last ones",
         examples=[0.99],
     )
-    loss: Annotated[Named, named("loss"), WRITTEN] | None = Field(
+    loss: Annotated[LibraryClass, library_class("loss"), WRITTEN] | None = Field(
         default=None,
         description="a class of torch.nn with its arguments, which training minimises instead of "
         "the task's loss; left out: the task's",
@@ -164,14 +166,16 @@ class LocalOptions(Base):
         return self
 
     @property
-    def chosen(self) -> Named:
+    def chosen(self) -> LibraryClass:
         """The optimiser, that of the short form included.
 
         >>> LocalOptions(momentum=0.9).chosen.plain()
         {'SGD': {'lr': 0.1, 'momentum': 0.9}}
         """
         said = {key: getattr(self, key) for key in _OF_SGD if getattr(self, key) is not None}
-        return self.optimiser or Named("optimiser", "torch.optim.SGD", {"lr": DEFAULT_RATE, **said})
+        return self.optimiser or LibraryClass(
+            "optimiser", "torch.optim.SGD", {"lr": DEFAULT_RATE, **said}
+        )
 
     def written(self) -> dict[str, Json]:
         """Return the options as plain values, with the rate of SGD where that is left out."""

@@ -100,8 +100,8 @@ def main_mistake(
             cause = first["ctx"]["error"]
             if isinstance(cause, Mistake):
                 other = (*inner, *cause.other) if cause.other else ()
-                place = (*inner, *cause.place)
-                return Mistake(cause.message, place=place, other=other, **cause.facts)
+                at = (*inner, *cause.place)
+                return Mistake(cause.message, place=at, other=other, **cause.facts)
             return Mistake(str(cause), place=inner, found=abbreviate(first["input"]))
         case "literal_error" | "union_tag_invalid":
             return _choice(first, inner)

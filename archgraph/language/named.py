@@ -40,13 +40,13 @@ _TRIAL = {"rounds": 1000, "steps": 1000}
 
 
 @dataclass(frozen=True)
-class Role:
+class ClassRole:
     """Which classes a key may name.
 
     Attributes:
         modules: Modules whose public names they are.
         base: Their base class, ``module:name``.
-        given: Arguments that the run gives.
+        supplied: Arguments that the run gives.
         closed: Arguments that are not a file's to set: how numbers are computed.
         refused: Classes that cannot be used, and why.
         install: How to install the library.
@@ -54,43 +54,43 @@ class Role:
 
     modules: tuple[str, ...]
     base: str
-    given: tuple[str, ...] = ()
+    supplied: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     install: str = "pip install torch"
 
 
-ROLES: Mapping[RoleName, Role] = {
-    "optimiser": Role(
+ROLES: Mapping[RoleName, ClassRole] = {
+    "optimiser": ClassRole(
         ("torch.optim",),
         "torch.optim:Optimizer",
-        given=("params",),
+        supplied=("params",),
         closed=("foreach", "fused", "capturable", "differentiable", "maximize"),
         refused={
             "LBFGS": "it evaluates the loss several times in a step",
             "SparseAdam": "it takes sparse gradients, which these models do not have",
         },
     ),
-    "schedule": Role(
+    "schedule": ClassRole(
         ("torch.optim.lr_scheduler",),
         "torch.optim.lr_scheduler:LRScheduler",
-        given=("optimizer",),
+        supplied=("optimizer",),
         closed=("last_epoch", "scale_fn"),
         refused={"ReduceLROnPlateau": "it reads a figure, and rates are set before the run"},
     ),
-    "loss": Role(
+    "loss": ClassRole(
         ("torch.nn",),
         "torch.nn.modules.loss:_Loss",
         closed=("reduction", "reduce", "size_average", "ignore_index"),
     ),
     # Not all of torchmetrics: some metrics download and unpickle weights.
-    "metric": Role(
+    "metric": ClassRole(
         ("torchmetrics.classification", "torchmetrics.regression", "torchmetrics.segmentation"),
         "torchmetrics:Metric",
-        given=("num_classes", "num_labels", "ignore_index"),
+        supplied=("num_classes", "num_labels", "ignore_index"),
         install="pip install 'archgraph[metrics]'",
     ),
-    "transform": Role(
+    "transform": ClassRole(
         ("torchvision.transforms.v2",),
         "torchvision.transforms.v2:Transform",
         install="pip install torchvision",
@@ -99,7 +99,7 @@ ROLES: Mapping[RoleName, Role] = {
 
 
 @dataclass(frozen=True)
-class Named:
+class LibraryClass:
     """A class of a library, and the keyword arguments that a file gives it.
 
     Attributes:
@@ -125,33 +125,33 @@ class Named:
     def plain(self) -> dict[str, Json]:
         """Return what a file says of it.
 
-        >>> Named("optimiser", "torch.optim.SGD", {"lr": 0.1}).plain()
+        >>> LibraryClass("optimiser", "torch.optim.SGD", {"lr": 0.1}).plain()
         {'SGD': {'lr': 0.1}}
         """
         return {self.title: dict(self.args)}
 
     def make(
-        self, given: Mapping[str, object] | None = None, units: Mapping[str, int] | None = None
+        self, supplied: Mapping[str, object] | None = None, units: Mapping[str, int] | None = None
     ) -> Any:
         """Return an instance.
 
         Args:
-            given: Arguments that the run gives; those that the class lacks are left out.
+            supplied: Arguments that the run gives; those that the class lacks are left out.
             units: What ``$rounds`` and ``$steps`` are.
         """
         known = inspect.signature(self.kind).parameters
-        mine = {key: value for key, value in (given or {}).items() if key in known}
+        mine = {key: value for key, value in (supplied or {}).items() if key in known}
 
-        def made(value: object) -> object:
-            if isinstance(value, Named):
-                return value.make(given, units)
-            return [made(one) for one in value] if isinstance(value, list) else value
+        def built(value: object) -> object:
+            if isinstance(value, LibraryClass):
+                return value.make(supplied, units)
+            return [built(one) for one in value] if isinstance(value, list) else value
 
         args = _checked(self.role, self.title, self.args, units or _TRIAL)
-        return self.kind(**mine, **{key: made(value) for key, value in args.items()})
+        return self.kind(**mine, **{key: built(value) for key, value in args.items()})
 
 
-def named(role: RoleName, also: tuple[str, ...] = ()) -> pydantic.PlainValidator:
+def library_class(role: RoleName, also: tuple[str, ...] = ()) -> pydantic.PlainValidator:
     """Return what reads a class of a role: a name, or a name with arguments.
 
     Args:
@@ -164,17 +164,17 @@ def named(role: RoleName, also: tuple[str, ...] = ()) -> pydantic.PlainValidator
     )
 
 
-def _written(value: Named | str) -> Json:
+def _written(value: LibraryClass | str) -> Json:
     return value if isinstance(value, str) else value.plain()
 
 
 WRITTEN = pydantic.PlainSerializer(_written)
-"""Beside :func:`named`: how the choice is written."""
+"""Beside :func:`library_class`: how the choice is written."""
 
 
-def _read(role: RoleName, also: tuple[str, ...], value: object) -> Named | str:
+def _read(role: RoleName, also: tuple[str, ...], value: object) -> LibraryClass | str:
     """Return what a file names, checked; the library is imported, and nothing of it is called."""
-    if isinstance(value, Named) or (isinstance(value, str) and value in also):
+    if isinstance(value, LibraryClass) or (isinstance(value, str) and value in also):
         return value
     one = isinstance(value, dict) and len(value) == 1
     path, args = next(iter(cast(dict[str, Json], value).items())) if one else (value, None)
@@ -187,9 +187,9 @@ def _read(role: RoleName, also: tuple[str, ...], value: object) -> Named | str:
     try:
         _checked(role, name, args, _TRIAL)
     except Mistake as mistake:
-        place = (path, *mistake.place) if one else mistake.place
-        raise Mistake(mistake.message, place=place, **mistake.facts) from None
-    return Named(role, f"{_classes(role)[name]}.{name}", args)
+        loc = (path, *mistake.place) if one else mistake.place
+        raise Mistake(mistake.message, place=loc, **mistake.facts) from None
+    return LibraryClass(role, f"{_classes(role)[name]}.{name}", args)
 
 
 def _found(role: RoleName, path: str, also: tuple[str, ...]) -> str:
@@ -276,7 +276,7 @@ def _model(role: RoleName, name: str) -> type[pydantic.BaseModel]:
     hints = typing.get_type_hints(kind.__init__, localns={**vars(typing), **vars(abc)})
     fields: dict[str, Any] = {}
     for one in inspect.signature(kind).parameters.values():
-        if one.name in (*row.given, *row.closed) or one.kind is one.VAR_KEYWORD:
+        if one.name in (*row.supplied, *row.closed) or one.kind is one.VAR_KEYWORD:
             continue
         if one.name not in hints:
             raise _Unclear(f"its argument `{one.name}` has no type")
@@ -307,7 +307,7 @@ def _plain(hint: Any, role: RoleName) -> Any:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint
     if isinstance(hint, type) and hint.__name__ == ROLES[role].base.partition(":")[2]:  # 1
-        return Annotated[Named, named(role)]
+        return Annotated[LibraryClass, library_class(role)]
     if hint is tensor:  # 2
         return Annotated[list[float], pydantic.AfterValidator(_class("torch", "tensor"))]
     if origin in (types.UnionType, typing.Union):  # 3
@@ -351,22 +351,22 @@ def _checked(
     return {key: getattr(checked, key) for key in checked.model_fields_set}
 
 
-def _evaluated(value: Json, units: Mapping[str, int], place: Place = ()) -> Json:
+def _evaluated(value: Json, units: Mapping[str, int], loc: Place = ()) -> Json:
     """Return arguments whose expressions are computed.
 
     What is counted in rounds or steps is at least 1: a part of few rounds would be none of them,
     and the first is trained at the rate that a file says.
     """
     if isinstance(value, Mapping):
-        return {key: _evaluated(one, units, (*place, key)) for key, one in value.items()}
+        return {key: _evaluated(one, units, (*loc, key)) for key, one in value.items()}
     if isinstance(value, tuple):
-        return [_evaluated(one, units, (*place, at)) for at, one in enumerate(value)]
+        return [_evaluated(one, units, (*loc, at)) for at, one in enumerate(value)]
     if not is_expression(value):
         return value
     try:
         return max(cast(int, evaluate(value, units)), 1)
     except Mistake as mistake:
-        raise Mistake(mistake.message, place=place, **mistake.facts) from None
+        raise Mistake(mistake.message, place=loc, **mistake.facts) from None
 
 
 def _frozen(value: Json) -> Json:

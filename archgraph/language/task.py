@@ -10,11 +10,11 @@ from pydantic import Field
 from archgraph.errors import ErrorFacts
 from archgraph.fields import Base, Mistake, bare
 from archgraph.language.consent import PYTHON
-from archgraph.language.named import WRITTEN, Named, named
+from archgraph.language.named import WRITTEN, LibraryClass, library_class
 
 Kind = Literal["classification", "multilabel", "regression", "segmentation", "next_token"]
 OWN_METRICS = ("loss", "accuracy", "iou", "perplexity", "f1", "mse", "rmse", "mae", "r2")
-MetricChoice = Annotated[str | Named, named("metric", OWN_METRICS), WRITTEN]
+MetricChoice = Annotated[str | LibraryClass, library_class("metric", OWN_METRICS), WRITTEN]
 OWN = "own"
 """What is learned by an objective of the user's alone, without a kind."""
 

@@ -14,7 +14,7 @@ from archgraph.errors import SpecError
 from archgraph.federation.registry import find_strategy
 from archgraph.language import ExperimentSpec
 from archgraph.language.data import IidSpec
-from archgraph.language.named import Named
+from archgraph.language.named import LibraryClass
 from archgraph.plain import Json
 from archgraph.reports.sheets import NOTHING
 
@@ -85,7 +85,7 @@ def _of_model(model: pydantic.BaseModel, path: str) -> Iterator[Setting]:
 def _plain(value: Json) -> Json:
     if isinstance(value, pydantic.BaseModel):
         return value.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if isinstance(value, Named):
+    if isinstance(value, LibraryClass):
         return pydantic_core.to_jsonable_python(value.plain())
     if isinstance(value, tuple):
         return [_plain(one) for one in value]

@@ -12,7 +12,7 @@ from torch.nn import functional
 import archgraph as ag
 from archgraph.engine import prepare
 from archgraph.federation import LocalOptions, Pixels, Shard, Train, Work, seeded
-from archgraph.federation.transforms import transformed
+from archgraph.federation.transforms import transform_images
 
 v2: Any = pytest.importorskip("torchvision.transforms.v2", reason="torchvision is no dependency")
 
@@ -48,11 +48,11 @@ def test_images_are_changed_as_in_plain_torchvision():
     chain = LocalOptions(transforms=CHAIN).transforms
     assert chain is not None
     torch.manual_seed(3)
-    ours = transformed(IMAGES, chain, Pixels(MEAN, STD))
+    ours = transform_images(IMAGES, chain, Pixels(MEAN, STD))
     torch.manual_seed(3)
     torch.testing.assert_close(ours, theirs(BYTES / 255), rtol=1e-4, atol=1e-4)
     torch.manual_seed(3)
-    plain = transformed(BYTES / 255, chain, None)
+    plain = transform_images(BYTES / 255, chain, None)
     torch.testing.assert_close((plain * 255 - MEAN[:, None, None]) / STD[:, None, None], ours)
     assert not torch.equal(ours, IMAGES)
 

@@ -11,25 +11,25 @@ import pytest
 
 import archgraph as ag
 from archgraph.fields import Base
-from archgraph.language.named import ROLES, WRITTEN, Named, _classes, _unclear, named
+from archgraph.language.named import ROLES, WRITTEN, LibraryClass, _classes, _unclear, library_class
 from archgraph.language.yaml import parse_document
 
 
 class Holder(Base):
-    optimiser: Annotated[Named, named("optimiser"), WRITTEN] | None = None
-    schedule: Annotated[Named, named("schedule"), WRITTEN] | None = None
-    loss: Annotated[Named, named("loss"), WRITTEN] | None = None
-    metric: Annotated[Named, named("metric", ("r2",)), WRITTEN] | None = None
-    transform: Annotated[Named, named("transform"), WRITTEN] | None = None
+    optimiser: Annotated[LibraryClass, library_class("optimiser"), WRITTEN] | None = None
+    schedule: Annotated[LibraryClass, library_class("schedule"), WRITTEN] | None = None
+    loss: Annotated[LibraryClass, library_class("loss"), WRITTEN] | None = None
+    metric: Annotated[LibraryClass, library_class("metric", ("r2",)), WRITTEN] | None = None
+    transform: Annotated[LibraryClass, library_class("transform"), WRITTEN] | None = None
 
 
 def read(text: str) -> Holder:
     return parse_document(text, "e.yaml").validate(Holder)
 
 
-def one_of(holder: Holder) -> Named:
+def one_of(holder: Holder) -> LibraryClass:
     (one,) = (value for _, value in holder if value is not None)
-    assert isinstance(one, Named)
+    assert isinstance(one, LibraryClass)
     return one
 
 
@@ -150,6 +150,6 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_class_has_one_set_of_arguments() -> None:
     """As Python has it: a value of the type, not of a text that looks like it."""
-    assert read("optimiser: SGD").optimiser == Named("optimiser", "torch.optim.SGD")
+    assert read("optimiser: SGD").optimiser == LibraryClass("optimiser", "torch.optim.SGD")
     with pytest.raises(pydantic.ValidationError):
-        Holder(optimiser=Named)  # type: ignore[arg-type]
+        Holder(optimiser=LibraryClass)  # type: ignore[arg-type]
