@@ -2,7 +2,7 @@
 
 One client's model and update for each worker are in memory at a time, whatever the number of
 clients: the strategy asks for tasks and is handed results as a stream, in the clients' order. All
-randomness is page_text from generators seeded by (seed, purpose, round, client), so that a run that
+randomness comes from generators seeded by (seed, purpose, round, client), so that a run that
 goes on after a crash ends with the same bits.
 """
 
