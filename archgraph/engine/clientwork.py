@@ -31,8 +31,7 @@ from archgraph.states.updates import finite, unsummable
 
 # What the record says of an accepted client, beside its metrics.
 RECORDED = frozenset(
-    {"client", "name", "spare", "examples", "malicious", "clipped", "seconds", "trained"}
-    | {DOWN, UP}
+    {"client", "name", "examples", "malicious", "clipped", "seconds", "trained"} | {DOWN, UP}
 )
 
 

@@ -41,7 +41,6 @@ class Experiment:
         engine: In how many processes, and what a client may take.
         attack: What malicious clients do.
         sampled: Clients in each round; None: all.
-        spare: Clients that are drawn beside them, for those that fail or are refused.
         patience: Rounds in a row without an accepted update that end the run.
         privacy: What is promised to clients; None: nothing.
         bound: How many times the round's median an update's size may be; None: any.
@@ -63,7 +62,6 @@ class Experiment:
     engine: EngineSpec = field(default_factory=EngineSpec)
     attack: AttackSpec | None = None
     sampled: int | None = None
-    spare: int = 0
     patience: int = 5
     bound: float | None = None
     privacy: PrivacySpec | None = None

@@ -1,7 +1,7 @@
 """The rounds of a run, step by step.
 
-1. **Draw.** The clients of a round follow from (seed, round): a sample, further models that these
-   clients train beside their own, and behind them spare clients, who work if others fail.
+1. **Draw.** The clients of a round follow from (seed, round): a sample, and further models that
+   these clients train beside their own.
 2. **Begin.** The strategy gives the state with which the round begins (``Strategy.begin``).
 3. **Merge.** The strategy makes the next state of the clients' results (``Strategy.receive``). It
    reads them from a stream, which takes steps 4 to 6 for one client after the other: one update per
@@ -29,7 +29,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import statistics
 import time
 from collections import Counter
@@ -106,9 +105,8 @@ def sample(
     round: int,
     *,
     poisson: bool = False,
-    spare: int = 0,
 ) -> tuple[int, ...]:
-    """Draw the clients of a round, ascending, and then the spare ones: from (seed, round) only.
+    """Draw the clients of a round, ascending: from (seed, round) only.
 
     Args:
         clients: All clients.
@@ -116,7 +114,6 @@ def sample(
         seed: Of the run.
         round: Counted from 1.
         poisson: Whether each is drawn by itself; ``count`` then is the expected number.
-        spare: How many more, in the order in which they are drawn.
 
     >>> sample(3, None, seed=0, round=1), len(sample(10, 4, seed=0, round=7))
     ((0, 1, 2), 4)
@@ -128,7 +125,7 @@ def sample(
         return tuple((drawn < count / clients).nonzero().flatten().tolist())
     order = torch.randperm(clients, generator=seeded(seed, "sample", round))
     # Ascending: results are merged in this order, whoever is drawn first.
-    return (*sorted(order[:count].tolist()), *order[count : count + spare].tolist())
+    return tuple(sorted(order[:count].tolist()))
 
 
 @dataclass(eq=False)
@@ -137,8 +134,7 @@ class RoundPlan:
 
     Attributes:
         round: Counted from 1; 0 for the survey.
-        clients: Those that are drawn, in the order in which they are asked; spare ones last.
-        spare: Those of them that take the places of others.
+        clients: Those that are drawn, in the order in which they are asked.
         due: Whether models are tested afterwards.
         test: Test of a client's model as it is after local training; None: it is not tested.
         accepted: A row for each client whose update was accepted.
@@ -157,7 +153,6 @@ class RoundPlan:
 
     round: int
     clients: tuple[int, ...] = ()
-    spare: frozenset[int] = frozenset()
     due: bool = False
     test: LocalTest | None = None
     accepted: list[dict[str, Json]] = field(default_factory=list)
@@ -314,14 +309,11 @@ class Loop:
             world.seed,
             number,
             poisson=setup.privacy is not None and setup.privacy.sampling == "poisson",
-            spare=setup.spare,
         )
-        needed, spare = drawn[: len(drawn) - setup.spare], drawn[len(drawn) - setup.spare :]
-        # A client's further models come with it; where there are spare clients, there are none.
-        needed = world.with_further(needed)
-        self.watch.round(number, len(needed))
+        clients = world.with_further(drawn)  # a client's further models come with it
+        self.watch.round(number, len(clients))
         due = setup.evaluate.due(number, world.rounds)
-        return RoundPlan(number, (*needed, *spare), frozenset(spare), due)
+        return RoundPlan(number, clients, due)
 
     def _merged(self, plan: RoundPlan) -> tuple[ServerState, dict[str, Json] | None]:
         """Return the server's state after a round, and what the round changed (steps 2 to 6)."""
@@ -331,7 +323,8 @@ class Loop:
         if plan.due and setup.evaluate.trained and not self._at_nodes:
             plan.test = local_test(self._evaluator, before)
         # Generators from here on: a client works when the strategy asks for its result.
-        arriving = self._changes.noted(self._filled(plan, before))
+        tasks = (self._task(before, client, plan.round) for client in plan.clients)
+        arriving = self._changes.noted(self._results(plan, tasks))
         if setup.privacy is not None:
             world, arriving = private_world(setup, before, plan.round), weights_alone(arriving)
         results = ResultStream(arriving, f"{type(strategy).__name__}.receive")
@@ -345,14 +338,6 @@ class Loop:
         return after, self._changes.line(plan.round, before, after) if self.record else None
 
     # ------------------------------------------------------------ steps 4 to 6, client by client
-
-    def _filled(self, plan: RoundPlan, state: ServerState) -> Iterator[Result]:
-        """Yield the work of a round's clients, and of spare ones as far as others are missing."""
-        rest, needed = iter(plan.clients), len(plan.clients) - len(plan.spare)
-        # All that are needed side by side; then as many spare ones as are still missing.
-        while clients := tuple(itertools.islice(rest, needed - len(plan.accepted))):
-            tasks = (self._task(state, client, plan.round) for client in clients)
-            yield from self._results(plan, tasks)
 
     def _task(self, state: ServerState, client: int, number: int) -> Task:
         """Return what a client is to do, checked (step 4)."""
@@ -391,7 +376,6 @@ class Loop:
         with contextlib.closing(self._calls(plan, map(self._announced, tasks))) as calls:
             for task, came in calls:
                 row: dict[str, Json] = {"client": task.client, "name": self._name(task)}
-                row |= {"spare": True} if task.client in plan.spare else {}
                 row[DOWN] = sent(task, self._own(task.client))
                 self.watch.client_done()
                 if isinstance(came, Died):

@@ -226,8 +226,6 @@ class _Draft:
                 )
         with spec.locating("sample"):
             self.sampled = _sampled(spec.sample, clients)
-        with spec.locating("spare"):
-            _check_spare(spec, self.sampled, clients)
         with spec.locating("aggregate"):
             _check_rules(spec.aggregate, self.sampled)
 
@@ -325,7 +323,6 @@ class _Draft:
             sampled=self.sampled,
             selection=self.selection,
             held_out=self.held_out,
-            spare=spec.spare or 0,
             patience=spec.patience,
             bound=spec.bound,
             privacy=spec.privacy,
@@ -630,33 +627,6 @@ def _sampled(sample: float | int, clients: int) -> int:
             expected=f"1...{clients}, or a share written with a point",
         )
     return sample
-
-
-def _check_spare(spec: ExperimentSpec, sampled: int, clients: int) -> None:
-    """Refuse more spare clients than there are, and what compares all clients of a round."""
-    if spec.spare is None:
-        return
-    if sampled + spec.spare > clients:
-        raise RunError(
-            "more clients in a round than there are",
-            where="spare",
-            found=f"{sampled} and {spec.spare} spare ones",
-            expected=f"at most {clients} together",
-        )
-    # These need all updates of a round at once; spare clients are asked when some are missing.
-    median = spec.aggregate is not None and spec.aggregate.clip == "median"
-    for name, value in (
-        ("bound", spec.bound),
-        ("aggregate.clip", median),
-        ("privacy", spec.privacy),
-        ("also", spec.also),
-    ):
-        if value:
-            raise RunError(
-                f"does not go together with `{name}`, which looks at all clients of a round",
-                where="spare",
-                hint=f"remove `spare` or `{name}`",
-            )
 
 
 def _check_rules(rules: AggregateSpec | None, clients: int) -> None:

@@ -82,6 +82,7 @@ GONE = {
     "waits_for": "leave the rows out until their strategy is installed",
     "wandb": "an object of your own logs to it: ag.run(…, trackers=[…])",
     "warmup": "write schedule: {SequentialLR: {schedulers: [LinearLR, …], milestones: […]}}",
+    "spare": "draw more clients by `sample`; a round goes on without those that fail",
     "watch": "`archgraph report RUN --follow` writes a page that reloads itself",
 }
 

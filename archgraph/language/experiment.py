@@ -338,12 +338,6 @@ class ExperimentSpec(FromFile):
         "a client is tested on its own model only",
         examples=[{"strong": ["weak"]}],
     )
-    spare: Count | None = Field(
-        default=None,
-        description="clients drawn beside `sample`: the next of them trains when one fails, "
-        "exceeds a limit of `engine` or is refused; none",
-        examples=[2],
-    )
     patience: Count = Field(
         default=5, description="end after so many rounds in a row without an accepted update"
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # What the tests of a round are called here, by their key in its line.
 TESTS = {"evaluation": "test", "validation": "validation"}
-_NAMES = ("client", "name", "malicious", "spare")  # of a client's row: these are not figures
+_NAMES = ("client", "name", "malicious")  # of a client's row: these are not figures
 # What a line says of MACs, by its key there: FedFA's MACE and E, and the MACs of the round.
 _MACS = {"round": "macs", "epoch": "mace", "epochs": "epochs"}
 ALL_CLIENTS = "all clients"

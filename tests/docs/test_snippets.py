@@ -78,7 +78,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 KEYS = {
     "study": {"study"},
     "experiment": {
-        "family", "data", "strategy", "rounds", "sample", "spare", "local", "attack", "evaluate",
+        "family", "data", "strategy", "rounds", "sample", "local", "attack", "evaluate",
         "engine", "seed", "out", "task", "validation", "trackers", "weights",
     },
     "family": {"clients", "choose", "change"},
