@@ -21,7 +21,7 @@ class FedBABU(fl.PartAveraging):
     Attributes:
         tune: What a client tunes before a test on its data; ``none``: it is tested as it is.
         tune_epochs: Passes over its data in which it does, every step at the optimiser's rate;
-            ``schedule``, ``proximal``, ``ema`` and ``patience`` do not take part.
+            ``schedule`` and ``proximal`` do not take part.
 
     Example:
         >>> FedBABU(tune="head").tune_epochs

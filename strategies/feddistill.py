@@ -132,7 +132,7 @@ class Listening:
             )
             return self.objective(outputs, examples, work) + self.gamma * distance
 
-        metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])
+        metrics = fl.descend(work, dict(module.named_parameters()), loss)
         means = sums / counts.clamp(min=1)[:, None]
         extras = fl.sent_rows(means, counts > 0)
         return fl.Outcome(ag.state_of(module), work.keep, extras=extras, metrics=metrics)

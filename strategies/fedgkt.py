@@ -280,7 +280,7 @@ class KnowledgeTransfer:
                 value = value + share * self.alpha * taught(mine, teacher, self.temperature)
             return value
 
-        metrics = fl.descend(work, parameters, loss, modules=parts)
+        metrics = fl.descend(work, parameters, loss)
         state = {name: value for part in parts for name, value in ag.state_of(part).items()}
         return fl.Outcome(
             state={name: state[name] for name in work.graph.state_names},

@@ -521,7 +521,6 @@ class InTraining:
             chain.parameters,
             local,
             revise=revise if together else None,
-            modules=chain.modules,
         )
         # 3. All received pairs, also where an epoch sees a fraction of the client's own data.
         if count > 0 and self.step == "sequential":
@@ -531,7 +530,6 @@ class InTraining:
                 pairs,
                 middle,
                 lambda examples: distance(examples.ids),
-                modules=chain.modules,
                 counts=fl.by_examples,
             )
         if distances:

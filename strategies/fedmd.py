@@ -226,7 +226,6 @@ class Digest:
             work,
             dict(module.named_parameters()),
             loss,
-            modules=[module],
             counts=fl.by_examples,
         )
         return fl.Outcome(ag.state_of(module), work.keep, metrics=metrics)

@@ -157,7 +157,7 @@ class Prototypes:
             far = (apart.square().mean(1) * counts[both]).sum() / counts.sum().clamp(min=1)
             return self.objective(outputs, examples, work) + self.pull * far
 
-        metrics = fl.descend(work, dict(module.named_parameters()), loss, modules=[module])
+        metrics = fl.descend(work, dict(module.named_parameters()), loss)
         module.eval()  # Eq. 3 is of the network as it is tested
         sums = torch.zeros(classes, self.width, device=work.device)
         counts = torch.zeros(classes, device=work.device)

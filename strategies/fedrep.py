@@ -27,8 +27,8 @@ class FedRep(fl.PartAveraging):
 
     Attributes:
         head_epochs: Passes over its data in which a client trains its head, in each round. Head
-            and body are trained one after the other: ``over: round``, ``ema``, ``fraction`` and
-            ``patience`` of ``local`` begin anew with the body.
+            and body are trained one after the other: ``over: round`` and ``fraction`` of
+            ``local`` begin anew with the body.
 
     Example:
         >>> FedRep().head_epochs

@@ -66,7 +66,7 @@ class TrainMasked:
             masked = {name: important(parameters[name], limits[name]) for name in limits}
             return self.objective(functional_call(module, masked, examples.inputs), examples, work)
 
-        metrics = fl.descend(work, parameters, loss, modules=[module])
+        metrics = fl.descend(work, parameters, loss)
         return fl.Outcome(state=ag.state_of(module), keep=work.keep, metrics=metrics)
 
 

@@ -242,7 +242,7 @@ class OrderedDropout:
             return hard + functional.cross_entropy(logits, targets.detach().softmax(-1))
 
         metrics = {
-            **fl.descend(work, parameters, loss, modules=modules.values()),
+            **fl.descend(work, parameters, loss),
             "macs": float(executed),
         }
         statistics = {

@@ -117,7 +117,7 @@ class SelfDistillation:
                 total = total + self.weight * self.temperature**2 * divergence / len(teachers)
             return total
 
-        metrics = {**fl.descend(work, parameters, loss, modules=[module]), "macs": float(executed)}
+        metrics = {**fl.descend(work, parameters, loss), "macs": float(executed)}
         return fl.Outcome(ag.state_of(module), work.keep, metrics=metrics)
 
 

@@ -130,7 +130,7 @@ class Mutual:
             value = self.alpha * hard[0] + (1 - self.alpha) * divergence(mine, theirs)
             return value + self.beta * hard[1] + (1 - self.beta) * divergence(theirs, mine)
 
-        metrics = fl.descend(work, parameters, loss, modules=[private, meme])
+        metrics = fl.descend(work, parameters, loss)
         macs = sum(ag.cost(model.graph).macs for model in models)
         return fl.Outcome(
             state=ag.state_of(private),

@@ -525,7 +525,7 @@ class Teach:
 
             return hard + guidance(outputs, taught, predict, self.divergence)
 
-        metrics = fl.descend(small, dict(student.named_parameters()), loss, modules=[student])
+        metrics = fl.descend(small, dict(student.named_parameters()), loss)
         state = ag.state_of(student)
         keep = {**work.keep, **{f"{SMALL}/{name}": state[name] for name in self.local}}
         metrics_of_both = {**large.metrics, "small_loss": metrics["loss"]}

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,7 @@ from archgraph.federation.shard import Shard, batch_sizes
 from archgraph.federation.tasks import ClientData, Examples, Model, Outcome, Work
 from archgraph.federation.transforms import transform_images
 from archgraph.language.local import LocalOptions
-from archgraph.module.build import ArchModule, filled, state_of
-from archgraph.ops.table import statistics
+from archgraph.module.build import filled, state_of
 from archgraph.plain import Json
 from archgraph.states.copies import state_to_device, to_device
 from archgraph.states.updates import all_finite, finite
@@ -70,7 +68,6 @@ def descend(
     parameters: Mapping[str, nn.Parameter],
     loss: Callable[[Examples], Tensor],
     *,
-    modules: Iterable[nn.Module],
     counts: Callable[[Examples], Tensor] | None = None,
     revise: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
 ) -> dict[str, float]:
@@ -79,15 +76,11 @@ def descend(
     1. Draw the share of the data that a round uses.
     2. For each step take as many minibatches as it accumulates. Their losses, with FedProx's term,
        count by their targets (`counts`); on their gradient follow `revise`, the clip and the step.
-    3. The mean of the weights follows each step, and becomes the weights at the end.
-    4. A pass without a lower mean loss is counted; after `patience` of them the round ends.
 
     Args:
         work: Data, options, randomness, progress.
         parameters: The parameters to train, by name.
         loss: Mean loss of a minibatch (already on ``work.device``).
-        modules: The built modules that they are of: ``local.ema`` averages their running
-            statistics, too.
         counts: How much a minibatch counts beside others, a number without axes. Default: as much
             as its targets do in the task's loss.
         revise: Changes gradients between the backward pass and the step (momentum distillation).
@@ -109,11 +102,10 @@ def descend(
     if local.proximal is not None:
         near = Towards(local.proximal, {n: p.detach().clone() for n, p in parameters.items()})
     counts = counts or (lambda batch: work.learning.counts(batch.targets).sum())
-    mean_weights = None if local.ema is None else _MeanWeights(work, trained, modules, local.ema)
     # Reading a number from a device waits for all work there: once a pass.
     at_once = work.device == "cpu"
-    step = batches = trained_on = idle = 0
-    number, mean, least = 0.0, 0.0, math.inf
+    step = batches = trained_on = 0
+    number = mean = 0.0
     for epoch in range(local.epochs):
         losses: list[Tensor] = []
         numbers: list[float] = []
@@ -142,8 +134,6 @@ def descend(
                 at = min(step + 1, count)  # where a program's own data has more minibatches
                 _set(steps, local.settings_at(work.round, work.rounds, at, count))
             steps.step()
-            if mean_weights is not None:  # 3
-                mean_weights.follow()
             batches += len(group)
             if at_once:
                 work.progress(epoch=epoch, step=batches - 1, loss=numbers[-1])
@@ -154,11 +144,6 @@ def descend(
                 work.progress(epoch=epoch, step=batches - 1, loss=numbers[-1])
             number = numbers[-1]
             mean = _mean(numbers, torch.stack(sizes).cpu().tolist())
-        idle, least = (0, mean) if mean < least else (idle + 1, least)
-        if idle == local.patience:  # 4
-            break
-    if mean_weights is not None:
-        mean_weights.settle()
     # A gradient that is not finite leaves a parameter that is not, for good.
     if not all_finite(trained):
         raise _not_finite(work, parameters, number)
@@ -195,42 +180,6 @@ def _arrived(batch: Examples, work: Work) -> Examples:
     if work.local.transforms is not None:
         inputs = (transform_images(inputs[0], work.local.transforms, work.pixels), *inputs[1:])
     return Examples(inputs, to_device(batch.targets, work.device), batch.ids)
-
-
-class _MeanWeights:
-    """A mean of weights and running statistics over steps; recent ones count most.
-
-    It begins with those after the first step, as PyTorch's ``AveragedModel``. Integers and buffers
-    that are not statistics are left out: a mask of −∞ has no mean.
-    """
-
-    def __init__(
-        self, work: Work, trained: list[nn.Parameter], modules: Iterable[nn.Module], decay: float
-    ) -> None:
-        # By identity: modules may share them.
-        buffers = {
-            id(buffers[name]): buffers[name]
-            for module in modules
-            for buffers in [dict(module.named_buffers())]
-            for name in statistics(cast(ArchModule, module).arch)
-        }
-        self._values = [
-            *(p.data for p in trained),
-            *(b for b in buffers.values() if b.is_floating_point()),
-        ]
-        self._decay, self._means = decay, list[Tensor]()
-
-    def follow(self) -> None:
-        """Take the values after a step into account."""
-        if not self._means:
-            self._means = [value.clone() for value in self._values]
-        for mean, value in zip(self._means, self._values, strict=True):
-            mean.lerp_(value, 1 - self._decay)
-
-    def settle(self) -> None:
-        """Give weights and statistics their means."""
-        for mean, value in zip(self._means, self._values, strict=bool(self._means)):
-            value.copy_(mean)
 
 
 def _finite_loss(
@@ -291,5 +240,5 @@ class Train:
                 value = value + self.penalty(parameters, work)
             return value
 
-        metrics = descend(work, parameters, loss, modules=[module])
+        metrics = descend(work, parameters, loss)
         return Outcome(state=state_of(module), keep=work.keep, metrics=metrics)

@@ -65,6 +65,7 @@ GONE = {
     "class_weights": "write loss: {CrossEntropyLoss: {weight: […]}}",
     "contrast": "add the term in an objective of your own: task: {objective: 'python:…'}",
     "decay": "write schedule: {MultiStepLR: {milestones: […], gamma: …}}",
+    "ema": "average the weights in a program of your own",
     "diff": "`archgraph compare A B` does the same; of two runs, with --bits",
     "findings": "say it in the `about` of the study",
     "gate": "a row {trivial: softmax_regression} shows what a trivial model reaches",

@@ -79,8 +79,7 @@ class EvaluateSpec(Base):
     fine_tune: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="passes over a client's own data before a model is tested on its classes: all "
-        "of it, every step at the optimiser's rate; `schedule`, `proximal`, `ema` and `patience` "
-        "do not take part",
+        "of it, every step at the optimiser's rate; `schedule` and `proximal` do not take part",
     )
     trained: Literal[True] | None = Field(
         default=None,

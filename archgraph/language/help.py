@@ -153,7 +153,7 @@ def topic(name: str) -> Topic:
     """Return help on an operator, a rewrite, a strategy, a mapping or one of its keys.
 
     Args:
-        name: E.g. ``conv``, ``take``, ``fedavg``, ``local``, ``local.lr``, or ``ema`` alone
+        name: E.g. ``conv``, ``take``, ``fedavg``, ``local``, ``local.lr``, or ``clip`` alone
             where no other mapping has such a key.
 
     Raises:

@@ -105,19 +105,6 @@ class LocalOptions(Base):
     fraction: Share = Field(
         default=1.0, description="share of the local data that is used in a round (FedADP: 0.2)"
     )
-    patience: Count | None = Field(
-        default=None,
-        description="passes in a row without a lower mean training loss that end a client's round "
-        "early; left out: all `epochs` are done (`validation` ends runs, by held-out examples)",
-        examples=[1],
-    )
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None,
-        description="decay of a mean of the weights over a round's steps (or over those of each "
-        "part, where a method trains in parts), which a client returns instead of the last ones, "
-        "running statistics included; left out: the last ones",
-        examples=[0.99],
-    )
     loss: Annotated[LibraryClass, library_class("loss"), WRITTEN] | None = Field(
         default=None,
         description="a class of torch.nn with its arguments, which training minimises instead of "
@@ -158,11 +145,6 @@ class LocalOptions(Base):
         if self.over is not None and self.schedule is None:
             facts = {"found": self.over, "hint": "write a schedule, or remove it"}
             raise Mistake("has no schedule to go through", place=("over",), **facts)
-        if self.patience is not None and self.patience >= self.epochs:
-            hint = "raise `epochs`, or set it to null (`validation: {patience: …}` ends a run)"
-            expected = f"less than `epochs` ({self.epochs})"
-            facts = {"found": self.patience, "expected": expected, "hint": hint}
-            raise Mistake("ends no round early", place=("patience",), **facts)
         return self
 
     @property
@@ -186,10 +168,10 @@ class LocalOptions(Base):
         """Return the options of tuning before a test, which belongs to no round.
 
         Every step is at the optimiser's rate, on all examples, and nothing draws back to the
-        weights before or takes a mean of them.
+        weights before.
         """
-        of_rounds = {"schedule": None, "over": None, "patience": None, "proximal": None}
-        return self.model_copy(update={**of_rounds, "fraction": 1.0, "ema": None})
+        of_rounds = {"schedule": None, "over": None, "proximal": None}
+        return self.model_copy(update={**of_rounds, "fraction": 1.0})
 
     def changed(self, changes: LocalOptions) -> LocalOptions:
         """Return these options with what is said for a kind of client instead.

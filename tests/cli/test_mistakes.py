@@ -281,7 +281,7 @@ MISTAKES = {
         RUN,
         "experiment.yaml:7: local.learning_rate: is an unknown key; found 'learning_rate'; "
         "expected one of epochs, batch, accumulate, optimiser, lr, momentum, weight_decay, "
-        "schedule, over, clip, fraction, patience, ema, loss, proximal, transforms, "
+        "schedule, over, clip, fraction, loss, proximal, transforms, "
         "precision; it is 'lr' here",
     ),
     "a decimal comma": Mistake(
@@ -289,7 +289,7 @@ MISTAKES = {
         RUN,
         "experiment.yaml:7: local.1: is an unknown key; found '1'; expected one of epochs, batch, "
         "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, clip, "
-        "fraction, patience, ema, loss, proximal, transforms, precision; write numbers with a "
+        "fraction, loss, proximal, transforms, precision; write numbers with a "
         "point, not with a comma",
     ),
     "a number in words": Mistake(
@@ -442,7 +442,7 @@ MISTAKES = {
         RUN + " --set local.epoch=2",
         "--set local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
         "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, clip, "
-        "fraction, patience, ema, loss, proximal, transforms, precision; did you mean 'epochs'?",
+        "fraction, loss, proximal, transforms, precision; did you mean 'epochs'?",
     ),
     "a setting with a colon": Mistake(
         {}, RUN + " --set rounds:3", "'rounds:3': is not a setting; expected key=value"

@@ -79,7 +79,7 @@ def _distance(first: Any, second: Any) -> float:
 
 # Ways to train, tried with FedAvg.
 WAYS = {
-    "all": "proximal: 0.1, clip: 1.0, ema: 0.9, accumulate: 2, over: round, "
+    "all": "proximal: 0.1, clip: 1.0, accumulate: 2, over: round, "
     "schedule: {CosineAnnealingLR: {T_max: $steps}}, "
     "loss: {CrossEntropyLoss: {label_smoothing: 0.1}}",
 }

@@ -198,7 +198,7 @@ def test_a_client_without_a_counted_target_changes_nothing(rules):
     torch.manual_seed(0)
     inputs, targets, model = torch.randn(60, 6), torch.arange(60) % 3, _classes()[0]
     ignored = torch.full((40,), IGNORED)
-    local = {"batch": 60, "lr": 0.1, "epochs": 2, "patience": 1}
+    local = {"batch": 60, "lr": 0.1, "epochs": 2}
     two = {"a": (inputs[:40], ignored), "b": (inputs[40:], targets[40:])}
     one = {"b": two["b"]}
     alone, both = (run(model, part, (inputs, targets), local=local, **rules) for part in (one, two))

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import archgraph as ag
 from archgraph.engine.world import prepare
@@ -226,29 +225,6 @@ def test_accumulated_minibatches_are_one_larger_one():
         assert small.metrics["seen"] == large.metrics["seen"] == 24
 
 
-def test_the_mean_of_the_weights_is_pytorchs_with_its_statistics(net):
-    work = work_of(net, ema=0.8, epochs=2)
-    ours = Train()(work).state
-    mean = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.8), use_buffers=True)
-    steps = torch.optim.SGD(net.train().parameters(), lr=0.1)
-    for batch in order_of(work):
-        steps.zero_grad()
-        cross(net, batch).backward()
-        steps.step()
-        mean.update_parameters(net)
-    theirs = {**mean.module.state_dict(), "norm.num_batches_tracked": torch.tensor(6)}
-    same(ours, theirs)
-    assert not torch.allclose(ours["norm.running_mean"], net.state_dict()["norm.running_mean"])
-
-
-def test_a_round_ends_when_the_loss_falls_no_more(net):
-    stuck: dict[str, Any] = {"lr": 1e-30, "epochs": 9, "batch": 12}  # one minibatch: equal losses
-    assert Train()(work_of(net, **stuck)).metrics["steps"] == 9
-    assert Train()(work_of(net, **stuck, patience=2)).metrics["steps"] == 3
-    falling = Train()(work_of(net, lr=0.1, epochs=9, batch=12, patience=2))
-    assert falling.metrics["steps"] == 9
-
-
 # ---------------------------------------------------------------- losses and terms
 
 
@@ -310,7 +286,7 @@ def test_fedprox_is_an_option_of_training(net):
 def test_programs_that_descend_by_themselves_have_fedproxs_term():
     work = work_of(nn.Sequential(nn.Linear(3, 3)), proximal=2.0, lr=0.5, epochs=1, batch=6)
     w = nn.Parameter(torch.tensor([0.0]))
-    descend(work, {"w": w}, lambda examples: w.sum(), modules=[])
+    descend(work, {"w": w}, lambda examples: w.sum())
     # -0.5, then -0.5 - 0.5 · (1 + 2 · (-0.5)) = -0.5
     assert w.item() == pytest.approx(-0.5)
 
@@ -408,8 +384,6 @@ EVERYTHING = {
         },
         "over": "run",
         "accumulate": 2,
-        "ema": 0.5,
-        "patience": 2,
         "loss": {"CrossEntropyLoss": {"label_smoothing": 0.1, "weight": [*range(1, 11)]}},
         "proximal": 0.01,
         "fraction": 0.8,
@@ -418,7 +392,7 @@ EVERYTHING = {
     "strategy": {"fedavg": {"norm": "local"}},
 }
 SGD = {"SGD": {"lr": 0.1, "momentum": 0.5}}
-KINDS = (SMALL, {**LARGE, "local": {"optimiser": SGD, "clip": 1.0, "ema": None}})
+KINDS = (SMALL, {**LARGE, "local": {"optimiser": SGD, "clip": 1.0, "accumulate": None}})
 
 
 def test_workers_and_interruptions_do_not_change_a_bit(write, tmp_path):
@@ -438,7 +412,7 @@ def test_what_a_run_folder_says_is_the_same_experiment(write, tmp_path):
     ag.run(file, out=tmp_path / "run", progress=False)
     first, again = prepare(file), prepare(tmp_path / "run" / "run.yaml")
     assert again.by_kind == first.by_kind and again.local == first.local
-    assert again.by_kind["large"].ema is None
+    assert again.by_kind["large"].accumulate is None
     assert again.facts == first.facts
     # And another one where a kind trains otherwise.
     other = write((SMALL, {**LARGE, "local": {"optimiser": {"SGD": {"lr": 0.2}}}}), **EVERYTHING)
@@ -600,21 +574,9 @@ MISTAKES = (
         "e.yaml:7: local.schedule: cannot be the schedule: its argument `lr_lambda` is a function",
     ),
     Wrong(
-        "patience of one pass",
-        local(patience=1),
-        "e.yaml:7: local.patience: ends no round early; found 1; expected less than "
-        "`epochs` (1); raise `epochs`, or set it to null (`validation: {patience: …}` ends a "
-        "run)",
-    ),
-    Wrong(
         "accumulate 1",
         local(accumulate=1),
         "e.yaml:7: local.accumulate: has a wrong value; found 1; expected 2 or more",
-    ),
-    Wrong(
-        "ema of 1",
-        local(ema=1.0),
-        "e.yaml:7: local.ema: has a wrong value; found 1.0; expected less than 1",
     ),
     Wrong(
         "too few weights",

@@ -475,7 +475,7 @@ attack: {fraction: 0.2, intensity: 20}
         ("epochs: 1", "epoch: 1",
          "e.yaml:11: local.epoch: is an unknown key; found 'epoch'; expected one of epochs, batch, "
          "accumulate, optimiser, lr, momentum, weight_decay, schedule, over, clip, "
-         "fraction, patience, ema, loss, proximal, transforms, precision; did you mean 'epochs'?"),
+         "fraction, loss, proximal, transforms, precision; did you mean 'epochs'?"),
         ("lr: 0.1", "lr: -1.0",
          "e.yaml:11: local.lr: has a wrong value; found -1.0; expected more than 0"),
         ("family: f.yaml", "family: {model: m.yaml}",

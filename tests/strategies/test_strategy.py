@@ -312,7 +312,7 @@ def test_gradients_can_be_revised_before_the_step(tiny):
     def loss(batch: Examples) -> Tensor:
         return TaskLoss()(module(*batch.inputs), batch, work)
 
-    descend(work, parameters, loss, modules=[], revise=hold_the_bias)
+    descend(work, parameters, loss, revise=hold_the_bias)
     after = ag.state_of(module)
     assert torch.equal(after["1.bias"], tiny.state["1.bias"])
     assert not torch.equal(after["1.weight"], tiny.state["1.weight"])

@@ -19,7 +19,6 @@ from archgraph.engine.world import prepare
 from archgraph.federation import (
     IGNORED,
     LocalOptions,
-    Model,
     Outcome,
     Result,
     Shard,
@@ -262,23 +261,6 @@ def test_both_networks_learn_from_the_targets_and_from_each_other(lab, world):
     for name, value in other.items():
         torch.testing.assert_close(outcome.others["shared"][name], value, rtol=1e-4, atol=1e-6)
     assert outcome.metrics["macs"] == 2 * ag.cost(world.graph).macs * 6
-
-
-def test_the_shared_network_averages_its_own_statistics(lab, world):
-    """With a decay near 1 the mean is what the first step left."""
-    torch.manual_seed(1)
-    small = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 5))
-    task = task_of(FML(), world, FML().init(world).with_group("shared", world.state))
-    task = dataclasses.replace(
-        task, others={"shared": Model(*ag.trace(small, torch.randn(2, 1, 8, 8)))}
-    )
-
-    def mean(**options: Any) -> Tensor:
-        work = lab.work_of(task, lab.toy(0, 6), LocalOptions(batch=100, **options))
-        return task.program(work).others["shared"]["1.running_mean"]
-
-    torch.testing.assert_close(mean(epochs=9, ema=0.99999), mean(epochs=1), rtol=1e-3, atol=1e-4)
-    assert not torch.allclose(mean(epochs=9), mean(epochs=1), rtol=1e-2)
 
 
 def test_the_divergence_is_that_of_the_teacher_and_moves_the_learner_alone():
