@@ -12,11 +12,12 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from archgraph.display import colours
+from archgraph.display.cover import Cover
 from archgraph.display.style import STYLE
 from archgraph.errors import ArchGraphError
 from archgraph.fields import GLOBAL
@@ -286,7 +287,7 @@ def drawings(log: Log, most: int | None = None) -> Iterator[str]:
         yield f"<details{opened}><summary>{html.escape(name)}</summary>{_drawing(svg)}</details>"
 
 
-def _coverage(log: Log) -> Mapping[str, float] | None:
+def _coverage(log: Log) -> Cover | None:
     """Return the coverage of the global model; None where the folder does not tell it."""
     from archgraph.display.cover import coverage
     from archgraph.reports.run_family import run_family

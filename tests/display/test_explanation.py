@@ -19,7 +19,8 @@ import archgraph
 from archgraph import trace
 from archgraph.display import diff, explain, summary_table
 from archgraph.display.explanation_tables import numbered_runs
-from archgraph.display.facts import AxisFact, Saving
+from archgraph.display.facts import AxisFact
+from archgraph.display.pricing import Saving
 from archgraph.errors import ArchGraphError
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import renumber
