@@ -22,7 +22,6 @@ from archgraph.display.scene import Box, Cluster, Scene
 # A blank at which no line breaks.
 TIED = "\u00a0"
 
-Fed = Reach | float
 # Names of blocks longer than this are shown without the name of their section.
 LONG = 20
 # Total length of arrows, in ranks, above which they are drawn with less care.
@@ -47,7 +46,7 @@ class Drawing:
     def __init__(
         self,
         picture: Scene,
-        fed: Mapping[str, Fed],
+        fed: Mapping[str, Reach],
         tips: Callable[[Box], str],
         font: str = FONT,
         letters: int | None = None,
@@ -104,7 +103,7 @@ class Drawing:
         self.links(target)
         return str(target.source)
 
-    def box(self, target: graphviz.Digraph, box: Box, around: Fed | None) -> None:
+    def box(self, target: graphviz.Digraph, box: Box, around: Reach | None) -> None:
         """Draw one box, without what the frame around it says."""
         # Boxes of one `group` stand in a straight line.
         look = {"group": "spine"} if box.name in self.spine else {}
@@ -190,17 +189,14 @@ class Drawing:
                 target.edge(*ends, label=f" {link.label} " if link.label else None, **look)
 
 
-def fill(fed: Fed) -> str:
+def fill(fed: Reach) -> str:
     """Return the colour of a share of the clients."""
-    share = fed.clients / fed.total if isinstance(fed, Reach) else fed
-    return colours.blend(colours.SCALE, share)
+    return colours.blend(colours.SCALE, fed.clients / fed.total)
 
 
-def coverage_words(fed: Fed) -> list[str]:
-    """Write a part's coverage in words: clients and share of the weights, or one share."""
-    if isinstance(fed, Reach):
-        return [f"{fed.clients} of {fed.total} clients", f"{percent(fed.weights)} of the weights"]
-    return [percent(fed)]
+def coverage_words(fed: Reach) -> list[str]:
+    """Write a part's coverage in words: clients and share of the weights."""
+    return [f"{fed.clients} of {fed.total} clients", f"{percent(fed.weights)} of the weights"]
 
 
 def single(group: Cluster) -> bool:
@@ -208,7 +204,7 @@ def single(group: Cluster) -> bool:
     return len(group.groups) == 1 and group.times == 1
 
 
-def _box_label(box: Box, fed: Fed | None, quiet: str, letters: int | None) -> str:
+def _box_label(box: Box, fed: Reach | None, quiet: str, letters: int | None) -> str:
     if box.kind != "operator":
         return f"<{text(box.lines[0].text, size=11, bold=True)}>"
     notes = [box.size] if box.parameters else []
@@ -236,7 +232,7 @@ def wrapped_lines(lines: Sequence[LabelLine], letters: int | None) -> Iterator[L
             yield replace(line, text=part.removesuffix(f"{TIED}·").replace(TIED, " "))
 
 
-def _title(group: Cluster, fed: Fed | None, within: str) -> list[str]:
+def _title(group: Cluster, fed: Reach | None, within: str) -> list[str]:
     """Write a frame's title, line by line: its name, how often, its size, how clients feed it."""
     size = 10 if within else 12
     lines = [text(short(group.name, within), size=size, bold=True)]
@@ -250,8 +246,7 @@ def _title(group: Cluster, fed: Fed | None, within: str) -> list[str]:
         lines.append(text(", ".join(notes), size=9, colour=colours.QUIET))
     if fed is not None:
         lines += [text(line, size=8, bold=True) for line in coverage_words(fed)]
-        if isinstance(fed, Reach):
-            lines.append(bar(fed.weights))
+        lines.append(bar(fed.weights))
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from archgraph.display import colours
 from archgraph.display.cover import Cover
@@ -19,7 +19,7 @@ def heading(
     picture: Scene,
     title: str,
     total: int,
-    cover: Mapping[str, float] | None,
+    cover: Cover | None,
     notes: Sequence[Sequence[str]],
     *,
     legend: bool = True,
@@ -54,7 +54,7 @@ def heading(
         lines.append(_scale(narrow=across < MARKS))
     elif legend and families:
         lines += _families(families, 2 * across + 1)
-    if legend and isinstance(cover, Cover) and picture.groups:  # whose titles have bars
+    if legend and cover is not None and picture.groups:  # whose titles have bars
         said = "share of its weights" + " that such a client has: width" * (across >= MARKS)
         lines.append(plain_table([f"<TD>{bar(0.4)}</TD><TD>{_quiet(said)}</TD>"], padding=2))
     if not lines:

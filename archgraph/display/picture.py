@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from archgraph.display.cover import Cover
-from archgraph.display.dot import Drawing, Fed
+from archgraph.display.cover import Cover, Reach
+from archgraph.display.dot import Drawing
 from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import count_parameters
 from archgraph.display.legend import MARKS, heading
@@ -22,7 +22,7 @@ from archgraph.display.markup import FONT
 from archgraph.display.pieces import Detail
 from archgraph.display.printed import fitting_page, letters_across, width_in_points
 from archgraph.display.scene import Box, Scene, scene
-from archgraph.errors import ArchGraphError, RunError
+from archgraph.errors import RunError
 from archgraph.files import write
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
@@ -39,7 +39,7 @@ def draw(
     graph: ArchGraph,
     path: str | os.PathLike[str] | None = None,
     *,
-    cover: Mapping[str, float] | None = None,
+    cover: Cover | None = None,
     detail: Detail = "block",
     fold: bool = True,
     title: str | None = None,
@@ -59,9 +59,8 @@ def draw(
         graph: The architecture.
         path: Where to write the picture: `.svg`, `.png`, `.pdf` or `.dot`. Default:
             it is not written.
-        cover: What :func:`archgraph.display.cover.coverage` returns, or one share of clients, 0 to
-            1, by leaf or block name. A block that it does not name has the mean of its leaves,
-            weighted by their sizes. Blocks that are fed differently do not fold.
+        cover: What :func:`archgraph.display.cover.coverage` returns. Blocks that are fed
+            differently do not fold.
         detail: `node` shows every operator, `block` folds the cheap ones into what feeds them,
             `section` shows a block as one box.
         fold: Whether equal neighbouring blocks are shown once, with their number.
@@ -76,7 +75,6 @@ def draw(
     Raises:
         RunError: If the file cannot be written or its suffix is not a format, or if no picture fits
             the width.
-        ArchGraphError: If `cover` has an unknown name or a value outside 0 to 1.
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, BATCH, Node, Ref, TensorType
@@ -97,7 +95,7 @@ def draw(
     wholes: Sections = [
         (s.name, [(s.name, [n for b in s.blocks for n in b.nodes])]) for s in structured
     ]
-    marks = cover.parts if isinstance(cover, Cover) else cover
+    marks = None if cover is None else cover.parts
     total = count_parameters(graph, tuple(graph.param))
     headline = graph.name if title is None else title
     across = MARKS if width is None else max(1, int(width_in_points(width) / 200))
@@ -237,38 +235,25 @@ def _size(text: str) -> tuple[float, float]:
     return 72 * float(scale) * float(wide), 72 * float(scale) * float(tall)
 
 
-def _fed(graph: ArchGraph, picture: Scene, cover: Mapping[str, float]) -> dict[str, Fed]:
-    """Compute how clients feed each box and group, from shares by leaf or block.
+def _fed(graph: ArchGraph, picture: Scene, cover: Cover) -> dict[str, Reach]:
+    """Compute how clients feed each box and group: the mean of its leaves by their sizes.
 
-    1. A group has the share of its name, else the mean of its leaves, weighted by their sizes.
-    2. A box inside it has the mean of its own leaves, else the share of the group.
+    1. A group has the mean of its leaves. A section has none: it would hide the weak block.
+    2. A box inside a group has the mean of its own leaves, else that of the group.
     3. A box outside all groups has the mean of its leaves.
     """
-    known = graph.param.keys() | {group.name for group in picture.clusters()}
-    for name, share in cover.items():
-        if name not in known:
-            raise ArchGraphError("coverage of an unknown leaf or block", where=name)
-        if not 0.0 <= share <= 1.0:  # NaN, too
-            raise ArchGraphError(f"{share} is not a share of clients, 0 to 1", where=name)
 
-    def mean(leaves: tuple[str, ...]) -> Fed | None:
-        sizes = {k: count_parameters(graph, (k,)) for k in leaves if k in cover}
-        if isinstance(cover, Cover):
-            return cover.reach(sizes)
-        total = sum(sizes.values())
-        return sum(cover[k] * size for k, size in sizes.items()) / total if total else None
+    def mean(leaves: tuple[str, ...]) -> Reach | None:
+        return cover.reach({k: count_parameters(graph, (k,)) for k in leaves if k in cover})
 
-    fed: dict[str, Fed] = {}
+    fed: dict[str, Reach] = {}
     for group in picture.clusters():  # 1
-        around = cover[group.name] if group.name in cover else mean(group.leaves)
-        # A section has a colour of its own only if it was given one: the mean over blocks that are
-        # fed differently would hide the weak one.
-        if around is None or not (group.boxes or group.name in cover):
+        around = mean(group.leaves)
+        if around is None or not group.boxes:
             continue
         fed[f"group {group.name}"] = around
         for name in group.boxes:  # 2
-            inner = mean(picture.box[name].leaves)
-            fed[f"box {name}"] = around if inner is None else inner
+            fed[f"box {name}"] = mean(picture.box[name].leaves) or around
     for box in picture.boxes:  # 3
         alone = mean(box.leaves)
         if alone is not None:

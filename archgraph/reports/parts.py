@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from archgraph.display import colours
+from archgraph.display.cover import Cover
 from archgraph.display.style import STYLE
 from archgraph.errors import ArchGraphError
 from archgraph.fields import GLOBAL
@@ -96,7 +97,7 @@ def drawings(log: Log) -> Iterator[str]:
         yield f"<details{opened}><summary>{html.escape(name)}</summary>{_drawing(svg)}</details>"
 
 
-def _coverage(log: Log) -> Mapping[str, float] | None:
+def _coverage(log: Log) -> Cover | None:
     """Return the coverage of the global model; None where the folder does not tell it."""
     from archgraph.display.cover import coverage
     from archgraph.reports.run_family import run_family

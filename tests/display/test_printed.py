@@ -11,6 +11,7 @@ from torch import nn
 
 from archgraph.capture.trace import trace
 from archgraph.display import coverage
+from archgraph.display.cover import Cover
 from archgraph.display.dot import wrapped_lines
 from archgraph.display.labels import LabelLine
 from archgraph.display.picture import draw, render
@@ -54,7 +55,7 @@ def test_a_narrow_picture_has_less_detail():
 
 
 def test_a_picture_is_the_same_whatever_fonts_the_machine_has(tmp_path, monkeypatch):
-    text = draw(chain(3, 4, 5), cover={"0.weight": 0.5})
+    text = draw(chain(3, 4, 5), cover=Cover((2,), {"0.weight": (0.5,)}))
     here = [render(text, form) for form in ("plain", "png")]
     nothing = tmp_path / "fonts.conf"
     nothing.write_text("<fontconfig></fontconfig>")

@@ -146,7 +146,7 @@ def test_counts_never_show_four_digits_before_the_unit(number: float, text: str)
 
 
 def test_shapes_name_multiples_of_the_batch():
-    assert dimensions((BATCH * BATCH, 3)) == "n·n×3"
+    assert dimensions((BATCH * BATCH, 3)) == "batch**2×3"
 
 
 @given(layers=st.integers(1, 8), detail=details)
