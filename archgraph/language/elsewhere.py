@@ -60,19 +60,20 @@ OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.s
 
 # Keys and commands that are gone, and what does their work now.
 GONE = {
-    "claims": "`compare: [[A, B], …]` gives differences with their intervals",
-    "gate": "a row {trivial: softmax_regression} shows what a trivial model reaches",
-    "references": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
-    "findings": "say it in the `about` of the study",
-    "margin": "`compare` gives intervals, and leaves the verdict to the reader",
-    "better": "`compare: [[A, B], …]` gives the figure of A minus that of B",
-    "page": "each study has tables of its own",
-    "waits_for": "leave the rows out until their strategy is installed",
     "architectures": "tests/papers compares the sizes that papers print with the shipped files",
+    "better": "a study's `compare: [[A, B], …]` gives the figure of A minus that of B",
+    "claims": "a study's `compare: [[A, B], …]` gives differences with their intervals",
+    "findings": "say it in the `about` of the study",
+    "gate": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
+    "margin": "a study's `compare` gives intervals, and leaves the verdict to the reader",
     "matrix": "`archgraph study FILE` runs strategies (rows) on models (columns)",
     "may_be_refused": "a cell that is refused is listed with its reason, and the others go on",
+    "page": "each study has tables of its own",
+    "paper": "tests/papers compares the sizes that papers print with the shipped files",
+    "references": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
     "scales": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "similarity": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
+    "waits_for": "leave the rows out until their strategy is installed",
 }
 
 # What follows from the input here.

@@ -26,8 +26,16 @@ def test_an_error_says_the_innermost_line_of_the_users_code(tmp_path: Path) -> N
     [
         ("average: average_accuracy", "average: averge_accuracy", r"is not a measure; .*did you"),
         ("seeds: [0, 1]", "seeds: [0, 0]", r"small.seeds\[1\]: is there twice; found 0"),
-        ("FL, Standalone", "FL, HeteroFL", r"compare\[0\]: compares it with itself; found HeteroFL"),
-        ("FL, Standalone", "FL, Standalon", r"compare\[0\]\[1\]: is not a row or column; .*did you"),
+        (
+            "FL, Standalone",
+            "FL, HeteroFL",
+            r"compare\[0\]: compares it with itself; found HeteroFL",
+        ),
+        (
+            "FL, Standalone",
+            "FL, Standalon",
+            r"compare\[0\]\[1\]: is not a row or column; .*did you",
+        ),
     ],
 )
 def test_slips_in_a_study_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
