@@ -47,7 +47,7 @@ class Commands(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command; say what does the work of one that is gone."""
         if args[0] in GONE and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"No such command '{args[0]}'. {GONE[args[0]]}")
+            ctx.fail(f"No such command '{args[0]}'; {GONE[args[0]]}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:

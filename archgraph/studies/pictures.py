@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from archgraph.display import colours
 from archgraph.reports.comparison import Comparison, RunGroup, by_test
@@ -13,8 +13,9 @@ from archgraph.reports.plots import band, by_cost, panels, scale
 from archgraph.studies.study import StudyResult
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 # Inches: of a panel, and what titles and axes take.
 PANEL, TALL, AROUND = 3.4, 2.5, 0.8
@@ -80,14 +81,7 @@ def study_picture(result: StudyResult) -> Figure | None:
                 if (values := curves.get(group.label)) is None:
                     continue
                 spent = costs[column].get(axis, {}).get(group.label)
-                spent = None if spent is None else spent.reindex(values.index)
-                if len(values) > 1 and (spent is None or spent.nunique() > 1):
-                    band(panel, values, group.label, number, spent)
-                else:  # the curve would be vertical, or a point
-                    level, once = values.mean(axis=1).iloc[-1], len(values) == 1
-                    shade = colours.SERIES[number % len(colours.SERIES)]
-                    dashed = panel.axhline(level, color=shade, linestyle=(0, (4, 4)), linewidth=1.2)
-                    dashed.set_label(group.label if once else "")
+                if _drawn(panel, values, group.label, number, spent) == "level":
                     said.append(f"dashed: last test of {group.label}")
             scale(panel, result.spec.read[name].quantity, "", axis=axis)
             if axis == "round":
@@ -95,3 +89,18 @@ def study_picture(result: StudyResult) -> Figure | None:
                 panel.set_ylabel(label, fontsize=9, color=colours.INK)
     legend_below(figure, AROUND + TALL * len(every), "; ".join(dict.fromkeys(said)), 9)
     return figure
+
+
+def _drawn(
+    panel: Axes, values: DataFrame, name: str, number: int, spent: Series | None
+) -> Literal["curve", "level"]:
+    """Draw a row as a curve, or as a level where that would be vertical, or a point."""
+    places = None if spent is None else spent.reindex(values.index)
+    if len(values) > 1 and (places is None or places.nunique() > 1):
+        band(panel, values, name, number, places)
+        return "curve"
+    shade = colours.SERIES[number % len(colours.SERIES)]
+    level = values.mean(axis=1).iloc[-1]
+    line = panel.axhline(level, color=shade, linestyle=(0, (4, 4)), linewidth=1.2)
+    line.set_label(name if len(values) == 1 else "")
+    return "level"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from archgraph.files import write
@@ -122,13 +122,8 @@ def _figures(result: StudyResult) -> Iterator[Table]:
         with_figure = len(result.spec.figures) > 1 or len(result.spec.combined()) == 1
         places = list(itertools.product(columns, result.spec.figures))
         heads = [", ".join(filter(None, (short[c], f if with_figure else ""))) for c, f in places]
-        rows: list[tuple[str, ...]] = []
-        for row in (one for one in result.spec.rows if any((one, c) in there for c in columns)):
-            rows.append((row, *(_cell(result, row, c, f, seeds) for c, f in places)))
-            printed = [result.spec.printed(row, c, f) for c, f in places]
-            if any(value is not None for value in printed):
-                numbers = (NOTHING if value is None else f"{value:g}" for value in printed)
-                rows.append((f"{row}, published", *numbers))
+        of = dict.fromkeys(row for row, column in there if column in columns)
+        rows = tuple(line for row in of for line in _lines(result, row, places, seeds))
         title = ", ".join(filter(None, (result.spec.study, first)))
         note = f"measured: mean ± standard deviation over {plural(seeds, 'seed')}"
         if seeds == 1:
@@ -136,7 +131,17 @@ def _figures(result: StudyResult) -> Iterator[Table]:
         if any(", n " in text for line in rows for text in line):
             note += ", or n of them where a cell says so"
         right = frozenset(range(1, len(heads) + 1))
-        yield Table(title, ("", *heads), tuple(rows), right, note=note)
+        yield Table(title, ("", *heads), rows, right, note=note)
+
+
+def _lines(
+    result: StudyResult, row: str, places: Sequence[tuple[str, str]], seeds: int
+) -> Iterator[tuple[str, ...]]:
+    """Yield what was measured of a row and, where anything is printed, a line of that."""
+    yield (row, *(_cell(result, row, column, figure, seeds) for column, figure in places))
+    printed = [result.spec.printed(row, column, figure) for column, figure in places]
+    if any(value is not None for value in printed):
+        yield f"{row}, published", *(NOTHING if one is None else f"{one:g}" for one in printed)
 
 
 def _cell(result: StudyResult, row: str, column: str, figure: str, seeds: int) -> str:

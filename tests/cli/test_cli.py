@@ -836,7 +836,7 @@ def test_a_command_that_is_gone_names_what_does_its_work() -> None:
     for name in ("matrix", "references", "scales", "similarity"):
         told = call(name, "model.yaml")
         assert told.exit_code == 2
-        assert f"No such command '{name}'. {GONE[name]}" in " ".join(told.stderr.split())
+        assert f"No such command '{name}'; {GONE[name]}" in " ".join(told.stderr.split())
 
 
 def test_run_overwrites_a_run_and_nothing_else(here: Path):
