@@ -183,8 +183,8 @@ def _csv(path: Path, separator: str) -> DataFrame:
         check_size(width * lines, MOST_VALUES, "table", path, "values")
         frame = read(io.StringIO(text))
     except ValueError as error:  # pandas' own errors are kinds of it
-        found = str(error).strip()
-        raise DataError("is not CSV", where=str(path), found=found) from error
+        reason = str(error).strip()
+        raise DataError("is not CSV", where=str(path), found=reason) from error
     names = [name.strip() for name in frame.iloc[0]]
     _check_header(names, str(path))
     other = next((sign for sign in ";\t|" if width == 1 and sign in names[0]), None)
