@@ -93,6 +93,9 @@ def main_mistake(
             hint = _advice(key, names, model, first["loc"][:-1])
             facts: ErrorFacts = {"found": repr(key), "expected": expected, "hint": hint}
             return Mistake("is an unknown key", place=inner, **facts)
+        case "missing" if isinstance(first["loc"][-1], int):  # of a list with so many entries
+            value = abbreviate(first["input"])
+            return Mistake("has too few entries", place=inner, found=value)
         case "missing":
             expected = _description(model, first)
             return Mistake(f"lacks the key {key!r}", place=inner, expected=expected)

@@ -90,6 +90,7 @@ def test_arguments_are_what_the_class_gets() -> None:
             "optimiser: {SGD: {lr: fast}}",
             "e.yaml:1: optimiser.SGD.lr: has a wrong value; found 'fast'; expected a number",
         ),
+        ("optimiser: {Adam: {betas: [0.9]}}", "Adam.betas: has too few entries; found [0.9]"),
         ("optimiser: {SGD: {lr: true}}", "optimiser.SGD.lr: has a wrong value; found True"),
         ("optimiser: {SGD: {momentun: 0.9}}", "momentun: is an unknown key; found 'momentun'; "),
         ("optimiser: {SGD: {momentun: 0.9}}", "nesterov; did you mean 'momentum'?"),

@@ -80,7 +80,7 @@ def test_kinds_of_client_say_what_they_train_with_instead_and_nothing_else():
     kinds = {"slow": {"lr": 0.3}, "fast": {"epochs": 2}}
     spec = experiment({"model": MODEL, "clients": clients}, local={"lr": 0.05}, local_of=kinds)
     facts = _facts(StudyCell("A", "", spec, {}), {})
-    assert facts["rate"] == "rate 0.05" and facts["clients"].startswith("2 `slow` (15 ")
+    assert facts["optimiser"] == "SGD (lr 0.05)" and facts["clients"].startswith("2 `slow` (15 ")
     assert "3 `fast`" in facts["clients"]
     texts = [text for text in facts.values() if "`:" in text]
     assert texts == ["`slow`: batch 8, lr 0.3", "`fast`: epochs 2"] and "local_of" not in facts
