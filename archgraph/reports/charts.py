@@ -229,24 +229,28 @@ def client_charts(
     several = 2 if any(client.classes for client in drawn) else 1
     heading = textwrap.fill(title, ACROSS - 6)  # bold letters are wider
     figure, axes = panels(WIDTH, several, heading, (1, 2), points=(TITLES, NUMBERS))
-    bars = axes[0]
-    for bad, colour in enumerate(colours.SERIES[:2]):
-        rows = [i for i, client in enumerate(drawn) if client.malicious == bad]
-        many = [drawn[i].examples for i in rows]
-        bars.barh(rows, many, 0.76, color=colour, label="malicious" if bad and rows else None)
-    bars.set_ylim(len(drawn) - 0.5, -0.5)
-    bars.set_title("examples", loc="left", fontsize=NUMBERS, color=colours.QUIET)
-    bars.xaxis.set_major_locator(_few(3))
-    if len(drawn) <= NAMED:
-        names = (f"{client.name or client.client} · {client.tier}" for client in drawn)
-        bars.set_yticks(range(len(drawn)), [elided(name, NAME, NAME // 2) for name in names])
-    else:
-        of = "" if len(drawn) == len(clients) else f" of {len(clients)}"
-        bars.set_yticks((0, len(drawn) - 1), ("1", f"{len(drawn)}{of}"))
+    _draw_examples(axes[0], drawn, len(clients))
     for panel in axes[1:]:
         _draw_shares(panel, [one.classes for one in drawn])
     legend_below(figure, 1.0 + min(0.26 * len(drawn), 8.0), points=NUMBERS)
     yield Picture(title, figure)
+
+
+def _draw_examples(panel: Axes, clients: Sequence[ClientFacts], total: int) -> None:
+    """Draw the examples of the first clients of so many."""
+    for bad, colour in enumerate(colours.SERIES[:2]):
+        rows = [i for i, client in enumerate(clients) if client.malicious == bad]
+        many = [clients[i].examples for i in rows]
+        panel.barh(rows, many, 0.76, color=colour, label="malicious" if bad and rows else None)
+    panel.set_ylim(len(clients) - 0.5, -0.5)
+    panel.set_title("examples", loc="left", fontsize=NUMBERS, color=colours.QUIET)
+    panel.xaxis.set_major_locator(_few(3))
+    if len(clients) <= NAMED:
+        names = (f"{client.name or client.client} · {client.tier}" for client in clients)
+        panel.set_yticks(range(len(clients)), [elided(name, NAME, NAME // 2) for name in names])
+    else:
+        of = "" if len(clients) == total else f" of {total}"
+        panel.set_yticks((0, len(clients) - 1), ("1", f"{len(clients)}{of}"))
 
 
 def _draw_shares(panel: Axes, rows: Sequence[Sequence[int]]) -> None:
