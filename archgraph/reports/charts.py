@@ -22,6 +22,7 @@ from archgraph.reports.runs import Log, better, judge, rows_where, seconds, seri
 from archgraph.tables import elided, per_cent
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
     from pandas import DataFrame, Series
@@ -225,37 +226,47 @@ def client_charts(
     drawn = clients[:MOST]
     if not drawn:
         return
-    classes = max(len(client.classes) for client in drawn)
+    several = 2 if any(client.classes for client in drawn) else 1
     heading = textwrap.fill(title, ACROSS - 6)  # bold letters are wider
-    figure, axes = panels(WIDTH, 1 + bool(classes), heading, (1, 2), points=(TITLES, NUMBERS))
-    bars = axes[0]
-    for bad, colour in enumerate(colours.SERIES[:2]):
-        rows = [i for i, client in enumerate(drawn) if client.malicious == bad]
-        many = [drawn[i].examples for i in rows]
-        bars.barh(rows, many, 0.76, color=colour, label="malicious" if bad and rows else None)
-    bars.set_ylim(len(drawn) - 0.5, -0.5)
-    bars.set_title("examples", loc="left", fontsize=NUMBERS, color=colours.QUIET)
-    bars.xaxis.set_major_locator(_few(3))
-    if len(drawn) <= NAMED:
-        names = (f"{client.name or client.client} · {client.tier}" for client in drawn)
-        bars.set_yticks(range(len(drawn)), [elided(name, NAME, NAME // 2) for name in names])
-    else:
-        of = "" if len(drawn) == len(clients) else f" of {len(clients)}"
-        bars.set_yticks((0, len(drawn) - 1), ("1", f"{len(drawn)}{of}"))
+    figure, axes = panels(WIDTH, several, heading, (1, 2), points=(TITLES, NUMBERS))
+    _draw_examples(axes[0], drawn, len(clients))
     for panel in axes[1:]:
-        counts = np.array([[*one.classes] + [0] * (classes - len(one.classes)) for one in drawn])
-        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        # See-through, in a blue that stands out on light pages and on dark ones.
-        shades, blue = np.zeros((*shares.shape, 4)), colours.DARK[colours.SERIES[0]]
-        shades[..., :3] = [int(blue[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        shades[..., 3] = shares / (shares.max() or 1.0)
-        panel.imshow(shades, aspect="auto", interpolation="none")
-        said = f"class shares, up to {per_cent(float(shares.max()), 0)}"
-        panel.set_title(said, loc="left", fontsize=NUMBERS, color=colours.QUIET)
-        panel.set_yticks(())
-        panel.xaxis.set_major_locator(_few(10))
+        _draw_shares(panel, [one.classes for one in drawn])
     legend_below(figure, 1.0 + min(0.26 * len(drawn), 8.0), points=NUMBERS)
     yield Picture(title, figure)
+
+
+def _draw_examples(panel: Axes, clients: Sequence[ClientFacts], total: int) -> None:
+    """Draw the examples of the first clients of so many."""
+    for bad, colour in enumerate(colours.SERIES[:2]):
+        rows = [i for i, client in enumerate(clients) if client.malicious == bad]
+        many = [clients[i].examples for i in rows]
+        panel.barh(rows, many, 0.76, color=colour, label="malicious" if bad and rows else None)
+    panel.set_ylim(len(clients) - 0.5, -0.5)
+    panel.set_title("examples", loc="left", fontsize=NUMBERS, color=colours.QUIET)
+    panel.xaxis.set_major_locator(_few(3))
+    if len(clients) <= NAMED:
+        names = (f"{client.name or client.client} · {client.tier}" for client in clients)
+        panel.set_yticks(range(len(clients)), [elided(name, NAME, NAME // 2) for name in names])
+    else:
+        of = "" if len(clients) == total else f" of {total}"
+        panel.set_yticks((0, len(clients) - 1), ("1", f"{len(clients)}{of}"))
+
+
+def _draw_shares(panel: Axes, rows: Sequence[Sequence[int]]) -> None:
+    """Draw the share of each class, a row for each client."""
+    classes = max(map(len, rows))
+    counts = np.array([[*row] + [0] * (classes - len(row)) for row in rows])
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    # See-through, in a blue that stands out on light pages and on dark ones.
+    shades, blue = np.zeros((*shares.shape, 4)), colours.DARK[colours.SERIES[0]]
+    shades[..., :3] = [int(blue[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    shades[..., 3] = shares / (shares.max() or 1.0)
+    panel.imshow(shades, aspect="auto", interpolation="none")
+    said = f"class shares, up to {per_cent(float(shares.max()), 0)}"
+    panel.set_title(said, loc="left", fontsize=NUMBERS, color=colours.QUIET)
+    panel.set_yticks(())
+    panel.xaxis.set_major_locator(_few(10))
 
 
 def _few(most: int) -> MaxNLocator:

@@ -257,15 +257,13 @@ def fit_scale(panel: Axes, what: str) -> None:
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
     values = [float(v) for line in panel.get_lines() for v in np.asarray(line.get_ydata())]
     points = [v for v in values if math.isfinite(v)]
-    bands = (path.vertices for part in panel.collections for path in part.get_paths())
-    values += [float(v) for corners in bands for v in np.asarray(corners)[:, 1]]
-    known = [v for v in values if math.isfinite(v)]
+    low, high = panel.dataLim.intervaly  # with bands
     if what in SHARES:
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
-        if known:
+        if points:
             # Never less than two points of a per cent: rounding is not a trend.
-            room = max(0.06 * (max(known) - min(known)), 0.01)
-            panel.set_ylim(max(min(known) - room, -0.01), min(max(known) + room, 1.01))
+            room = max(0.06 * (high - low), 0.01)
+            panel.set_ylim(max(low - room, -0.01), min(high + room, 1.01))
     # Losses of runs that diverge would flatten all others.
     elif points and (what == "perplexity" or WIDE * min(points) < max(points)) and min(points) > 0:
         panel.set_yscale("log")
