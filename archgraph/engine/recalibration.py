@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -132,7 +131,7 @@ def _measuring(graph: ArchGraph) -> tuple[ArchGraph, tuple[str, ...]]:
 
 
 def _measured(
-    net: nn.Module, buffers: Sequence[str], batches: Iterable[Any], state: State
+    net: nn.Module, buffers: Sequence[str], batches: Iterable[Sequence[Tensor]], state: State
 ) -> dict[str, Tensor]:
     """Return running statistics: the mean over batches of those of each.
 

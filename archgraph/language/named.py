@@ -248,7 +248,8 @@ def _classes(role: RoleName) -> Mapping[str, str]:
 
 
 def _class(module: str, name: str) -> type[Any]:
-    return cast(type[Any], getattr(importlib.import_module(module), name))
+    found: type = getattr(importlib.import_module(module), name)
+    return found
 
 
 class _Unclear(Exception):
@@ -290,7 +291,7 @@ def _model(role: RoleName, name: str) -> type[pydantic.BaseModel]:
     return pydantic.create_model(name, __base__=Base, **fields)
 
 
-def _plain(hint: Any, role: RoleName) -> Any:
+def _plain(hint: object, role: RoleName) -> Any:
     """Return the type that plain data of a type hint have.
 
     1. An instance of the role's base is a class that is named in its turn.
@@ -320,13 +321,13 @@ def _plain(hint: Any, role: RoleName) -> Any:
     lists: Any = list
     tuples: Any = tuple
     if hint is abc.Sequence or origin in (abc.Sequence, abc.Iterable, list):  # 4
-        return lists[_plain(inner[0], role) if inner else Any]
+        return lists[_plain(inner[0], role) if inner else object]
     if origin is tuple:
         return tuples[tuple(_plain(one, role) for one in inner)]
     raise _Unclear("does not take plain values")
 
 
-def _takes_function(hint: Any) -> bool:
+def _takes_function(hint: object) -> bool:
     """Return whether a function may be a value of a type, or a part of one."""
     kinds = (hint, typing.get_origin(hint))
     return abc.Callable in kinds or any(map(_takes_function, typing.get_args(hint)))
@@ -334,7 +335,7 @@ def _takes_function(hint: Any) -> bool:
 
 def _checked(
     role: RoleName, name: str, args: Mapping[str, Json], units: Mapping[str, int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return arguments as the signature of a class has them.
 
     They pass through JSON, so that they are plain data: strict types that take no list otherwise
