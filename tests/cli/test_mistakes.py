@@ -378,7 +378,7 @@ MISTAKES = {
     "a cell that is not a number": Mistake(
         own(ROWS, table=TABLE.replace("0.14,", "n/a?,")),
         RUN,
-        "experiment.yaml:6: data: rows.csv:3: a: is not a number; found 'n/a?'; expected a "
+        "experiment.yaml:6: data: rows.csv: row 2: a: is not a number; found 'n/a?'; expected a "
         "number, such as -1.5 or 2e3; a column of categories is written columns: {a: "
         "category}",
     ),
@@ -417,7 +417,7 @@ MISTAKES = {
         " or train as a mapping of clients to such",
     ),
     "one class alone": Mistake(
-        own("{python: 'made_here:words'}"),
+        own("{python: 'made_here:words'}", more="task: classification\n"),
         "--python " + RUN,
         "experiment.yaml:6: data.python: made_here:words: train: all targets are the same class; "
         "found class cat",
