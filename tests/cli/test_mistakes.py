@@ -417,8 +417,8 @@ MISTAKES = {
         " or train as a mapping of clients to such",
     ),
     "one class alone": Mistake(
-        own("{python: 'made_here:words'}"),
-        "--python " + RUN + " --set task=classification",
+        own("{python: 'made_here:words'}", more="task: classification\n"),
+        "--python " + RUN,
         "experiment.yaml:6: data.python: made_here:words: train: all targets are the same class; "
         "found class cat",
     ),
