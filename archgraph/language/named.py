@@ -290,7 +290,7 @@ def _model(role: RoleName, name: str) -> type[pydantic.BaseModel]:
     return pydantic.create_model(name, __base__=Base, **fields)
 
 
-def _plain(hint: Any, role: RoleName) -> Any:
+def _plain(hint: object, role: RoleName) -> object:
     """Return the type that plain data of a type hint have.
 
     1. An instance of the role's base is a class that is named in its turn.
@@ -311,22 +311,21 @@ def _plain(hint: Any, role: RoleName) -> Any:
     if hint is tensor:  # 2
         return Annotated[list[float], pydantic.AfterValidator(_class("torch", "tensor"))]
     if origin in (types.UnionType, typing.Union):  # 3
-        members = []
+        members = list[object]()
         for one in inner:
             with contextlib.suppress(_Unclear):
                 members += [_plain(one, role)] if one is not tensor or float not in inner else []
         if members:
             return functools.reduce(operator.or_, members)
-    lists: Any = list
-    tuples: Any = tuple
     if hint is abc.Sequence or origin in (abc.Sequence, abc.Iterable, list):  # 4
-        return lists[_plain(inner[0], role) if inner else Any]
+        entry = _plain(inner[0], role) if inner else Json
+        return types.GenericAlias(list, (entry,))
     if origin is tuple:
-        return tuples[tuple(_plain(one, role) for one in inner)]
+        return types.GenericAlias(tuple, tuple(_plain(one, role) for one in inner))
     raise _Unclear("does not take plain values")
 
 
-def _takes_function(hint: Any) -> bool:
+def _takes_function(hint: object) -> bool:
     """Return whether a function may be a value of a type, or a part of one."""
     kinds = (hint, typing.get_origin(hint))
     return abc.Callable in kinds or any(map(_takes_function, typing.get_args(hint)))
@@ -334,7 +333,7 @@ def _takes_function(hint: Any) -> bool:
 
 def _checked(
     role: RoleName, name: str, args: Mapping[str, Json], units: Mapping[str, int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return arguments as the signature of a class has them.
 
     They pass through JSON, so that they are plain data: strict types that take no list otherwise
