@@ -148,7 +148,7 @@ def _transformed_shape(transforms: Sequence[LibraryClass], data: Dataset) -> tup
         try:
             with torch.random.fork_rng(devices=()):
                 image = transform_images(image, [one], None)
-        except Exception as error:  # whatever torchvision says of the arguments or the image
+        except (ValueError, TypeError, RuntimeError, AttributeError) as error:  # torchvision's
             raise RunError(
                 f"cannot change these images: {error}",
                 where=f"local.transforms.{at}",

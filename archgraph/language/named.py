@@ -248,8 +248,7 @@ def _classes(role: RoleName) -> Mapping[str, str]:
 
 
 def _class(module: str, name: str) -> type[Any]:
-    found: type = getattr(importlib.import_module(module), name)
-    return found
+    return cast(type[Any], getattr(importlib.import_module(module), name))
 
 
 class _Unclear(Exception):
@@ -291,7 +290,7 @@ def _model(role: RoleName, name: str) -> type[pydantic.BaseModel]:
     return pydantic.create_model(name, __base__=Base, **fields)
 
 
-def _plain(hint: object, role: RoleName) -> Any:
+def _plain(hint: object, role: RoleName) -> object:
     """Return the type that plain data of a type hint have.
 
     1. An instance of the role's base is a class that is named in its turn.
@@ -312,18 +311,17 @@ def _plain(hint: object, role: RoleName) -> Any:
     if hint is tensor:  # 2
         return Annotated[list[float], pydantic.AfterValidator(_class("torch", "tensor"))]
     if origin in (types.UnionType, typing.Union):  # 3
-        members = []
+        members = list[object]()
         for one in inner:
             with contextlib.suppress(_Unclear):
                 members += [_plain(one, role)] if one is not tensor or float not in inner else []
         if members:
             return functools.reduce(operator.or_, members)
-    lists: Any = list
-    tuples: Any = tuple
     if hint is abc.Sequence or origin in (abc.Sequence, abc.Iterable, list):  # 4
-        return lists[_plain(inner[0], role) if inner else object]
+        entry = _plain(inner[0], role) if inner else Json
+        return types.GenericAlias(list, (entry,))
     if origin is tuple:
-        return tuples[tuple(_plain(one, role) for one in inner)]
+        return types.GenericAlias(tuple, tuple(_plain(one, role) for one in inner))
     raise _Unclear("does not take plain values")
 
 
