@@ -59,7 +59,7 @@ sizes:
 
 # One line per call. {out}: the folder; names of RUNS are folders in it.
 COMMANDS = f"""\
-demo {{out}}/demo --rounds 2
+demo --out {{out}}/demo --rounds 2
 report {{out}}/fjord
 compare {{out}}/fjord {{out}}/depthfl
 show {RESNET}
@@ -69,10 +69,10 @@ draw {RESNET} -o {{out}}/net.svg
 draw specs/families/fedfa_digits.yaml -o {{out}}/family.pdf
 view {RESNET} -o {{out}}/net.html
 view {{out}}/depthfl -o {{out}}/run.html
-diff {RESNET} specs/models/resnet34.yaml
-diff {{out}}/fjord {{out}}/depthfl
-align {RESNET} specs/models/resnet34.yaml
-match {{out}}/fedavg {{out}}/fedavg
+compare {RESNET} specs/models/resnet34.yaml
+compare {{out}}/fjord {{out}}/depthfl --bits
+match {RESNET} specs/models/resnet34.yaml
+match {{out}}/fedavg {{out}}/fedavg --weights
 fit {RESNET} --parameters 50%
 fit {RESNET} --macs 0.5 --memory 0.8 --batch 8
 rewrite {RESNET} --take 0.5 --shorten layer3=1 -o {{out}}/small.yaml
@@ -89,10 +89,6 @@ init {{out}}/init
 help dirichlet
 strategies
 study {{out}}/study.yaml --out {{out}}/studies
-similarity {{out}}/fedavg
-scales {{out}}/fedavg
-profile {RESNET} -o {{out}}/profile.json
-references {SMALL}/depthfl_digits.yaml
 flower init specs/experiments/small/fjord_digits.yaml {{out}}/app
 run {SMALL}/fjord_digits.yaml --out {{out}}/fjord --resume --set rounds=3
 """
