@@ -225,7 +225,7 @@ def test_options_of_one_strategy_are_compared(tmp_path: Path):
 def test_what_follows_from_another_setting_is_not_a_difference(tmp_path: Path):
     """A scheme has options of its own: those at their defaults are not listed."""
     schemes: dict[str, dict[str, Any]] = {
-        "iid": {"scheme": "iid", "min_size": 1},
+        "iid": {"scheme": "iid"},
         "dirichlet": {"scheme": "dirichlet", "alpha": 1.0, "min_size": 10, "balanced": False},
     }
     for name, scheme in schemes.items():
