@@ -247,8 +247,14 @@ def execute(
             # JSON lacks NaN: facts must equal what facts.json gives back when a run is resumed.
             facts = json_safe({**experiment.facts, "rounds": rounds})
             if resume_from is not None or (resume and resumable(out)):
+                selection = experiment.selection
                 loop.record, checkpoint, lines = RunRecord.resume(
-                    out, experiment.text, facts, after=resume_from, device=device
+                    out,
+                    experiment.text,
+                    facts,
+                    after=resume_from,
+                    best=None if selection is None else selection.chosen,
+                    device=device,
                 )
             else:
                 stack.enter_context(reserved(out, overwrite=overwrite))

@@ -133,6 +133,7 @@ class RunRecord:
         facts: Mapping[str, Json],
         *,
         after: int | None = None,
+        best: BestRound | None = None,
         keep: int = 2,
         device: str = "cpu",
     ) -> tuple[RunRecord, Checkpoint | None, list[dict[str, Json]]]:
@@ -145,6 +146,7 @@ class RunRecord:
             text: The experiment as resolved.
             facts: Those of the experiment that began the run; it may have more rounds by now.
             after: Go on after this round; its checkpoint is used and later ones are removed.
+            best: Chooses the round whose checkpoint is kept from the lines until then.
             keep: So many checkpoints stay, the latest ones.
             device: Where the run goes on.
 
@@ -165,6 +167,14 @@ class RunRecord:
                 checkpoint, stored, digests, lines = record._proved(chosen)
                 record._writer.after(checkpoint, digests)
                 record.environments = stored["environments"]
+                selected = best(parsed(lines, folder / "metrics.jsonl")) if best else None
+                if selected is not None and selected not in rounds:
+                    raise RunError(
+                        f"cannot go on after round {chosen}: the best round until then is gone",
+                        where=str(folder),
+                        found=f"checkpoints of {listed(rounds)}, not of {selected}",
+                        hint="go on after a later round, or run the experiment anew",
+                    )
             done = chosen or 0
             here = _here(done + 1, facts, device)
             if not record.environments or list(notes([record.environments[-1], here])):

@@ -155,6 +155,26 @@ def test_a_run_ends_with_its_best_round_and_goes_on_with_the_same_bits(spec, tmp
         assert torch.equal(tensor, saved[name])
 
 
+def test_where_the_best_round_is_gone_no_run_goes_on_and_nothing_is_lost(spec, tmp_path):
+    """The best round until 5 is 3, whose checkpoint made room when 6 became the best."""
+    file, folder = spec("{clients: 0.3, keep: best}", rounds=6, lr=0.02), tmp_path / "run"
+    with file.open("a") as text:
+        text.write("evaluate: {every: 3}\n")
+    whole = ag.run(file, data=rows(), out=folder, progress=False)
+    assert whole.best == 6
+
+    def content() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = content()
+    said = r"after round 5: the best round until then is gone; .* 5, 6, not of 3; go on after a"
+    with pytest.raises(ag.RunError, match=said):
+        ag.run(file, data=rows(), out=folder, resume_from=5, progress=False)
+    assert content() == before
+    again = ag.run(file, data=rows(), out=folder, resume=True, progress=False)
+    assert again.best == 6
+
+
 @dataclass(frozen=True)
 class InPlace(FedAvg):
     """Writes what it receives into the tensors that it has."""
