@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from archgraph.analysis.structure import structure
-from archgraph.engine.trained import trained
+from archgraph.engine.run_models import trained
 from archgraph.federation import Model
 from archgraph.graph.ir import Leaf
 from archgraph.ops.table import row

@@ -115,7 +115,7 @@ class Address:
             ArchGraphError: If it cannot be read, or the weights are not those of the model.
         """
         if self.is_run:
-            from archgraph.engine.trained import trained
+            from archgraph.engine.run_models import trained
 
             if weights is not None:
                 raise SpecError("has weights of its own", where=str(self), found=str(weights))

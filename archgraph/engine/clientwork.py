@@ -52,15 +52,15 @@ class Assignment(NamedTuple):
 @wire.carried
 @dataclass(frozen=True, eq=False)
 class Returned:
-    """What came back of a client's work, after all checks of it alone.
+    """What came back of a client's work.
 
-    It is made where the client works, and read where updates are merged. Nothing takes it apart in
-    between: a worker and a node of Flower send it as it is (:mod:`archgraph.states.wire`).
+    A worker makes it after all checks of the update alone; what a node of Flower sends is checked
+    by the server. Both send it by :mod:`archgraph.states.wire`.
 
     Attributes:
         outcome: What the program left behind; None: it is refused.
         findings: What the strategy found in it.
-        seconds: How long the client worked.
+        seconds: How long the client worked; on Flower, how long the server waited for it.
         bytes_up: Bytes that came back; None: it is not known.
         change: The size of the change in what is merged; None: nothing limits it.
         refused: Why the server does not take it; None: it does.
@@ -153,6 +153,7 @@ class ClientWork:
 
         Raises:
             RejectedUpdate: If a tensor is not dense, or no checkpoint can hold it.
+            RunError: If the client lacks an entry that should have stayed with it.
         """
         setup, task, private = self.experiment, what.task, what.private
         world, device = setup.world, setup.world.device
@@ -198,7 +199,7 @@ class ClientWork:
         )
 
     def check(self, task: Task, outcome: Outcome, optional: Collection[str] = ()) -> None:
-        """Refuse what must not be merged or kept: the one check of an update on its way.
+        """Refuse what must not be merged.
 
         Raises:
             RejectedUpdate: Names the entry.

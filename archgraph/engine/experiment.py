@@ -35,13 +35,15 @@ class Experiment:
         world: Who takes part, and where it is computed.
         strategy: The method.
         data: The data set.
-        shares: Training examples of each client; a further model has those of who trains it.
+        shares: Positions of each client's training examples; a further model has those of the
+            client that trains it.
         local: How clients train.
         evaluate: When and how models are tested.
-        engine: In how many processes, and what a client may take.
+        engine: In how many processes, and limits of a client's time and memory.
         attack: What malicious clients do.
         sampled: Clients in each round; None: all.
-        patience: Rounds in a row without an accepted update that end the run.
+        patience: Rounds in a row without an accepted update that end the run; one in which all
+            clients fail ends it at once.
         privacy: What is promised to clients; None: nothing.
         bound: How many times the round's median an update's size may be; None: any.
         text: The experiment as resolved, YAML, for the run folder.
@@ -49,8 +51,8 @@ class Experiment:
         locating: Context in which errors point at the line of the file that says a key.
         selection: What is selected by held out examples; None: none are.
         held_out: Positions of the training examples that are held out.
-        learnings: What clients learn that have some of the classes, by these.
-        by_kind: How clients of a kind train that has keys of its own, by its name.
+        learnings: The learning tasks of clients that have some of the classes, by these classes.
+        by_kind: How clients of a tier train whose file overrides ``local``, by tier.
     """
 
     world: World
@@ -99,7 +101,7 @@ class Experiment:
 
     @functools.cached_property
     def training(self) -> Split:
-        """The examples that clients train on: all that are not held out."""
+        """The training examples: all, or those of clients where some are held out."""
         if not len(self.held_out):
             return self.data.train
         return subset(self.data.train, np.unique(np.concatenate(self.shares)))
@@ -111,8 +113,9 @@ class Experiment:
 
     @functools.cached_property
     def views(self) -> Mapping[tuple[int, ...], Experiment]:
-        """The experiment as clients see it, by their classes: these are all, and count from 0.
+        """The experiment as clients with some of the classes see it, by these classes.
 
+        In a view there are no other classes, and these count from 0.
         A view has the shares and the test examples of these classes, for clients that have them.
         """
         return {(): self, **{classes: self._view(classes) for classes in self.learnings}}

@@ -28,8 +28,8 @@ from archgraph.module.initial import initial_state
 from archgraph.plain import Json
 from archgraph.states.state import equal
 
-# Keys that change no figure of a run: a resumed run may have others.
-UNNAMED = ("name", "out", "engine", "patience", "trackers")
+# Keys that a resumed run may have otherwise: none changes the weights of a run that nobody fails.
+NOT_FACTS = ("name", "out", "engine", "patience", "trackers")
 
 
 def family_of(spec: ExperimentSpec) -> FamilySpec:
@@ -136,10 +136,10 @@ def deciding_facts(
     public: Split | None = None,
     rows: Mapping[int, ClientRows] | None = None,
 ) -> Mapping[str, Json]:
-    """All that decides the numbers of a run, by content and not by the names of files."""
+    """Return what decides the weights of a run, by content and not by the names of files."""
     values, by_kind = settled(spec, strategy), local_by_kind(spec)
     state = None if family.state is None else _given(spec, family.graph, family.state)
-    for name in (*UNNAMED, "evaluate", "weights"):  # of weights their content is a fact
+    for name in (*NOT_FACTS, "evaluate", "weights"):  # of weights their content is a fact
         values.pop(name, None)
     return {
         **values,

@@ -84,16 +84,16 @@ def checked_experiment(
         closed.append(objective)
     # The rest of a run up to its first round, unless code that is not imported takes part in it.
     if not closed and data is not None and family is not None:
-        from archgraph.engine.world import begun, prepare
+        from archgraph.engine.world import first_state, prepare
 
         prepared = prepare(spec, imagined=data, family=_shapes(family))
         if not begins:
             # Without numbers: a strategy whose server computes does so on shapes, too.
             world = dataclasses.replace(prepared.world, device="meta")
             try:
-                begun(dataclasses.replace(prepared, world=world))
+                first_state(dataclasses.replace(prepared, world=world))
             except (NotImplementedError, RuntimeError):  # one that chooses by weights needs some
-                begun(prepare(spec, imagined=data, family=family))
+                first_state(prepare(spec, imagined=data, family=family))
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {text}"
     notes = () if data is None else data.notes
     return "; ".join((text, *notes, *(f"{name} {NOT_IMPORTED}" for name in closed)))

@@ -22,9 +22,9 @@ import torch
 
 from archgraph.engine.clients import FILE, clients_file
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.lost import kept_additions
 from archgraph.engine.rounds import Elsewhere, Loop
-from archgraph.engine.world import begun, prepare
+from archgraph.engine.stays_with_clients import kept_additions
+from archgraph.engine.world import first_state, prepare
 from archgraph.errors import RunError
 from archgraph.federation import GLOBAL, Evaluated, ServerState, private_models
 from archgraph.federation.family import Family
@@ -55,8 +55,8 @@ class Run:
         server: State of the server after the last round.
         rounds: A line per round, as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
-        notes: What its data is not read as, why its bits may differ from those of an uninterrupted
-            run, and which trackers failed.
+        notes: Which parts of its data are read otherwise than one might expect, why its bits may
+            differ from those of an uninterrupted run, and which trackers failed.
         best: The round that it ends with, where `keep: best` says so; None: the last one.
     """
 
@@ -163,8 +163,8 @@ def run(
             where a model may be a graph or what ``ag.trace`` returns.
         out: Run folder. Default: the one that the experiment names, if any, else nothing is
             written.
-        resume: Go on with the run in that folder, after its last checkpoint; begin it where it died
-            before it had begun.
+        resume: Go on with the run in that folder, after its last checkpoint; start afresh if it
+            died before its folder was complete.
         resume_from: Go on with it after this round; what it did later is removed.
         overwrite: Replace the run in that folder, once the new one is ready to begin.
         data_root: Folder of the data. Default: the spec's, else what ``ARCHGRAPH_DATA`` names.
@@ -184,7 +184,8 @@ def run(
     Raises:
         ArchGraphError: If the experiment cannot be understood or cannot run as it stands, or the
             folder is in use, cannot be written, or holds another experiment, or one of its files
-            was changed. Nothing is left behind then.
+            was changed: nothing is left behind then. If all clients of a round fail, or no update
+            is accepted for `patience` rounds: the rounds before stay recorded.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")
@@ -239,7 +240,7 @@ def execute(
         stack.callback(loop.close)
         rounds, device = experiment.world.rounds, experiment.world.device
         # Before anything is written: the strategy may refuse this world.
-        first = begun(experiment)
+        first = first_state(experiment)
         added = kept_additions(experiment, first)
         checkpoint = None
         if out is not None:

@@ -94,7 +94,7 @@ def _unchanged(
         yield _alone(dataclasses.replace(result, findings={}))
 
 
-def private_world(experiment: Experiment, state: ServerState, round: int) -> World:
+def dp_world(experiment: Experiment, state: ServerState, round: int) -> World:
     """Return the world of a round, with means that are private.
 
     Args:
@@ -104,9 +104,9 @@ def private_world(experiment: Experiment, state: ServerState, round: int) -> Wor
     """
     privacy, world = experiment.privacy, experiment.world
     assert privacy is not None
-    # Drawn anew per round: a resumed run adds the same noise, not the next.
+    # Seeded by the round: a resumed run adds the same noise, not the next.
     generator = seeded(world.seed, "privacy", round)
-    if privacy.entropy == "system":  # else whoever knows the run's seed can subtract the noise
+    if privacy.entropy == "system":  # whoever knows the run's seed could subtract that noise
         generator.seed()
     who = census(experiment, state, round)
     means = PrivateMeans(who, experiment.rate, privacy.clip, privacy.noise, generator)

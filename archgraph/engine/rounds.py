@@ -3,25 +3,31 @@
 1. **Draw.** The clients of a round follow from (seed, round): a sample, and further models that
    these clients train beside their own.
 2. **Begin.** The strategy gives the state with which the round begins (``Strategy.begin``).
-3. **Merge.** The strategy makes the next state of the clients' results (``Strategy.receive``). It
-   reads them from a stream, which takes steps 4 to 6 for one client after the other: one update per
-   worker is in memory, whatever the number of clients.
+3. **Merge.** The strategy makes the next state of the clients' results (``Strategy.receive``, most
+   often by :func:`archgraph.federation.covered_mean`). It reads them from a stream; reading one
+   result takes steps 4 to 6 for one client. A few updates per worker are in memory, whatever the
+   number of clients.
 4. **Send.** The strategy makes the client's task (``Strategy.send``): an architecture, its weights,
-   a program.
-5. **Work.** A worker process (or another machine, :class:`Elsewhere`) runs the program and checks
-   what comes of it (:mod:`archgraph.engine.clientwork`). A client may fail, or be rejected.
-6. **Accept.** Against the median of the round, changes that are too large are rejected or scaled
-   down. Of an accepted client there is a row in the record, and what it keeps is kept.
+   and a program, most often :class:`archgraph.federation.Train`. An error here ends the run.
+5. **Work.** A worker process (or another machine, :class:`Elsewhere`) runs the program, and what
+   comes of it is checked (:mod:`archgraph.engine.clientwork`). A client fails if its work raises,
+   exceeds a limit or dies; it is rejected if its update cannot be merged. It is neither asked again
+   nor replaced, and what it keeps stays as it was.
+6. **Accept.** Changes that are too large, by a number or beside the median of the round, are
+   rejected or scaled down. Of an accepted client there is a row in the record, and what it keeps is
+   kept.
 7. **Test.** When a test is due, the models that the strategy answers for are tested
    (``Strategy.evaluated``), on test examples and on those that are held out.
 8. **Record.** The line of the round goes into the run folder and to the trackers, beside a
-   checkpoint; the best round is remembered. A run ends early where its selection says so, and fails
-   where no update was accepted for some rounds.
+   checkpoint; the best round is remembered. A run ends early where its selection says so. It fails
+   where all clients of a round fail, or no update was accepted for some rounds.
 
 A :class:`RoundPlan` says who takes part in one round (step 1) and what became of each (steps 5 and
 6). What outlives a round is in the :class:`Loop`: the server's state, what clients keep, the lines.
-A survey before the first round (:meth:`Loop.start`) takes steps 5 and 6 with tasks of its own. All
-randomness follows from (seed, purpose, round, client), so a resumed run has the same bits.
+:func:`archgraph.engine.local.execute` makes the loop, and resumes one from a checkpoint. A survey
+before the first round (:meth:`Loop.start`) takes steps 5 and 6 with tasks of its own. All
+randomness follows from (seed, purpose, round, client), so a resumed run has the same bits; noise
+with ``privacy: {entropy: system}`` is drawn by the system instead.
 """
 
 from __future__ import annotations
@@ -38,12 +44,12 @@ from typing import Literal, Protocol, TypeAlias
 
 import torch
 
-from archgraph.engine.before import LocalTest, local_test, trained_together
+from archgraph.engine.after_training import LocalTest, local_test, trained_together
 from archgraph.engine.clientwork import Assignment, ClientWork, Returned, private_part
 from archgraph.engine.computed import MACS, computed, of_client
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
-from archgraph.engine.privacy import privacy_spent, private_world, weights_alone
+from archgraph.engine.privacy import dp_world, privacy_spent, weights_alone
 from archgraph.engine.returned import each_returned, fitting, received, returned
 from archgraph.engine.stream import ResultStream
 from archgraph.engine.world import testable
@@ -92,7 +98,7 @@ class Elsewhere(Protocol):
     def __call__(
         self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]
     ) -> Iterable[Working]:
-        """Return the tasks of a round in their order, each with what waits for its outcome."""
+        """Return the tasks in their order, each with a function that waits for its outcome."""
 
     def events(self) -> list[dict[str, Json]]:
         """Return what is new of the machines since it was asked for last: late or refused ones."""
@@ -109,7 +115,7 @@ def sample(
     """Draw the clients of a round, ascending: from (seed, round) only.
 
     Args:
-        clients: All clients.
+        clients: The number of all clients.
         count: How many. Default: all.
         seed: Of the run.
         round: Counted from 1.
@@ -139,7 +145,7 @@ class RoundPlan:
         test: Test of a client's model as it is after local training; None: it is not tested.
         accepted: A row for each client whose update was accepted.
         rejected: Client, name and reason of each update that was refused.
-        failed: The same for clients that did not get that far.
+        failed: The same for clients whose work raised, exceeded a limit or died.
         seconds: By purpose; time of an inner purpose does not count for the outer one.
         failure: Of the first client that failed.
 
@@ -247,7 +253,7 @@ class Loop:
             after = strategy.surveyed(world, state, results)
             self.server = returned(ServerState, after, strategy, "surveyed")
         plan.settle()
-        if self.server is not state:  # only now does the strategy have its models
+        if plan.accepted:  # only now does the strategy have its models
             testable(self.experiment, self.server)
         self._save()
 
@@ -326,7 +332,7 @@ class Loop:
         tasks = (self._task(before, client, plan.round) for client in plan.clients)
         arriving = self._changes.noted(self._results(plan, tasks))
         if setup.privacy is not None:
-            world, arriving = private_world(setup, before, plan.round), weights_alone(arriving)
+            world, arriving = dp_world(setup, before, plan.round), weights_alone(arriving)
         results = ResultStream(arriving, f"{type(strategy).__name__}.receive")
         after = received(  # step 3
             strategy,
@@ -606,7 +612,7 @@ class Loop:
         if asked.places:
             count = asked.workers or len(asked.places)
         return Workers(
-            # More than take part in a round would never have anything to do.
+            # More than are drawn would seldom have anything to do.
             min(count, setup.sampled or len(setup.world.clients)),
             always=asked.workers is not None,
             deadline=asked.deadline,

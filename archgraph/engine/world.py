@@ -34,7 +34,6 @@ from archgraph.engine.fit import (
     with_main_output,
     with_spare_tokens,
 )
-from archgraph.engine.lost import check_private, explained
 from archgraph.engine.pretrained import pretrained_family
 from archgraph.engine.privacy import check_privacy
 from archgraph.engine.public import other_public, public_shard, reserve_public
@@ -42,6 +41,7 @@ from archgraph.engine.recalibration import check_enough_examples
 from archgraph.engine.returned import each_returned, returned
 from archgraph.engine.rows import NONE, ClientRows
 from archgraph.engine.settings import check_local
+from archgraph.engine.stays_with_clients import check_private, explained
 from archgraph.engine.task import check_strategy, learning_task, standardised
 from archgraph.errors import RunError
 from archgraph.federation import (
@@ -73,6 +73,9 @@ from archgraph.ops.table import statistics
 from archgraph.tables import plural
 
 T = TypeVar("T")
+
+# Bytes of results of a round that are merged at once.
+WAIT = 2**28
 
 
 def prepare(
@@ -528,7 +531,7 @@ def _noted(data: Dataset, pool: np.ndarray, shares: Sequence[np.ndarray]) -> Dat
     return dataclasses.replace(data, notes=(*data.notes, note))
 
 
-def begun(experiment: Experiment) -> ServerState:
+def first_state(experiment: Experiment) -> ServerState:
     """Return the strategy's first state, once it is known that its models can be tested.
 
     Raises:
@@ -588,14 +591,10 @@ def testable(experiment: Experiment, state: ServerState) -> None:
                 )
 
 
-# Bytes of results of a round that are merged at once.
-WAIT = 2**28
-
-
 def _merges_there(spec: ExperimentSpec, strategy: Strategy) -> bool:
     """Return whether updates stay on the device until they are averaged.
 
-    Nothing but their mean is taken of them then, and they are in the server's process.
+    Then no rule compares them, and they are in the server's process.
     """
     other = spec.aggregate, spec.privacy, spec.bound
     alone = spec.engine.kind == LOCAL and not spec.engine.places

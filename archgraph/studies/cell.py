@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from archgraph.engine.facts import UNNAMED, code_of, family_of, local_by_kind, settled
+from archgraph.engine.facts import NOT_FACTS, code_of, family_of, local_by_kind, settled
 from archgraph.federation import configure
 from archgraph.language import ExperimentSpec
 from archgraph.language.data import NamedData
@@ -34,7 +34,7 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
         strategy = configure(spec.strategy_name, spec.strategy_options)
     # Data of the user's own is known by its content, which is not read here, but for its place.
     values = settled(spec, strategy, every=not spec.data.known)
-    for name in (*UNNAMED, "seed"):
+    for name in (*NOT_FACTS, "seed"):
         values.pop(name, None)
     if spec.local_of:
         kinds = local_by_kind(spec).items()

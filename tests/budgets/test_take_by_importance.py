@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.engine.trained import trained
+from archgraph.engine.run_models import trained
 from archgraph.errors import SpecError
 from archgraph.states.importance import Importance
 from archgraph.viewer import view

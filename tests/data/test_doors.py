@@ -21,7 +21,7 @@ from archgraph.data import Dataset, Split, dataset_of, load_dataset
 from archgraph.data.doors import READERS, read_data
 from archgraph.data.rows import Records, parted
 from archgraph.engine import prepare
-from archgraph.engine.trained import trained
+from archgraph.engine.run_models import trained
 from archgraph.errors import DataError, RunError, SpecError
 from archgraph.language import verdicts
 from archgraph.language.data import (

@@ -18,7 +18,7 @@ from archgraph.data import Dataset, Split
 from archgraph.data.validation import Selection, hold_out
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
-from archgraph.engine.trained import trained
+from archgraph.engine.run_models import trained
 from archgraph.engine.world import prepare
 from archgraph.federation import TASKS, Result, ServerState, World
 from archgraph.language.validation import ValidationSpec

@@ -24,7 +24,7 @@ from archgraph.engine import Run, execute, prepare
 from archgraph.engine.classes import in_order_of_folder
 from archgraph.engine.clients import read_clients
 from archgraph.engine.clientwork import ClientWork
-from archgraph.engine.trained import trained
+from archgraph.engine.run_models import trained
 from archgraph.errors import ArchGraphError
 from archgraph.federation import (
     Evaluated,

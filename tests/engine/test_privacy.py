@@ -17,7 +17,7 @@ from torch import Tensor
 from archgraph.capture.trace import trace
 from archgraph.engine import prepare
 from archgraph.engine.local import Run, execute
-from archgraph.engine.privacy import epsilon, private_world
+from archgraph.engine.privacy import dp_world, epsilon
 from archgraph.engine.rounds import sample
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import (
@@ -419,7 +419,7 @@ def test_noise_of_the_seed_repeats_and_that_of_the_system_does_not():
 def test_every_round_has_noise_of_its_own():
     made = setup()
     state = made.strategy.init(made.world)
-    means: list[Any] = [private_world(made, state, number).means for number in (1, 2, 1)]
+    means: list[Any] = [dp_world(made, state, number).means for number in (1, 2, 1)]
     first, second, again = (m(state, [])[0].group("global")["head.linear1.weight"] for m in means)
     assert torch.equal(first, again) and not torch.equal(first, second)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from archgraph.engine.trained import versions
+from archgraph.engine.run_models import versions
 from archgraph.federation import Evaluated, Train
 from archgraph.record.client import ClientState
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.data import Dataset, Split
-from archgraph.engine.world import begun, prepare
+from archgraph.engine.world import first_state, prepare
 
 
 class Wrong(NamedTuple):
@@ -154,7 +154,7 @@ rounds: 1
 """
     (tmp_path / "e.yaml").write_text(text)
     with pytest.raises(ag.ArchGraphError, match=re.escape(wrong.said)):
-        begun(prepare(tmp_path / "e.yaml", data=data, python=True))
+        first_state(prepare(tmp_path / "e.yaml", data=data, python=True))
 
 
 @pytest.mark.parametrize(

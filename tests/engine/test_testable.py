@@ -11,7 +11,7 @@ import torch
 
 import archgraph as ag
 from archgraph.engine import execute, prepare
-from archgraph.engine.world import begun
+from archgraph.engine.world import first_state
 from archgraph.errors import RunError
 from archgraph.federation import (
     Evaluated,
@@ -50,7 +50,7 @@ def start(experiment, mean, request):
 
             object.__setattr__(strategy, "evaluated", predicting)  # it is frozen
         chosen = experiment(strategy, evaluate=evaluate or EvaluateSpec(), rounds=0)
-        begun(chosen)  # with a survey it has no models yet
+        first_state(chosen)  # with a survey it has no models yet
         if request.param:
             execute(chosen, progress=False)
 
@@ -91,20 +91,20 @@ def test_what_changes_no_test_is_refused_with_its_line(tmp_path: Path) -> None:
         "rounds: 1\nevaluate:\n  every: 1\n  statistics: 50\n"
     )
     with pytest.raises(RunError, match=r"e\.yaml:9: evaluate\.statistics: changes nothing"):
-        begun(prepare(file))
+        first_state(prepare(file))
 
 
 def test_before_a_survey_no_model_is_asked_for(experiment, mean) -> None:
     strategy = mean(asked=answering)
     object.__setattr__(strategy, "evaluated", None)  # it is frozen
-    assert begun(experiment(strategy)).group("global")
+    assert first_state(experiment(strategy)).group("global")
 
 
 def test_a_survey_is_not_run_to_find_out(experiment, mean) -> None:
     def never(work: Work) -> Outcome:
         raise AssertionError
 
-    assert begun(experiment(mean(asked=never))).group("global")
+    assert first_state(experiment(mean(asked=never))).group("global")
 
 
 def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

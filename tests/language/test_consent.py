@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import archgraph as ag
 from archgraph.cli import app
 from archgraph.engine import prepare
-from archgraph.engine.trained import trained
+from archgraph.engine.run_models import trained
 from archgraph.federation import Strategy, configure
 from archgraph.language import verdicts
 from archgraph.language.consent import needs_consent

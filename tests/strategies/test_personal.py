@@ -11,7 +11,7 @@ import torch
 
 import archgraph as ag
 from archgraph.engine.local import Run
-from archgraph.engine.trained import trained
+from archgraph.engine.run_models import trained
 from archgraph.federation import VERSION, InTurn, State, Towards, private_task
 from archgraph.record.equal import run_differences
 from archgraph.record.folder import checkpoint_of

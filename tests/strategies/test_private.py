@@ -16,7 +16,7 @@ import archgraph as ag
 from archgraph.engine.clients import read_clients
 from archgraph.engine.clientwork import private_part
 from archgraph.engine.local import Run
-from archgraph.engine.trained import trained
+from archgraph.engine.run_models import trained
 from archgraph.federation import (
     Outcome,
     State,

@@ -446,13 +446,13 @@ def test_check_begins_cells_once_that_start_alike(
     """Whatever else is wrong with one of them is found: here, how its data is shared out."""
     from archgraph.engine import world
 
-    begin, states = world.begun, []
+    begin, states = world.first_state, []
 
     def counted(experiment: Any) -> Any:
         states.append(type(experiment.strategy).__name__)
         return begin(experiment)
 
-    monkeypatch.setattr(world, "begun", counted)
+    monkeypatch.setattr(world, "first_state", counted)
     columns = "columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}"
     other = "{data: {partition: {scheme: classes, per_client: 2}}, rounds: 9, sample: 1, seed: 5}"
     assert columns in ALIKE

@@ -18,7 +18,7 @@ HINT = "move the rewrite to the family's `change`, which changes the global mode
 
 
 def check_private(experiment: Experiment, state: ServerState) -> None:
-    """Check what the strategy's ``private`` names: something, and the same in every round.
+    """Check what the strategy's ``private`` names: something, and the same in the rounds to come.
 
     Raises:
         RunError: If a pattern names no entry of any architecture (says the nearest), or an entry

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from archgraph.engine.local import execute
-from archgraph.engine.lost import kept_additions
-from archgraph.engine.world import begun, prepare
+from archgraph.engine.stays_with_clients import kept_additions
+from archgraph.engine.world import first_state, prepare
 from archgraph.errors import RunError
 from archgraph.language import verdicts
 
@@ -52,7 +52,7 @@ def test_what_no_mean_reaches_stays_with_its_client(
     assert not run.troubles
     tested = {model.name: model.private for model in run.models}
     assert tested == {"global": False, "plain": False, "more": True}
-    names = kept_additions(setup, begun(setup))["more"]
+    names = kept_additions(setup, first_state(setup))["more"]
     assert any(part in name for name in names)
     assert not any(part in name for name in run.server.tensors)
 
@@ -69,7 +69,7 @@ def test_a_strategy_that_cannot_use_it_says_so(
 ) -> None:
     file = write(tmp_path, ADDED[added], f"{strategy}: {{}}")
     with pytest.raises(RunError, match=f"tier more: .*{message}") as caught:
-        begun(prepare(file))
+        first_state(prepare(file))
     (verdict,) = verdicts([file])
     assert str(verdict.error) == str(caught.value)
 
@@ -77,10 +77,10 @@ def test_a_strategy_that_cannot_use_it_says_so(
 @pytest.mark.parametrize("strategy", ["flexifed", "standalone", "nefl"])
 def test_strategies_that_keep_or_merge_it_themselves_go_on(tmp_path: Path, strategy: str) -> None:
     setup = prepare(write(tmp_path, ADDED["adapters"], f"{strategy}: {{}}"))
-    assert not kept_additions(setup, begun(setup)) or strategy == "flexifed"
+    assert not kept_additions(setup, first_state(setup)) or strategy == "flexifed"
 
 
 def test_frozen_additions_and_those_of_the_global_model_go_on(tmp_path: Path) -> None:
     frozen = f"{ADDED['adapters']}, train_only: ['stem*']"
-    begun(prepare(write(tmp_path, frozen, "heterofl: {}")))
-    begun(prepare(write(tmp_path, "take: 0.5", "heterofl: {}", ADDED["adapters"])))
+    first_state(prepare(write(tmp_path, frozen, "heterofl: {}")))
+    first_state(prepare(write(tmp_path, "take: 0.5", "heterofl: {}", ADDED["adapters"])))
