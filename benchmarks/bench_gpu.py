@@ -74,8 +74,6 @@ def figures(scale: Scale, job: Job) -> Iterator[tuple[str, float]]:
     yield "outside of training", outside(one)
     yield "waits for the device in a step (aim: 0)", waits(scale, job)
     yield "weights there and back, MB per client", 2 * _bytes(job.module()) / 1e6
-    copied = of_round(rounds(scale, job, resident=0.0))
-    yield "examples copied in each round / once", copied / of_round(one)
     yield from states(scale, job)
     for processes in scale.processes:
         several = of_round(rounds(scale, job, workers=processes))

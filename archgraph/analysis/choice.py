@@ -101,8 +101,8 @@ def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteEr
     return RewriteError(
         "changes nothing: every axis keeps its size",
         found=f"{shares}, and {what}: {text}" if reasons else f"{shares}, and no axis",
-        hint="`explain` says what would free an axis; allow_nothing: true (in Python "
-        "allow_nothing=True) where the whole model is meant",
+        hint="`explain` says what would free an axis; where the whole model is meant, leave it out "
+        "(in Python: allow_nothing=True)",
     )
 
 

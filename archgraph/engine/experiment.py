@@ -143,7 +143,7 @@ class Experiment:
 
     @functools.cached_property
     def _shards(self) -> DeviceShards:
-        return DeviceShards(self.engine.resident)
+        return DeviceShards()
 
     def shard(self, client: int) -> Shard:
         """Training data of a client: on the processor copied on each call, on a device kept."""

@@ -14,14 +14,12 @@ from archgraph.engine.rows import ClientRows
 from archgraph.federation import State, Strategy
 from archgraph.federation.family import Family
 from archgraph.federation.strategy import LATER
-from archgraph.fields import Mistake, Place
+from archgraph.fields import Mistake
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import unknown
 from archgraph.language import ExperimentSpec, FamilySpec, load_family
 from archgraph.language.code import users_code
 from archgraph.language.consent import python_names
 from archgraph.language.data import NamedData
-from archgraph.language.document import Document
 from archgraph.language.local import LocalOptions
 from archgraph.language.writing import yaml_text
 from archgraph.module.initial import initial_state
@@ -37,41 +35,22 @@ def family_of(spec: ExperimentSpec) -> FamilySpec:
     return load_family(spec.family) if isinstance(spec.family, str) else spec.family
 
 
-def local_changes(spec: ExperimentSpec) -> dict[str, list[tuple[Document, Place, LocalOptions]]]:
-    """Return by kind of client what its file and the experiment change of `local`, and where.
-
-    Raises:
-        SpecError: If the experiment names a kind that there is not.
-    """
-    family, by_kind = family_of(spec), spec.local_of or {}
-    changes: dict[str, list[tuple[Document, Place, LocalOptions]]] = {}
-    for index, member in enumerate(family.clients):
-        at: Place = ("clients", index, "local")
-        changes[member.name] = []
-        if member.local is not None:
-            changes[member.name].append((family.document_of(at), at, member.local))
-        if member.name in by_kind:  # after the family's: a run knows more
-            at = ("local_of", member.name)
-            changes[member.name].append((spec.document_of(at), at, by_kind[member.name]))
-    for name in by_kind.keys() - changes.keys():
-        at = ("local_of", name)
-        spec.document_of(at).fail(at, "is not a kind of client", **unknown(name, changes))
-    return changes
-
-
 def local_by_kind(spec: ExperimentSpec) -> dict[str, LocalOptions]:
     """Return the options of those kinds of client that have keys of their own.
 
     Raises:
-        SpecError: If they do not go together with the run's, or there is no such kind.
+        SpecError: If they do not go together with the run's.
     """
     options: dict[str, LocalOptions] = {}
-    for name, changes in local_changes(spec).items():
-        for document, at, one in changes:
-            try:
-                options[name] = options.get(name, spec.local).changed(one)
-            except Mistake as mistake:
-                document.fail((*at, *mistake.place), mistake.message, **mistake.facts)
+    family = family_of(spec)
+    for index, member in enumerate(family.clients):
+        if member.local is None:
+            continue
+        try:
+            options[member.name] = spec.local.changed(member.local)
+        except Mistake as mistake:
+            at = ("clients", index, "local", *mistake.place)
+            family.document_of(at).fail(at, mistake.message, **mistake.facts)
     return options
 
 
@@ -97,8 +76,7 @@ def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) ->
         every: With what decides no numbers, too: where its data lies.
     """
     # Without options that are not set: runs from before an option existed stay comparable.
-    apart = {"family", "local_of"}  # what kinds of client train with is written with the family
-    values = spec.model_dump(mode="json", by_alias=True, exclude=apart, exclude_none=True)
+    values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
     values["local"] = spec.local.written()
     options, name = _options(strategy), spec.strategy_name
     imported = "python" in spec.strategy

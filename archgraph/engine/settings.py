@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from archgraph.data import Dataset
-from archgraph.engine.facts import local_changes
+from archgraph.engine.facts import family_of
 from archgraph.engine.fit import check_images
 from archgraph.engine.task import OwnLoss
 from archgraph.errors import RunError
@@ -35,8 +35,8 @@ def check_local(
     Raises:
         RunError: Names the key that has nothing to change, or nothing that it can change.
     """
-    changes = local_changes(spec)
-    for tier in family.clients:
+    written = family_of(spec)
+    for index, tier in enumerate(family.clients):
         try:
             local = by_kind.get(tier.name, spec.local)
             _check(local, tier.graph, spec.rounds)
@@ -46,10 +46,11 @@ def check_local(
                 _check_transforms(local.transforms, data, spec.public)
         except RunError as error:
             keys = str(error.where).split(".")[1:]
-            for document, at, one in reversed(changes[tier.name]):
-                if keys[0] in one.model_fields_set:
-                    error.where = document.where((*at, *keys))
-                    raise
+            own = written.clients[index].local
+            if own is not None and keys[0] in own.model_fields_set:
+                at = ("clients", index, "local")
+                error.where = written.document_of(at).where((*at, *keys))
+                raise
             with spec.locating("local"):  # wrong for any kind of client
                 raise
 

@@ -30,7 +30,7 @@ class DeviceShards:
         True
     """
 
-    limit: float
+    limit: float = 1000.0
     _there: dict[int, tuple[Shard, list[int]]] = field(default_factory=dict)
     _bytes: int = 0
 

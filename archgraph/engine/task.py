@@ -26,7 +26,6 @@ from archgraph.federation.metrics import (
     class_counts,
 )
 from archgraph.federation.outputs import Outputs
-from archgraph.language.consent import PYTHON
 from archgraph.language.python import import_named
 from archgraph.language.task import TaskSpec
 
@@ -60,8 +59,7 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
         )
     if spec.function is not None:
         function = _imported(spec.function, "task.objective")
-        collate = spec.collate and _imported(spec.collate.removeprefix(PYTHON), "task.collate")
-        loss = OwnLoss(function, task.form, data.fields, collate or list)
+        loss = OwnLoss(function, task.form, data.fields)
         task = dataclasses.replace(task, loss=loss)
         if data.fields is not None and spec.output is None and not spec.auxiliary:
             task = dataclasses.replace(task, predict=Outputs())
@@ -82,14 +80,8 @@ def _imported(name: str, where: str) -> Callable[..., Any]:
 def _check_fields(spec: TaskSpec | None, data: Dataset) -> None:
     """Raise unless tensors by name, and what is for them, come together."""
     if data.fields is None:
-        if spec is not None and spec.collate is not None:
-            raise RunError(
-                "is for targets that are dictionaries of tensors",
-                where="task.collate",
-                found=f"targets {_named(data.train.targets)} ({data.name})",
-                hint="remove it",
-            )
-    elif spec is None or spec.function is None or spec.kind is not None:
+        return
+    if spec is None or spec.function is None or spec.kind is not None:
         raise RunError(
             "targets are dictionaries of tensors, of which only an objective of yours can say "
             "what is learned",
@@ -139,13 +131,11 @@ class OwnLoss:
             classes: they would be broadcast.
         form: What a target is.
         fields: How tensors by name stand in the targets, if these are several.
-        collate: From the list of the examples' tensors by name to what the function takes.
     """
 
     function: Callable[[Any, Any], Tensor]
     form: TargetForm = "any"
     fields: TargetFields | None = None
-    collate: Callable[[list[dict[str, Tensor]]], object] = list
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """As the user's function says; the mean of it where one number is asked for.
@@ -156,7 +146,7 @@ class OwnLoss:
         # Other shapes would be averaged, too: broadcast predictions go unnoticed.
         sizes: tuple[tuple[int, ...], ...] = ((), (1,), targets.shape[:1])
         if self.fields is not None:
-            value = self.function(predictions, self.collate(self.fields.unpack(targets)))
+            value = self.function(predictions, list(self.fields.unpack(targets)))
         else:
             alike = self.form == "classes" or not isinstance(predictions, Tensor)
             predictions = predictions if alike else aligned(predictions, targets)

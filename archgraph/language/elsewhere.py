@@ -70,6 +70,7 @@ GONE = {
     "findings": "say it in the `about` of the study",
     "gate": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
     "label_smoothing": "write loss: {CrossEntropyLoss: {label_smoothing: …}}",
+    "local_of": "write `local` of the kind of client in the family",
     "margin": "a study's `compare` gives intervals, and leaves the verdict to the reader",
     "matrix": "`archgraph study FILE` runs strategies (rows) on models (columns)",
     "may_be_refused": "a cell that is refused is listed with its reason, and the others go on",

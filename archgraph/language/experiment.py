@@ -19,7 +19,6 @@ from archgraph.fields import (
     Base,
     Count,
     Mistake,
-    Name,
     NamedChoice,
     Natural,
     Share,
@@ -45,11 +44,8 @@ if TYPE_CHECKING:
 
 
 class AttackSpec(Base):
-    """Malicious clients (FedFA, Eq. 1)."""
+    """Malicious clients, which train on shuffled labels (FedFA, Eq. 1)."""
 
-    kind: Literal["label_shuffle"] = Field(
-        default="label_shuffle", description="malicious clients train on shuffled labels"
-    )
     fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.2, description="share of clients that are malicious"
     )
@@ -170,12 +166,6 @@ class EngineSpec(Base):
         description="megabytes that the process of a client may need for itself; left out: any "
         "number",
         examples=[2000.0],
-    )
-    resident: Annotated[float, Field(ge=0)] = Field(
-        default=1000.0,
-        description="megabytes of clients' examples that stay on a device between rounds, for each "
-        "process; on the processor nothing is copied",
-        examples=[4000.0],
     )
 
     @property
@@ -364,12 +354,6 @@ class ExperimentSpec(FromFile):
         examples=[200],
     )
     local: Local = Field(default=LocalOptions(), description="how clients train")
-    local_of: Annotated[dict[Name, LocalOptions], Field(min_length=1)] | None = Field(
-        default=None,
-        description="by kind of client, keys of `local` that its clients have instead; they come "
-        "before those that the family's file says (`clients.local`)",
-        examples=[{"weak": {"lr": 0.01, "epochs": 1}}],
-    )
     server: Server | None = Field(
         default=None,
         description="an optimiser that follows the clients' mean; left out: the mean is taken",

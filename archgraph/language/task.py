@@ -34,12 +34,6 @@ class TaskSpec(Base):
         "of predictions and targets of a batch, their mean loss or one for each example",
         examples=["python:mine.losses:focal"],
     )
-    collate: Annotated[str, Field(pattern=r"^python:[^:]+:[^:]+$")] | None = Field(
-        default=None,
-        description="for targets that are dictionaries of tensors: a function of the list of a "
-        "batch's dictionaries, whose result `objective` gets; left out: it gets the list",
-        examples=["python:mine.losses:collate"],
-    )
     metrics: tuple[MetricChoice, ...] = Field(
         default=(),
         description="what tests measure: names of figures of the task, or classes of torchmetrics "
@@ -70,9 +64,6 @@ class TaskSpec(Base):
         if self.kind is None and self.objective is None:
             hint = "write kind: regression, say"
             raise Mistake("must name what is learned", expected="kind, or objective", hint=hint)
-        if self.collate is not None and self.objective is None:
-            expected = "objective, which gets what it returns"
-            raise Mistake("is for an objective of yours", place=("collate",), expected=expected)
         if self.standardise and self.kind != "regression":
             facts: ErrorFacts = {"found": self.kind or "no kind", "expected": "kind: regression"}
             raise Mistake("applies to numeric targets only", place=("standardise",), **facts)

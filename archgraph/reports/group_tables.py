@@ -91,7 +91,7 @@ def attack_sheet(compared: Comparison) -> Sheet:
         attack = log.experiment.attack if log.experiment else None
         if attack is None:
             continue
-        options = attack.model_dump(mode="json", exclude={"kind"}, exclude_none=True)
+        options = attack.model_dump(mode="json", exclude_none=True)
         bad = {client.client: client.label for client in log.clients if client.malicious}
         what = log.updates.loc[log.updates["client"].isin(list(bad)), "what"]
         merged = int((what == "clients").sum())
@@ -99,7 +99,6 @@ def attack_sheet(compared: Comparison) -> Sheet:
             (
                 group.label,
                 seed,
-                attack.kind,
                 ", ".join(f"{key} {said(value)}" for key, value in options.items()),
                 len(bad),
                 merged,
@@ -111,7 +110,6 @@ def attack_sheet(compared: Comparison) -> Sheet:
         SheetColumn("experiment", "experiment"),
         SheetColumn("seed", "seed", right=True),
         SheetColumn("attack", "attack"),
-        SheetColumn("options", "options"),
         SheetColumn("malicious", "malicious clients", right=True),
         SheetColumn("taken", "updates taken", right=True),
         SheetColumn("lost", "updates lost", right=True),

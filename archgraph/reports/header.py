@@ -99,7 +99,7 @@ def _protection(log: Log, spec: ExperimentSpec | None) -> Iterator[tuple[str, st
     """Attack and privacy, where there is one."""
     bad = [client.label for client in log.clients if client.malicious]
     if spec is not None and spec.attack is not None and bad:
-        yield "malicious", f"{listed(bad, NAMED, '; ')} ({spec.attack.kind})"
+        yield "malicious", f"{listed(bad, NAMED, '; ')}"
     spent: RoundLine = log.rounds[-1].get("privacy") or {} if log.rounds else {}
     if spent:
         epsilon = spent.get("epsilon")  # JSON has no infinity

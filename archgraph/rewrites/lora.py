@@ -247,8 +247,7 @@ def rank(
             f"changes nothing: no low-rank adapter has a larger rank than {size}",
             found=f"rank {', '.join(map(str, ranks))}" if ranks else "no low-rank adapter",
             hint="add_lora gives a model its adapters, with the largest rank of all clients; to "
-            "keep all of it, leave `rank` out, or allow_nothing: true (in Python "
-            "allow_nothing=True)",
+            "keep all of it, leave `rank` out (in Python: allow_nothing=True)",
         )
     rewritten = cut_axes(graph, wider)
     if verify:

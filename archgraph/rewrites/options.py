@@ -78,7 +78,6 @@ ScoreChoice = (
     | AxisScores
     | Annotated[dict[Literal["positions", "blocks", "losses", "method"], Any], Field(min_length=1)]
 )
-AllowNothing = Annotated[bool, Field(description="accept shares or factors that change no size")]
 
 
 class SkipOptions(Base):
@@ -90,9 +89,6 @@ class SkipOptions(Base):
         description="section → 1 for each of its blocks that stays, 0 for each that goes, as "
         "NeFL's tables list them; of a block that changes the shape the projection stays",
         examples=[{"layer2": [1, 0]}],
-    )
-    keep_projection: bool = Field(
-        default=False, description="leave out only the bodies of blocks that have a projection"
     )
 
 
@@ -107,7 +103,6 @@ class NarrowOptions(Base):
     sizes: dict[str, Count] = Field(
         default={}, description="numbers of first positions that stay", examples=[{"heads": 4}]
     )
-    allow_nothing: AllowNothing = False
 
 
 class TakeOptions(NarrowOptions):
@@ -143,7 +138,6 @@ class WidenOptions(Base):
         description="which old position each new one copies",
         examples=[{"stem.conv.out": [0, 1, 2, 0]}],
     )
-    allow_nothing: AllowNothing = False
 
 
 class EndsAfter(Base):
@@ -252,7 +246,7 @@ def _by_axis(main: str) -> Any:
     A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis
     that is called like an option is chosen in the long form.
     """
-    options = {main, "sizes", "positions", "importance", "allow_nothing"}
+    options = {main, "sizes", "positions", "importance"}
 
     def long(value: Any) -> Any:
         is_long = isinstance(value, Base)

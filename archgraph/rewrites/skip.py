@@ -72,8 +72,8 @@ def skip(
             continue
         if not block.removable:
             problem, reason = "block cannot be left out", block.reason
-            option = f"skip: {{blocks: [{block.name}], keep_projection: true}}"
-            way = f"{option} (in Python keep_projection=True) leaves its body out"
+            file = "skip: {keep: {SECTION: [0, …]}}"
+            way = f"{file} leaves its body out (in Python: keep_projection=True)"
             hint = way if projected else None
             raise RewriteError(problem, where=block.name, found=reason, hint=hint)
         gone.add(block.name)

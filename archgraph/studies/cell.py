@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from archgraph.engine.facts import NOT_FACTS, code_of, family_of, local_by_kind, settled
+from archgraph.engine.facts import NOT_FACTS, code_of, family_of, settled
 from archgraph.federation import configure
 from archgraph.language import ExperimentSpec
 from archgraph.language.data import NamedData
@@ -36,9 +36,6 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
     values = settled(spec, strategy, every=not spec.data.known)
     for name in (*NOT_FACTS, "seed"):
         values.pop(name, None)
-    if spec.local_of:
-        kinds = local_by_kind(spec).items()
-        values["local_of"] = {k: of.model_dump(mode="json", exclude_none=True) for k, of in kinds}
     # Files by content where it is known: a path depends on the machine.
     if spec.weights is not None:
         more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 from archgraph.analysis.cost import cost
 from archgraph.data import DATASETS
 from archgraph.data.source import source
-from archgraph.engine.facts import family_of, local_changes
+from archgraph.engine.facts import family_of
 from archgraph.errors import ArchGraphError
 from archgraph.federation.files import family_without_consent
 from archgraph.language import ExperimentSpec, FamilySpec
 from archgraph.language.data import IidSpec, NamedData
-from archgraph.plain import Json
 from archgraph.reports.settings import differing, said
 from archgraph.studies.spec import StudyCell, StudyFigure, StudySpec, cells
 from archgraph.tables import Table, count, plural
@@ -41,7 +40,7 @@ _OF_RUNS = (
 # Settings with words of their own, and those that tell runs apart elsewhere.
 _APART = (
     "strategy", "seed", "data", "sample", "engine", "local.epochs", "local.batch", "local.lr",
-    "local.momentum", "local.weight_decay", "local.optimiser", "local_of",
+    "local.momentum", "local.weight_decay", "local.optimiser",
     "weights.file",  # a path of this machine; its checksum says which one
 )  # fmt: skip
 _Address = tuple[str, ...]  # of a cell: its row, and the parts of its column's name
@@ -111,15 +110,13 @@ def _facts(cell: StudyCell, sizes: dict[str, str]) -> dict[str, str]:
 
 
 def _of_kinds(spec: ExperimentSpec) -> dict[str, str]:
-    """Return what kinds of client train with instead, as their family or the experiment says."""
+    """Return what kinds of client train with instead, as their family says."""
     facts = {}
-    for kind, changes in local_changes(spec).items():
-        said_of: dict[str, Json] = {}
-        for *_, change in changes:
-            said_of |= change.model_dump(mode="json", exclude_unset=True)
-        if said_of:
-            text = ", ".join(f"{key} {said(value)}" for key, value in said_of.items())
-            facts[f"those of `{kind}`"] = f"`{kind}`: {text}"
+    for member in family_of(spec).clients:
+        if member.local is not None:
+            own = member.local.model_dump(mode="json", exclude_unset=True)
+            text = ", ".join(f"{key} {said(value)}" for key, value in own.items())
+            facts[f"those of `{member.name}`"] = f"`{member.name}`: {text}"
     return facts
 
 

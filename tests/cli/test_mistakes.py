@@ -434,7 +434,7 @@ MISTAKES = {
         RUN + " --set lr=0.2",
         "--set lr: is an unknown key; found 'lr'; expected one of archgraph, name, family, "
         "data, task, weights, strategy, rounds, sample, also, patience, bound, aggregate, "
-        "privacy, validation, public, local, local_of, server, attack, evaluate, engine, trackers, "
+        "privacy, validation, public, local, server, attack, evaluate, engine, trackers, "
         "seed, out; it is a key of 'local': local.lr",
     ),
     "a misspelt setting": Mistake(

@@ -36,9 +36,9 @@ def mlp(out: int, *, norm: bool = False) -> dict[str, Any]:
     }
 
 
-def spec(out: int = 1, **keys: Any) -> dict[str, Any]:
+def spec(out: int = 1, two: Any = None, **keys: Any) -> dict[str, Any]:
     """Return an experiment of two clients that take all of their examples in a step."""
-    family = {"model": mlp(out), "clients": [{"name": "one"}, {"name": "two"}]}
+    family = {"model": mlp(out), "clients": [{"name": "one"}, {"name": "two", "local": two}]}
     return {
         "name": "edges",
         "family": family,
@@ -109,8 +109,8 @@ LINE = {"LinearLR": {"start_factor": 1.0, "end_factor": 0.0, "total_iters": "$st
 )
 def test_tuning_is_at_the_rate_of_local(local, strategy):
     evaluate: dict[str, Any] = {} if "fedbabu" in strategy else {"evaluate": {"fine_tune": 4}}
-    other = {"two": {"lr": LR / 5}}
-    found = run(VALUES, spec(local=local, local_of=other, strategy=strategy, **evaluate))
+    other = {"lr": LR / 5}
+    found = run(VALUES, spec(local=local, two=other, strategy=strategy, **evaluate))
     state = found.server.group("global")
     clients = zip((LR, LR / 5), found.experiment.shares, strict=True)
     tuned = [error(descended(state, share, [rate] * 4)) for rate, share in clients]

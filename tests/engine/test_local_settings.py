@@ -351,19 +351,6 @@ def test_a_kind_of_client_trains_as_it_says(write):
     assert run.rounds[0]["macs"]["epochs"] == pytest.approx(4 / 3)
 
 
-def test_an_experiment_changes_kinds_of_a_family_of_another_file(write, tmp_path):
-    clients = [SMALL, {**LARGE, "local": {"lr": 0.25, "epochs": 2}}]
-    setup = prepare(write(clients, local_of={"large": {"lr": 0.125}, "small": {"clip": 1.0}}))
-    (tmp_path / "run.yaml").write_text(setup.text)
-    large, small = setup.local_of(2), setup.local_of(0)
-    assert (large.lr, large.epochs, large.clip) == (0.125, 2, None)
-    assert (small.lr, small.epochs, small.clip) == (0.5, 1, 1.0)
-    again = prepare(tmp_path / "run.yaml")
-    assert again.by_kind == setup.by_kind and again.facts == setup.facts
-    facts = setup.facts["family"]["large"]["local"]
-    assert (facts["lr"], facts["epochs"]) == (0.125, 2)
-
-
 def test_a_kind_with_another_optimiser_has_nothing_of_the_runs(write):
     run = options(lr=0.3, momentum=0.9, batch=8)
     adam = run.changed(options(optimiser={"AdamW": {"lr": 0.01}}))
@@ -618,17 +605,6 @@ MISTAKES = (
         },
         "e.yaml:7: local.loss: would replace an objective of yours; found CrossEntropyLoss; remove "
         "one of the two",
-    ),
-    Wrong(
-        "a kind that there is not",
-        {"local_of": {"lage": {"lr": 0.1}}},
-        "e.yaml:9: local_of.lage: is not a kind of client; found 'lage'; expected one of small, "
-        "large; did you mean 'large'?",
-    ),
-    Wrong(
-        "a kind's weights in the experiment",
-        {"local_of": {"large": {"loss": {"CrossEntropyLoss": {"weight": [1.0]}}}}},
-        "e.yaml:9: local_of.large.loss: CrossEntropyLoss does not take",
     ),
     Wrong(
         "an unknown server optimiser",

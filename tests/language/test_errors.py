@@ -391,7 +391,7 @@ clients:
          "expected a number in (0, 1]; sizes: {axis: 4} says numbers of positions"),
         ("take: 0.5", "take: {heads: 0.5, sizes: {heads: 4}}",
          "f.yaml:5: clients[1].take.heads: is an unknown key; found 'heads'; "
-         "expected one of shares, sizes, allow_nothing, positions, importance"),
+         "expected one of shares, sizes, positions, importance"),
         ("take: 0.5", "fit: {milliseconds: 8ms}",
          "f.yaml:5: clients[1].fit.milliseconds: is an unknown key; found 'milliseconds'; "
          "expected one of parameters, macs, bytes, activations, memory, batch, optimizer, shape, "

@@ -126,7 +126,7 @@ def test_the_page_and_the_list_name_every_topic() -> None:
         ("take", ["shares", "sizes", "positions", "take: {shares: VALUE}", "--take 0.5"]),
         ("narrow", ["shares", "sizes"]),
         ("widen", ["factors", "positions"]),
-        ("skip", ["blocks", "keep_projection", "skip: {blocks: VALUE}"]),
+        ("skip", ["blocks", "keep", "skip: {blocks: VALUE}"]),
         ("ends_after", ["section", "head", "required"]),
         ("fedfa", ["percentile", "number, above 0, at most 1; default 0.95", "preset"]),
         ("heterofl", ["rates", "mapping to number"]),

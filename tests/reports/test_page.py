@@ -115,7 +115,7 @@ def test_what_is_read_is_what_the_files_say(log: Log, text: str):
     assert facts["clients"] == "4: 1 whole, 3 half_of_it"
     assert (facts["rounds"], facts["seed"], facts["data"]) == ("2", "4", "digits, iid")
     (bad,) = [client for client in log.clients if client.malicious]
-    assert facts["malicious"] == f"{bad.label} (label_shuffle)"
+    assert facts["malicious"] == bad.label
     assert "–" in facts["parameters"] or "of clients" in facts["parameters"]
 
 

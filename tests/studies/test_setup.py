@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from archgraph.language import ExperimentSpec
-from archgraph.reports.settings import differing
 from archgraph.studies.setup import _averages, _facts, varying
 from archgraph.studies.spec import StudyCell, StudyFigure
 
@@ -74,17 +73,15 @@ def experiment(family: dict[str, Any], **more: Any) -> ExperimentSpec:
 
 def test_kinds_of_client_say_what_they_train_with_instead_and_nothing_else():
     clients = (
-        {"name": "slow", "owners": ("d", "e"), "local": {"lr": 0.2, "batch": 8}},
-        {"name": "fast", "owners": ("a", "b", "c")},
+        {"name": "slow", "owners": ("d", "e"), "local": {"lr": 0.3, "batch": 8}},
+        {"name": "fast", "owners": ("a", "b", "c"), "local": {"epochs": 2}},
     )
-    kinds = {"slow": {"lr": 0.3}, "fast": {"epochs": 2}}
-    spec = experiment({"model": MODEL, "clients": clients}, local={"lr": 0.05}, local_of=kinds)
+    spec = experiment({"model": MODEL, "clients": clients}, local={"lr": 0.05})
     facts = _facts(StudyCell("A", "", spec, {}), {})
     assert facts["optimiser"] == "SGD (lr 0.05)" and facts["clients"].startswith("2 `slow` (15 ")
     assert "3 `fast`" in facts["clients"]
     texts = [text for text in facts.values() if "`:" in text]
-    assert texts == ["`slow`: batch 8, lr 0.3", "`fast`: epochs 2"] and "local_of" not in facts
-    assert {one.key: one.value for one in differing(spec)}["local_of"] == kinds
+    assert texts == ["`slow`: batch 8, lr 0.3", "`fast`: epochs 2"]
 
 
 @pytest.mark.parametrize(

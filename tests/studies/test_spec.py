@@ -78,7 +78,7 @@ def test_a_cell_is_the_experiment_then_row_columns_and_size(made):
     local = small["B", "many, clean"].local
     assert (local.lr, local.epochs, local.batch) == (0.01, 1, 8)
     assert small["A", "many, clean"].data.limit is None  # null takes a setting out
-    assert small["A", "many, clean"].local.momentum == 0.0  # the default again
+    assert small["A", "many, clean"].local.momentum is None  # the default again
     assert small["A", "many, clean"].seed == 3
     assert small["A", "few, clean"].local.batch == 32
 
@@ -194,8 +194,6 @@ SHOWN = "  - {clean: {values: {which: worst}}, attacked: {values: {which: averag
 @pytest.mark.parametrize(
     "change",
     [
-        "local_of: {all: {lr: 0.5}}",
-        "local_of: {all: {epochs: 1}}",
         "local: {clip: 1.0}",
         "sample: 0.5",
         "server: adam",
