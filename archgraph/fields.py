@@ -50,7 +50,7 @@ def _one_name(value: object) -> object:
         len(value) != 1 or not isinstance(next(iter(value.values())), dict | None)
     ):
         names = ", ".join(map(str, value)) or "nothing"
-        expected = "a name, or a name with options, e.g. {wandb: {project: mine}}"
+        expected = "a name, or a name with options, e.g. {csv: {path: figures.csv}}"
         raise Mistake("must be one name with its options", found=names, expected=expected)
     return value
 
