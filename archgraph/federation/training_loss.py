@@ -22,8 +22,7 @@ class NamedLoss:
 
     Attributes:
         choice: Its class.
-        classes: Whether targets are classes, of which -100 does not count, and whose weights are
-            the argument ``weight``.
+        classes: Whether targets are classes, of which -100 does not count.
 
     Example:
         >>> weighted = LibraryClass("loss", "torch.nn.CrossEntropyLoss", {"weight": (1.0, 3.0)})
@@ -37,9 +36,15 @@ class NamedLoss:
     classes: bool
 
     @property
-    def weights(self) -> tuple[float, ...] | None:
-        """Weight of each class. Default: 1."""
+    def scales(self) -> tuple[float, ...] | None:
+        """Factor of each class, the argument ``weight``. Default: 1."""
         return self.choice.args.get("weight") if self.classes else None
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """How much a target of each class counts in the mean. Default: 1."""
+        # PyTorch divides by the weights in cross-entropy alone, and elsewhere by the targets.
+        return self.scales if self.choice.title == "CrossEntropyLoss" else None
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the loss of logits ``[batch, ..., classes]``, or of numbers in any shape."""
@@ -80,9 +85,9 @@ def trained_task(
     if local.loss is None:
         return learning
     loss = NamedLoss(local.loss, learning.form == "classes")
-    if loss.weights is not None and classes:
-        weights = tuple(loss.weights[number] for number in classes)
-        choice = dataclasses.replace(loss.choice, args={**loss.choice.args, "weight": weights})
+    if loss.scales is not None and classes:
+        scales = tuple(loss.scales[number] for number in classes)
+        choice = dataclasses.replace(loss.choice, args={**loss.choice.args, "weight": scales})
         loss = dataclasses.replace(loss, choice=choice)
     if isinstance(learning.loss, Standardised):
         standardised = dataclasses.replace(learning.loss, loss=loss)

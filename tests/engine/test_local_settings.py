@@ -250,6 +250,7 @@ def test_the_training_loss_is_pytorchs(weights, smoothing: float):
     ("kind", "loss"),
     [
         ("classification", {"MultiMarginLoss": {"margin": 0.5}}),
+        ("classification", {"MultiMarginLoss": {"weight": [1.0, 3.0, 0.5]}}),
         ("regression", {"HuberLoss": {"delta": 0.3}}),
         ("regression", "L1Loss"),
         ("multilabel", {"MultiLabelSoftMarginLoss": {"weight": [1.0, 2.0, 0.5]}}),
