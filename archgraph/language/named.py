@@ -83,6 +83,15 @@ ROLES: Mapping[RoleName, ClassRole] = {
         ("torch.nn",),
         "torch.nn.modules.loss:_Loss",
         closed=("reduction", "reduce", "size_average", "ignore_index"),
+        # They would be computed of logits or of 0 and 1 all the same, and mean nothing.
+        refused={
+            "BCELoss": "it takes probabilities, and models give logits: name BCEWithLogitsLoss",
+            "NLLLoss": "it takes log-probabilities, and models give logits: name CrossEntropyLoss",
+            "KLDivLoss": "it takes log-probabilities, which models do not give",
+            "PoissonNLLLoss": "it takes logarithms of what tests compare with targets",
+            "SoftMarginLoss": "its targets are 1 and -1, and labels are 0 and 1",
+            "HingeEmbeddingLoss": "its targets are 1 and -1, and labels are 0 and 1",
+        },
     ),
     # Not all of torchmetrics: some metrics download and unpickle weights.
     "metric": ClassRole(

@@ -39,7 +39,7 @@ def one_of(holder: Holder) -> LibraryClass:
     [
         ("optimiser", 13, {"SGD", "AdamW", "Muon"}),
         ("schedule", 12, {"MultiStepLR", "OneCycleLR", "SequentialLR"}),
-        ("loss", 20, {"CrossEntropyLoss", "HuberLoss"}),
+        ("loss", 14, {"CrossEntropyLoss", "HuberLoss"}),
         ("metric", 100, {"MulticlassF1Score", "SpearmanCorrCoef", "MeanIoU"}),
         ("transform", 50, {"RandomCrop", "ColorJitter", "RandomErasing", "Resize"}),
     ],
@@ -121,6 +121,8 @@ def test_arguments_are_what_the_class_gets() -> None:
         # Nothing but a schedule is told of rounds and steps.
         ("optimiser: {SGD: {lr: $rounds}}", "names an unknown parameter; found '$rounds'"),
         ("loss: {HuberLoss: {delta: $steps // 2}}", "an unknown parameter; found '$steps'"),
+        ("loss: NLLLoss", "cannot be the loss; found 'NLLLoss'; it takes log-probabilities, and"),
+        ("loss: SoftMarginLoss", "its targets are 1 and -1, and labels are 0 and 1"),
         ("loss: TripletMarginWithDistanceLoss", "its argument `distance_function` is a function"),
         ("transform: Lambda", "cannot be the transform: its argument `lambd` is a function"),
         ("transform: ToDtype", "its argument `dtype` does not take plain values"),
