@@ -373,7 +373,7 @@ class _Draft:
         if isinstance(client.histogram, Uncounted):
             return None if self.rows is None else self.rows.get(client.id, NONE).targets
         local = self.by_kind.get(client.name, self.spec.local)
-        return trained_task(self.learning, local, client.histogram).counts_of(client.histogram)
+        return trained_task(self.learning, local).counts_of(client.histogram)
 
 
 def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
