@@ -103,6 +103,10 @@ ROLES: Mapping[RoleName, ClassRole] = {
     "transform": ClassRole(
         ("torchvision.transforms.v2",),
         "torchvision.transforms.v2:Transform",
+        refused={
+            "Normalize": "images are normalised behind the transforms as for tests, or before "
+            "they are given: training would see other values than tests"
+        },
         install="pip install torchvision",
     ),
 }
