@@ -48,6 +48,8 @@ class NamedLoss:
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the loss of logits ``[batch, ..., classes]``, or of numbers in any shape."""
+        # As autocast has losses: weights of classes and their sum are rounded in 16 bits.
+        predictions = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
         loss_of = functools.partial(_made, self.choice, predictions.device, predictions.dtype)
         if not self.classes:
             said = aligned(predictions, targets)
@@ -85,10 +87,12 @@ def trained_task(
     if local.loss is None:
         return learning
     loss = NamedLoss(local.loss, learning.form == "classes")
-    if loss.scales is not None and classes:
-        scales = tuple(loss.scales[number] for number in classes)
-        choice = dataclasses.replace(loss.choice, args={**loss.choice.args, "weight": scales})
-        loss = dataclasses.replace(loss, choice=choice)
+    if learning.classed and classes:
+        args = dict(loss.choice.args)
+        for key in ("weight", "pos_weight"):  # one number for each class or label, or for all
+            if key in args and len(args[key]) > 1:
+                args[key] = tuple(args[key][number] for number in classes)
+        loss = dataclasses.replace(loss, choice=dataclasses.replace(loss.choice, args=args))
     if isinstance(learning.loss, Standardised):
         standardised = dataclasses.replace(learning.loss, loss=loss)
         return dataclasses.replace(learning, loss=standardised)

@@ -268,6 +268,24 @@ def test_another_loss_is_pytorchs(kind: str, loss: Any):
     torch.testing.assert_close(ours, expected)
 
 
+def test_weights_of_labels_are_those_that_a_client_has():
+    loss = {"BCEWithLogitsLoss": {"pos_weight": [2.0, 3.0, 4.0]}}
+    ours = trained_task(TASKS["multilabel"], options(loss=loss), (2, 0)).loss
+    value = ours(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool))
+    assert value.item() == pytest.approx((4 + 2) / 2 * math.log(2))
+
+
+def test_weights_of_classes_are_not_rounded_to_16_bits():
+    weights, draw = [1.01, 3.17, 0.237], torch.Generator().manual_seed(0)
+    logits = torch.randn(512, 3, generator=draw).bfloat16()
+    targets = torch.randint(3, (512,), generator=draw)
+    expected = functional.cross_entropy(logits.float(), targets, torch.tensor(weights))
+    named = options(loss={"CrossEntropyLoss": {"weight": weights}})
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = trained_task(CLASSIFICATION, named).loss(logits, targets)
+    torch.testing.assert_close(ours, expected)
+
+
 def test_fedprox_is_an_option_of_training(net):
     """Step by step: w ← w - η (g + μ (w - w_0)); and it is the term of docs/examples."""
     work = work_of(net, proximal=0.7, epochs=2)
