@@ -357,6 +357,18 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "'1\\u202f500'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of "
         "categories is written columns: {x: category}",
     ),
+    "a_currency": (
+        parquet("x", ["$1.50", "$2", "$3", "\u22121"] * 2),
+        "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
+        "'$1.50'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of categories "
+        "is written columns: {x: category}",
+    ),
+    "numbers_of_rows": (
+        parquet(["__index_level_0__"], range(8)),
+        "experiment.yaml:8: data.table: numbers of rows are not a column to learn from; found "
+        "__index_level_0__; save the table without its index, or name the columns that models "
+        "shall see: columns: […]",
+    ),
     "percent": (
         parquet(["x", "t"], [0.5] * 8, ["5%", "7.5 %", "8%", "9%"] * 2, target="t"),
         "experiment.yaml:7: data: rows.parquet: row 1: t: may mean several things; found '5%'; "
