@@ -26,8 +26,8 @@ Cell = str | int | float | bool | Decimal | None
 MOST_CATEGORIES = 1000
 MOST_VALUES = 2**28  # once categories are columns of 0 and 1
 MISSING = ("", "nan", "na", "n/a", "null", "none")
-# A decimal comma, grouped thousands, a percent sign, a sign of a currency, a minus that is no hyphen:
-# each value would become its own category.
+# A decimal comma, grouped thousands, a percent sign, a currency, a minus that is no hyphen: each
+# value would become its own category.
 FOREIGN = re.compile(
     r"[-+]?\d[\d.,']*[,'][\d.,']*%?|[-+]?[\d.,]+\s?%"
     r"|[-+]?\d{1,3}([ \xa0\u202f]\d{3})+([.,]\d+)?"

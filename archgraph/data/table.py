@@ -33,7 +33,7 @@ from archgraph.language.data import ColumnKind, TableData, text_columns
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Names that pandas gives to the numbers of rows when it writes them, or reads and writes them again.
+# What pandas calls the numbers of rows that it writes, or reads and writes again.
 INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 MOST_TABLE = MOST_BYTES >> 2  # each value becomes a Python object
 WHERE = "data.table"
