@@ -196,7 +196,8 @@ class _Draft:
         with located:
             if imagined is None:
                 imagined = read_data(source, task) if data is None else data_from_python(data, task)
-        self.spec = spec.model_copy(update={"data": source, "public": public})
+        changed = {"data": source} if data is not None else {}
+        self.spec = spec.model_copy(update=changed).completed(data=source, public=public)
         self.dataset = imagined
 
     def fit_together(self) -> None:
