@@ -26,8 +26,15 @@ Cell = str | int | float | bool | Decimal | None
 MOST_CATEGORIES = 1000
 MOST_VALUES = 2**28  # once categories are columns of 0 and 1
 MISSING = ("", "nan", "na", "n/a", "null", "none")
-# A decimal comma, grouped thousands, a percent sign: each value would become its own category.
-FOREIGN = re.compile(r"[-+]?\d[\d.,']*[,'][\d.,']*%?|[-+]?[\d.,]+\s?%", re.ASCII)
+# A decimal comma, grouped thousands, a percent sign, a currency, a minus that is no hyphen: each
+# value would become its own category.
+FOREIGN = re.compile(
+    r"[-+]?\d[\d.,']*[,'][\d.,']*%?|[-+]?[\d.,]+\s?%"
+    r"|[-+]?\d{1,3}([ \xa0\u202f]\d{3})+([.,]\d+)?"
+    r"|[-+]?[$€£¥]\s?\d[\d.,']*|[-+]?\d[\d.,']*\s?[$€£¥]|\u2212\d[\d.,']*",
+    re.ASCII,
+)
+NUMBER = re.compile(r"[-+]?\d+(\.\d*)?", re.ASCII)
 INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
 
 
@@ -108,7 +115,9 @@ class Column:
             DataError: If most values are such numbers, or are of several words and differ.
         """
         foreign = [bool(FOREIGN.fullmatch(str(cell).strip())) for cell in self.cells]
-        if sum(foreign) * 2 > len(foreign):
+        # Beside them 2 is a number, too: of 1,5 and 2 neither need be the greater part.
+        numbers = np.array(foreign) | ~np.isnan(self._numbers)
+        if any(foreign) and numbers.sum() * 2 > len(foreign):
             expected = "numbers such as 1.5 for 1,5 or 1234 for 1,234"
             question = "is it a number or a category?"
             raise self.error(foreign.index(True), question, expected=expected, hint=otherwise)
@@ -317,10 +326,10 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
             hint="write task: classification, or task: regression; beside another task "
             f"target: {{classes: {first.name}}}, or target: {{values: {first.name}}}",
         )
+    _check_written(first, texts)
     if row is not None:
         return number_classes(texts)
     # In the order of numbers, not of text: class 10 comes after class 9.
-    _check_written(first, texts)
     return number_classes(texts, int)
 
 
@@ -334,8 +343,11 @@ def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
 
 def _check_written(column: Column, texts: Sequence[str]) -> None:
     """Raise if two classes are the same number in different notations."""
-    written: dict[int, str] = {}
-    for row, text in enumerate(texts):
-        if (other := written.setdefault(int(text), text)) != text:
-            first = column.locate(texts.index(other))
+    # In a file with gaps integers become 1.0: they would be other classes than 1 of another file.
+    written: dict[Decimal, str] = {}
+    for text in dict.fromkeys(texts):
+        if not NUMBER.fullmatch(text):
+            continue
+        if (other := written.setdefault(Decimal(text), text)) != text:
+            row, first = texts.index(text), column.locate(texts.index(other))
             raise column.error(row, f"is the same number as {other!r} in {first}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ from archgraph.language.data import ColumnKind, TableData, text_columns
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+# What pandas calls the numbers of rows that it writes, or reads and writes again.
+INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 MOST_TABLE = MOST_BYTES >> 2  # each value becomes a Python object
 WHERE = "data.table"
 
@@ -89,6 +92,15 @@ def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, Colu
         seen = dict.fromkeys(spec.columns)
     else:
         seen = {name: None for name in table if name not in (*asked, *client)}
+        # Where rows are sorted by their class, a model could read it there.
+        if (index := next(filter(INDEX.fullmatch, seen), None)) is not None:
+            raise DataError(
+                "numbers of rows are not a column to learn from",
+                where="data.table",
+                found=index,
+                hint="save the table without its index, or name the columns that models shall see: "
+                "columns: […]",
+            )
     inputs = "columns" if spec.text is None else "text"
     for key, names in (("target", asked), ("client", client), (inputs, seen)):
         for name in names:

@@ -199,7 +199,8 @@ class _Draft:
         with located:
             if imagined is None:
                 imagined = read_data(source, task) if data is None else data_from_python(data, task)
-        self.spec = spec.model_copy(update={"data": source, "public": public})
+        changed = {"data": source} if data is not None else {}
+        self.spec = spec.model_copy(update=changed).completed(data=source, public=public)
         self.dataset = imagined
 
     def fit_together(self) -> None:
@@ -376,7 +377,7 @@ class _Draft:
         if isinstance(client.histogram, Uncounted):
             return None if self.rows is None else self.rows.get(client.id, NONE).targets
         local = self.by_kind.get(client.name, self.spec.local)
-        return trained_task(self.learning, local, client.histogram).counts_of(client.histogram)
+        return trained_task(self.learning, local).counts_of(client.histogram)
 
 
 def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:

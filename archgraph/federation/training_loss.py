@@ -22,8 +22,7 @@ class NamedLoss:
 
     Attributes:
         choice: Its class.
-        classes: Whether targets are classes, of which -100 does not count, and whose weights are
-            the argument ``weight``.
+        classes: Whether targets are classes, of which -100 does not count.
 
     Example:
         >>> weighted = LibraryClass("loss", "torch.nn.CrossEntropyLoss", {"weight": (1.0, 3.0)})
@@ -37,12 +36,20 @@ class NamedLoss:
     classes: bool
 
     @property
-    def weights(self) -> tuple[float, ...] | None:
-        """Weight of each class. Default: 1."""
+    def scales(self) -> tuple[float, ...] | None:
+        """Factor of each class, the argument ``weight``. Default: 1."""
         return self.choice.args.get("weight") if self.classes else None
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """How much a target of each class counts in the mean. Default: 1."""
+        # PyTorch divides by the weights in cross-entropy alone, and elsewhere by the targets.
+        return self.scales if self.choice.title == "CrossEntropyLoss" else None
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the loss of logits ``[batch, ..., classes]``, or of numbers in any shape."""
+        # As autocast has losses: weights of classes and their sum are rounded in 16 bits.
+        predictions = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
         loss_of = functools.partial(_made, self.choice, predictions.device, predictions.dtype)
         if not self.classes:
             said = aligned(predictions, targets)
@@ -80,10 +87,12 @@ def trained_task(
     if local.loss is None:
         return learning
     loss = NamedLoss(local.loss, learning.form == "classes")
-    if loss.weights is not None and classes:
-        weights = tuple(loss.weights[number] for number in classes)
-        choice = dataclasses.replace(loss.choice, args={**loss.choice.args, "weight": weights})
-        loss = dataclasses.replace(loss, choice=choice)
+    if learning.classed and classes:
+        args = dict(loss.choice.args)
+        for key in ("weight", "pos_weight"):  # one number for each class or label, or for all
+            if key in args and len(args[key]) > 1:
+                args[key] = tuple(args[key][number] for number in classes)
+        loss = dataclasses.replace(loss, choice=dataclasses.replace(loss.choice, args=args))
     if isinstance(learning.loss, Standardised):
         standardised = dataclasses.replace(learning.loss, loss=loss)
         return dataclasses.replace(learning, loss=standardised)

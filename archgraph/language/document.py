@@ -180,6 +180,10 @@ class FromFile(Base):
         copy._changed = self._changed | frozenset(update or ())
         return copy
 
+    def completed(self, **values: object) -> Self:
+        """Return a copy with values that mean what the file says; errors point at its lines."""
+        return super().model_copy(update=values)
+
     def locating(self, *loc: str) -> contextlib.AbstractContextManager[None]:
         """Prefix errors raised inside with the file and line of a place, if a file sets it."""
         if self._document is None or loc[0] in self._changed:

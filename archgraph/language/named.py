@@ -30,13 +30,14 @@ from archgraph.errors import ErrorFacts
 from archgraph.fields import Base, Mistake, Place
 from archgraph.hints import import_cause, unknown
 from archgraph.language.document import places
-from archgraph.language.expression import evaluate, is_expression
+from archgraph.language.expression import evaluate, is_expression, names_in
 from archgraph.language.mistakes import abbreviate, main_mistake
 from archgraph.plain import Json
 
 RoleName: TypeAlias = Literal["optimiser", "schedule", "loss", "metric", "transform"]
-# Any numbers of rounds and steps: what a file says is checked before they are known.
-_TRIAL = {"rounds": 1000, "steps": 1000}
+# Any numbers of rounds and steps: what a file says is checked before they are known. Only schedules
+# are told of them.
+_TRIAL: Mapping[RoleName, Mapping[str, int]] = {"schedule": {"rounds": 1000, "steps": 1000}}
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,15 @@ ROLES: Mapping[RoleName, ClassRole] = {
         ("torch.nn",),
         "torch.nn.modules.loss:_Loss",
         closed=("reduction", "reduce", "size_average", "ignore_index"),
+        # They would be computed of logits or of 0 and 1 all the same, and mean nothing.
+        refused={
+            "BCELoss": "it takes probabilities, and models give logits: name BCEWithLogitsLoss",
+            "NLLLoss": "it takes log-probabilities, and models give logits: name CrossEntropyLoss",
+            "KLDivLoss": "it takes log-probabilities, which models do not give",
+            "PoissonNLLLoss": "it takes logarithms of what tests compare with targets",
+            "SoftMarginLoss": "its targets are 1 and -1, and labels are 0 and 1",
+            "HingeEmbeddingLoss": "its targets are 1 and -1, and labels are 0 and 1",
+        },
     ),
     # Not all of torchmetrics: some metrics download and unpickle weights.
     "metric": ClassRole(
@@ -93,6 +103,10 @@ ROLES: Mapping[RoleName, ClassRole] = {
     "transform": ClassRole(
         ("torchvision.transforms.v2",),
         "torchvision.transforms.v2:Transform",
+        refused={
+            "Normalize": "images are normalised behind the transforms as for tests, or before "
+            "they are given: training would see other values than tests"
+        },
         install="pip install torchvision",
     ),
 }
@@ -147,7 +161,7 @@ class LibraryClass:
                 return value.make(supplied, units)
             return [built(one) for one in value] if isinstance(value, list) else value
 
-        args = _checked(self.role, self.title, self.args, units or _TRIAL)
+        args = _checked(self.role, self.title, self.args, units or _TRIAL.get(self.role, {}))
         return self.kind(**mine, **{key: built(value) for key, value in args.items()})
 
 
@@ -185,7 +199,7 @@ def _read(role: RoleName, also: tuple[str, ...], value: object) -> LibraryClass 
     name = _found(role, path, also)
     args = _frozen(args or {})
     try:
-        _checked(role, name, args, _TRIAL)
+        _checked(role, name, args, _TRIAL.get(role, {}))
     except Mistake as mistake:
         loc = (path, *mistake.place) if one else mistake.place
         raise Mistake(mistake.message, place=loc, **mistake.facts) from None
@@ -363,9 +377,10 @@ def _evaluated(value: Json, units: Mapping[str, int], loc: Place = ()) -> Json:
     if not is_expression(value):
         return value
     try:
-        return max(cast(int, evaluate(value, units)), 1)
+        number = cast(int, evaluate(value, units))
     except Mistake as mistake:
         raise Mistake(mistake.message, place=loc, **mistake.facts) from None
+    return max(number, 1) if names_in(value) else number
 
 
 def _frozen(value: Json) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,7 +33,6 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
     """
     with spec.locating("strategy"):
         strategy = configure(spec.strategy_name, spec.strategy_options)
-    # Data of the user's own is known by its content, which is not read here, but for its place.
     values = settled(spec, strategy, every=not spec.data.known)
     for name in (*NOT_FACTS, "seed"):
         values.pop(name, None)
@@ -41,6 +41,10 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
         more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
         content = spec.weights.sha256 or _content(Path(spec.weights.file))
         values["weights"] = {"of": content, **more}
+    if not spec.data.known:  # of the user's own
+        places = {key: getattr(spec.data, key) for key in spec.data.located}
+        contents = {k: _content(Path(at)) for k, at in places.items() if isinstance(at, str)}
+        values["data"] = {**values["data"], **contents}
     if isinstance(spec.data, NamedData) and spec.data.tokenizer is not None:
         file = Path(spec.data.tokenizer)
         values["tokenizer"] = _content(file / "tokenizer.json" if file.is_dir() else file)
@@ -60,8 +64,21 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
     return f"{name}-{digest(settings)[:SIGNS]}-seed{spec.seed}"
 
 
-def _content(file: Path) -> str:
-    return sha256(file) if file.is_file() else file.name
+def _content(path: Path) -> str:
+    """Return the digest of a file, or of all files of a folder; the name of one that is missing."""
+    if path.is_dir():
+        files = sorted(inside for inside in path.rglob("*") if inside.is_file())
+        return digest({one.relative_to(path).as_posix(): _content(one) for one in files})
+    if not path.is_file():
+        return path.name
+    state = path.stat()
+    return _sum(path, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _sum(path: Path, size: int, changed: int) -> str:
+    """Return the digest of a file as it is now: cells and seeds share their data."""
+    return sha256(path)
 
 
 def finished(folder: Path, spec: ExperimentSpec) -> bool:

@@ -25,6 +25,7 @@ from archgraph.federation.metrics import IGNORED
 from archgraph.fields import GLOBAL
 from archgraph.plain import Json
 from archgraph.record.points import CLIENTS
+from archgraph.record.right import RIGHT, packed
 from archgraph.studies.trivial_models import (
     NEIGHBOURS,
     PENALTIES,
@@ -87,7 +88,13 @@ def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
         clients = [{"matched": figure} for figure in matched if not math.isnan(figure)]
     model = {**figures, CLIENTS: len(participants)}
     local = {"local": mean_of(clients), "tenth": worst_tenth(clients, ())} if clients else {}
-    return {"better": learning.better, "models": {GLOBAL: model}, GLOBAL: figures, **local}
+    test = {"better": learning.better, "models": {GLOBAL: model}, GLOBAL: figures, **local}
+    # As a run's test has it: a small test set is a sample for these rows, too.
+    if name in CLASSIFIERS and experiment.evaluate.answers:
+        counts = np.zeros(len(experiment.data.test), np.int64)
+        counts[(experiment.data.test.targets != IGNORED).numpy()] = answered.right.numpy()
+        test[RIGHT] = {GLOBAL: packed(counts, 1)}
+    return test
 
 
 def _answered(experiment: Experiment, pooled: np.ndarray, name: str) -> tuple[Answers, Tensor]:

@@ -284,6 +284,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "experiment.yaml:7: data: rows.csv: row 4: y: is the same number as '0' in rows.csv: "
         "row 1; found '00'",
     ),
+    "a_class_written_twice_with_a_point": (
+        table(cell(5, 2, "0.0"), target={"classes": "y"}),
+        "experiment.yaml:7: data: rows.csv: row 4: y: is the same number as '0' in rows.csv: "
+        "row 1; found '0.0'",
+    ),
     "ragged": (
         table(lambda text: text.replace("\n", ",7\n", 3).replace(",7", "", 1)),
         "experiment.yaml:7: data: rows.csv: is not CSV; found Error tokenizing data. C error: "
@@ -339,6 +344,30 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
         "'1,5'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of categories "
         "is written columns: {x: category}",
+    ),
+    "a_decimal_comma_in_every_other_row": (
+        parquet("x", ["1,5", "2"] * 4),
+        "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
+        "'1,5'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of categories "
+        "is written columns: {x: category}",
+    ),
+    "thousands_grouped_by_blanks": (
+        parquet("x", ["1\u202f500", "12 000,5"] * 4),
+        "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
+        "'1\\u202f500'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of "
+        "categories is written columns: {x: category}",
+    ),
+    "a_currency": (
+        parquet("x", ["$1.50", "$2", "$3", "\u22121"] * 2),
+        "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
+        "'$1.50'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of categories "
+        "is written columns: {x: category}",
+    ),
+    "numbers_of_rows": (
+        parquet(["__index_level_0__"], range(8)),
+        "experiment.yaml:8: data.table: numbers of rows are not a column to learn from; found "
+        "__index_level_0__; save the table without its index, or name the columns that models "
+        "shall see: columns: […]",
     ),
     "percent": (
         parquet(["x", "t"], [0.5] * 8, ["5%", "7.5 %", "8%", "9%"] * 2, target="t"),

@@ -250,6 +250,7 @@ def test_the_training_loss_is_pytorchs(weights, smoothing: float):
     ("kind", "loss"),
     [
         ("classification", {"MultiMarginLoss": {"margin": 0.5}}),
+        ("classification", {"MultiMarginLoss": {"weight": [1.0, 3.0, 0.5]}}),
         ("regression", {"HuberLoss": {"delta": 0.3}}),
         ("regression", "L1Loss"),
         ("multilabel", {"MultiLabelSoftMarginLoss": {"weight": [1.0, 2.0, 0.5]}}),
@@ -264,6 +265,24 @@ def test_another_loss_is_pytorchs(kind: str, loss: Any):
     theirs = getattr(nn, name)(**args)
     expected = theirs(said, targets if kind == "classification" else targets.float())
     ours = trained_task(TASKS[kind], options(loss=loss)).loss(said, targets)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_weights_of_labels_are_those_that_a_client_has():
+    loss = {"BCEWithLogitsLoss": {"pos_weight": [2.0, 3.0, 4.0]}}
+    ours = trained_task(TASKS["multilabel"], options(loss=loss), (2, 0)).loss
+    value = ours(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool))
+    assert value.item() == pytest.approx((4 + 2) / 2 * math.log(2))
+
+
+def test_weights_of_classes_are_not_rounded_to_16_bits():
+    weights, draw = [1.01, 3.17, 0.237], torch.Generator().manual_seed(0)
+    logits = torch.randn(512, 3, generator=draw).bfloat16()
+    targets = torch.randint(3, (512,), generator=draw)
+    expected = functional.cross_entropy(logits.float(), targets, torch.tensor(weights))
+    named = options(loss={"CrossEntropyLoss": {"weight": weights}})
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = trained_task(CLASSIFICATION, named).loss(logits, targets)
     torch.testing.assert_close(ours, expected)
 
 

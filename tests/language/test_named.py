@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import pydantic
 import pytest
+import torch
 
 import archgraph as ag
 from archgraph.fields import Base
@@ -38,9 +39,9 @@ def one_of(holder: Holder) -> LibraryClass:
     [
         ("optimiser", 13, {"SGD", "AdamW", "Muon"}),
         ("schedule", 12, {"MultiStepLR", "OneCycleLR", "SequentialLR"}),
-        ("loss", 20, {"CrossEntropyLoss", "HuberLoss"}),
+        ("loss", 14, {"CrossEntropyLoss", "HuberLoss"}),
         ("metric", 100, {"MulticlassF1Score", "SpearmanCorrCoef", "MeanIoU"}),
-        ("transform", 50, {"RandomCrop", "ColorJitter", "RandomErasing", "Resize"}),
+        ("transform", 49, {"RandomCrop", "ColorJitter", "RandomErasing", "Resize"}),
     ],
 )
 def test_what_may_be_named(role: Any, count: int, some: set[str]) -> None:
@@ -81,6 +82,10 @@ def test_arguments_are_what_the_class_gets() -> None:
     assert (tuple(crop.size), crop.padding) == ((8, 9), [1, 1, 1, 1])
     loss = one_of(read("loss: {CrossEntropyLoss: {weight: [1, 2.5]}}")).make({"reduction": "sum"})
     assert loss.weight.tolist() == [1.0, 2.5] and loss.reduction == "sum"
+    # Arithmetic without rounds counts nothing: it may be 0.
+    blank = {"params": [torch.zeros(1, requires_grad=True)]}
+    steps = one_of(read("optimiser: {SGD: {momentum: 1 - 1}}")).make(blank)
+    assert steps.param_groups[0]["momentum"] == 0
 
 
 @pytest.mark.parametrize(
@@ -113,8 +118,17 @@ def test_arguments_are_what_the_class_gets() -> None:
         ),
         ("schedule: {StepLR: {step_size: 7 // 0}}", "step_size: divides by zero; found '7 // 0'"),
         ("schedule: {StepLR: {step_size: $epochs}}", "names an unknown parameter; found '$epochs'"),
+        # Nothing but a schedule is told of rounds and steps.
+        ("optimiser: {SGD: {lr: $rounds}}", "names an unknown parameter; found '$rounds'"),
+        ("loss: {HuberLoss: {delta: $steps // 2}}", "an unknown parameter; found '$steps'"),
+        ("loss: NLLLoss", "cannot be the loss; found 'NLLLoss'; it takes log-probabilities, and"),
+        ("loss: SoftMarginLoss", "its targets are 1 and -1, and labels are 0 and 1"),
         ("loss: TripletMarginWithDistanceLoss", "its argument `distance_function` is a function"),
         ("transform: Lambda", "cannot be the transform: its argument `lambd` is a function"),
+        (
+            "transform: {Normalize: {mean: [0.5], std: [0.2]}}",
+            "cannot be the transform; found 'Normalize'; images are normalised behind",
+        ),
         ("transform: ToDtype", "its argument `dtype` does not take plain values"),
         ("metric: f2", "is an unknown metric; found 'f2'; expected one of r2, BinaryAUROC"),
         ("metric: auroc", "did you mean BinaryAUROC or MulticlassAUROC or MultilabelAUROC?"),

@@ -220,6 +220,26 @@ def test_what_decides_figures_decides_where_a_run_lies(made, tmp_path, change):
     assert len(set.intersection(*addresses("rounds: 2"))) == 4  # as in row A
 
 
+def test_data_of_ones_own_decide_where_a_run_lies_by_their_content(made, tmp_path):
+    """Rows that changed are other rows: figures of the earlier ones are not shown for them."""
+
+    def addresses(of: str) -> set[str]:
+        text = STUDY[: STUDY.index("rows:")] + "rows: {A: {strategy: {fedavg: {}}}}\n"
+        text = text.replace("{family}", "one").replace("dataset: mnist, limit: 100", of)
+        text += "columns: {all: {}}\nfigures: {worst: worst_accuracy}\nsizes: {paper: {}}\n"
+        return {address(cell.experiment) for cell in cells(made(text), "paper")}
+
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    file, image = tmp_path / "rows.csv", tmp_path / "images" / "a" / "0.png"
+    for place, of in ((file, "table: rows.csv, target: y"), (image, "folder: images")):
+        place.write_text("x,y\n1,0\n")
+        before = addresses(of)
+        place.write_text("x,y\n1,1\n")
+        assert before and not before & addresses(of)
+        place.write_text("x,y\n1,0\n")
+        assert addresses(of) == before
+
+
 def test_a_tokenizer_decides_where_a_run_lies_by_its_content(made, tmp_path):
     for folder, text in (("first", "{}"), ("second", "[]"), ("third", "{}")):
         (tmp_path / folder).mkdir()

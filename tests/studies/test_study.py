@@ -655,6 +655,8 @@ def test_small_test_sets_are_drawn_again_with_the_seeds(tmp_path: Path):
     text = STUDY.replace("  rounds: 3", "  rounds: 3\n  evaluate: {answers: true}")
     text = text.replace("{average: average", "{worst: worst_accuracy, average: average")
     text = re.sub("published: .*\n", "", text)
+    row = "  nearest: {trivial: nearest_neighbours}\n"
+    text = text.replace("columns:", row + "columns:", 1)
     (tmp_path / "table.yaml").write_text(text)
     result = ag.study(tmp_path / "table.yaml", out=tmp_path)
 
@@ -675,6 +677,9 @@ def test_small_test_sets_are_drawn_again_with_the_seeds(tmp_path: Path):
         right("HeteroFL", "average"), right("Standalone", "average")
     )
     assert clean.error >= clean.resampled > 0
+    # A row without a network is tested on the same sample.
+    values = result.groups["nearest", "clean"]["average"].figures["average_accuracy"].values
+    assert right("nearest", "average").mean(1) == pytest.approx(values, rel=1e-5)
 
 
 def test_without_answers_seeds_alone_are_drawn(result: StudyResult):
