@@ -1,28 +1,16 @@
 """CIFAR-10 with random crops and mirror images, drawn once or anew in every pass.
 
-``archgraph study --python specs/ablations/random_crops.yaml`` compares the two;
-``python -m benchmarks.random_crops`` shows that a run has the same bits with one process and two,
-and after it was killed.
+``archgraph study --python specs/ablations/random_crops.yaml`` compares the two.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
-import archgraph as ag
 from archgraph.data import Dataset, dataset_of, load_dataset
 from archgraph.data.validation import subset
 
-ROUNDS = 4
 MARGIN = 4  # pixels around an image
 
 
@@ -44,52 +32,3 @@ def cifar(limit: int = 5000, cache: bool = False) -> Dataset:
         cache=cache,
         transform=cropped,
     )
-
-
-def bits(folder: Path, workers: int, resume: bool = False) -> str:
-    """Run, and return the digest of the last model."""
-    experiment = {
-        "name": "crops",
-        "family": {"model": "specs/models/cifar_cnn.yaml", "clients": [{"name": "c", "count": 4}]},
-        "strategy": {"fedavg": {}},
-        "rounds": ROUNDS,
-        "local": {"batch": 32, "lr": 0.1},
-        "engine": {"workers": workers},
-    }
-    run = ag.run(experiment, data=cifar(2000), out=folder, resume=resume, progress=False)
-    state = run.models[0].state
-    return str(sum(t.double().abs().sum() for t in state.values()).item().hex())
-
-
-def killed(folder: Path) -> str:
-    """Kill a run after its second round, and let another process go on with it."""
-    code = "import sys; from benchmarks.random_crops import *; "
-    call = code + f"print(bits(Path({str(folder)!r}), 1, {{}}))"
-    first = subprocess.Popen([sys.executable, "-c", call.format(False)])
-    while not (folder / "metrics.jsonl").is_file() or _rounds(folder) < ROUNDS // 2:
-        time.sleep(0.05)
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
-    print(f"killed after {_rounds(folder)} of {ROUNDS} rounds")
-    done = subprocess.run(
-        [sys.executable, "-c", call.format(True)], capture_output=True, text=True, check=True
-    )
-    return done.stdout.split()[-1]
-
-
-def _rounds(folder: Path) -> int:
-    return len((folder / "metrics.jsonl").read_text().splitlines())
-
-
-def main() -> None:
-    """Print the digests."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        alone, two = bits(folder / "one", 1), bits(folder / "two", 2)
-        print("one process and two:", alone == two, alone, two)
-        again = killed(folder / "killed")
-        print("after kill -9:", alone == again, again)
-
-
-if __name__ == "__main__":
-    main()

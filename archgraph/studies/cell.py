@@ -36,18 +36,7 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
     values = settled(spec, strategy, every=not spec.data.known)
     for name in (*NOT_FACTS, "seed"):
         values.pop(name, None)
-    # Files by content where it is known: a path depends on the machine.
-    if spec.weights is not None:
-        more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
-        content = spec.weights.sha256 or _content(Path(spec.weights.file))
-        values["weights"] = {"of": content, **more}
-    if not spec.data.known:  # of the user's own
-        places = {key: getattr(spec.data, key) for key in spec.data.located}
-        contents = {k: _content(Path(at)) for k, at in places.items() if isinstance(at, str)}
-        values["data"] = {**values["data"], **contents}
-    if isinstance(spec.data, NamedData) and spec.data.tokenizer is not None:
-        file = Path(spec.data.tokenizer)
-        values["tokenizer"] = _content(file / "tokenizer.json" if file.is_dir() else file)
+    values |= _of_files(spec, values)
     family = family_of(spec)
     clients = family.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name"})
     for member in (clients, *clients["clients"]):
@@ -62,6 +51,23 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
     # Strategy and seed are for people who look into the folder; the digest decides.
     name = trivial or spec.strategy_name.rpartition(":")[2]
     return f"{name}-{digest(settings)[:SIGNS]}-seed{spec.seed}"
+
+
+def _of_files(spec: ExperimentSpec, values: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what an experiment says of files by their content: a path depends on the machine."""
+    found: dict[str, Json] = {}
+    if spec.weights is not None:
+        more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
+        content = spec.weights.sha256 or _content(Path(spec.weights.file))
+        found["weights"] = {"of": content, **more}
+    if not spec.data.known:  # of the user's own
+        places = {key: getattr(spec.data, key) for key in spec.data.located}
+        contents = {k: _content(Path(at)) for k, at in places.items() if isinstance(at, str)}
+        found["data"] = {**values["data"], **contents}
+    if isinstance(spec.data, NamedData) and spec.data.tokenizer is not None:
+        file = Path(spec.data.tokenizer)
+        found["tokenizer"] = _content(file / "tokenizer.json" if file.is_dir() else file)
+    return found
 
 
 def _content(path: Path) -> str:
