@@ -22,8 +22,7 @@ import pydantic
 from ruamel.yaml import YAML
 
 from archgraph.errors import DataError
-from archgraph.hints import unknown
-from archgraph.language.elsewhere import DATA_SETS
+from archgraph.language.elsewhere import suggestion
 
 SETS = Path(__file__).parent / "sets"
 
@@ -106,9 +105,12 @@ def source(name: str) -> Source:
     ('0', '1', '2')
     """
     if name not in DATASETS:
-        facts = unknown(name, DATASETS)
-        if name in DATA_SETS:
-            facts["hint"] = DATA_SETS[name]
-        raise DataError("unknown data set", where="data.dataset", **facts)
+        raise DataError(
+            "unknown data set",
+            where="data.dataset",
+            found=repr(name),
+            expected=f"one of {', '.join(DATASETS)}",
+            hint=suggestion(name, DATASETS),
+        )
     values = YAML(typ="safe").load((SETS / f"{name}.yaml").read_text(encoding="utf-8"))
     return pydantic.TypeAdapter(Source).validate_python({"name": name, **values})

@@ -55,12 +55,13 @@ _ALIASES = {
 }
 OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 
-# Keys and commands that are gone, and what does their work now.
+# Keys, commands and data sets that are gone, and what does their work now.
 GONE = {
     "align": "`archgraph match A B` does the same",
     "architectures": "tests/papers compares the sizes that papers print with the shipped files",
     "augment": "write transforms: [{RandomCrop: {size: 32, padding: 4}}, RandomHorizontalFlip]",
     "better": "a study's `compare: [[A, B], …]` gives the figure of A minus that of B",
+    "cinic10": "unpack it, and write data: {folder: CINIC-10}",
     "claims": "a study's `compare: [[A, B], …]` gives differences with their intervals",
     "class_weights": "write loss: {CrossEntropyLoss: {weight: […]}}",
     "contrast": "add the term in an objective of your own: task: {objective: 'python:…'}",
@@ -84,6 +85,7 @@ GONE = {
     "similarity": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "spare": "draw more clients by `sample`; a round goes on without those that fail",
     "waits_for": "leave the rows out until their strategy is installed",
+    "svhn": "write data: {python: package.module:function}, which may read it by torchvision",
     "wandb": "an object of your own logs to it: ag.run(…, trackers=[…])",
     "warmup": "write schedule: {SequentialLR: {schedulers: [LinearLR, …], milestones: […]}}",
     "watch": "`archgraph report RUN --follow` writes a page that reloads itself",
@@ -94,12 +96,6 @@ FOLLOWS = {"embeddim", "inchannels", "infeatures", "inputshape", "inputsize", "n
 
 # Options of optimisers, which people write beside the name.
 BEHIND = {"alpha", "amsgrad", "betas", "centered", "dampening", "eps", "etas", "nesterov", "rho"}
-
-# Data sets that archgraph read from archives of their own once: what reads their files now.
-DATA_SETS = {
-    "cinic10": "unpack it, and write data: {folder: CINIC-10}",
-    "svhn": "write data: {python: package.module:function}, which may read it by torchvision",
-}
 
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:

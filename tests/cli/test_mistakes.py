@@ -316,7 +316,7 @@ MISTAKES = {
         RUN,
         "experiment.yaml:4: data.dataset: unknown data set; found 'cifar-10'; expected one of"
         " cifar10, cifar100, digits, fashion_mnist, kmnist, mnist, mnli, multinli, sick, snli, "
-        "wikitext2; did you mean 'cifar10'?",
+        "wikitext2; it is 'cifar10' here",
     ),
     "a data set that is not there": Mistake(
         experiment("digits", "cifar10"),

@@ -394,7 +394,7 @@ def test_an_unreadable_file_is_an_error_of_ours(mnist, monkeypatch):
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(DataError, match=r"'fashion-mnist'.*did you mean 'fashion_mnist'"):
+    with pytest.raises(DataError, match=r"'fashion-mnist'.*it is 'fashion_mnist' here"):
         load_dataset("fashion-mnist")
 
 
