@@ -32,7 +32,7 @@ def start(folder: str | os.PathLike[str]) -> Path:
         >>> import tempfile
         >>> root = start(Path(tempfile.mkdtemp()) / "mine")
         >>> sorted(path.name for path in root.iterdir())
-        ['README.md', 'ablations', 'experiments', 'families', 'models', 'papers', 'studies']
+        ['README.md', 'ablations', 'experiments', 'families', 'models', 'studies']
     """
     root = Path(folder)
     # Nothing of the user's is replaced, and nothing is mixed with files of an older version.

@@ -165,7 +165,7 @@ def test_the_text_says_what_was_run_where_and_of_how_many_seeds(result: StudyRes
     )
     assert setup["clients"] == "1 `small` (610 parameters), 1 `large` (1,210 parameters)"
     assert setup["training"] == (
-        "3 rounds; all clients in each; 1 local epoch; minibatches of 32; rate 0.1; "
+        "3 rounds; all clients in each; 1 local epoch; minibatches of 32; SGD (lr 0.1); "
         "attack.fraction 0.5 (attacked)"
     )
     assert setup["figures"] == (
