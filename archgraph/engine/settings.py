@@ -46,8 +46,8 @@ def check_local(
                 _check_transforms(local.transforms, data, spec.public)
         except RunError as error:
             keys = str(error.where).split(".")[1:]
-            own = written.clients[index].local
-            if own is not None and keys[0] in own.model_fields_set:
+            local_keys = written.clients[index].local
+            if local_keys is not None and keys[0] in local_keys.model_fields_set:
                 at = ("clients", index, "local")
                 error.where = written.document_of(at).where((*at, *keys))
                 raise

@@ -55,19 +55,19 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
 
 def _of_files(spec: ExperimentSpec, values: Mapping[str, Json]) -> dict[str, Json]:
     """Return what an experiment says of files by their content: a path depends on the machine."""
-    found: dict[str, Json] = {}
+    contents: dict[str, Json] = {}
     if spec.weights is not None:
         more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
         content = spec.weights.sha256 or _content(Path(spec.weights.file))
-        found["weights"] = {"of": content, **more}
+        contents["weights"] = {"of": content, **more}
     if not spec.data.known:  # of the user's own
         places = {key: getattr(spec.data, key) for key in spec.data.located}
-        contents = {k: _content(Path(at)) for k, at in places.items() if isinstance(at, str)}
-        found["data"] = {**values["data"], **contents}
+        files = {k: _content(Path(at)) for k, at in places.items() if isinstance(at, str)}
+        contents["data"] = {**values["data"], **files}
     if isinstance(spec.data, NamedData) and spec.data.tokenizer is not None:
         file = Path(spec.data.tokenizer)
-        found["tokenizer"] = _content(file / "tokenizer.json" if file.is_dir() else file)
-    return found
+        contents["tokenizer"] = _content(file / "tokenizer.json" if file.is_dir() else file)
+    return contents
 
 
 def _content(path: Path) -> str:

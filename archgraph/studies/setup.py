@@ -114,8 +114,8 @@ def _of_kinds(spec: ExperimentSpec) -> dict[str, str]:
     facts = {}
     for member in family_of(spec).clients:
         if member.local is not None:
-            own = member.local.model_dump(mode="json", exclude_unset=True)
-            text = ", ".join(f"{key} {said(value)}" for key, value in own.items())
+            options = member.local.model_dump(mode="json", exclude_unset=True)
+            text = ", ".join(f"{key} {said(value)}" for key, value in options.items())
             facts[f"those of `{member.name}`"] = f"`{member.name}`: {text}"
     return facts
 

@@ -176,7 +176,7 @@ def test_data_traffic_and_attack_of_several_runs_are_the_engines(attacked: list[
         assert row["clients"].startswith(f"client {bad},") and row["malicious"] == "1"
         taken = sum(r["client"] == bad for line in run.rounds for r in line["clients"])
         assert (row["taken"], row["lost"]) == (str(taken), "0")
-        assert row["options"] == "fraction 0.25, intensity 1.0"
+        assert row["attack"] == "fraction 0.25, intensity 1.0"
 
 
 def test_what_all_runs_share_stands_once(attacked: list[ag.engine.Run], tmp_path: Path):
