@@ -11,7 +11,6 @@ from .analysis.roles import with_features as with_features
 from .analysis.structure import structure as structure
 from .budgets.fit import fit as fit
 from .budgets.importance import importance as importance
-from .budgets.sensitivity import sensitivity as sensitivity
 from .capture.trace import trace as trace
 from .display import draw as draw
 from .display import explain as explain

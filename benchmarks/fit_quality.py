@@ -33,8 +33,6 @@ WAYS = (
     "uniform, best by weights",
     "uniform, best by taylor",
     "free, by weights",
-    "free, measured",
-    "free, measured, blocks",
 )
 
 
@@ -186,7 +184,6 @@ def lines(
     batches = list(zip(x[:1024].split(256), y[:1024].split(256), strict=True))
     weights = ag.importance(graph, state)
     taylor = ag.importance(graph, state, batches, method="taylor")
-    measured = ag.sensitivity(graph, state, batches, shares=(0.75, 0.5, 0.25), scores=taylor)
     whole = accuracy(net, u, v)
     for budget in BUDGETS:
         submodels = {
@@ -198,8 +195,6 @@ def lines(
                 graph, macs=budget, shape="uniform", importance=taylor
             ),
             "free, by weights": ag.fit(graph, macs=budget, importance=weights),
-            "free, measured": ag.fit(graph, macs=budget, importance=measured),
-            "free, measured, blocks": ag.fit(graph, macs=budget, importance=measured, skip="*"),
         }
         for label, small in submodels.items():
             if (name, seed, budget, label) in there:

@@ -46,7 +46,7 @@ TASKS = {
     "Inspect a graph": "ArchGraph Node Param parse check structure axes layers Layer exits frozen"
     " label_rows layer_weights with_features fix_sizes",
     "Cut": "take narrow skip shorten ends_after split chain rank nested widths",
-    "Cut to a budget": "fit cost importance Importance sensitivity",
+    "Cut to a budget": "fit cost importance Importance",
     "Grow": "widen deepen graft add_adapters add_lora add_exits add_step_sizes add_scaler",
     "Combine rewrites": "rewrite Rewritten Transfer fold train_only",
     "Merge": "Merger align Alignment join meet match PositionMatch",

@@ -70,9 +70,8 @@ def fit(
             lies within the other. ``free``: axes are then widened until none could be wider; under
             a budget of memory nearly so, since a bound up to 5 % above the total is searched.
         importance: Scores, or the file of some. The best positions of each axis stay instead of the
-            first; of ``nested`` and ``free`` submodels the share is one of the scores. With losses
-            that were measured (:func:`archgraph.sensitivity`), the cuts are made that lose least
-            for what they save. Blocks that may be left out go in the order of their scores.
+            first; of ``nested`` and ``free`` submodels the share is one of the scores. Blocks that
+            may be left out go in the order of their scores.
         multiple: Sizes are multiples of it, as hardware likes; heads, axes of fewer than two
             multiples and axes that are not cut are not.
         keep: Axes that stay whole, by name, role or pattern, and blocks that stay; a block's name
@@ -124,11 +123,7 @@ def fit(
     point = search.start
     if search.exceeded(point):
         _check_possible(search, costs)
-        if scores is not None and scores.losses:
-            guides = None if shape == "free" else _guides(costs)
-            point = search.nested(guides)
-        else:
-            point = search.by_share(uniform=shape == "uniform")
+        point = search.by_share(uniform=shape == "uniform")
         if shape == "free":
             point = search.filled(point)
     small = _taken(graph, costs, search, point, best, verify)
@@ -205,16 +200,12 @@ def _search(
     """Return the search for a budget.
 
     1. The share of an axis at a size is that of its positions, or of its scores.
-    2. What it loses is measured, or the logarithm of the share, times the part of the cost that
-       grows with the axis.
+    2. It loses the logarithm of the share, times the part of the cost that grows with the axis.
     3. Of a section the last blocks go first, or those of the lowest scores.
     """
     free = axes(graph).free
     limits = {name: limit for name, (limit, _) in budgeted.items()}
-    measured = importance is not None and bool(importance.losses)
-    counted: dict[str, Sequence[CostPart]] = dict(costs.parts) if measured else {}
-    counted |= {name: parts for name, (_, parts) in budgeted.items()}
-    tallies = {m: Tally(parts, costs.axes, costs.blocks) for m, parts in counted.items()}
+    tallies = {m: Tally(p, costs.axes, costs.blocks) for m, (_, p) in budgeted.items()}
     full = np.array([axis.size for axis in free], dtype=np.float64)
     grows = sum((tallies[m].elasticity(full) for m in limits), np.zeros(len(free)))
     stay, blocks = _named(graph, keep), _named_blocks(graph, costs, keep, skip)
@@ -225,17 +216,13 @@ def _search(
         share = grid / axis.size if importance is None else _kept(importance, axis)[grid - 1]  # 1
         grids.append(grid)
         shares.append(share)
-        if importance is not None and measured:  # 2
-            losses.append(np.array([importance.lost(axis, int(size)) for size in grid]))
-        else:
-            losses.append(-grown * np.log(np.maximum(share, LEAST)))
+        losses.append(-grown * np.log(np.maximum(share, LEAST)))  # 2
     scores = importance.blocks if importance is not None else {}
     depths = []
     for section in structure(graph).sections:  # 3
         names = [b.name for b in reversed(section.blocks) if b.name in blocks]
         depths.append((len(section.blocks), sorted(names, key=lambda name: scores.get(name, 0.0))))
-    block_losses = {b: max(scores.get(b, 0.0), 0.0) for _, names in depths for b in names}
-    return Search(tallies, limits, grids, shares, losses, depths, block_losses)
+    return Search(tallies, limits, grids, shares, losses, depths)
 
 
 def _kept(importance: Importance, axis: Axis) -> Floats:
@@ -249,11 +236,6 @@ def _kept(importance: Importance, axis: Axis) -> Floats:
 
 def _full(costs: CostPolynomial, measure: str) -> int:
     return costs.polynomial(measure).value(costs.axes)
-
-
-def _guides(costs: CostPolynomial) -> dict[str, float]:
-    """Return what one unit of each measure is worth, whatever is budgeted."""
-    return {measure: 1 / max(_full(costs, measure), 1) for measure in costs.parts}
 
 
 def _grid(axis: Axis, multiple: int) -> list[int]:

@@ -1,11 +1,9 @@
-"""Importance of positions and blocks: from weights, gradients or activations."""
+"""Importance of positions and blocks: from weights or gradients."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -22,13 +20,12 @@ from archgraph.module.build import build
 from archgraph.module.calls import BatchPair, called
 from archgraph.states import State
 from archgraph.states.importance import Importance
-from archgraph.states.pieces import pieces, position_sums, sums_of_piece
+from archgraph.states.pieces import position_sums
 
-_ROUNDING = 1e-12  # of a variance, relative to the mean of squares
 _LEAST = 1e-300  # of a length
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
-ImportanceMethod: TypeAlias = Literal["weights", "taylor", "activations"]
+ImportanceMethod: TypeAlias = Literal["weights", "taylor"]
 
 
 @takes_graph
@@ -54,9 +51,7 @@ def importance(
         method: ``weights``: the Euclidean norm of what a position touches (Li et al. 2017 for
             filters, Fang et al. 2023 for what is cut together). ``taylor``: the first-order change
             of the loss without it, ``|Σ weight · gradient|``, its mean over batches (Molchanov et
-            al. 2019, who square it). ``activations``: the standard deviation of its activations
-            where an operator sums over them, over examples and places (Molchanov et al. 2017),
-            each result relative to its total.
+            al. 2019, who square it).
         loss: Maps outputs and targets to a number; ``taylor`` alone needs it.
 
     Returns:
@@ -93,7 +88,8 @@ def importance(
         hint = "pass pairs of inputs and targets: data=[(images, labels)]"
         raise DataError(f"importance by {method} needs batches", hint=hint)
     blocks = {name: max(total / count, 0.0) for name, (total, count) in measured.turns.items()}
-    scores = _norms(graph, state) if method == "weights" else measured.scores()
+    slopes = {axis: total / measured.batches for axis, total in measured.slopes.items()}
+    scores = _norms(graph, state) if method == "weights" else slopes
     return Importance(_listed(scores), blocks, method=method)
 
 
@@ -135,6 +131,7 @@ class _Measured:
 
     Attributes:
         turns: By block the sum of one minus the cosine of entry and exit, and its terms.
+        slopes: By axis the sum over batches of the first-order change without each position.
         batches: How many there were.
     """
 
@@ -142,10 +139,8 @@ class _Measured:
         self, graph: ArchGraph, state: State, method: ImportanceMethod, loss: LossFunction
     ) -> None:
         self.graph, self.loss, self.taylor = graph, loss, method == "taylor"
-        self.watched = _summed_over(graph) if method == "activations" else ()
         self.blocks = _comparable(graph)
-        ends = (name for block in self.blocks for name in _ends(block))
-        self.names = tuple(dict.fromkeys((*self.watched, *ends)))
+        self.names = tuple(dict.fromkeys(n for block in self.blocks for n in _ends(block)))
         # In the mode of evaluation throughout: no dropout, running statistics.
         probe = specialise(graph, training=False)
         alive = set(probe.node)
@@ -157,7 +152,6 @@ class _Measured:
                 parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
         self.turns: dict[str, tuple[float, int]] = {}
         self.slopes = {a.name: torch.zeros(a.size, dtype=torch.float64) for a in axes(graph).free}
-        self.moments: dict[tuple[str, int], _Moments] = {}
         self.batches = 0
 
     def add(self, inputs: Any, targets: Any) -> None:
@@ -168,9 +162,6 @@ class _Measured:
         values = {name: result.detach() for name, result in zip(self.names, results, strict=True)}
         if self.taylor:
             self._slopes(self.loss(outputs, targets))
-        for name in self.watched:
-            if name in values:
-                self._moments(name, values[name])
         for block in self.blocks:
             if all(name in values for name in _ends(block)):
                 turn = _turn(self.graph, block, values)
@@ -189,91 +180,6 @@ class _Measured:
         }
         for axis, total in _sums(self.graph, products).items():
             self.slopes[axis] += total.abs()
-
-    def _moments(self, name: str, value: Tensor) -> None:
-        """Add count, sum and sum of squares over examples and places, per piece of a result."""
-        layouts = axes(self.graph).value[name][0]
-        for index, (piece, names) in enumerate(pieces(value.detach(), layouts)):
-            dims = [dim for dim, axis in enumerate(names) if axis is None]
-            count = math.prod(piece.shape[dim] for dim in dims)
-            wide = _wide(piece)
-            squares = wide.abs() ** 2
-            # `sum([])` would sum all.
-            total, energy = ((x.sum(dims) if dims else x).cpu() for x in (wide, squares))
-            axis_names = tuple(axis for axis in names if axis is not None)
-            key = name, index
-            before = self.moments.get(key, _Moments(axis_names, 0, 0, 0))
-            self.moments[key] = _Moments(
-                axis_names, before.count + count, before.total + total, before.squares + energy
-            )
-
-    def scores(self) -> dict[str, Tensor]:
-        """Return the scores that the batches give."""
-        if self.taylor:
-            return {axis: total / self.batches for axis, total in self.slopes.items()}
-        sums = {axis: torch.zeros_like(total) for axis, total in self.slopes.items()}
-        totals: dict[str, float] = {}
-        for (name, _), moments in self.moments.items():
-            totals[name] = totals.get(name, 0.0) + float(moments.variance.sum())
-        for (name, _), moments in self.moments.items():
-            # Relative to the whole result: the scale of one operator says nothing about another's.
-            share = moments.variance / (totals[name] or 1.0)
-            for axis, part in sums_of_piece(share, moments.names, sums).items():
-                sums[axis] += part
-        return {axis: total.sqrt() for axis, total in sums.items()}
-
-
-@dataclass(frozen=True)
-class _Moments:
-    """Sums over examples and places, by position of the axes.
-
-    Attributes:
-        names: Axes of the dimensions.
-        count: Number of terms.
-        total: Sum.
-        squares: Sum of squares.
-    """
-
-    names: tuple[str, ...]
-    count: int
-    total: Tensor | int
-    squares: Tensor | int
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance at each position; what is constant up to rounding has none."""
-        squares = torch.as_tensor(self.squares) / self.count
-        variance = squares - (torch.as_tensor(self.total) / self.count).abs() ** 2
-        return torch.where(variance > _ROUNDING * squares, variance, 0.0)
-
-
-@per_graph
-def _summed_over(graph: ArchGraph) -> tuple[str, ...]:
-    """Return the results whose free axes operators sum over; of other axes every result.
-
-    What is summed over is what the rest of the network sees of an axis.
-    """
-    solved = axes(graph)
-    free = {a.name for a in solved.free}
-
-    def free_axes(name: str) -> set[str]:
-        node = graph.node.get(name)
-        if node is None or not isinstance(node.type, TensorType):
-            return set()
-        return {a.name for d in solved.value[name][0] for a in axis_refs(d)} & free
-
-    names: dict[str, None] = {}
-    covered: set[str] = set()
-    for contraction in solved.contractions:
-        summed = {a.name for a in axis_refs(contraction.layout)} & free
-        for operand, _ in contraction.operands:
-            if isinstance(operand, Ref) and summed & free_axes(operand.name):
-                names[operand.name] = None
-                covered |= summed & free_axes(operand.name)
-    for node in graph.nodes:
-        if free_axes(node.name) - covered:
-            names[node.name] = None
-    return tuple(names)
 
 
 def _ends(block: Block) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-# A descent makes an axis narrower in at most about so many steps.
+# An axis is widened in steps of about so many parts of its grid.
 STEPS = 32
 
 
@@ -113,7 +113,6 @@ class Search:
         shares: By axis, the share that each size of its grid is, ascending; 1 at the last.
         losses: By axis, what each size of its grid loses; 0 at the last.
         depths: By section, its number of blocks, and those that may be left out, first to last.
-        block_losses: What leaving out one more block loses, by block.
     """
 
     tallies: Mapping[str, Tally]
@@ -122,7 +121,6 @@ class Search:
     shares: Sequence[Floats]
     losses: Sequence[Floats]
     depths: Sequence[tuple[int, Sequence[str]]] = ()
-    block_losses: Mapping[str, float] = field(default_factory=dict)
 
     def sizes(self, at: Ints) -> Floats:
         """Return the sizes of all axes, by their numbers in the grids."""
@@ -178,73 +176,6 @@ class Search:
         first = bisect.bisect_left(numbers, True, key=lambda n: not self.exceeded(point(int(n))))
         return point(int(numbers[first]))
 
-    def descent(self, guides: Mapping[str, float] | None = None) -> Iterator[Submodel]:
-        """Yield submodels from the whole network to the smallest, each within the one before.
-
-        1. Every axis may become narrower by a step of its grid, every block may go.
-        2. The move that loses least for what it saves is made. What it saves is the sum over the
-           guides of its saving's share.
-        3. A saving of a block only shrinks as others are made: it is counted again where the last
-           count makes the block the best move.
-
-        Args:
-            guides: What one unit of each measure is worth. Default: of each budget that is still
-                exceeded, one over the limit.
-        """
-        point, strides = self.start, np.array([-(-len(grid) // STEPS) for grid in self.grids])
-        densities: dict[str, float] = {}
-        while True:
-            yield point
-            worth = guides or {m: 1 / max(self.limits[m], 1) for m in self.exceeded(point)}
-            if not worth:
-                return
-            sizes, lower = self.sizes(point.at), np.maximum(point.at - strides, 0)
-            changes = sum(
-                worth[m] * self.tallies[m].changes(sizes, self.sizes(lower), point.skipped)
-                for m in worth
-            )
-            with np.errstate(divide="ignore", invalid="ignore"):
-                density = np.where(
-                    changes < 0, (self.lost(lower) - self.lost(point.at)) / -changes, np.inf
-                )
-            axis = int(density.argmin())
-            losses = {b: v for b, v in self.block_losses.items() if b not in point.skipped}
-            block = self._block(point, worth, losses, densities, float(density[axis]))
-            if block is not None:
-                point, densities = Submodel(point.at, point.skipped | {block}), {}
-            elif np.isfinite(density[axis]):
-                at = point.at.copy()
-                at[axis] = lower[axis]
-                point = Submodel(at, point.skipped)
-            else:
-                return
-
-    def _block(
-        self,
-        point: Submodel,
-        worth: Mapping[str, float],
-        losses: Mapping[str, float],
-        densities: dict[str, float],
-        bound: float,
-    ) -> str | None:
-        """Return the block that loses less than the bound for what it saves, and least."""
-        counted: set[str] = set()
-        sizes = self.sizes(point.at)
-        while losses:
-            block = min(losses, key=lambda name: densities.get(name, 0.0))
-            if densities.get(block, 0.0) >= bound:
-                return None
-            if block in counted:
-                return block
-            saved = sum(
-                value
-                * (tally.value(sizes, point.skipped) - tally.value(sizes, point.skipped | {block}))
-                for tally, value in ((self.tallies[m], value) for m, value in worth.items())
-            )
-            densities[block] = losses[block] / saved if saved > 0 else np.inf
-            counted.add(block)
-        return None
-
     def filled(self, point: Submodel) -> Submodel:
         """Return a submodel with axes made wider, best gain for its cost first, while it fits."""
         at = point.at.copy()
@@ -268,27 +199,3 @@ class Search:
             best = int(np.where(fits, gains / np.where(fits, spent, 1.0), -np.inf).argmax())
             at[best] = higher[best]
         return Submodel(at, point.skipped)
-
-    def nested(self, guides: Mapping[str, float] | None) -> Submodel:
-        """Return the first submodel of a descent that is within the budgets.
-
-        Where guides say which way the descent takes, of two budgets one submodel lies within the
-        other. Between its last two submodels, which differ in one axis, the widest that
-        fits is on the way as well.
-        """
-        before = self.start
-        for point in self.descent(guides):
-            if not self.exceeded(point):
-                break
-            before = point
-        if before.skipped != point.skipped:
-            return point
-        axis = int((before.at - point.at).argmax())
-        for number in range(int(point.at[axis]) + 1, int(before.at[axis])):
-            at = point.at.copy()
-            at[axis] = number
-            wider = Submodel(at, point.skipped)
-            if self.exceeded(wider):
-                break
-            point = wider
-        return point

@@ -33,8 +33,7 @@ class Importance:
     Attributes:
         positions: By axis name a score per position, 0 or more; the more, the more important. Any
             sequence of numbers, a tensor or an array may be given.
-        blocks: By block name: its influence, or the loss that leaving it out costs.
-        losses: By axis name and number of positions that stay: the loss that this cut costs.
+        blocks: By block name: its influence.
         method: How the scores were made, for tables.
 
     Raises:
@@ -53,7 +52,6 @@ class Importance:
 
     positions: Mapping[str, Sequence[float]]
     blocks: Mapping[str, float] = field(default_factory=dict)
-    losses: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     method: str = "weights"
 
     def __post_init__(self) -> None:
@@ -112,30 +110,6 @@ class Importance:
             return min(count, len(scores)) / len(scores)
         return min(math.fsum(scores[self.best(axis, count)]) / total, 1.0)
 
-    def lost(self, axis: AxisChoice, count: int) -> float:
-        """Return the loss that a cut of one axis costs, as measured, or else the share it gives up.
-
-        Between measured sizes it is interpolated, and it never falls as fewer positions stay. Below
-        the smallest it grows as size / count does.
-
-        Args:
-            axis: As in :meth:`of`.
-            count: How many positions stay, at least 1.
-
-        Raises:
-            RewriteError: As in :meth:`of`.
-        """
-        scores = self.of(axis)
-        measured = self.losses.get(axis.name if isinstance(axis, Axis) else axis, {})
-        if not measured:
-            return 1 - self.kept(axis, count)
-        size = len(scores)
-        sizes = sorted({size, *measured}, reverse=True)
-        costs = np.maximum.accumulate([0.0, *(max(measured[n], 0.0) for n in sizes[1:])])
-        least = sizes[-1]
-        beyond = (size / count - 1) / (size / least - 1) if count < least else 1.0
-        return float(np.interp(count, sizes[::-1], costs[::-1])) * beyond
-
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the scores to a safetensors file, in one step, and return its path.
 
@@ -157,10 +131,6 @@ class Importance:
                 for name, scores in self.positions.items()
             },
             "blocks": dict(self.blocks),
-            "losses": {
-                name: {str(size): loss for size, loss in losses.items()}
-                for name, losses in self.losses.items()
-            },
         }
         return write(path, encode(content))
 
@@ -176,11 +146,7 @@ class Importance:
             content = decode(Path(path).read_bytes())
             if content.pop("importance") != 1:
                 raise ValueError("another version")
-            losses = {
-                name: {int(size): float(loss) for size, loss in sizes.items()}
-                for name, sizes in content.pop("losses").items()
-            }
-            return cls(losses=losses, **content)
+            return cls(**content)
         except OSError as error:
             reason = os_reason(error)
             raise RewriteError(problem, where=str(path), found=reason, expected=expected) from None
@@ -189,29 +155,24 @@ class Importance:
 
     def plain(self) -> Mapping[str, Any]:
         """Return the scores as files have them: scores by axis, or all fields by name."""
-        if not self.blocks and not self.losses:
+        if not self.blocks:
             return dict(self.positions)
-        losses = {name: dict(by_size) for name, by_size in self.losses.items()}
         return {
-            "positions": dict(self.positions), "blocks": dict(self.blocks), "losses": losses,
-            "method": self.method,
+            "positions": dict(self.positions), "blocks": dict(self.blocks), "method": self.method
         }  # fmt: skip
 
     def table(self) -> Table:
         """Return a row per axis: positions, what the best half of them has, scores as bars."""
         half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
-        rows: list[tuple[str, ...]] = []
-        for name, scores in self.positions.items():
-            losses = (f"{n}: {loss:+.3g}" for n, loss in self.losses.get(name, {}).items())
-            row = (name, str(len(scores)), f"{100 * half[name]:.0f} %", _bars(scores))
-            rows.append((*row, ", ".join(losses)) if self.losses else row)
-        columns: tuple[str, ...] = ("axis", "positions", "best half has", "scores, in order")
-        columns += ("loss at size",) if self.losses else ()
+        rows = tuple(
+            (name, str(len(scores)), f"{100 * half[name]:.0f} %", _bars(scores))
+            for name, scores in self.positions.items()
+        )
+        columns = ("axis", "positions", "best half has", "scores, in order")
         scored = ", ".join(f"{name} {score:.3g}" for name, score in self.blocks.items())
-        what = "loss without a block" if self.losses else "influence of blocks"
-        note = f"{what}: {scored}" if scored else ""
+        note = f"influence of blocks: {scored}" if scored else ""
         title = f"Importance by {self.method}"
-        return Table(title, columns, tuple(rows), frozenset({1, 2}), note=note)
+        return Table(title, columns, rows, frozenset({1, 2}), note=note)
 
     def __str__(self) -> str:
         return str(self.table())

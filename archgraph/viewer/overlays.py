@@ -101,9 +101,8 @@ def block_overlay(graphs: Sequence[Anatomy], scores: Importance) -> Overlay:
 
         return by_part(parts, mean)
 
-    name = "loss without a block" if scores.losses else "influence of blocks"
     low, high = min(scores.blocks.values()), max(scores.blocks.values())
-    return Overlay(name, "amount", min(low, 0.0), high, tuple(map(columns, graphs)))
+    return Overlay("influence of blocks", "amount", min(low, 0.0), high, tuple(map(columns, graphs)))
 
 
 def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:

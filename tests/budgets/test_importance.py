@@ -21,7 +21,7 @@ from archgraph.states.importance import Importance
 from archgraph.states.pieces import position_sums
 from tests.nets import FOREIGN, image, networks
 
-METHODS: tuple[ImportanceMethod, ...] = ("weights", "taylor", "activations")
+METHODS: tuple[ImportanceMethod, ...] = ("weights", "taylor")
 
 
 @pytest.fixture(autouse=True)
@@ -162,15 +162,11 @@ def test_taylor_is_the_derivative_in_closed_form():
     assert scores.of("0.out") == pytest.approx(torch.stack(parts).mean(0).numpy())
 
 
-def test_norms_and_deviations_in_closed_form():
+def test_norms_in_closed_form():
     graph, state = linear_net()
     a, b = state["0.weight"], state["1.weight"]
     norms = (a.square().sum(1) + b.square().sum(0)).sqrt()
     assert ag.importance(graph, state).of("0.out") == pytest.approx(norms.numpy())
-    x = torch.randn(9, 3).double()
-    scores = ag.importance(graph, state, [(x[:4], None), (x[4:], None)], "activations")
-    variance = (x @ a.T).var(0, correction=0)
-    assert scores.of("0.out") == pytest.approx((variance / variance.sum()).sqrt().numpy())
 
 
 class Turned(nn.Module):
@@ -237,15 +233,13 @@ def test_scores_are_saved_and_read(tmp_path: Path):
     scores = Importance(
         {"a.out": np.array([0.1, 0.3]).tolist(), "b.heads": [1, 0, 2]},
         {"layer1.1": 0.25},
-        {"a.out": {1: -0.5}},
         "taylor",
     )
     path = scores.save(tmp_path / "new" / "scores.safetensors")
     again = Importance.load(path)
     assert again == scores and again.positions["b.heads"] == (1.0, 0.0, 2.0)
-    assert again.losses == {"a.out": {1: -0.5}}
     assert repr(again) == "<Importance by taylor: 2 axes, 1 block>"
-    assert "loss without a block: layer1.1 0.25" in str(again)
+    assert "influence of blocks: layer1.1 0.25" in str(again)
     assert again._repr_html_().count("<table>") == 1
 
 
@@ -290,21 +284,14 @@ def test_what_cannot_be_measured_says_why():
     with pytest.raises(DataError, match=r"importance by taylor needs batches; .*data=\["):
         ag.importance(graph, state, method="taylor")
     with pytest.raises(DataError, match="needs batches"):
-        ag.importance(graph, state, [], "activations")
-    with pytest.raises(RewriteError, match="expected weights, taylor, activations"):
+        ag.importance(graph, state, [], "taylor")
+    with pytest.raises(RewriteError, match="expected weights, taylor"):
         ag.importance(graph, state, method="hessian")  # type: ignore[arg-type]
     with pytest.raises(GraphError, match=r"0\.weight"):
         ag.importance(graph, {})
 
 
-def test_what_is_kept_and_lost_of_an_axis():
-    scores = Importance({"a": [1, 4, 0, 3]}, losses={"b": {}})
+def test_what_is_kept_of_an_axis():
+    scores = Importance({"a": [1, 4, 0, 3]})
     assert [scores.kept("a", n) for n in (0, 1, 2, 3, 4)] == [0, 0.5, 0.875, 1, 1]
-    assert scores.lost("a", 1) == 0.5
     assert Importance({"a": [0, 0]}).kept("a", 1) == 0.5
-    measured = Importance({"a": [1.0] * 8}, losses={"a": {4: 0.2, 6: -0.1}})
-    assert [measured.lost("a", n) for n in (8, 6, 5, 4)] == pytest.approx([0, 0, 0.1, 0.2])
-    assert measured.lost("a", 2) == pytest.approx(0.2 * 3)
-    assert Importance({"a": [1.0] * 8}, losses={"a": {4: 0.1, 6: 0.3}}).lost("a", 4) == 0.3
-    losses = [measured.lost("a", n) for n in range(1, 9)]
-    assert losses == sorted(losses, reverse=True)

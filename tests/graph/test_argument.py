@@ -50,7 +50,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 # Those that take several graphs, or a graph among other things, are called by the tests below.
 OTHERS = {
     *("export", "fold", "rank", "state_dict", "widths"),
-    *("fit", "importance", "match", "sensitivity"),
+    *("fit", "importance", "match"),
     *("from_peft", "to_peft", "to_timm"),
 }
 
@@ -104,11 +104,9 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
         graph, ag.Transfer.identity(graph)
     )
     assert ag.state_dict(small, state).keys() == ag.state_dict(graph, state).keys()
-    data = [(torch.randn(2, 3, 8, 8), torch.tensor([0, 1]))]
     assert ag.fit(small, macs=0.5) == ag.fit(graph, macs=0.5)
     scores = ag.importance(small, state)
     assert scores == ag.importance(graph, state)
-    assert ag.sensitivity(small, state, data) == ag.sensitivity(graph, state, data)
     assert ag.match(small, state, state, other=small).order == ag.match(graph, state, state).order
     ag.export(small, state, tmp_path / "small.onnx")
     ag.save(small, tmp_path / "small.yaml")
@@ -123,7 +121,6 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
         lambda: ag.state_dict(wrong, state),
         lambda: ag.fit(wrong, macs=0.5),
         lambda: ag.importance(wrong, state),
-        lambda: ag.sensitivity(wrong, state, data),
         lambda: ag.match(wrong, state, state),
         lambda: ag.export(wrong, state, tmp_path / "wrong.onnx"),
         lambda: ag.save(wrong, tmp_path / "wrong.yaml"),
