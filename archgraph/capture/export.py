@@ -94,10 +94,17 @@ class Captured:
                     inputs = at_size(self.inputs, self.axes, name, int(value))
                     yield f"{name} of {int(value)}", inputs
 
-    def larger(self) -> ExampleInputs:
-        """Return the example's inputs with one more of each open size, where the range allows."""
-        inputs = self.inputs
-        for name, value in size_values(self.inputs, self.axes).items():
+    def few(self) -> ExampleInputs:
+        """Return the example's inputs with two examples where the batch is open, or the least."""
+        examples = size_values(self.inputs, self.axes).get(BATCH_WORD)
+        if examples is None:
+            return self.inputs
+        least = max(2, int(self.ranges[BATCH_WORD].ends[0]))
+        return at_size(self.inputs, self.axes, BATCH_WORD, min(least, examples))
+
+    def larger(self, inputs: ExampleInputs) -> ExampleInputs:
+        """Return inputs with one more of each open size, where the range allows."""
+        for name, value in size_values(inputs, self.axes).items():
             if value < self.ranges[name].ends[1]:
                 inputs = at_size(inputs, self.axes, name, value + 1)
         return inputs

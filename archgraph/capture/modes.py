@@ -1,7 +1,8 @@
 """Who reads a module's mode: where only norms and dropouts of torch's do, one capture is enough.
 
-Their operators have a flag for the mode. All other code that reads ``training`` may do whatever it
-likes with it, and only a capture in train mode shows what.
+Their operators have a flag for the mode. Torch's attention reads it as well; without dropout it
+computes the same in both, as a capture takes no fast path. All other code that reads ``training``
+may do whatever it likes with it, and only a capture in train mode shows what.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from torch import fx, nn
-from torch.nn.modules import batchnorm, dropout
+from torch.nn.modules import activation, batchnorm, dropout
 
 from archgraph.capture.surroundings import replaced
 from archgraph.ops.norms import WITHOUT_MOMENTUM
 
 _EXPORT = fx.graph_module.__file__  # copies the mode of a module to what is made of it
 _FLAGGED = {module.__file__ for module in (batchnorm, dropout)}
+_ATTENTION = activation.__file__
 
 
 @dataclass
@@ -70,6 +72,8 @@ def reading_modes() -> Iterator[Readers]:
         reader = sys._getframe(1).f_code.co_filename
         if reader in _FLAGGED:
             readers.flagged.add(module)
+        elif reader == _ATTENTION:
+            readers.others |= bool(getattr(module, "dropout", 1))
         elif reader != _EXPORT:
             readers.others = True
         try:

@@ -112,19 +112,23 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
     return filled(graph, initial_state(graph, seed) if state is None else state)
 
 
-def filled(graph: ArchGraph, state: State, *, training: bool | None = None) -> ArchModule:
+def filled(
+    graph: ArchGraph, state: State, *, training: bool | None = None, shared: bool = False
+) -> ArchModule:
     """Build a module as :func:`build` does, in a mode.
 
     Args:
         graph: The architecture.
         state: Tensors by name.
         training: The mode of all parts. Default: that of the graph.
+        shared: Whether parameters are the tensors of the state, not copies.
     """
     _check_fit(graph, state, _shapes(graph))
     leaves: dict[str, Tensor] = {}
     for name in graph.state_names:
         param, value = graph.param[name], state[name].detach()
-        leaf = value.to(torch_dtype(param.dtype), copy=True)
+        copied = not (shared and param.role == "parameter")
+        leaf = value.to(torch_dtype(param.dtype), copy=copied)
         if param.role == "parameter":
             leaf = nn.Parameter(leaf, requires_grad=param.trainable)
         leaves[name] = leaf

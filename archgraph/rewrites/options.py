@@ -76,7 +76,7 @@ AxisScores = dict[str, Annotated[tuple[Annotated[float, Field(ge=0)], ...], Fiel
 ScoreChoice = (
     Annotated[str, Field(min_length=1)]
     | AxisScores
-    | Annotated[dict[Literal["positions", "blocks", "losses", "method"], Any], Field(min_length=1)]
+    | Annotated[dict[Literal["positions", "blocks", "method"], Any], Field(min_length=1)]
 )
 
 

@@ -19,6 +19,7 @@ from archgraph.capture import verify
 from archgraph.capture.examples import redrawn
 from archgraph.capture.verify import largest_difference, tolerance_of
 from archgraph.errors import TraceError, TraceWarning
+from archgraph.module.build import filled
 from tests.capture.hostile.table import Net, X
 
 
@@ -250,12 +251,12 @@ def test_what_differs_is_refused_by_name(name, monkeypatch):
     change, words = FAULTS[name]
     build = ag.build
 
-    def faulty(*args: Any) -> nn.Module:
-        built = build(*args)
+    def faulty(*args: Any, **options: Any) -> nn.Module:
+        built = filled(*args, **options)
         change(built)
         return built
 
-    monkeypatch.setattr(verify, "build", faulty)
+    monkeypatch.setattr(verify, "filled", faulty)
     torch.manual_seed(0)
     net = Chain()
     net.norm.weight.requires_grad_(False)
