@@ -39,10 +39,6 @@ def compare(
             "some.",
         ),
     ],
-    details: Annotated[
-        bool,
-        typer.Option("--details", help="Of models: every leaf and operator, matched by name, too."),
-    ] = False,
     bits: Annotated[
         bool, typer.Option("--bits", help="Of two runs: where any setting or number differs.")
     ] = False,
@@ -118,14 +114,13 @@ def compare(
         "--bits": bits, "--unfinished": unfinished, "--tiers": by_tier, "--last": last,
         "--output": output, "--panels": panels, "--width": width, **forms,
     }  # fmt: skip
-    for option, asked in (of_runs if of_models else {"--details": details}).items():
-        if asked:
-            kind = "runs" if of_models else "two models"
-            raise SpecError(f"applies to {kind} only", where=option, found=", ".join(subjects))
+    for option, asked in of_runs.items():
+        if asked and of_models:
+            raise SpecError("applies to runs only", where=option, found=", ".join(subjects))
     if as_json + sum(forms.values()) > 1:  # before anything is read
         raise SpecError("are mutually exclusive", where=", ".join(("--json", *forms)))
     if of_models:
-        _compare_models(addresses[0], addresses[1], details, as_json)
+        _compare_models(addresses[0], addresses[1], as_json)
         return
     folders = [address.path for address in addresses]
     if bits:
@@ -151,9 +146,9 @@ def compare(
             wrote(path)
 
 
-def _compare_models(a: Address, b: Address, details: bool, as_json: bool) -> None:
-    from archgraph.display import diff
+def _compare_models(a: Address, b: Address, as_json: bool) -> None:
     from archgraph.display.difference import correspondence_table
+    from archgraph.graph.passes import renumber
     from archgraph.relate.correspond import correspond
 
     # Through the transfers of a family it is known which part comes from which, not guessed.
@@ -162,19 +157,15 @@ def _compare_models(a: Address, b: Address, details: bool, as_json: bool) -> Non
         way = first, second
     one, two = a.graph(), b.graph()
     matched = correspond(one, two, way)
-    difference = diff(one, two)
+    # Correspondence goes by structure: only this is exact.
+    same = renumber(one) == renumber(two)
     if as_json:
         say_json(matched.plain())
     elif matched.differences:
         show_item(correspondence_table(matched))
-    # Correspondence goes by structure, the difference by names: only the second is exact.
-    elif difference:
-        say("the same architecture, other names or order; --details lists them")
     else:
-        say("the same architecture")
-    if details and not as_json:
-        show_tables(difference.tables())
-    if difference:
+        say("the same architecture" + ("" if same else ", other names or order"))
+    if not same:
         raise typer.Exit(DIFFERENT)
 
 
