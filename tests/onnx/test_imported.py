@@ -194,28 +194,13 @@ def test_a_constant_that_cannot_be_computed_is_refused(tmp_path: Path):
         ag.load(written(tmp_path, nodes, shape=["n", 2], rank=2, stored=stored))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "found"),
-    [
-        pytest.param([node("Pad", ["x", "pads"], ["y"])], "33,554,438 elements;", id="one"),
-        pytest.param(
-            [node("Pad", ["x", "less"], [f"p{i}"]) for i in range(17)]
-            + [node("Concat", [f"p{i}" for i in range(17)], ["c"], axis=0)]
-            + [node("ReduceMean", ["c"], ["y"])],
-            "elements at once",
-            id="together",
-        ),
-    ],
-)
-def test_results_that_take_too_much_memory_are_refused_before_anything_runs(
-    nodes, found, tmp_path: Path
-):
-    pads, less = [0, 0, 0, 2**24], [0, 0, 0, 2**22]
-    stored = [
-        onnx.helper.make_tensor(n, 7, [4], v) for n, v in {"pads": pads, "less": less}.items()
-    ]
-    with pytest.raises(SpecError, match=rf"too large for a comparison.*{found}"):
-        ag.load(written(tmp_path, nodes, shape=["n", 3], rank=2, stored=stored))
+def test_a_result_that_takes_too_much_memory_is_refused_before_anything_runs(tmp_path: Path):
+    stored = [onnx.helper.make_tensor("pads", 7, [4], [0, 0, 0, 2**27])]
+    path = written(
+        tmp_path, [node("Pad", ["x", "pads"], ["y"])], shape=["n", 3], rank=2, stored=stored
+    )
+    with pytest.raises(SpecError, match=r"too large for a comparison.*268,435,462 elements;"):
+        ag.load(path)
 
 
 def test_what_follows_from_constants_is_computed_once_and_bounded(tmp_path: Path):
