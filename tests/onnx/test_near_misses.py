@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -270,7 +271,7 @@ def test_a_weight_whose_name_goes_on_behind_that_of_another(tmp_path: Path):
     [
         (
             {"coordinate_transformation_mode": "tf_crop_and_resize"},
-            "to .*linear, tf_crop_and_resize",
+            "linear, tf_crop_and_resize",
         ),
         ({"antialias": 1}, "resizes in a way that PyTorch has no operator for"),
         ({"keep_aspect_ratio_policy": "not_larger"}, "found keep_aspect_ratio_policy='not_larger'"),
@@ -281,6 +282,20 @@ def test_what_resizing_does_not_know_is_refused(at: Any, found: str, tmp_path: P
     path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 10], {"s": np.array([1, 5])})
     with pytest.raises(ag.SpecError, match=found):
         ag.load(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "place"),
+    [
+        *itertools.product(("linear", "cubic"), ("align_corners", "half_pixel")),
+        ("nearest", "asymmetric"),
+    ],
+)
+def test_resizing_to_a_size(mode: str, place: str, tmp_path: Path):
+    at = {"mode": mode, "coordinate_transformation_mode": place, "nearest_mode": "floor"}
+    nodes = [node("Resize", ["x", "", "", "s"], ["y"], axes=[2, 3], **at)]
+    path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 7], {"s": np.array([13, 22])})
+    assert_like_onnxruntime(path, torch.randn(3, 2, 9, 7))
 
 
 def test_neither_infinity_is_looked_for(tmp_path: Path):

@@ -71,9 +71,8 @@ def _native(at: Attributes, x: Tensor, factors: list[float], targets: list[int])
     """Return the mode in which PyTorch computes the same, or None if it has none."""
     changed = [i for i, factor in enumerate(factors) if factor != 1]
     mode, transformation, rounding = _options(at)
-    # Rounding of a factor moves means a little, but may take another nearest number.
-    off = 0.0 if mode == "nearest" else 1e-6
-    exact = all(math.isclose(targets[i], x.shape[i] * factors[i], rel_tol=off) for i in changed)
+    # Up to the rounding of a factor, which may be that of two sizes.
+    exact = all(math.isclose(targets[i], x.shape[i] * factors[i], rel_tol=1e-6) for i in changed)
     if not 3 <= x.dim() <= 5 or min(changed, default=2) < 2 or not exact or at.get("antialias", 0):
         return None
     if mode == "nearest":
