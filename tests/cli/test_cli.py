@@ -273,11 +273,6 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
     assert call("view", "model.yaml", "--importance", "scores.safetensors").exit_code == 0
     graph = decode_data((here / "model.html").read_text())["graphs"][0]
     assert graph["figures"]["importance"]["whole"] == 0.5
-    twice = call("view", "model.yaml", "model.yaml", "--weights")  # both untrained, of one seed
-    assert twice.exit_code == 0
-    page = decode_data((here / "model.html").read_text())
-    assert [g["name"] for g in page["graphs"]] == ["model.yaml", "model.yaml (2)"]
-    refused(call("view", "model.yaml", "--state", "w.safetensors"), "--state: needs --weights")
     refused(call("view", "family.yaml:third"), "family.yaml: has no such model")
     refused(call("view", "nothing.yaml"), "nothing.yaml")
     refused(call("view", "."), "not a run folder")
@@ -827,10 +822,10 @@ def test_run_resume_and_report(here: Path):
     assert page.exit_code == 0, page.stderr
     assert "accuracy" in page.output and (here / "page.html").stat().st_size > 10_000
     refused(call("report", "none"), "none: not a run folder")
-    assert call("view", "first", "--weights", "-o", "weights.html").exit_code == 0
-    graphs = decode_data((here / "weights.html").read_text())["graphs"]
+    assert call("view", "first", "-o", "run.html").exit_code == 0
+    graphs = decode_data((here / "run.html").read_text())["graphs"]
     # Clients of HeteroFL have their parts of the global model.
-    assert {g["name"] for g in graphs if g["values"]} == {"quick", "whole", "half"}
+    assert {g["name"] for g in graphs} == {"quick", "whole", "half"}
 
 
 def test_a_command_that_is_gone_names_what_does_its_work() -> None:
