@@ -137,7 +137,7 @@ def _check_results(graph: ArchGraph, where: str, sizes: Mapping[str, int]) -> No
     Raises:
         SpecError: If one is; names its module.
     """
-    sizes = {name: size.probe for name, size in open_sizes(graph).items()} | sizes
+    sizes = {**{name: size.probe for name, size in open_sizes(graph).items()}, **sizes}
     most = LIMITS.onnx_result_elements
     for node in graph.nodes:
         for type_ in node.types:

@@ -30,8 +30,8 @@ def _resize(at: Attributes, x: Tensor, *rest: Known | None) -> Tensor:
     name = _native(at, x, factors, targets)
     if name is None:
         options = ", ".join(map(str, _options(at)))
-        sizes = f"{[*x.shape]} to {targets}, {options}"
-        raise SpecError("resizes in a way that PyTorch has no operator for", found=sizes)
+        actual = f"{[*x.shape]} to {targets}, {options}"
+        raise SpecError("resizes in a way that PyTorch has no operator for", found=actual)
     corners = _options(at)[1] == "align_corners" or (None if name == "nearest" else False)
     return F.interpolate(x, targets[2:], mode=name, align_corners=corners)
 
