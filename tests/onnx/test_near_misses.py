@@ -305,3 +305,32 @@ def test_neither_infinity_is_looked_for(tmp_path: Path):
     ]
     path = written(tmp_path / "i.onnx", nodes, ["N", 3])
     assert_like_onnxruntime(path, torch.tensor([[1.0, torch.inf, -torch.inf], [0, -1, torch.inf]]))
+
+
+@pytest.mark.parametrize("mask", [None, "float", "bool"])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention_with_groups_of_heads(mask: str | None, causal: int, tmp_path: Path):
+    nodes = [
+        node("Attention", ["x", "k", "v", *["m"] * (mask is not None)], ["y"], is_causal=causal)
+    ]
+    constants = {"k": real(3, 2, 6, 8), "v": real(3, 2, 6, 8)}
+    if mask is not None:
+        allowed = np.tri(5, 6, 2, dtype=bool)
+        constants["m"] = allowed if mask == "bool" else np.where(allowed, 0, -3).astype("f")
+    path = written(tmp_path / "a.onnx", nodes, [3, 4, 5, 8], constants, opset=23)
+    assert_like_onnxruntime(path, torch.randn(3, 4, 5, 8))
+
+
+@pytest.mark.parametrize(
+    ("results", "at", "found"),
+    [
+        (["y", "k2"], {}, "attention of another form"),
+        (["y"], {"softcap": 2.0}, "softcap=2.0"),
+    ],
+)
+def test_attention_of_another_form_is_refused(results: Any, at: Any, found: str, tmp_path: Path):
+    nodes = [node("Attention", ["x", "k", "v"], results, **at)]
+    constants = {"k": real(3, 2, 6, 8), "v": real(3, 2, 6, 8)}
+    path = written(tmp_path / "a.onnx", nodes, [3, 4, 5, 8], constants, opset=23)
+    with pytest.raises(SpecError, match=found):
+        ag.load(path)
