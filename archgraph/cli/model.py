@@ -118,8 +118,8 @@ def explain(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="An axis, section, block, leaf, operator, role, module or pattern (layer1.*); "
-            "default: everything."
+            help="An axis, section, block, leaf, role, module or pattern (layer1.*); default: "
+            "everything."
         ),
     ] = None,
     choose: Choose = None,

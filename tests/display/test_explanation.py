@@ -251,7 +251,7 @@ def test_an_explanation_is_plain_and_keeps_its_keys(model):
     assert json.loads(json.dumps(plain)) == plain
     assert list(plain) == [
         "model", "asked", "parameters", "macs", "reach", "halving",
-        "axes", "roles", "sections", "blocks", "leaves", "operators", "budgets",
+        "axes", "roles", "sections", "blocks", "leaves", "budgets",
     ]  # fmt: skip
     axis = plain["axes"][0]
     assert list(axis) == [f.name for f in dataclasses.fields(AxisFact)]
@@ -308,21 +308,11 @@ def test_parts_by_name(resnet):
     assert set(names("*.bias", "leaves")) == {
         p.name for p in resnet.params if p.name.endswith(".bias")
     }
-    for name in ("conv2d_3", "%conv2d_3"):
-        assert names(name, "operators") == ["conv2d_3"]
-        assert explain(resnet, name).tables()[0].title == "%conv2d_3"
-    assert names("conv2d*", "operators") == [n.name for n in resnet.nodes if n.op == "aten.conv2d"]
-    found = explain(resnet, "conv2d_3").operators[0]
-    assert (found.operator, found.place, found.block) == (
-        "aten.conv2d",
-        "layer1.1.conv1",
-        "layer1.1",
-    )
 
 
 def test_every_part_has_tables_that_add_up(model):
     about = explain(model).about
-    kinds = (about.axes, about.roles, about.sections, about.blocks, about.leaves, about.operators)
+    kinds = (about.axes, about.roles, about.sections, about.blocks, about.leaves)
     for name in [name for kind in kinds for name in list(kind)[:40]]:
         tables = explain(model, name).tables()
         assert tables, name
@@ -336,8 +326,7 @@ def test_a_wrong_name_gives_the_nearest(graphs):
     with pytest.raises(ArchGraphError) as caught:
         explain(graphs[8, 2], "hed.weight")
     assert str(caught.value).startswith(
-        "hed.weight: no axis, section, block, leaf or operator has this name; "
-        "did you mean 'head.weight'"
+        "hed.weight: no axis, section, block or leaf has this name; did you mean 'head.weight'"
     )
     assert " or " in str(caught.value)
     with pytest.raises(ArchGraphError, match="without a name, everything is explained"):
