@@ -61,15 +61,8 @@ def compare(
         typer.Option(
             "-o",
             "--output",
-            help="Draw curves, too: a PDF per panel into a folder, or files like this one "
-            "(.svg .png .pdf).",
-        ),
-    ] = None,
-    panels: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Draw these: average,worst,bytes,macs,time. Default: all.",
+            metavar="FOLDER",
+            help="Draw curves, too: a PDF per panel into this folder.",
         ),
     ] = None,
     width: Annotated[
@@ -97,8 +90,7 @@ def compare(
     mixture of classes.
 
     With --output each panel is a figure of its own for a paper, as wide as a column, with letters
-    of 7 points or more and the legend below its axes. `-o figures` writes figures/average.pdf,
-    figures/worst.pdf …; `-o fig.svg` writes fig-average.svg …, or fig.svg if it is one panel.
+    of 7 points or more and the legend below its axes: FOLDER/average.pdf, FOLDER/worst.pdf ….
     `average` and `worst` show what judges the submodels over the rounds, `bytes` and `macs` the
     average over what was sent and computed, `time` the seconds of a round.
 
@@ -112,11 +104,13 @@ def compare(
     forms = {"--csv": as_csv, "--markdown": as_markdown, "--latex": as_latex}
     of_runs = {
         "--bits": bits, "--unfinished": unfinished, "--tiers": by_tier, "--last": last,
-        "--output": output, "--panels": panels, "--width": width, **forms,
+        "--output": output, "--width": width, **forms,
     }  # fmt: skip
     for option, asked in of_runs.items():
         if asked and of_models:
             raise SpecError("applies to runs only", where=option, found=", ".join(subjects))
+    if output is not None and output.suffix:
+        raise SpecError("is not a folder", where="--output", found=str(output))
     if as_json + sum(forms.values()) > 1:  # before anything is read
         raise SpecError("are mutually exclusive", where=", ".join(("--json", *forms)))
     if of_models:
@@ -131,10 +125,11 @@ def compare(
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     written = list[Path]()
     if output is not None:
-        from archgraph.reports.paper import paper_figures, save_figures
+        from archgraph.reports.paper import paper_figures
+        from archgraph.reports.plots import save_figure
 
-        chosen = [name.strip() for name in panels.split(",")] if panels else None
-        written = save_figures(paper_figures(compared, chosen, width=width or "3.3in"), output)
+        figures = paper_figures(compared, width=width or "3.3in")
+        written = [save_figure(one, output / f"{name}.pdf") for name, one in figures.items()]
     if as_json:
         say_json(compared.plain())
     elif any(forms.values()):

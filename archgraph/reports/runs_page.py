@@ -87,14 +87,13 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
 def _headline(compared: Comparison, curves: str) -> Iterator[str]:
     """Yield which group is best and by how much, beside the first curves; of one group its runs."""
     ranking = Ranking.by(compared)
-    if ranking is None:
+    if ranking is not None:
+        yield headline(" ".join(ranking.sentences()))
+    else:
         for _, seed, log in itertools.islice(each_run(compared), 1):
             yield f"<p>Of {plural(len(_logs(compared)), 'run')}, that of seed {seed}:</p>"
             yield run_headline(log)
-        yield f'<div class="charts">{curves}</div>'
-        return
-    yield headline(" ".join(ranking.sentences()))
-    yield f'<div class="charts">{embedded(ranking.picture())}{curves}</div>'
+    yield f'<div class="charts">{curves}</div>'
 
 
 def _upright(table: Table) -> Table:

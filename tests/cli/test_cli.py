@@ -868,10 +868,10 @@ def test_run_that_diverges_says_who_and_fails(here: Path):
 def test_compare_puts_seeds_together(here: Path):
     for seed in (0, 1):
         call("run", "experiment.yaml", "--out", f"runs/{seed}", "--set", f"seed={seed}")
-    shown = call("compare", "runs", "-o", "curves.png")
+    shown = call("compare", "runs", "-o", "curves")
     assert shown.exit_code == 0, shown.stderr
-    assert " ± " in shown.output and "wrote curves-worst.png" in shown.output
-    assert (here / "curves-worst.png").read_bytes().startswith(b"\x89PNG")
+    assert " ± " in shown.output and "wrote curves/worst.pdf" in shown.output
+    assert (here / "curves" / "worst.pdf").read_bytes().startswith(b"%PDF")
     (group,) = json.loads(call("compare", "runs", "--json").output)["groups"]
     assert (group["label"], group["strategy"], group["seeds"]) == ("quick", "heterofl", [0, 1])
     assert 0 <= group["figures"]["worst_accuracy"]["mean"] <= 1

@@ -102,7 +102,7 @@ def test_every_table_and_plot_can_be_taken_away(runs: list[Path]):
     assert {row["accuracy"] for row in rows if row["model"] == "small" and row["round"] == "4"} == {
         "0.4", "0.5"
     }  # fmt: skip
-    assert len(files(text, "svg")) == text.count("<figure ") == 7
+    assert len(files(text, "svg")) == text.count("<figure ") == 6
     assert all(plot.startswith("<svg role") for plot in files(text, "svg").values())
     shown = compared.tables()[0]
     for cell in (*shown.columns[1:], *shown.rows[0], *shown.rows[1]):
@@ -200,9 +200,7 @@ def test_long_names_leave_neither_legend_nor_bars_outside(tmp_path: Path):
         made(tmp_path / strategy, VALUES, name=f"{name}, {strategy}", strategy=strategy)
         for strategy in ("fedfa", "heterofl")
     ]
-    ranking = Ranking.by(comparison(places))
-    assert ranking is not None
-    for chart in (*runs_charts(comparison(places)), ranking.picture()):
+    for chart in runs_charts(comparison(places)):
         chart.figure.draw_without_rendering()
         ink = chart.figure.get_tightbbox()  # in inches
         assert min(ink.x0, ink.y0) >= 0, chart.name
