@@ -183,7 +183,7 @@ def test_an_open_file_may_join_its_examples(tmp_path):
 
 def test_what_nothing_reads_is_not_computed(tmp_path: Path):
     """2²⁶ elements for two examples, of which no result has any."""
-    nodes = [
+    nodes: list[tuple[Any, ...]] = [
         ("Tile", ["x", "r"], "big", {}),
         ("Shape", ["big"], "shape", {}),
         ("MatMul", ["x", "w"], "m", {}),
