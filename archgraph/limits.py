@@ -44,8 +44,7 @@ class Limits:
     steps: int = 2**12
     example_elements: int = 2**26  # elements of an example input that a model is captured with
     onnx_example_elements: int = 2**24  # the same, of an ONNX file
-    onnx_result_elements: int = 2**25  # elements of a result, two examples through an ONNX file
-    onnx_live_elements: int = 2**27  # the same, of all results that are there at once
+    onnx_result_elements: int = 2**28  # elements of a result, two examples through an ONNX file
     unrolled_steps: int = 512  # steps of an ONNX operator that become nodes of their own
     batch_steps: int = 24  # operations of an expression of the size of a batch
     folded_elements: int = 2**24  # elements of what an ONNX file computes from constants

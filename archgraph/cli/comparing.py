@@ -39,10 +39,6 @@ def compare(
             "some.",
         ),
     ],
-    details: Annotated[
-        bool,
-        typer.Option("--details", help="Of models: every leaf and operator, matched by name, too."),
-    ] = False,
     bits: Annotated[
         bool, typer.Option("--bits", help="Of two runs: where any setting or number differs.")
     ] = False,
@@ -65,15 +61,8 @@ def compare(
         typer.Option(
             "-o",
             "--output",
-            help="Draw curves, too: a PDF per panel into a folder, or files like this one "
-            "(.svg .png .pdf).",
-        ),
-    ] = None,
-    panels: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Draw these: average,worst,bytes,macs,time. Default: all.",
+            metavar="FOLDER",
+            help="Draw curves, too: a PDF per panel into this folder.",
         ),
     ] = None,
     width: Annotated[
@@ -101,8 +90,7 @@ def compare(
     mixture of classes.
 
     With --output each panel is a figure of its own for a paper, as wide as a column, with letters
-    of 7 points or more and the legend below its axes. `-o figures` writes figures/average.pdf,
-    figures/worst.pdf …; `-o fig.svg` writes fig-average.svg …, or fig.svg if it is one panel.
+    of 7 points or more and the legend below its axes: FOLDER/average.pdf, FOLDER/worst.pdf ….
     `average` and `worst` show what judges the submodels over the rounds, `bytes` and `macs` the
     average over what was sent and computed, `time` the seconds of a round.
 
@@ -116,16 +104,17 @@ def compare(
     forms = {"--csv": as_csv, "--markdown": as_markdown, "--latex": as_latex}
     of_runs = {
         "--bits": bits, "--unfinished": unfinished, "--tiers": by_tier, "--last": last,
-        "--output": output, "--panels": panels, "--width": width, **forms,
+        "--output": output, "--width": width, **forms,
     }  # fmt: skip
-    for option, asked in (of_runs if of_models else {"--details": details}).items():
-        if asked:
-            kind = "runs" if of_models else "two models"
-            raise SpecError(f"applies to {kind} only", where=option, found=", ".join(subjects))
+    for option, asked in of_runs.items():
+        if asked and of_models:
+            raise SpecError("applies to runs only", where=option, found=", ".join(subjects))
+    if output is not None and output.suffix:
+        raise SpecError("is not a folder", where="--output", found=str(output))
     if as_json + sum(forms.values()) > 1:  # before anything is read
         raise SpecError("are mutually exclusive", where=", ".join(("--json", *forms)))
     if of_models:
-        _compare_models(addresses[0], addresses[1], details, as_json)
+        _compare_models(addresses[0], addresses[1], as_json)
         return
     folders = [address.path for address in addresses]
     if bits:
@@ -136,10 +125,11 @@ def compare(
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
     written = list[Path]()
     if output is not None:
-        from archgraph.reports.paper import paper_figures, save_figures
+        from archgraph.reports.paper import paper_figures
+        from archgraph.reports.plots import save_figure
 
-        chosen = [name.strip() for name in panels.split(",")] if panels else None
-        written = save_figures(paper_figures(compared, chosen, width=width or "3.3in"), output)
+        figures = paper_figures(compared, width=width or "3.3in")
+        written = [save_figure(one, output / f"{name}.pdf") for name, one in figures.items()]
     if as_json:
         say_json(compared.plain())
     elif any(forms.values()):
@@ -151,9 +141,9 @@ def compare(
             wrote(path)
 
 
-def _compare_models(a: Address, b: Address, details: bool, as_json: bool) -> None:
-    from archgraph.display import diff
+def _compare_models(a: Address, b: Address, as_json: bool) -> None:
     from archgraph.display.difference import correspondence_table
+    from archgraph.graph.passes import renumber
     from archgraph.relate.correspond import correspond
 
     # Through the transfers of a family it is known which part comes from which, not guessed.
@@ -162,19 +152,15 @@ def _compare_models(a: Address, b: Address, details: bool, as_json: bool) -> Non
         way = first, second
     one, two = a.graph(), b.graph()
     matched = correspond(one, two, way)
-    difference = diff(one, two)
+    # Correspondence goes by structure: only this is exact.
+    same = renumber(one) == renumber(two)
     if as_json:
         say_json(matched.plain())
     elif matched.differences:
         show_item(correspondence_table(matched))
-    # Correspondence goes by structure, the difference by names: only the second is exact.
-    elif difference:
-        say("the same architecture, other names or order; --details lists them")
     else:
-        say("the same architecture")
-    if details and not as_json:
-        show_tables(difference.tables())
-    if difference:
+        say("the same architecture" + ("" if same else ", other names or order"))
+    if not same:
         raise typer.Exit(DIFFERENT)
 
 

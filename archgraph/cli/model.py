@@ -11,20 +11,16 @@ from archgraph.cli.app import command, consent
 from archgraph.cli.arguments import (
     AsJson,
     Choose,
-    DataFolder,
     ModelOrFamily,
     OutputFile,
-    States,
     Words,
     by_key,
     read_graph,
     settings_of,
     typed,
-    with_states,
 )
 from archgraph.cli.output import progress, put, say, say_json, show_item, show_tables, wrote
 from archgraph.errors import SpecError
-from archgraph.plain import Json
 
 
 @command()
@@ -122,8 +118,8 @@ def explain(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="An axis, section, block, leaf, operator, role, module or pattern (layer1.*); "
-            "default: everything."
+            help="An axis, section, block, leaf, role, module or pattern (layer1.*); default: "
+            "everything."
         ),
     ] = None,
     choose: Choose = None,
@@ -229,22 +225,6 @@ def view(
             help="Scores that `ag.importance` saved, which colour leaves, axes and operators.",
         ),
     ] = None,
-    weights: Annotated[
-        bool,
-        typer.Option(
-            "--weights",
-            help="Show weights: the values of each parameter. Of a run its last ones, of a model "
-            "its own or those of --state.",
-        ),
-    ] = False,
-    state: States = None,
-    budgets: Annotated[
-        bool,
-        typer.Option(
-            "--budgets", help="Fit submodels to 5 % to 95 % of the MACs, shown at a slider."
-        ),
-    ] = False,
-    data: DataFolder = None,
 ) -> None:
     """Write a page that shows architectures in a browser.
 
@@ -253,26 +233,18 @@ def view(
     or a run also which clients have which positions. Several models stand side by side. Without
     --output the page is called after the first file.
     """
+    from archgraph.engine.address import Address
     from archgraph.states.importance import Importance
     from archgraph.viewer import view as page
-    from archgraph.viewer.subjects import subject_at, with_weights
+    from archgraph.viewer.subjects import subject_at
 
-    if state and not weights:
-        raise SpecError("needs --weights", where="--state")
-    addressed = with_states(files, state)
-    subjects: Json = [subject_at(address) for address, _ in addressed]
-    states = None
-    if weights:
-        subjects, states = with_weights(subjects, addressed, data)
     # Resolved: `.` has no name; of RUN:NAME, the colon is not part of a file name everywhere.
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
     page(
-        subjects,
+        [subject_at(Address.of(file)) for file in files],
         path,
         title=title,
         importance=None if importance is None else Importance.load(importance),
-        states=states,
-        budgets=budgets,
         notify=progress,
     )
     wrote(path)

@@ -1,5 +1,4 @@
 from .cover import coverage as coverage
-from .difference import diff as diff
 from .explanation import explain as explain
 from .gallery import draw_family as draw_family
 from .picture import draw as draw

@@ -20,7 +20,6 @@ from archgraph.display.facts import (
     Facts,
     GroupFact,
     LeafFact,
-    OperatorFact,
 )
 from archgraph.display.pricing import Saving
 from archgraph.errors import ArchGraphError
@@ -35,7 +34,7 @@ NamesByKind: TypeAlias = Mapping[str, Collection[str]]
 # Names that an unknown name may have meant.
 NEAREST = 3
 # The kinds of parts, as :class:`Facts` and :class:`Explanation` name them.
-KINDS = ("axes", "roles", "sections", "blocks", "leaves", "operators")
+KINDS = ("axes", "roles", "sections", "blocks", "leaves")
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,7 +50,6 @@ class Explanation:
         sections: Their free axes by section.
         blocks: The blocks in question.
         leaves: The leaves in question; empty for the whole graph.
-        operators: The operators in question; empty for the whole graph.
         budgets: By measure, what the whole graph costs and the least that there is; empty for a
             part.
     """
@@ -64,7 +62,6 @@ class Explanation:
     sections: tuple[GroupFact, ...] = ()
     blocks: tuple[BlockFact, ...] = ()
     leaves: tuple[LeafFact, ...] = ()
-    operators: tuple[OperatorFact, ...] = ()
     budgets: Mapping[str, BudgetRange] = dataclasses.field(default_factory=dict)
 
     @property
@@ -83,7 +80,7 @@ class Explanation:
         Keys are those of the facts in :mod:`archgraph.display.facts`, one list per kind: ``model``,
         ``asked``, ``parameters``, ``macs``, ``reach`` (share of the parameters on a free axis),
         ``halving`` (what halving every free axis saves), ``axes``, ``roles``, ``sections``,
-        ``blocks``, ``leaves``, ``operators``, ``budgets``.
+        ``blocks``, ``leaves``, ``budgets``.
         """
         overall = {k: getattr(self.about, k) for k in ("parameters", "macs", "reach", "halving")}
         parts = {k: getattr(self, k) for k in (*KINDS, "budgets")}
@@ -113,8 +110,7 @@ class Explanation:
             )
             return tuple(table for table in of_axis if table.rows)
         else:
-            one = self.operators if len(self.operators) == 1 else ()
-            first = [*map(tables.one_operator, one), self._halves()]
+            first = [self._halves()]
         parts = (
             *first,
             tables.free_axes(self.free, self._together, each),
@@ -122,7 +118,6 @@ class Explanation:
             tables.removable_blocks(self.blocks, each),
             tables.staying_blocks(self.blocks, each),
             tables.leaf_layouts(self.leaves),
-            tables.several_operators(self.operators if len(self.operators) > 1 else ()),
         )
         return tuple(table for table in parts if table.rows)
 
@@ -169,8 +164,8 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
 
     Args:
         graph: The architecture.
-        name: Part to explain: an axis, section, block, leaf, operator, role or module, or a
-            pattern (`layer1.*`). Default: all axes and blocks.
+        name: Part to explain: an axis, section, block, leaf, role or module, or a pattern
+            (`layer1.*`). Default: all axes and blocks.
 
     Returns:
         Facts, with `plain()` for tools and `tables()` for people.
@@ -192,14 +187,13 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
     if name is None:
         parts: NamesByKind = {k: getattr(about, k) for k in ("axes", "roles", "sections", "blocks")}
     else:
-        word = name.removeprefix("%")
-        parts = _named(about, word, operator=word != name) or _like(about, word)
+        parts = _named(about, name) or _like(about, name)
         if not parts:
             known = dict.fromkeys(name for kind in KINDS for name in getattr(about, kind))
             raise ArchGraphError(
-                "no axis, section, block, leaf or operator has this name",
-                where=word,
-                hint=nearest(word, known, cutoff=0.5, count=NEAREST)
+                "no axis, section, block or leaf has this name",
+                where=name,
+                hint=nearest(name, known, cutoff=0.5, count=NEAREST)
                 or "without a name, everything is explained",
             )
     # In the order of the graph, however the parts were matched, and each once.
@@ -211,15 +205,12 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
     return Explanation(graph.name, name, about, **chosen, budgets=budgets)
 
 
-def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
+def _named(about: Facts, word: str) -> NamesByKind:
     """Return the parts of exactly this name, each with the axes that it makes or has."""
 
     def exactly(kind: str) -> list[str]:
         return [word] if word in getattr(about, kind) else []
 
-    # `%fc` is the operator, where a block or leaf may have its name as well.
-    if operator:
-        return _operator_of(about, exactly("operators"))
     sections, leaves, roles, axes = map(exactly, ("sections", "leaves", "roles", "axes"))
     blocks = [b.name for b in about.blocks.values() if word in (b.name, b.section)]
     axes += [a for b in blocks for a in about.blocks[b].axes]
@@ -228,20 +219,13 @@ def _named(about: Facts, word: str, *, operator: bool) -> NamesByKind:
     if blocks and not sections:
         inside = (n for b in blocks for n in about.blocks[b].operators)
         leaves += [k for n in inside for k in about.operators[n].leaves]
-    parts = _parts(axes=axes, roles=roles, sections=sections, blocks=blocks, leaves=leaves)
-    return parts or _operator_of(about, exactly("operators"))
+    return _parts(axes=axes, roles=roles, sections=sections, blocks=blocks, leaves=leaves)
 
 
 def _like(about: Facts, word: str) -> NamesByKind:
-    """Return the parts of a module or a pattern; operators only where nothing else is."""
+    """Return the parts of a module or a pattern."""
     kinds = ("axes", "sections", "blocks", "leaves")
-    parts = _parts(**{kind: _matching(getattr(about, kind), word) for kind in kinds})
-    return parts or _operator_of(about, _matching(about.operators, word))
-
-
-def _operator_of(about: Facts, names: Sequence[str]) -> NamesByKind:
-    axes = about.operators[names[0]].axes if len(names) == 1 else ()
-    return _parts(axes=axes, operators=names)
+    return _parts(**{kind: _matching(getattr(about, kind), word) for kind in kinds})
 
 
 def _parts(**names: Iterable[str]) -> NamesByKind:

@@ -13,7 +13,6 @@ from archgraph.display.facts import (
     BlockFact,
     Facts,
     LeafFact,
-    OperatorFact,
 )
 from archgraph.display.pricing import Saving
 from archgraph.tables import Table, count, per_cent
@@ -265,25 +264,3 @@ def operators_with_axis(axis: AxisFact, about: Facts) -> Table:
         right=frozenset({1}),
         short=frozenset({2}),
     )
-
-
-def one_operator(operator: OperatorFact) -> Table:
-    """Tabulate an operator, one fact per row."""
-    rows = [("operator", operator.operator), ("in", operator.place or "the model itself")]
-    if operator.source:
-        rows.append(("code", operator.source))
-    if operator.block:
-        rows.append(("block", operator.block))
-    for shape, layout in zip(operator.shapes, operator.layout, strict=True):
-        rows += [("result", shape), ("made of", " | ".join(layout))]
-    rows += [("MACs", count(operator.macs)), ("leaves", "\n".join(operator.leaves) or "none")]
-    return Table(f"%{operator.name}", ("", ""), tuple(rows))
-
-
-def several_operators(operators: Sequence[OperatorFact]) -> Table:
-    """Tabulate operators, a row each."""
-    heads = ("name", "operator", "in", "result", "MACs")
-    rows = tuple(
-        (f"%{o.name}", o.operator, o.place, ", ".join(o.shapes), count(o.macs)) for o in operators
-    )
-    return Table("Operators", heads, rows, right=frozenset({4}), short=frozenset({0, 2}))

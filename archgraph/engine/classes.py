@@ -19,7 +19,7 @@ from archgraph.federation.family import Family
 from archgraph.hints import listed
 from archgraph.language import ExperimentSpec
 from archgraph.language.family import FamilySpec, MemberSpec
-from archgraph.language.model import FOLDER, long_form
+from archgraph.language.model import FOLDER, absolute_path
 from archgraph.language.yaml import read_document
 
 WHERE = "family.clients"
@@ -37,9 +37,9 @@ def in_order_of_folder(data: Dataset, spec: FamilySpec) -> Dataset:
     model, base = spec.model, Path()
     if isinstance(model, str) and model != "join":
         model, base = read_document(model).data, Path(model).parent.absolute()
-    args = model.get("args") if isinstance(model := long_form(model, base), Mapping) else None
+    args = model.get("args") if isinstance(model, Mapping) else None
     folder = args.get(FOLDER) if isinstance(args, Mapping) else None
-    file = Path(str(folder)) / "config.json"
+    file = Path(absolute_path(str(folder), base)) / "config.json"
     if not data.labels or not data.classified or data.train.stream or not file.is_file():
         return data
     names = json.loads(file.read_text(encoding="utf-8")).get("id2label") or {}

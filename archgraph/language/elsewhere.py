@@ -84,6 +84,9 @@ GONE = {
     "scales": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "similarity": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "spare": "draw more clients by `sample`; a round goes on without those that fail",
+    "timm": "write python: 'timm:create_model', args: {model_name: …}",
+    "transformers": "write python: 'transformers:AutoModelFor….from_pretrained', args: "
+    "{pretrained_model_name_or_path: FOLDER}",
     "waits_for": "leave the rows out until their strategy is installed",
     "svhn": "write data: {python: package.module:function}, which may read it by torchvision",
     "wandb": "an object of your own logs to it: ag.run(…, trackers=[…])",

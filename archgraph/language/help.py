@@ -25,9 +25,9 @@ import pydantic
 
 from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE
-from archgraph.hints import nearest
 from archgraph.language.aggregate import RULES, AggregateSpec, Rule
 from archgraph.language.data import DOORS, DataSpec
+from archgraph.language.elsewhere import suggestion
 from archgraph.language.experiment import STRATEGIES, installed_strategy, strategy_options
 from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.kinds import file_kinds
@@ -50,13 +50,12 @@ def mappings() -> Mapping[str, Mapping[str, type[pydantic.BaseModel]]]:
 
 @dataclass(frozen=True, slots=True)
 class HelpOption:
-    """A key of a mapping: what it may be, its default as YAML, what it says, a value."""
+    """A key of a mapping: what it may be, its default as YAML, what it says."""
 
     name: str
     type: str
     default: str
     sentence: str
-    example: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +152,15 @@ def topic(name: str) -> Topic:
     """Return help on an operator, a rewrite, a strategy, a mapping or one of its keys.
 
     Args:
-        name: E.g. ``conv``, ``take``, ``fedavg``, ``local``, ``local.lr``, or ``clip`` alone
-            where no other mapping has such a key.
+        name: E.g. ``conv``, ``take``, ``fedavg``, ``local``; ``local.lr`` for one key of ``local``,
+            or ``lr`` where no other mapping has such a key.
 
     Raises:
         SpecError: If there is nothing of that name.
 
     Example:
-        >>> print(topic("epochs"))
-        epochs (local)
-        <BLANKLINE>
-        passes over the local data in one round
-        <BLANKLINE>
-          epochs  integer ≥ 1; default 1
-        <BLANKLINE>
-        Example:
-          epochs: 2
+        >>> [option.default for option in topic("local.epochs").options]
+        ['1']
     """
     known = topics()
     name = name.replace("-", "_")  # as options of the command line are written
@@ -191,25 +183,14 @@ def topic(name: str) -> Topic:
     same = [k for k in keys if k == name] or [k for k in keys if k.endswith(f".{key}")]
     if len(same) == 1:
         mapping, option = keys[same[0]]
-        alone = dataclasses.replace(option, sentence="")  # which is the topic's own
-        value = option.example or option.default.removesuffix("required")
-        inner = re.search(r"mapping `([^`]*)`", option.type)
-        usage = f"{key}: {value}" if value else mapping.example
-        if inner and not value:
-            usage = f"{key}:\n{textwrap.indent(topics()[inner[1]].example, '  ')}"
-        example = _part(mapping.example, key) or usage
-        return Topic(key, mapping.name, option.sentence, (alone,), example=example)
+        return dataclasses.replace(mapping, options=(option,))
     if same:
         raise SpecError("is the name of several keys", where=name, expected=" or ".join(same))
-    # A word of a description comes last: it finds what a person calls by another name.
     words = [*known, *strategies, *keys, *(k.partition(".")[2] for k in keys)]
-    asked = name.replace("_", " ")
-    about = [k for k, (_, option) in keys.items() if asked in option.sentence]
     raise SpecError(
         "is not a step, a rewrite, a strategy or a key",
         where=name,
-        hint=nearest(name, dict.fromkeys(words), count=3)
-        or (f"see {', '.join(about[:3])}" if about else "without a name, all topics are listed"),
+        hint=suggestion(name, words) or "without a name, all topics are listed",
     )
 
 
@@ -319,8 +300,7 @@ def _described(described: JsonSchema, known: JsonSchema) -> Iterator[HelpOption]
         parts = (entry, *entry.get("anyOf", ()))
         sentence = next((str(p["description"]) for p in parts if "description" in p), "")
         default = "required" if needed else _yaml(entry.get("default"))
-        example = next((json.dumps(value) for value in entry.get("examples", ())), "")
-        yield HelpOption(name, _type(entry, known), default, sentence, example)
+        yield HelpOption(name, _type(entry, known), default, sentence)
 
 
 def _yaml(value: Json) -> str:
@@ -377,9 +357,3 @@ def _range(entry: JsonSchema) -> str:
     known = {sign: entry[key] for key, sign in signs.items() if key in entry}
     bounds = [f"{sign} {bound:g}" for sign, bound in known.items() if bound != MAX_SIZE]
     return f" {' and '.join(bounds)}" if bounds else ""
-
-
-def _part(example: str, key: str) -> str:
-    """Return the lines of an example that set one key at its left edge."""
-    match = re.search(rf"^{key}:.*(?:\n(?:[ -].*)?)*", example, re.MULTILINE)
-    return match.group().rstrip() if match else ""

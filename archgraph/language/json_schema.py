@@ -7,17 +7,11 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from archgraph.language.flat import FlatModel
 from archgraph.language.lowering import BlockOptions
-from archgraph.language.model import (
-    AuthoredModel,
-    OnnxModel,
-    PythonModel,
-    TimmModel,
-    TransformersModel,
-)
+from archgraph.language.model import AuthoredModel, OnnxModel, PythonModel
 from archgraph.language.steps import STEPS, RawOptions, StepOptions
 from archgraph.plain import Json, JsonSchema
 
-FORMS = AuthoredModel | FlatModel | PythonModel | TransformersModel | TimmModel | OnnxModel
+FORMS = AuthoredModel | FlatModel | PythonModel | OnnxModel
 
 
 def model_schema() -> JsonSchema:

@@ -114,9 +114,6 @@ def without_consent(source: Document) -> bool:
     Raises:
         SpecError: If it does, and the rest of it has not the form of such a model.
     """
-    from archgraph.language.short_forms import written_out
-
-    source = written_out(source)
     if "python" not in source.data:
         return False
     import torch
@@ -145,8 +142,6 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "shortcut": model.ShortcutSpec,
         "block": BlockOptions,
         "python": model.PythonModel,
-        "transformers": model.TransformersModel,
-        "timm": model.TimmModel,
         "onnx": model.OnnxModel,
     }
 
@@ -165,7 +160,7 @@ def _check(path: Path, cache: Cache) -> str:
 MODEL = FileKind(
     "model",
     5,
-    frozenset({"sections", "nodes", "python", "inputs", "transformers", "timm", "onnx"}),
+    frozenset({"sections", "nodes", "python", "inputs", "onnx"}),
     _schema,
     _mappings,
     _check,

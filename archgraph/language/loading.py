@@ -24,7 +24,6 @@ from archgraph.language.saved import (
     saved_weights,
     weights_of,
 )
-from archgraph.language.short_forms import written_out
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.ops.check import check
 
@@ -151,7 +150,6 @@ def _say_notes(graph: ArchGraph, file: str) -> None:
 def _read(
     document: Document, choices: Choices | None
 ) -> tuple[ArchGraph, dict[str, torch.Tensor] | None]:
-    document = written_out(document)
     data = document.data
     if not isinstance(data, dict):
         document.fail((), "is not a model", expected="keys and values")

@@ -15,7 +15,6 @@ import pydantic
 from pydantic import Field
 from pydantic_core import CoreSchema, core_schema
 
-from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE, Base, Count, Mistake, Name, Version, bare
 from archgraph.graph.sizes import OpenSize, is_size_name
 from archgraph.graph.values import BATCH_WORD
@@ -296,46 +295,6 @@ def reads_folder(name: str) -> bool:
     return re.split(r"[.:]", name)[-1] == READER
 
 
-def long_form(value: Json, base: Path) -> Json:
-    """Write a model of transformers or timm out as one that a Python callable makes.
-
-    Args:
-        value: Any model; another form stays as it is.
-        base: The folder from which it names others.
-
-    >>> short = {"transformers": "bert", "task": "masked_lm", "inputs": {"input_ids": [8]}}
-    >>> long_form(short, Path("/specs"))["python"]
-    'transformers:AutoModelForMaskedLM.from_pretrained'
-    >>> long_form({"timm": "resnet18", "checkpoint": "a.safetensors"}, Path("/specs"))["args"]
-    {'model_name': 'resnet18', 'checkpoint_path': '/specs/a.safetensors'}
-    """
-    if not isinstance(value, Mapping) or "python" in value:
-        return value
-    rest = {k: v for k, v in value.items() if k not in SHORT_KEYS}
-    options = value.get("args") or {}
-    if not isinstance(options, Mapping):  # the long form says what is wrong with it
-        options = {}
-    if isinstance(folder := value.get("transformers"), str):
-        words = str(value.get("task", "")).split("_")
-        # Abbreviations of two letters are in capitals: MaskedLM, QuestionAnswering.
-        camel = "".join(w.upper() if len(w) == 2 else w.capitalize() for w in words)
-        name = f"transformers:AutoModel{f'For{camel}' if camel else ''}.{READER}"
-        return rest | {"python": name, "args": {FOLDER: absolute_path(folder, base), **options}}
-    if isinstance(model := value.get("timm"), str):
-        args: dict[str, Json] = {"model_name": model}
-        if isinstance(file := value.get("checkpoint"), str):
-            if not file.endswith(".safetensors"):
-                message, expected = "is not a safetensors file", "weights without a pickle"
-                raise SpecError(message, where="checkpoint", found=file, expected=expected)
-            args["checkpoint_path"] = absolute_path(file, base)
-        return rest | {"python": "timm:create_model", "args": args | dict(options)}
-    return value
-
-
-# Keys of the short forms of models.
-SHORT_KEYS = frozenset({"transformers", "task", "timm", "checkpoint", "args"})
-
-
 def absolute_path(name: str, base: Path) -> str:
     """Return the absolute path of what a file names."""
     # An unknown home folder stays as it is written; reading it is an error with its line.
@@ -355,8 +314,6 @@ def anchored(value: Json, base: Path) -> Json:
         return tuple(anchored(item, base) for item in value)
     if not isinstance(value, Mapping):
         return value
-    value = long_form(value, base)
-    assert isinstance(value, Mapping)
     result = {key: anchored(item, base) for key, item in value.items()}
     if isinstance(file := result.get("onnx"), str):
         result["onnx"] = absolute_path(file, base)
@@ -380,9 +337,22 @@ class PythonValue(Base):
     )
 
 
-class TracedModel(_WithInputs):
-    """What is said of a model of Python code, however that is named."""
+class OnnxModel(Base):
+    """An ONNX file whose dimensions are others than it says."""
 
+    archgraph: Version = 1
+    onnx: str = Field(description="the file")
+    sizes: dict[str, Count | Literal["open"]] = Field(
+        description="numbers for dimensions that the file leaves open, and open for those that it "
+        "does not: by its names, batch, or input_axis where it has none",
+        examples=[{"batch": "open", "length": 128}],
+    )
+
+
+class PythonModel(_WithInputs, PythonValue):
+    """A model written in Python. The only place where a file imports code of the user's."""
+
+    python: CallableName = Field(description="package.module:callable, which returns an nn.Module")
     archgraph: Version = 1
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="while it is constructed")
     train: bool = Field(default=True, description="capture train mode, too")
@@ -396,43 +366,3 @@ class TracedModel(_WithInputs):
         description="section → its blocks ([]: those of the module of this name); "
         "default: found by analysis",
     )
-
-
-class OnnxModel(Base):
-    """An ONNX file whose dimensions are others than it says."""
-
-    archgraph: Version = 1
-    onnx: str = Field(description="the file")
-    sizes: dict[str, Count | Literal["open"]] = Field(
-        description="numbers for dimensions that the file leaves open, and open for those that it "
-        "does not: by its names, batch, or input_axis where it has none",
-        examples=[{"batch": "open", "length": 128}],
-    )
-
-
-class PythonModel(TracedModel, PythonValue):
-    """A model written in Python. The only place where a file imports code of the user's."""
-
-    python: CallableName = Field(description="package.module:callable, which returns an nn.Module")
-
-
-class TransformersModel(TracedModel):
-    """A model of transformers, read from a folder of this machine: a short form of ``python``."""
-
-    transformers: str = Field(description="folder with config.json and model.safetensors")
-    task: str = Field(
-        default="",
-        description="what stands behind AutoModelFor, in small letters; default: the body alone",
-        examples=["sequence_classification"],
-    )
-    args: dict[str, Json] = Field(default={}, description="arguments of from_pretrained")
-
-
-class TimmModel(TracedModel):
-    """A model of timm: a short form of ``python``."""
-
-    timm: str = Field(description="name of the model in timm")
-    checkpoint: str | None = Field(
-        default=None, description="safetensors file of its weights; default: fresh ones"
-    )
-    args: dict[str, Json] = Field(default={}, description="arguments of timm.create_model")

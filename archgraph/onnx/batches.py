@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -13,10 +14,10 @@ from torch import Tensor
 from archgraph.errors import SpecError
 from archgraph.graph.ir import ArchGraph, Node, Ref
 from archgraph.graph.polynomial import sizes_in
-from archgraph.graph.sizes import other_sizes
-from archgraph.graph.values import BATCH_WORD, TensorType, walk
+from archgraph.graph.sizes import open_sizes, other_sizes
+from archgraph.graph.values import BATCH_WORD, TensorType, size_at, walk
+from archgraph.limits import LIMITS
 from archgraph.module.build import build
-from archgraph.onnx.memory import check_memory
 from archgraph.onnx.session import open_session, run_session, tolerance
 from archgraph.rewrites.laws import outputs, random_inputs
 
@@ -54,9 +55,9 @@ def check_batches(
         return
     where, built = str(path), build(graph, state).eval()
     both = random_inputs(graph, 2 * (batch or 1))
-    check_memory(built, both, lambda: where)
+    _check_results(graph, where, {BATCH_WORD: 2 * (batch or 1)})
     results = _computed(built, both, where)
-    expected = _computed_by_nodes(module, both, where) if batch is None else None
+    expected = _computed_by_nodes(module, both) if batch is None else None
     if expected is not None:  # 1.
         same = _all_close(results, expected, graph)
     else:
@@ -81,7 +82,7 @@ def check_batches(
 def are_apart(graph: ArchGraph, state: TensorsByName, where: str) -> bool:
     """Return whether examples along the axis that is taken for the batch are computed alone."""
     built, both = build(graph, state).eval(), random_inputs(graph)
-    check_memory(built, both, lambda: where)
+    _check_results(graph, where, {BATCH_WORD: 2})
     return _apart(graph, built, both, _computed(built, both, where), where)
 
 
@@ -122,12 +123,31 @@ def check_sizes(
         return
     inputs = random_inputs(graph, batch or 2, sizes=sizes)
     built = build(graph, state).eval()
-    check_memory(built, inputs, lambda: where)
-    expected = _computed_by_nodes(module, inputs, where)
+    _check_results(graph, where, {**sizes, BATCH_WORD: batch or 2})
+    expected = _computed_by_nodes(module, inputs)
     if expected is None or not _all_close(_computed(built, inputs, where), expected, graph):
         message = "computes something else where sizes are others than in the example"
         hint = "say the sizes: " + ", ".join(f"{name}=N" for name in sizes)
         raise SpecError(message, where=where, found=str(sizes), hint=hint)
+
+
+def _check_results(graph: ArchGraph, where: str, sizes: Mapping[str, int]) -> None:
+    """Refuse a graph of which one result is too large to be computed for a comparison.
+
+    Raises:
+        SpecError: If one is; names its module.
+    """
+    sizes = {**{name: size.probe for name, size in open_sizes(graph).items()}, **sizes}
+    most = LIMITS.onnx_result_elements
+    for node in graph.nodes:
+        for type_ in node.types:
+            if (elements := math.prod(size_at(size, sizes) for size in type_.shape)) > most:
+                raise SpecError(
+                    "has a result that is too large for a comparison of two examples",
+                    where=f"{where}: {node.scope or node.name}",
+                    found=f"{elements:,} elements",
+                    expected=f"at most {most:,}",
+                )
 
 
 def _computed(module: torch.nn.Module, inputs: TensorsByName, where: str) -> list[Tensor]:
@@ -142,15 +162,8 @@ def _computed(module: torch.nn.Module, inputs: TensorsByName, where: str) -> lis
         raise SpecError("cannot be computed", where=where, found=str(error)[:200]) from error
 
 
-def _computed_by_nodes(
-    module: OnnxModule, inputs: TensorsByName, where: str
-) -> list[Tensor] | None:
-    """Compute what the file's nodes give for the sizes as they are; None if they reject them.
-
-    Raises:
-        SpecError: If what they compute on the way is too large; the graph may have none of it.
-    """
-    check_memory(module, inputs, lambda: f"{where}: {module.current}")
+def _computed_by_nodes(module: OnnxModule, inputs: TensorsByName) -> list[Tensor] | None:
+    """Compute what the file's nodes give for the sizes as they are; None if they reject them."""
     try:
         return outputs(module.eval(), inputs)
     except (RuntimeError, SpecError):

@@ -216,9 +216,7 @@ def _over_bytes(log: Log, what: str) -> Iterator[Picture]:
     yield curve_chart(title, title, _drawn(by_name), what, [log], axis, places, bold=name)
 
 
-def client_charts(
-    clients: Sequence[ClientFacts], title: str = "training examples of each client"
-) -> Iterator[Picture]:
+def client_charts(clients: Sequence[ClientFacts]) -> Iterator[Picture]:
     """Yield the examples of each client, and the share of each class, if there are any clients.
 
     Shares, because a client with few examples may be as one-sided as one with many.
@@ -227,8 +225,8 @@ def client_charts(
     if not drawn:
         return
     several = 2 if any(client.classes for client in drawn) else 1
-    heading = textwrap.fill(title, ACROSS - 6)  # bold letters are wider
-    figure, axes = panels(WIDTH, several, heading, (1, 2), points=(TITLES, NUMBERS))
+    title = "training examples of each client"
+    figure, axes = panels(WIDTH, several, title, (1, 2), points=(TITLES, NUMBERS))
     _draw_examples(axes[0], drawn, len(clients))
     for panel in axes[1:]:
         _draw_shares(panel, [one.classes for one in drawn])

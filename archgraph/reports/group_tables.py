@@ -1,4 +1,4 @@
-"""The tables of several runs: their clients' data, what travelled, attacks, settings in common."""
+"""The tables of several runs: what travelled, and the settings in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.comparison import Comparison, RunGroup
 from archgraph.reports.run_tables import setting_sheet, traffic_sheet
 from archgraph.reports.runs import Log
-from archgraph.reports.settings import said
 from archgraph.reports.sheets import Sheet, SheetColumn, as_csv, in_bytes
 from archgraph.tables import count
 
@@ -19,42 +18,6 @@ def each_run(compared: Comparison) -> Iterator[tuple[RunGroup, int, Log]]:
     for group in compared.groups:
         for seed, log in zip(group.seeds, group.runs, strict=True):
             yield group, seed, log
-
-
-def data_sheet(compared: Comparison) -> Sheet:
-    """Tabulate groups and tiers: how many clients there are, and how much data each has."""
-    rows = []
-    for group in compared.groups:
-        everyone = [one for log in group.runs for one in log.participants]
-        for tier in dict.fromkeys(one.tier for one in everyone):
-            clients = [one for one in everyone if one.tier == tier]
-            examples = [one.examples for one in clients]
-            present = [sum(many > 0 for many in one.classes) for one in clients if one.classes]
-            rows.append(
-                (
-                    group.label,
-                    tier,
-                    len(clients) / len(group.runs),
-                    sum(one.malicious for one in clients) / len(group.runs)
-                    or None,  # None drops the column
-                    statistics.fmean(examples),
-                    min(examples),
-                    max(examples),
-                    statistics.fmean(present) if present else None,
-                )
-            )
-    columns = (
-        SheetColumn("experiment", "experiment"),
-        SheetColumn("tier", "tier"),
-        SheetColumn("clients", "clients", _short, right=True),
-        SheetColumn("malicious", "malicious", _short, right=True),
-        SheetColumn("examples", "examples of one", _short, right=True),
-        SheetColumn("least", "least", right=True),
-        SheetColumn("most", "most", right=True),
-        SheetColumn("classes", "classes of one", _short, right=True),
-    )
-    note = "Means over the clients of a tier and over the seeds; least and most of any client."
-    return Sheet("data", columns, tuple(rows), note=note)
 
 
 def sent_sheet(compared: Comparison) -> Sheet:
@@ -82,40 +45,6 @@ def sent_sheet(compared: Comparison) -> Sheet:
         SheetColumn("macs", "MACs of training", count, right=True),
     )
     return Sheet("communication", columns, tuple(rows), strong, f"Means over the seeds. {note}")
-
-
-def attack_sheet(compared: Comparison) -> Sheet:
-    """Tabulate attacked runs: the attack, who attacks, how many of their updates were taken."""
-    rows = []
-    for group, seed, log in each_run(compared):
-        attack = log.experiment.attack if log.experiment else None
-        if attack is None:
-            continue
-        options = attack.model_dump(mode="json", exclude_none=True)
-        bad = {client.client: client.label for client in log.clients if client.malicious}
-        what = log.updates.loc[log.updates["client"].isin(list(bad)), "what"]
-        merged = int((what == "clients").sum())
-        rows.append(
-            (
-                group.label,
-                seed,
-                ", ".join(f"{key} {said(value)}" for key, value in options.items()),
-                len(bad),
-                merged,
-                len(what) - merged,
-                "; ".join(bad.values()),
-            )
-        )
-    columns = (
-        SheetColumn("experiment", "experiment"),
-        SheetColumn("seed", "seed", right=True),
-        SheetColumn("attack", "attack"),
-        SheetColumn("malicious", "malicious clients", right=True),
-        SheetColumn("taken", "updates taken", right=True),
-        SheetColumn("lost", "updates lost", right=True),
-        SheetColumn("clients", "", hidden=True),
-    )
-    return Sheet("attack", columns, tuple(rows))
 
 
 def shared_sheet(compared: Comparison) -> Sheet:

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import html
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from archgraph.display import colours
 from archgraph.fields import GLOBAL
 from archgraph.record.progress import measured
 from archgraph.reports.charts import (
-    ACROSS,
-    NUMBERS,
-    TITLES,
-    WIDTH,
-    Picture,
     worst_clients,
     worst_series,
 )
 from archgraph.reports.comparison import Comparison, Figure, RunGroup
 from archgraph.reports.header import data
-from archgraph.reports.measures import SHARES
-from archgraph.reports.paper import legend_below
-from archgraph.reports.plots import panels
 from archgraph.reports.runs import Log, better, judge, rows_where, series
-from archgraph.tables import elided, plural, significant
+from archgraph.tables import plural, significant
 
-# Groups of runs that are ranked in the picture.
-RANKED = 12
-# Characters of a group's name; what tells groups apart may stand at either end.
-NAME = 30
 # Measures that rank groups of runs, the first that all of them have, and what they are of.
 RANKING = {"average": "mean over the models that clients use", "global": "global model"}
 
@@ -152,36 +138,6 @@ class Ranking:
             yield f"Its worst model: {_with_deviation(self.what, worst)}."
         if tenth is not None:
             yield f"Its worst tenth of clients: {_with_deviation('accuracy', tenth)}."
-
-    def picture(self) -> Picture:
-        """Draw the groups in rows: a dot for each seed, a stroke at the mean."""
-        from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-        rows = self.rows[:RANKED]
-        figure, (panel,) = panels(WIDTH, 1, points=(TITLES, NUMBERS))
-        for number, (group, of) in enumerate(rows):
-            label = None if number else "one seed"
-            seeds = [number] * len(of.values)
-            blue, ink = colours.SERIES[0], colours.INK
-            panel.plot(of.values, seeds, "o", color=blue, alpha=0.45, label=label)
-            mean = label and "mean"
-            panel.plot([of.mean], [number], "|", ms=16, mew=2.6, color=ink, label=mean)
-            said = f"{number + 1}. {elided(group.label, NAME, NAME // 2)}: "
-            said += _with_deviation(self.what, of)
-            beside = panel.get_yaxis_transform()
-            panel.text(0, number - 0.35, said, color=ink, fontsize=NUMBERS, transform=beside)
-        panel.set_ylim(len(rows) - 0.6, -0.8)
-        panel.set_yticks(())
-        panel.margins(x=0.08)
-        panel.xaxis.set_major_locator(MaxNLocator(5))
-        if self.what in SHARES:
-            panel.xaxis.set_major_formatter(PercentFormatter(1.0))
-        left_out = len(self.rows) - len(rows)
-        title = f"{self.what}, {self.of}" + (f"; {left_out} more groups" if left_out else "")
-        title = textwrap.fill(title, ACROSS)
-        panel.set_title(title, loc="left", fontsize=TITLES, color=colours.INK)
-        legend_below(figure, 0.9 + 0.55 * len(rows), points=NUMBERS)
-        return Picture("ranking", figure)
 
 
 def _with_deviation(what: str, figure: Figure) -> str:

@@ -30,7 +30,7 @@ def report(
 ) -> Path:
     """Write a page about a run, finished or not: facts, tables, curves, architectures.
 
-    Of several runs, too: their clients' data, communication, attacks, and each architecture once.
+    Of several runs, too: their communication, shared settings, and each architecture once.
 
     Args:
         folder: The run folder, or several of them, or folders that hold some: then runs that

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 import textwrap
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from archgraph.display import colours
-from archgraph.display.picture import picture_form
 from archgraph.display.printed import UNITS, width_in_points
-from archgraph.errors import RunError
-from archgraph.hints import unknown
 from archgraph.reports.comparison import Comparison
 from archgraph.reports.plots import (
-    FORMATS,
     PURPOSES,
     band,
     by_cost,
@@ -26,7 +20,6 @@ from archgraph.reports.plots import (
     panels,
     purposes_of,
     reduced,
-    save_figure,
     time_spent,
 )
 from archgraph.reports.runs import better, judge, rows_where
@@ -52,27 +45,18 @@ TALL, LINE = 2.4, 0.16
 ACROSS, BESIDE, SAMPLE = 17, 6, 7
 
 
-def paper_figures(
-    compared: Comparison,
-    chosen: Sequence[str] | None = None,
-    *,
-    width: str = "3.3in",
-) -> dict[str, Figure]:
-    """Draw runs that differ in the seed only, a figure per panel.
+def paper_figures(compared: Comparison, *, width: str = "3.3in") -> dict[str, Figure]:
+    """Draw runs that differ in the seed only, a figure per panel that all have figures for.
 
     Lines are means over the seeds, bands one standard deviation around them, as the legend says.
 
     Args:
         compared: The runs.
-        chosen: The panels, of :data:`PANELS`. Default: all that every run has figures for.
         width: Of each figure in print, as ``3.3in``, ``84mm`` or ``240pt``; letters have 7 points
             or more, whatever the width.
 
     Returns:
-        The figures by panel.
-
-    Raises:
-        RunError: If the runs lack the figures of a chosen panel.
+        The figures by panel, of :data:`PANELS`.
     """
     inches, figures = width_in_points(width) / UNITS["in"], compared.frame
     logs = [log for group in compared.groups for log in group.runs]
@@ -80,11 +64,8 @@ def paper_figures(
     what, costs, spent = judge(logs), by_cost(figures), time_spent(rows)
     known = [name for name, axis in PANELS.items() if axis == "round" or axis in costs]
     known += ["time"] if any(spent.values()) else []
-    for name in chosen or ():
-        if name not in known:
-            raise RunError("no such panel of these runs", where="panels", **unknown(name, known))
     drawn = {}
-    for name in chosen or known:
+    for name in known:
         if name == "time":
             drawn[name], (panel,) = panels(inches, 1, points=(NAMES, NUMBERS))
             lines = time_bars(panel, spent, int(BESIDE * inches))
@@ -101,26 +82,6 @@ def paper_figures(
         legend_below(figure, min(0.62 * inches, TALL), bands_words(curves))
         drawn[name] = figure
     return drawn
-
-
-def save_figures(figures: Mapping[str, Figure], path: str | os.PathLike[str]) -> list[Path]:
-    """Write each figure as a file of its own.
-
-    Args:
-        figures: By name.
-        path: A folder: a PDF per figure. A file: that of a single figure; of several each one's
-            name stands before the suffix (``fig.svg``: ``fig-worst.svg``).
-    """
-    target = Path(path)
-    if not target.suffix:
-        return [save_figure(figure, target / f"{name}.pdf") for name, figure in figures.items()]
-    picture_form(target, FORMATS)  # before anything is written
-    if len(figures) == 1:
-        return [save_figure(figure, target) for figure in figures.values()]
-    return [
-        save_figure(figure, target.with_stem(f"{target.stem}-{name}"))
-        for name, figure in figures.items()
-    ]
 
 
 def _axes(panel: Axes, below: str, beside: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,11 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archgraph.fields import GLOBAL
-from archgraph.reports.charts import Picture, client_charts, curve_chart, time_chart
+from archgraph.reports.charts import Picture, curve_chart, time_chart
 from archgraph.reports.comparison import Comparison, RunGroup
 from archgraph.reports.group_tables import (
-    attack_sheet,
-    data_sheet,
     differences_csv,
     each_run,
     sent_sheet,
@@ -64,7 +61,6 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
     first, *rest = compared.tables()
     first_chart, *figures = map(embedded, runs_charts(compared))
     differences = f"<p>{download('differences', differences_csv(compared))}</p>"
-    data = "".join(map(embedded, data_charts(compared)))
     body = [
         f"<h1>{html.escape(title)}</h1>",
         *_headline(compared, first_chart),
@@ -79,12 +75,7 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
         "<h2>Over the rounds</h2>",
         f'<div class="charts">{"".join(figures)}</div>',
         f"<p>{download('rounds', rounds_sheet(compared).csv())}</p>",
-        *section(
-            "Clients and their data",
-            data_sheet(compared).html() + (f'<div class="charts">{data}</div>' if data else ""),
-        ),
         *section("Communication and computation", sent_sheet(compared).html()),
-        *section("Attack", expandable(attack_sheet(compared), "attacked run")),
         *section("Architectures", "".join(_architectures(compared, viewer))),
         *section("Settings of all runs", shared_sheet(compared).html()),
         "<h2>Each run</h2>",
@@ -96,14 +87,13 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) 
 def _headline(compared: Comparison, curves: str) -> Iterator[str]:
     """Yield which group is best and by how much, beside the first curves; of one group its runs."""
     ranking = Ranking.by(compared)
-    if ranking is None:
+    if ranking is not None:
+        yield headline(" ".join(ranking.sentences()))
+    else:
         for _, seed, log in itertools.islice(each_run(compared), 1):
             yield f"<p>Of {plural(len(_logs(compared)), 'run')}, that of seed {seed}:</p>"
             yield run_headline(log)
-        yield f'<div class="charts">{curves}</div>'
-        return
-    yield headline(" ".join(ranking.sentences()))
-    yield f'<div class="charts">{embedded(ranking.picture())}{curves}</div>'
+    yield f'<div class="charts">{curves}</div>'
 
 
 def _upright(table: Table) -> Table:
@@ -174,17 +164,6 @@ def runs_charts(compared: Comparison) -> Iterator[Picture]:
         yield curve_chart(f"{title} over {axis}", title, average, what, logs, axis, spent)
     if seconds(figures):
         yield time_chart(of)
-
-
-def data_charts(compared: Comparison) -> Iterator[Picture]:
-    """Yield the data of each client, once for runs with equal clients; of the first few."""
-    users: dict[str, tuple[Log, list[str]]] = {}
-    for group, seed, log in each_run(compared):
-        clients = json.dumps([one.model_dump() for one in log.participants])
-        users.setdefault(clients, (log, []))[1].append(f"{group.label}, seed {seed}")
-    for log, labels in list(users.values())[:FEW]:
-        more = f" and {plural(len(labels) - 1, 'more run')}" if labels[1:] else ""
-        yield from client_charts(log.participants, f"{labels[0]}{more}")
 
 
 def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[str, Curves]]:

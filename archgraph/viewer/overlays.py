@@ -102,7 +102,9 @@ def block_overlay(graphs: Sequence[Anatomy], scores: Importance) -> Overlay:
         return by_part(parts, mean)
 
     low, high = min(scores.blocks.values()), max(scores.blocks.values())
-    return Overlay("influence of blocks", "amount", min(low, 0.0), high, tuple(map(columns, graphs)))
+    return Overlay(
+        "influence of blocks", "amount", min(low, 0.0), high, tuple(map(columns, graphs))
+    )
 
 
 def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:

@@ -11,18 +11,16 @@ from archgraph.display import colours
 from archgraph.display.cover import Cover, coverage
 from archgraph.errors import GraphError
 from archgraph.federation.family import Family, resolve
-from archgraph.fields import GLOBAL
 from archgraph.files import write
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import unknown
 from archgraph.language import FamilySpec
 from archgraph.machine import uncollected
 from archgraph.plain import Json
 from archgraph.relate.correspond import Way, correspond
 from archgraph.reports.run_family import run_family
 from archgraph.reports.runs import Log
-from archgraph.states import Rewritten, State, Transfer, signature
+from archgraph.states import Rewritten, Transfer, signature
 from archgraph.states.importance import Importance
 from archgraph.viewer.anatomy import Anatomy, anatomy, described
 from archgraph.viewer.distinct import numbered
@@ -30,8 +28,7 @@ from archgraph.viewer.document import document
 from archgraph.viewer.feeding import feeding
 from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, importance_overlay
 from archgraph.viewer.rounds import recorded_rounds
-from archgraph.viewer.submodels import budget_shapes, client_shapes, cost_terms
-from archgraph.viewer.values import value_rows
+from archgraph.viewer.submodels import client_shapes, cost_terms
 
 # Colours of shares, and of amounts from a thousandth of the whole to all of it.
 SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#549bcd"]}
@@ -49,8 +46,6 @@ def view(
     *,
     title: str | None = None,
     importance: Mapping[str, PartNumbers] | Importance | None = None,
-    states: Mapping[str, State] | None = None,
-    budgets: bool = False,
     notify: Callable[[str], object] = lambda line: None,
 ) -> str:
     """Write one HTML file that shows architectures; it loads nothing and sends nothing.
@@ -72,19 +67,13 @@ def view(
         importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
             one, or one for each position; or the scores of :func:`archgraph.importance`, by axis
             and by block. A part has the mean of all that it uses.
-        states: Weights by the name of a graph on the page, `global` for that of a family and
-            `NAME/CLIENT` for a client's own version. The page tells the values of each parameter,
-            of several versions together.
-        budgets: Fit submodels to 5 %, 10 %, … 95 % of the MACs of the first graph
-            (:func:`archgraph.fit`), blocks left out too, for the page to show at a slider.
         notify: Hears a line about each graph that takes long.
 
     Returns:
         The page as HTML text.
 
     Raises:
-        GraphError: If there is nothing to show, or importance or weights are not of what is shown.
-        RejectedUpdate: If weights do not fit their graph.
+        GraphError: If there is nothing to show, or importance is not of what is shown.
         RunError: If the file cannot be written.
 
     Example:
@@ -100,7 +89,6 @@ def view(
     parts = [part for one in several for part in one]
     if not parts:
         raise GraphError("nothing to show", expected="a graph or a family")
-    # Distinct names first: weights are given by them.
     graphs = _distinctly_named([part.data() for part in parts])
     heading = graphs[0]["name"] if title is None else title
     overlays: dict[str, Overlay] = {}
@@ -110,13 +98,6 @@ def view(
             overlays["blocks"] = block_overlay(anatomies, importance)
         by_name = importance.positions if isinstance(importance, Importance) else importance
         overlays["importance"] = importance_overlay(anatomies, by_name)
-    if states is not None:
-        versions = _versions(parts, graphs, states)
-        for data, part, some in zip(graphs, parts, versions, strict=True):
-            data.update({"values": value_rows(part.anatomy.graph, some)} if some else {})
-    if budgets:
-        scores = importance if isinstance(importance, Importance) else None
-        graphs[0]["fits"] = budget_shapes(parts[0].anatomy, scores)
     page = {"title": heading, **SCALES, "families": colours.FAMILIES}
     page |= {"graphs": graphs, "pairs": _pairs(parts), "start": _start(several)}
     text = document(heading, page | {"overlays": _overlays(graphs, overlays)})
@@ -144,24 +125,6 @@ def _distinctly_named(graphs: list[dict[str, Json]]) -> list[dict[str, Json]]:
         if counts[name] > 1:
             one["name"] = f"{name} ({counts[name]})"
     return graphs
-
-
-def _versions(
-    parts: Sequence[_Part], graphs: Sequence[Mapping[str, Json]], states: Mapping[str, State]
-) -> list[list[State]]:
-    """Return the weights of each graph: one state, or one of each client."""
-    names = [
-        {g["name"]} | ({GLOBAL} if p.family else set()) for p, g in zip(parts, graphs, strict=True)
-    ]
-    known = [name for several in names for name in sorted(several)]
-    for key in states:
-        # NAME/CLIENT is a client's own version of NAME.
-        if not {key, key.rpartition("/")[0]} & set(known):
-            raise GraphError("no such graph", where="states", **unknown(key, known))
-    return [
-        [state for key, state in states.items() if {key, key.rpartition("/")[0]} & several]
-        for several in names
-    ]
 
 
 def _overlays(graphs: list[dict[str, Json]], overlays: Mapping[str, Overlay]) -> dict[str, Json]:

@@ -1,22 +1,16 @@
-"""What a page needs to show submodels of a graph: exact costs of all, and some that fit budgets."""
+"""What a page needs to show submodels of a graph: exact costs of all, and the clients' own."""
 
 from __future__ import annotations
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.cost import cost
-from archgraph.budgets.fit import fit
-from archgraph.errors import RewriteError
 from archgraph.federation.family import Family
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
-from archgraph.states.importance import Importance
 from archgraph.states.transfer import Transfer
 from archgraph.states.widths import widths
 from archgraph.viewer.anatomy import Anatomy
 from archgraph.viewer.distinct import numbered
-
-# Budgets of a page, as shares of the whole: one for each step of its slider.
-BUDGETS = tuple(n / 20 for n in range(1, 20))
 
 
 def cost_terms(graph: ArchGraph) -> dict[str, Json]:
@@ -36,21 +30,6 @@ def cost_terms(graph: ArchGraph) -> dict[str, Json]:
 def client_shapes(family: Family, parts: Anatomy) -> list[Json]:
     """Return name, parameters, MACs, narrower axes and lacking blocks of each kind of client."""
     return [[one.name, *_shape(parts, one.graph, one.transfer)] for one in family.clients]
-
-
-def budget_shapes(parts: Anatomy, importance: Importance | None = None) -> list[Json]:
-    """Return submodels for growing budgets of MACs, blocks left out too: budget, then as clients.
-
-    Each lies within the next one. Budgets below the smallest submodel are left out.
-    """
-    rows: list[Json] = []
-    for budget in BUDGETS:
-        try:
-            small = fit(parts.graph, macs=budget, shape="nested", skip="*", importance=importance)
-        except RewriteError:
-            continue
-        rows.append([budget, *_shape(parts, small.graph, small.transfer)])
-    return rows
 
 
 def _shape(parts: Anatomy, small: ArchGraph, transfer: Transfer) -> list[Json]:

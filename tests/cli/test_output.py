@@ -21,7 +21,7 @@ SUBJECTS = ("models/vit_b16.yaml", "models/small_unet.yaml", "families/fedfa_dig
 COMMANDS = (
     *((command, file) for command in ("show", "explain") for file in SUBJECTS),
     ("compare", "models/small_vgg.yaml", "models/small_resnet.yaml"),
-    ("compare", "--details", "models/resnet18.yaml", "models/resnet34.yaml"),
+    ("compare", "models/resnet18.yaml", "models/resnet34.yaml"),
     ("match", "models/small_cnn.yaml", "models/small_stages.yaml"),
     ("check", "models/recipfl_bert.yaml", "models/small_unet.yaml"),
     ("strategies",),

@@ -38,6 +38,7 @@ from archgraph.federation import (
 )
 from archgraph.federation.class_heads import class_cut, class_models
 from archgraph.language.family import FamilySpec, MemberSpec
+from archgraph.language.model import FOLDER
 from archgraph.language.yaml import read_document
 from archgraph.strategies.fedavg import FedAvg
 from tests.engine.families import STRATEGIES, experiment_of, result
@@ -510,9 +511,13 @@ def test_classes_have_the_order_of_the_models_folder(inline, tmp_path):
     rows, targets = torch.rand(6, 2), torch.arange(6) % 3
     split = Split(rows, targets)
     data = Dataset("pets", "table", 3, (2,), split, split, labels=("ant", "bee", "cat"))
-    model: Any = {"transformers": "net", "inputs": {"x": [2]}}
+    model: Any = {
+        "python": "transformers:AutoModel.from_pretrained",
+        "args": {FOLDER: "net"},
+        "inputs": {"x": [2]},
+    }
     if inline:
-        model["transformers"] = str(tmp_path / "net")
+        model["args"][FOLDER] = str(tmp_path / "net")
     else:
         (tmp_path / "model.yaml").write_text(json.dumps(model))
         model = str(tmp_path / "model.yaml")

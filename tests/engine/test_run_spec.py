@@ -21,6 +21,7 @@ from archgraph.data import ROOT_VARIABLE
 from archgraph.engine import prepare
 from archgraph.engine.facts import as_resolved
 from archgraph.errors import DataError, RunError, SpecError
+from archgraph.language import ExperimentSpec
 from archgraph.record import read_metrics
 
 MODEL = """
@@ -342,3 +343,10 @@ def test_resolved_text_is_the_same_every_time(write):
     spec = ag.load_experiment(write())
     strategy = prepare(spec).strategy
     assert as_resolved(spec, strategy) == as_resolved(spec, strategy)
+
+
+def test_a_strategy_without_options_is_its_name():
+    """A user writes `strategy: fedavg`, as `server: adam`."""
+    shared = {"name": "e", "family": "f.yaml", "rounds": 1}
+    short = ExperimentSpec.model_validate({**shared, "strategy": "fedavg"})
+    assert short == ExperimentSpec.model_validate({**shared, "strategy": {"fedavg": {}}})

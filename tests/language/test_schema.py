@@ -15,7 +15,7 @@ from archgraph.errors import SpecError
 from archgraph.language import flat, schema
 from archgraph.language.data import DOORS
 from archgraph.language.help import topics
-from archgraph.language.kinds import file_kinds, kind_of
+from archgraph.language.kinds import file_kinds
 from archgraph.language.steps import STEPS
 from tests.language.test_errors import EXPERIMENT, FAMILY, GOOD
 from tests.language.test_flat import TINY
@@ -101,15 +101,6 @@ def test_malformed_models_are_invalid(old: str, new: str) -> None:
 def test_flat_and_python_models_are_valid() -> None:
     validator("model").validate(plain(flat.dump(TINY)))
     validator("model").validate(plain("python: a.b:c\ninputs: {x: [3]}"))
-
-
-@pytest.mark.parametrize("name", ["transformers", "timm"])
-def test_short_forms_are_valid(name: str) -> None:
-    example = plain(topics()[name].example)
-    validator("model").validate(example)
-    for wrong in ({**example, "sede": 1}, {**example, name: 3}, {name: example[name]}):
-        assert not validator("model").is_valid(wrong)
-    assert kind_of({name: "x"}) == "model"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.capture.test_open_sizes import CASES  # noqa: E402
 from tests.onnx.conformance import outcomes  # noqa: E402
 
 # Rows without a published case that is read: compared below.
-ELSEWHERE = {"Upsample", "GlobalLpPool"}
+ELSEWHERE = {"Upsample"}
 
 
 class Block(torch.nn.Module):
@@ -194,28 +194,13 @@ def test_a_constant_that_cannot_be_computed_is_refused(tmp_path: Path):
         ag.load(written(tmp_path, nodes, shape=["n", 2], rank=2, stored=stored))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "found"),
-    [
-        pytest.param([node("Pad", ["x", "pads"], ["y"])], "33,554,438 elements;", id="one"),
-        pytest.param(
-            [node("Pad", ["x", "less"], [f"p{i}"]) for i in range(17)]
-            + [node("Concat", [f"p{i}" for i in range(17)], ["c"], axis=0)]
-            + [node("ReduceMean", ["c"], ["y"])],
-            "elements at once",
-            id="together",
-        ),
-    ],
-)
-def test_results_that_take_too_much_memory_are_refused_before_anything_runs(
-    nodes, found, tmp_path: Path
-):
-    pads, less = [0, 0, 0, 2**24], [0, 0, 0, 2**22]
-    stored = [
-        onnx.helper.make_tensor(n, 7, [4], v) for n, v in {"pads": pads, "less": less}.items()
-    ]
-    with pytest.raises(SpecError, match=rf"too large for a comparison.*{found}"):
-        ag.load(written(tmp_path, nodes, shape=["n", 3], rank=2, stored=stored))
+def test_a_result_that_takes_too_much_memory_is_refused_before_anything_runs(tmp_path: Path):
+    stored = [onnx.helper.make_tensor("pads", 7, [4], [0, 0, 0, 2**27])]
+    path = written(
+        tmp_path, [node("Pad", ["x", "pads"], ["y"])], shape=["n", 3], rank=2, stored=stored
+    )
+    with pytest.raises(SpecError, match=r"too large for a comparison.*268,435,462 elements;"):
+        ag.load(path)
 
 
 def test_what_follows_from_constants_is_computed_once_and_bounded(tmp_path: Path):
@@ -240,9 +225,9 @@ def test_sequences_of_known_length_are_tensors(tmp_path: Path):
     nodes = [
         node("SplitToSequence", ["x"], ["s"], axis=1, keepdims=0),
         node("SequenceAt", ["s", "i"], ["a"]),
-        node("SequenceErase", ["s", "i"], ["t"]),
-        node("SequenceInsert", ["t", "a", "j"], ["u"]),
-        node("ConcatFromSequence", ["u"], ["y"], axis=1, new_axis=1),
+        node("SequenceAt", ["s", "j"], ["b"]),
+        node("SequenceConstruct", ["a", "b"], ["t"]),
+        node("ConcatFromSequence", ["t"], ["y"], axis=1, new_axis=1),
     ]
     equal(written(tmp_path, nodes, stored=stored), (2, 3, 4, 4))
     nodes[1] = node("SequenceAt", ["s", "n"], ["y"])
@@ -368,7 +353,6 @@ def test_too_many_steps_are_refused(tmp_path: Path):
             (8, 15),
             18,
         ),
-        ([node("BlackmanWindow", ["a"], ["w"]), node("Mul", ["x", "w"], ["y"])], [6], (2, 6), 17),
         (
             [
                 node("Shape", ["b"], ["s"], start=1),
@@ -380,7 +364,7 @@ def test_too_many_steps_are_refused(tmp_path: Path):
             17,
         ),
     ],
-    ids=["fold", "window", "part of a shape"],
+    ids=["fold", "part of a shape"],
 )
 def test_rows_in_a_graph(nodes, stored, shape, opset, tmp_path: Path):
     tensors = [
@@ -397,7 +381,6 @@ def test_rows_whose_published_cases_are_not_read(tmp_path: Path):
         written(tmp_path, [node("LayerNormalization", ["x", "w"], ["y"])], stored=ones),
         (2, 3, 4, 4),
     )
-    equal(written(tmp_path, [node("GlobalLpPool", ["x"], ["y"], p=3)]), (2, 3, 4, 4))
 
 
 def equal(path: Path, shape: tuple[int, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -80,16 +81,6 @@ def test_attention_over_another_axis_than_the_last(opset, axis, mask, tmp_path: 
     assert_like_onnxruntime(path, torch.randn(3, 4, 8))
 
 
-@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
-@pytest.mark.parametrize("place", ["align_corners", "half_pixel_symmetric"])
-def test_a_scale_that_makes_no_whole_size(mode: str, place: str, tmp_path: Path):
-    at = {"mode": mode, "coordinate_transformation_mode": place}
-    constants = {"s": np.array([1, 1, 1.7, 1.7], np.float32)}
-    nodes = [node("Resize", ["x", "", "s"], ["y"], **at)]
-    path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 10], constants)
-    assert_like_onnxruntime(path, torch.randn(3, 2, 9, 10))
-
-
 FOLDED: dict[str, tuple[Any, ...]] = {
     "division drops what is behind the point": (node("Div", ["a", "b"], ["c"]), [-7, 7, -8], [2]),
     "division by less than 0": (node("Div", ["a", "b"], ["c"]), [-7, 7, -8], [-2]),
@@ -145,14 +136,10 @@ MEETS: dict[str, tuple[Any, ...]] = {
         [node("Squeeze", ["x"], ["s"]), node("Unsqueeze", ["s", "zero"], ["y"])],
         [1, 1, 4], {"zero": np.array([0])}, FLOAT,
     ),
-    "a batch that is resized": (
-        [node("Resize", ["x", "", "", "s"], ["y"], mode="nearest")],
-        [1, 2, 3, 4], {"s": np.array([2, 2, 6, 8])}, FLOAT,
-    ),
 }  # fmt: skip
 
 
-MEETS_AT = {"Cast": "ReduceMax", "Div": "ReduceMax", "Unsqueeze": "Squeeze", "Resize": "Resize"}
+MEETS_AT = {"Cast": "ReduceMax", "Div": "ReduceMax", "Unsqueeze": "Squeeze"}
 
 
 @pytest.mark.parametrize("name", MEETS)
@@ -237,25 +224,6 @@ def test_a_weight_may_have_a_name_of_the_exporter(name: str, tmp_path: Path):
     assert torch.equal(weights[name], state[name])
 
 
-def test_a_resize_between_many_positions_is_refused(tmp_path: Path):
-    nodes = [
-        node(
-            "Resize",
-            ["x", "", "s"],
-            ["y"],
-            mode="linear",
-            coordinate_transformation_mode="asymmetric",
-        )
-    ]
-    path = written(
-        tmp_path / "r.onnx", nodes, ["N", 1, 4096], {"s": np.array([1, 1, 16], np.float32)}
-    )
-    with pytest.raises(
-        SpecError, match="Resize: resizes between too many positions; found 4,096 and"
-    ):
-        ag.load(path)
-
-
 @pytest.mark.parametrize("step", [-1, -2, -3])
 def test_a_slice_that_runs_backwards(step: int, tmp_path: Path):
     ends = {
@@ -301,7 +269,11 @@ def test_a_weight_whose_name_goes_on_behind_that_of_another(tmp_path: Path):
 @pytest.mark.parametrize(
     ("at", "found"),
     [
-        ({"coordinate_transformation_mode": "tf_crop_and_resize"}, "found tf_crop_and_resize"),
+        (
+            {"coordinate_transformation_mode": "tf_crop_and_resize"},
+            "linear, tf_crop_and_resize",
+        ),
+        ({"antialias": 1}, "resizes in a way that PyTorch has no operator for"),
         ({"keep_aspect_ratio_policy": "not_larger"}, "found keep_aspect_ratio_policy='not_larger'"),
     ],
 )
@@ -312,6 +284,20 @@ def test_what_resizing_does_not_know_is_refused(at: Any, found: str, tmp_path: P
         ag.load(path)
 
 
+@pytest.mark.parametrize(
+    ("mode", "place"),
+    [
+        *itertools.product(("linear", "cubic"), ("align_corners", "half_pixel")),
+        ("nearest", "asymmetric"),
+    ],
+)
+def test_resizing_to_a_size(mode: str, place: str, tmp_path: Path):
+    at = {"mode": mode, "coordinate_transformation_mode": place, "nearest_mode": "floor"}
+    nodes = [node("Resize", ["x", "", "", "s"], ["y"], axes=[2, 3], **at)]
+    path = written(tmp_path / "r.onnx", nodes, ["N", 2, 9, 7], {"s": np.array([13, 22])})
+    assert_like_onnxruntime(path, torch.randn(3, 2, 9, 7))
+
+
 def test_neither_infinity_is_looked_for(tmp_path: Path):
     nodes = [
         node("IsInf", ["x"], ["i"], detect_positive=0, detect_negative=0),
@@ -319,3 +305,32 @@ def test_neither_infinity_is_looked_for(tmp_path: Path):
     ]
     path = written(tmp_path / "i.onnx", nodes, ["N", 3])
     assert_like_onnxruntime(path, torch.tensor([[1.0, torch.inf, -torch.inf], [0, -1, torch.inf]]))
+
+
+@pytest.mark.parametrize("mask", [None, "float", "bool"])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention_with_groups_of_heads(mask: str | None, causal: int, tmp_path: Path):
+    nodes = [
+        node("Attention", ["x", "k", "v", *["m"] * (mask is not None)], ["y"], is_causal=causal)
+    ]
+    constants = {"k": real(3, 2, 6, 8), "v": real(3, 2, 6, 8)}
+    if mask is not None:
+        allowed = np.tri(5, 6, 2, dtype=bool)
+        constants["m"] = allowed if mask == "bool" else np.where(allowed, 0, -3).astype("f")
+    path = written(tmp_path / "a.onnx", nodes, [3, 4, 5, 8], constants, opset=23)
+    assert_like_onnxruntime(path, torch.randn(3, 4, 5, 8))
+
+
+@pytest.mark.parametrize(
+    ("results", "at", "found"),
+    [
+        (["y", "k2"], {}, "attention of another form"),
+        (["y"], {"softcap": 2.0}, "softcap=2.0"),
+    ],
+)
+def test_attention_of_another_form_is_refused(results: Any, at: Any, found: str, tmp_path: Path):
+    nodes = [node("Attention", ["x", "k", "v"], results, **at)]
+    constants = {"k": real(3, 2, 6, 8), "v": real(3, 2, 6, 8)}
+    path = written(tmp_path / "a.onnx", nodes, [3, 4, 5, 8], constants, opset=23)
+    with pytest.raises(SpecError, match=found):
+        ag.load(path)

@@ -181,35 +181,19 @@ def test_an_open_file_may_join_its_examples(tmp_path):
     torch.testing.assert_close(ag.build(graph, state)(x), x + x.mean(0), rtol=0, atol=1e-6)
 
 
-LARGE = [
-    ("Tile", ["x", "r"], "big", {}),
-    ("Shape", ["big"], "shape", {}),
-    ("Gather", ["shape", "last"], "many", {}),
-    ("Cast", ["many"], "real", {"to": onnx.TensorProto.FLOAT}),
-    ("MatMul", ["x", "w"], "m", {}),
-]
-
-
-@pytest.mark.parametrize("used", [False, True], ids=["by nothing", "for its shape"])
-def test_what_the_graph_has_nothing_of_takes_no_memory(used: bool, tmp_path: Path):
+def test_what_nothing_reads_is_not_computed(tmp_path: Path):
     """2²⁶ elements for two examples, of which no result has any."""
-    nodes = [*LARGE, ("Mul", ["m", "real"] if used else ["m", "m"], "y", {})]
-    constants = {
-        "r": np.array([1, 2**23]), "last": np.array(1), "w": np.eye(4, dtype=np.float32),
-    }  # fmt: skip
-    path = file(tmp_path / "l.onnx", nodes, "N", 17, **constants)
-    resource = pytest.importorskip("resource", reason="measures memory as Unix counts it")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if used:
-        with pytest.raises(SpecError, match=r"Tile.*too large.*found 67,108,864 elements"):
-            ag.load(path)
-    else:
-        assert [n.op for n in ag.load(path).graph.nodes] == [
-            "input",
-            "aten.matmul",
-            "aten.mul.Tensor",
-        ]
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 240 * 1024
+    nodes: list[tuple[Any, ...]] = [
+        ("Tile", ["x", "r"], "big", {}),
+        ("Shape", ["big"], "shape", {}),
+        ("MatMul", ["x", "w"], "m", {}),
+        ("Mul", ["m", "m"], "y", {}),
+    ]
+    path = file(
+        tmp_path / "l.onnx", nodes, "N", 17, r=np.array([1, 2**23]), w=np.eye(4, dtype=np.float32)
+    )
+    graph = ag.load(path).graph
+    assert [n.op for n in graph.nodes] == ["input", "aten.matmul", "aten.mul.Tensor"]
 
 
 @pytest.mark.parametrize("zero", [False, True], ids=["plain", "zero instead of not a number"])
@@ -294,22 +278,6 @@ TOO_LARGE: dict[str, tuple[list[tuple[Any, ...]], dict[str, Any], str]] = {
         + [("Add", ["r19", "r20"], "big", {})],
         {"l": np.array([2**23])},
         "computes too much from constants",
-    ),
-    "scores inside an operator": (
-        [
-            ("Reshape", ["x", "s"], "q", {}),
-            ("Tile", ["q", "r"], "k", {}),
-            ("Attention", ["k", "k", "k"], "big", {"softcap": 2.0}),
-        ],
-        {"s": np.array([0, 1, 4, 1]), "r": np.array([1, 1, 2**11, 1])},
-        r"too large.*found 134,217,728 elements",
-    ),
-    "small views of large results": (
-        [("Tile", ["x", "r"], f"t{i}", {}) for i in range(8)]
-        + [("Slice", [f"t{i}", "zero", "two", "one"], f"s{i}", {}) for i in range(8)]
-        + [("Concat", [f"s{i}" for i in range(8)], "big", {"axis": 1})],
-        {"r": np.array([1, 2**22]), "zero": [0], "two": [2], "one": [1]},
-        "too large.*elements at once",
     ),
 }
 

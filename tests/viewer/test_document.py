@@ -86,8 +86,8 @@ def test_blocks_of_the_page_are_those_of_the_structure_in_order(net):
     assert [(f[2], f[3]) for f in data["folds"]] == [(3, "layers.0–2")]
 
 
-def test_clients_and_budgets_tell_their_cost_sizes_and_lacking_blocks(net, family):
-    data = decode_data(view(family, budgets=True))["graphs"][0]
+def test_clients_tell_their_cost_sizes_and_lacking_blocks(family):
+    data = decode_data(view(family))["graphs"][0]
     blocks = [block[0] for block in data["blocks"]]
     for one, row in zip(family.clients, data["clients"], strict=True):
         spent = cost(one.graph)
@@ -96,10 +96,6 @@ def test_clients_and_budgets_tell_their_cost_sizes_and_lacking_blocks(net, famil
     sizes = {data["axes"][axis][0]: size for axis, size in narrow[3]}
     assert sizes["layers.0.linear1.out"] == 8 and narrow[4] == []
     assert [blocks[i] for i in short[4]] == ["layers.2"] and short[3] == []
-    shares, macs = [fit[0] for fit in data["fits"]], [fit[2] for fit in data["fits"]]
-    assert shares == sorted(shares) and len(shares) > 10
-    assert all(m <= share * cost(net).macs for share, m in zip(shares, macs, strict=True))
-    assert set(data["fits"][-1][4]) <= set(data["fits"][0][4]), "a larger submodel lacks more"
 
 
 def test_who_feeds_a_block_and_with_which_positions(family):

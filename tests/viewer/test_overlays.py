@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from archgraph.display.collect import graph_facts
-from archgraph.errors import GraphError, RejectedUpdate
-from archgraph.states import signature
+from archgraph.errors import GraphError
 from archgraph.viewer import view
 from archgraph.viewer.document import decode_data
-from archgraph.viewer.values import BINS, value_rows
 
 
 def test_a_part_has_the_mean_importance_of_what_it_uses(net):
@@ -47,36 +45,3 @@ def test_importance_that_nothing_has_is_refused(net):
             view(net, importance={"stem.out": numbers})
     with pytest.raises(GraphError, match="importance is empty"):
         view(net, importance={})
-
-
-def weights(graph, seed):
-    """Weights at random."""
-    draw = torch.Generator().manual_seed(seed)
-    shapes = {slot.name: slot.shape for slot in signature(graph)}
-    return {k: torch.randn(shape, generator=draw) for k, shape in shapes.items()}
-
-
-def test_weights_of_other_graphs_are_refused(net, family):
-    state = weights(net, 0)
-    with pytest.raises(GraphError, match=r"states: no such graph.*'wide'.*narrow"):
-        view(family, states={"global": state, "wide": state})
-    with pytest.raises(RejectedUpdate, match="stem"):
-        view(family, states={"global": state, "narrow": state})
-
-
-def test_values_of_weights_are_told_by_parameter(net):
-    state = weights(net, 0)
-    name = "layers.1.linear1.weight"
-    state[name][:4] = 0.0
-    rows = decode_data(view(net, states={"net": state}))["graphs"][0]["values"]
-    leaves = [param.name for param in net.params]
-    low, high, mean, deviation, zeros, norm, counts = rows[leaves.index(name)]
-    value = state[name].double()
-    told = value.min(), value.max(), value.mean(), value.std(correction=0), 0.25, value.norm()
-    assert [low, high, mean, deviation, zeros, norm] == pytest.approx([*map(float, told)], rel=1e-3)
-    assert sum(counts) == value.numel() and len(counts) == BINS
-    # Of several versions all values together.
-    both = value_rows(net, [state, {k: v + 1 for k, v in state.items()}])[leaves.index(name)]
-    assert both[2] == pytest.approx(float(value.mean()) + 0.5, rel=1e-3)
-    with pytest.raises(RejectedUpdate, match="stem"):
-        view(net, states={"net": {"stem.weight": torch.zeros(3)}})

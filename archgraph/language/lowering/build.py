@@ -112,7 +112,7 @@ class _Lowering:
         return graph.replace(notes=tuple(filter(None, notes)))
 
     def _outputs(self, root: Scope, last: Ref) -> Value:
-        find = functools.partial(lookup, self.document, root, (), 0)
+        find = functools.partial(lookup, self.document, root, ())
         match self.model.outputs:
             case None:
                 return last
@@ -292,7 +292,7 @@ class _Lowering:
         labels = labels_of(steps)
         for index, (step, name) in enumerate(zip(steps, names, strict=True)):
             here = (*loc, index)
-            find = functools.partial(lookup, self.document, scope, steps, index)
+            find = functools.partial(lookup, self.document, scope, steps)
             x = self._step(
                 Step(name, step.options), here, scope, x, modules[index], normalised, find
             )

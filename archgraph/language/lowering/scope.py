@@ -53,25 +53,17 @@ class Scope:
         return f"{self.path}.{name}" if self.path else name
 
 
-def lookup(
-    document: Document, scope: Scope, steps: Sequence[Step], index: int, name: str, loc: Place
-) -> Ref:
+def lookup(document: Document, scope: Scope, steps: Sequence[Step], name: str, loc: Place) -> Ref:
     """Return the value of a name, as a step of a list sees it.
 
     Raises:
-        SpecError: If it stands for nothing yet: unknown, made later, or made by a cycle.
+        SpecError: If it stands for nothing yet: unknown, or made later.
     """
     value = scope.find(name)
     if value is not None:
         return value
-    # A cycle first: moving a step up, the advice about a later one, would not break it.
-    labels = labels_of(steps)
-    if name in labels:
-        if path := _cycle(steps, labels, index, labels.index(name)):
-            expected = "a value made before"
-            document.fail(loc, "forms a cycle", found=" → ".join(path), expected=expected)
-    if name in labels or name in scope.later:
-        hint = "move the step that makes it up"
+    if name in labels_of(steps) or name in scope.later:
+        hint = "name a value that is made before it, or move the step that makes it up"
         document.fail(loc, "names the value of a later step", found=repr(name), hint=hint)
     document.fail(loc, "names an unknown value", **unknown(name, scope.names()))
 
@@ -82,23 +74,3 @@ def labels_of(steps: Sequence[Step]) -> list[str | None]:
         str(s.options["as"]) if isinstance(s.options, dict) and s.options.get("as") else None
         for s in steps
     ]
-
-
-def _cycle(steps: Sequence[Step], labels: Sequence[str | None], start: int, goal: int) -> list[str]:
-    """Return the steps from a later step back to the one that uses it, if they form a cycle."""
-    import networkx as nx  # 0.07 s that only a mistake costs
-
-    drawn = nx.DiGraph()
-    drawn.add_nodes_from(range(len(steps)))
-    for index, step in enumerate(steps):
-        options = step.options if isinstance(step.options, dict) else {}
-        written = [options.get(key, ()) for key in ("from", "other", "context")]
-        lists = [(v,) if isinstance(v, str) else v for v in written]  # a number draws on nothing
-        names = [n for v in lists if isinstance(v, (list, tuple)) for n in v]
-        drawn.add_edges_from((index, labels.index(n)) for n in names if n in labels)
-        if "from" not in options and index:
-            drawn.add_edge(index, index - 1)
-    if not nx.has_path(drawn, goal, start):
-        return []
-    path = nx.shortest_path(drawn, goal, start)
-    return [labels[i] or steps[i].name for i in (*path[::-1], start)]

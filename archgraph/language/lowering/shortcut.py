@@ -69,7 +69,7 @@ class Shortcut:
         source = x
         if options.source is not None:
             loc = (*self.loc, "from")
-            source = lookup(self.reader.document, self.scope, (), 0, options.source, loc)
+            source = lookup(self.reader.document, self.scope, (), options.source, loc)
         stride = _stride(self.draft.shape(source), want)
         if self.kind == "identity" or stride is None:
             or_stride = "" if self.kind == "identity" else ", or sizes that one stride relates"

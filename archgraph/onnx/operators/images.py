@@ -10,27 +10,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
-from archgraph.limits import LIMITS
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, integers
 
 _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
 def _resize(at: Attributes, x: Tensor, *rest: Known | None) -> Tensor:
-    """Resize by PyTorch's own operator where it says the same, else axis by axis."""
+    """Resize by the operator of PyTorch that says the same.
+
+    Raises:
+        SpecError: If there is none.
+    """
     # Until opset 10 the scales are the only input, or an attribute.
     _, scales, sizes = (*((None, *rest) if len(rest) == 1 else rest), None, None, None)[:3]
     at.refuse("keep_aspect_ratio_policy", "stretch")
     factors, targets = _sizes(at, x, scales, integers(sizes))
-    transformation = _options(at)[1]
+    if all(factor == 1 for factor in factors):
+        return x
     name = _native(at, x, factors, targets)
-    if name is not None:
-        corners = transformation == "align_corners" or (None if name == "nearest" else False)
-        return F.interpolate(x, targets[2:], mode=name, align_corners=corners)
-    for axis, factor in enumerate(factors):
-        if factor != 1:
-            x = _along(at, x, axis, int(targets[axis]), float(factor))
-    return x
+    if name is None:
+        options = ", ".join(map(str, _options(at)))
+        actual = f"{[*x.shape]} to {targets}, {options}"
+        raise SpecError("resizes in a way that PyTorch has no operator for", found=actual)
+    corners = _options(at)[1] == "align_corners" or (None if name == "nearest" else False)
+    return F.interpolate(x, targets[2:], mode=name, align_corners=corners)
 
 
 def _options(at: Attributes) -> tuple[str, str, str]:
@@ -67,10 +70,11 @@ def _sizes(
 def _native(at: Attributes, x: Tensor, factors: list[float], targets: list[int]) -> str | None:
     """Return the mode in which PyTorch computes the same, or None if it has none."""
     changed = [i for i, factor in enumerate(factors) if factor != 1]
-    exact = all(targets[i] == x.shape[i] * factors[i] for i in changed)
+    mode, transformation, rounding = _options(at)
+    # Up to the rounding of a factor, which may be that of two sizes.
+    exact = all(math.isclose(targets[i], x.shape[i] * factors[i], rel_tol=1e-6) for i in changed)
     if not 3 <= x.dim() <= 5 or min(changed, default=2) < 2 or not exact or at.get("antialias", 0):
         return None
-    mode, transformation, rounding = _options(at)
     if mode == "nearest":
         multiple = all(targets[i] % x.shape[i] == 0 for i in changed)
         same = (transformation, rounding) == ("asymmetric", "floor") or (
@@ -85,78 +89,6 @@ def _native(at: Attributes, x: Tensor, factors: list[float], targets: list[int])
         return _LINEAR[x.dim()]
     same = at.get("cubic_coeff_a", -0.75) == -0.75 and not at.get("exclude_outside", 0)
     return "bicubic" if x.dim() == 4 and same else None
-
-
-def _along(at: Attributes, x: Tensor, axis: int, size: int, factor: float) -> Tensor:
-    """Resize one axis: each new position is a weighted sum of old ones."""
-    before = int(x.shape[axis])
-    mode, transformation, rounding = _options(at)
-    positions = _positions(transformation, size, before, factor)
-    if mode == "nearest":
-        index = np.clip(_rounded(positions, rounding), 0, before - 1).astype(np.int64)
-        return x.index_select(axis, torch.from_numpy(index))
-    if not x.is_floating_point():
-        raise SpecError("interpolates whole numbers", found=str(x.dtype))
-    matrix = torch.from_numpy(_weights(at, positions, before, factor)).to(x.dtype)
-    return (x.movedim(axis, -1) @ matrix.t()).movedim(-1, axis)
-
-
-def _positions(transformation: str, size: int, before: int, factor: float) -> Known:
-    """Return the old positions of the new ones."""
-    new = np.arange(size, dtype=np.float64)
-    match transformation:
-        case "align_corners":
-            return new * (before - 1) / (size - 1) if size != 1 else new * 0
-        case "asymmetric":
-            return new / factor
-        case "pytorch_half_pixel" if size == 1:
-            return new * 0
-        case "half_pixel" | "pytorch_half_pixel":
-            return (new + 0.5) / factor - 0.5
-        case "half_pixel_symmetric":
-            # The centre stays where it is if the factor gives a fractional size.
-            return before / 2 * (1 - size / (factor * before)) + (new + 0.5) / factor - 0.5
-    raise SpecError("counts positions in another way", found=transformation)
-
-
-def _rounded(positions: Known, rounding: str) -> Known:
-    match rounding:
-        case "floor":
-            return np.floor(positions)
-        case "ceil":
-            return np.ceil(positions)
-        case "round_prefer_ceil":
-            return np.floor(positions + 0.5)
-    return np.ceil(positions - 0.5)
-
-
-def _weights(at: Attributes, positions: Known, before: int, factor: float) -> Known:
-    """Return how much each old position counts for each new one; outside, the edge counts."""
-    if len(positions) * before > LIMITS.folded_elements:
-        sizes = f"{before:,} and {len(positions):,}"
-        raise SpecError("resizes between too many positions", found=sizes)
-    cubic = at.get("mode") == "cubic"
-    # Against aliasing, the kernel of a smaller image is as much wider.
-    narrow = min(factor, 1.0) if at.get("antialias", 0) else 1.0
-    reach = math.ceil((2 if cubic else 1) / narrow) + 1
-    matrix = np.zeros((len(positions), before))
-    for row, position in enumerate(positions):
-        near = np.arange(math.floor(position) - reach, math.floor(position) + reach + 1)
-        distance = np.abs(near - position) * narrow
-        a = at.get("cubic_coeff_a", -0.75)
-        share = _cubic(distance, a) if cubic else np.clip(1 - distance, 0, 1)
-        if at.get("exclude_outside", 0):
-            share = np.where((near < 0) | (near >= before), 0, share)
-        # Several neighbours may be the edge: their shares add up, which an assignment would not.
-        np.add.at(matrix[row], np.clip(near, 0, before - 1), share / share.sum())
-    return matrix
-
-
-def _cubic(t: Known, a: float) -> Known:
-    """Return the weight at a distance in Keys' kernel, of two pieces."""
-    inner = (a + 2) * t**3 - (a + 3) * t**2 + 1
-    outer = a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
-    return np.where(t <= 1, inner, np.where(t < 2, outer, 0.0))
 
 
 def _sample(at: Attributes, x: Tensor, grid: Tensor) -> Tensor:

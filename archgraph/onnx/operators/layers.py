@@ -122,14 +122,6 @@ def _window_sum(x: Tensor, kernel: list[int], strides: list[int], dilations: lis
     return sums.reshape(x.shape[0], x.shape[1], *sums.shape[2:])
 
 
-def _lp_pool(at: Attributes, x: Tensor) -> Tensor:
-    kernel, p = list(at.need("kernel_shape")), at.get("p", 2)
-    strides, dilations, before, after = _window(at, x, kernel)
-    at.refuse("ceil_mode", 0)
-    powers = _padded(x.abs() ** p, before, after, 0.0)
-    return _window_sum(powers, kernel, strides, dilations) ** (1 / p)
-
-
 def _spatial(x: Tensor) -> list[int]:
     return list(range(2, x.dim()))
 
@@ -187,12 +179,6 @@ def _rms_norm(at: Attributes, x: Tensor, w: Tensor | None = None) -> Tensor:
     return F.rms_norm(x, shape, w, at.get("epsilon", 1e-5))
 
 
-def _mean_variance(at: Attributes, x: Tensor) -> Tensor:
-    axes = list(at.get("axes") or (0, 2, 3))
-    centred = x - x.mean(axes, keepdim=True)
-    return centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)
-
-
 def _lrn(at: Attributes, x: Tensor) -> Tensor:
     size = at.need("size")
     if size % 2 == 0:
@@ -207,14 +193,8 @@ LAYERS: OnnxTable = {
     "ConvTranspose": OnnxRow(_transposed, zeros=(2,)),
     "MaxPool": OnnxRow(_max_pool),
     "AveragePool": OnnxRow(_mean_pool),
-    "LpPool": OnnxRow(_lp_pool),
     "GlobalAveragePool": OnnxRow(lambda at, x: x.mean(_spatial(x), keepdim=True)),
     "GlobalMaxPool": OnnxRow(lambda at, x: x.amax(_spatial(x), keepdim=True)),
-    "GlobalLpPool": OnnxRow(
-        lambda at, x: (
-            (x.abs() ** at.get("p", 2)).sum(_spatial(x), keepdim=True) ** (1 / at.get("p", 2))
-        )
-    ),
     "Gemm": OnnxRow(_gemm, zeros=(2,)),
     "MatMul": OnnxRow(lambda at, a, b: a @ b),
     "BatchNormalization": OnnxRow(_batch_norm, buffers=(3, 4), since=6),
@@ -222,8 +202,6 @@ LAYERS: OnnxTable = {
     "GroupNormalization": OnnxRow(_group_norm),
     "LayerNormalization": OnnxRow(_layer_norm),
     "RMSNormalization": OnnxRow(_rms_norm),
-    "MeanVarianceNormalization": OnnxRow(_mean_variance),
     "LRN": OnnxRow(_lrn),
     "Einsum": OnnxRow(lambda at, *inputs: torch.einsum(at.need("equation"), *inputs)),
-    "Det": OnnxRow(lambda at, x: torch.linalg.det(x)),
 }

@@ -118,12 +118,6 @@ def _selu(at: Attributes, x: Tensor) -> Tensor:
     return at.get("gamma", 1.0507010) * F.elu(x, at.get("alpha", 1.6732632))
 
 
-def _shrink(at: Attributes, x: Tensor) -> Tensor:
-    bias, lambd = at.get("bias", 0.0), at.get("lambd", 0.5)
-    zero = torch.zeros_like(x)
-    return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, zero)).to(x.dtype)
-
-
 def _dropout(
     at: Attributes, x: Tensor, ratio: Known | None = None, training: Known | None = None
 ) -> object:
@@ -149,7 +143,6 @@ POINTWISE: OnnxTable = {
     "Cast": OnnxRow(lambda at, x: x.to(dtype_of(at.need("to")))),
     "CastLike": bare(lambda x, like: x.to(like.dtype), types=(1,)),
     "PRelu": OnnxRow(_prelu),
-    "BitShift": OnnxRow(lambda at, x, y: x << y if at.need("direction") == "LEFT" else x >> y),
     "Celu": OnnxRow(lambda at, x: F.celu(x, at.get("alpha", 1.0))),
     "Elu": OnnxRow(lambda at, x: F.elu(x, at.get("alpha", 1.0))),
     "Gelu": OnnxRow(lambda at, x: F.gelu(x, approximate=at.get("approximate", "none"))),
@@ -157,7 +150,6 @@ POINTWISE: OnnxTable = {
     "IsInf": OnnxRow(_is_inf),
     "LeakyRelu": OnnxRow(lambda at, x: F.leaky_relu(x, at.get("alpha", 0.01))),
     "Selu": OnnxRow(_selu),
-    "Shrink": OnnxRow(_shrink),
     "Swish": OnnxRow(_swish),
     "SwiGLU": OnnxRow(lambda at, a, b: a * torch.sigmoid(a * at.get("alpha", 1.0)) * b),
     "ThresholdedRelu": OnnxRow(lambda at, x: F.threshold(x, at.get("alpha", 1.0), 0.0)),

@@ -1,4 +1,4 @@
-"""Rows of operators that reduce or normalise along axes; losses, which files of training hold."""
+"""Rows of operators that reduce or normalise along axes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, 
 
 # Of a tensor, axes, and whether the axes stay, with size 1.
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
-
-NO_CLASS = -(2**31)  # a class that no example has
 
 
 def _reduce(function: Reduction) -> OnnxRow:
@@ -87,30 +85,9 @@ def _cumulative(function: Callable[[Tensor, int], Tensor], start: int) -> OnnxRo
     return OnnxRow(compute, known=(1,))
 
 
-def _hard(x: Tensor, axis: int) -> Tensor:
-    positions = torch.arange(x.shape[axis]).reshape([-1] + [1] * (x.dim() - 1 - axis % x.dim()))
-    return (positions == x.argmax(axis, keepdim=True)).to(x.dtype)
-
-
 def _real(x: Tensor) -> Tensor:
     """Convert to single precision what is not in double: whole numbers have no root."""
     return x if x.dtype == torch.float64 else x.float()
-
-
-def _lp(at: Attributes, x: Tensor) -> Tensor:
-    return F.normalize(x, at.get("p", 2), at.get("axis", -1), eps=1e-12)
-
-
-def _likelihood(at: Attributes, x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    ignored, how = at.get("ignore_index", NO_CLASS), at.get("reduction", "mean")
-    return F.nll_loss(x, target.long(), weight, ignore_index=ignored, reduction=how)
-
-
-def _cross_entropy(
-    at: Attributes, x: Tensor, target: Tensor, weight: Tensor | None = None
-) -> object:
-    logs = F.log_softmax(x, 1)
-    return at.results(_likelihood(at, logs, target, weight), logs)
 
 
 REDUCTIONS: OnnxTable = {
@@ -128,10 +105,6 @@ REDUCTIONS: OnnxTable = {
     "ArgMin": _arg(torch.argmin),
     "Softmax": _softmax(F.softmax),
     "LogSoftmax": _softmax(F.log_softmax),
-    "Hardmax": _softmax(_hard),
     "CumSum": _cumulative(torch.cumsum, 0),
     "CumProd": _cumulative(torch.cumprod, 1),
-    "LpNormalization": OnnxRow(_lp),
-    "NegativeLogLikelihoodLoss": OnnxRow(_likelihood),
-    "SoftmaxCrossEntropyLoss": OnnxRow(_cross_entropy),
 }

@@ -40,16 +40,13 @@ def _reverse(at: Attributes, x: Tensor, lengths: Tensor) -> Tensor:
 # -- sequences of tensors -----------------------------------------------------------------------
 
 
-def _position(index: Known | None, count: int, last: int) -> int:
-    """Resolve a position from ``-count`` to ``last``; a negative one counts from the end.
-
-    Raises:
-        SpecError: If there is no such position.
-    """
-    position = last if index is None else integers(index)[0]
-    if not -count <= position <= last:
-        raise SpecError("is beyond a sequence", found=position, expected=f"from {-count} to {last}")
-    return position + count if position < 0 else position
+def _item(at: Attributes, items: list[Tensor], index: Known) -> Tensor:
+    """Return the item at a position; a negative one counts from the end."""
+    position, count = integers(index)[0], len(items)
+    if not -count <= position < count:
+        expected = f"from {-count} to {count - 1}"
+        raise SpecError("is beyond a sequence", found=position, expected=expected)
+    return items[position]
 
 
 def _split(at: Attributes, x: Tensor, sizes: Known | None = None) -> list[Tensor]:
@@ -65,26 +62,10 @@ def _concatenated(at: Attributes, items: list[Tensor]) -> Tensor:
     return join(items, at.need("axis"))
 
 
-def _inserted(
-    at: Attributes, items: list[Tensor], item: Tensor, index: Known | None = None
-) -> list[Tensor]:
-    position = _position(index, len(items), len(items))  # also behind the last one
-    return [*items[:position], item, *items[position:]]
-
-
-def _erased(at: Attributes, items: list[Tensor], index: Known | None = None) -> list[Tensor]:
-    position = _position(index, len(items), len(items) - 1)
-    return items[:position] + items[position + 1 :]
-
-
 SEQUENCES: OnnxTable = {
     "ReverseSequence": OnnxRow(_reverse),
     "SplitToSequence": OnnxRow(_split, known=(1,)),
     "ConcatFromSequence": OnnxRow(_concatenated),
-    "SequenceAt": OnnxRow(lambda at, s, i: s[_position(i, len(s), len(s) - 1)], known=(1,)),
+    "SequenceAt": OnnxRow(_item, known=(1,)),
     "SequenceConstruct": OnnxRow(lambda at, *items: list(items)),
-    "SequenceEmpty": OnnxRow(lambda at: []),
-    "SequenceErase": OnnxRow(_erased, known=(1,)),
-    "SequenceInsert": OnnxRow(_inserted, known=(2,)),
-    "SequenceLength": OnnxRow(lambda at, s: np.array(len(s), dtype=object)),
 }

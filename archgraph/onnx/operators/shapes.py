@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -122,16 +121,9 @@ def _scatter_elements(at: Attributes, x: Tensor, index: Tensor, updates: Tensor)
 def _scatter_nd(at: Attributes, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     how = at.get("reduction", "none")
     positions = tuple(part.long() for part in index.unbind(-1))
-    if how in ("none", "add"):
-        return torch.index_put(x, positions, updates, accumulate=how == "add")
-    # Other reductions take one index: the indexed axes become one, the others a row behind it.
-    rows, depth = torch.zeros_like(positions[0]), index.shape[-1]
-    for part, size in zip(positions, x.shape, strict=False):
-        rows = rows * size + _from_start(part, size)
-    flat = x.flatten(0, depth - 1).flatten(1) if x.dim() > depth else x.reshape(-1, 1)
-    values = updates.reshape(-1, flat.shape[1])
-    rows = rows.reshape(-1, 1).expand(*values.shape)
-    return flat.scatter_reduce(0, rows, values, _REDUCE[how]).reshape(x.shape)
+    if how not in ("none", "add"):
+        raise SpecError("has an option that is not read", found=f"reduction={how!r}")
+    return torch.index_put(x, positions, updates, accumulate=how == "add")
 
 
 def _expand(at: Attributes, x: Tensor, shape: Known) -> Tensor:
@@ -171,19 +163,6 @@ def _pad(
     return F.pad(flat, pairs, _PAD_MODES[mode]).reshape(
         *x.shape[:lead], *(x.shape[i] + before[i] + after[i] for i in range(lead, x.dim()))
     )
-
-
-def _window(*coefficients: float) -> OnnxRow:
-    """Return the row of a window that is a sum of cosines with these coefficients."""
-
-    def compute(at: Attributes, size: Known) -> Tensor:
-        n = integers(size)[0]
-        step = 2 * math.pi / (n if at.get("periodic", 1) else n - 1)
-        angles = torch.arange(n, dtype=torch.float64) * step
-        terms = [(-1) ** i * a * torch.cos(i * angles) for i, a in enumerate(coefficients)]
-        return functools.reduce(torch.add, terms).to(dtype_of(at.get("output_datatype", 1)))
-
-    return OnnxRow(compute, known=(0,))
 
 
 def _trilu(at: Attributes, x: Tensor, k: Known | None = None) -> Tensor:
@@ -249,9 +228,6 @@ SHAPES: OnnxTable = {
     "ScatterND": OnnxRow(_scatter_nd),
     "Expand": OnnxRow(_expand, known=(1,)),
     "Pad": OnnxRow(_pad, known=(1, 2, 3)),
-    "HannWindow": _window(0.5, 0.5),
-    "HammingWindow": _window(25 / 46, 21 / 46),
-    "BlackmanWindow": _window(0.42, 0.5, 0.08),
     "Concat": OnnxRow(lambda at, *inputs: torch.cat(inputs, at.get("axis", 1))),
     "Tile": OnnxRow(lambda at, x, repeats: x.repeat(integers(repeats)), known=(1,), since=6),
     "Trilu": OnnxRow(_trilu, known=(1,)),

@@ -252,7 +252,7 @@ class App {
   /** Show a submodel in every pane whose graph has it. */
   shape(/** @type {string} */ as, much = this.state.as === as ? this.state.much : 0) {
     const { graphs } = this.data;
-    const most = steps(graphs, as);
+    const most = steps(as);
     Object.assign(this.state, { as, much: most ? Math.min(Math.max(much || Math.ceil(most / 2), 1), most) : 0 });
     $("as").value = as;
     const room = $("legend").offsetHeight;

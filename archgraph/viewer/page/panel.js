@@ -262,9 +262,9 @@ class Panel {
       const [name, role, shape, layout] = data.leaves[n];
       const texts = feeding ? feeding.texts[feeding.positions[n]] : [];
       const taken = texts.map((/** @type {string} */ text, /** @type {number} */ i) => h("div", {}, `${feeding.clients[i][0]}: ${text || "none"}`));
-      return [soft(name), role, shape.join(" × "), layout.join(" | "), ...(data.values ? [h("div", {}, distribution(data.values[n]))] : []), ...(feeding ? [h("div", {}, taken)] : [])];
+      return [soft(name), role, shape.join(" × "), layout.join(" | "), ...(feeding ? [h("div", {}, taken)] : [])];
     });
-    const heads = ["leaf", "role", "shape", "made of", ...(data.values ? ["values"] : []), ...(feeding ? ["what each client takes"] : [])];
+    const heads = ["leaf", "role", "shape", "made of", ...(feeding ? ["what each client takes"] : [])];
     return few(rows, (part) => table("Parameters and buffers", heads, part) || "");
   }
 }

@@ -1,4 +1,4 @@
-// The submodel that the picture shows: a share of every width, a client's, or one fitted to a budget.
+// The submodel that the picture shows: a share of every width, or a client's.
 
 /**
  * @typedef {Object} Submodel
@@ -42,29 +42,26 @@ function within(/** @type {any} */ data, /** @type {number} */ budget) {
 }
 
 /** A row of the data. @returns {Submodel} */
-function listed(/** @type {any[]} */ [name, parameters, macs, sizes, gone], /** @type {string} */ called = name) {
-  return { name: called, parameters, macs, sizes: new Map(sizes), gone: new Set(gone) };
+function listed(/** @type {any[]} */ [name, parameters, macs, sizes, gone]) {
+  return { name, parameters, macs, sizes: new Map(sizes), gone: new Set(gone) };
 }
 
 /** What can be chosen of the graphs of a page, by the words that stand for it in the address. */
 function choices(/** @type {any[]} */ graphs) {
   const free = graphs.some((g) => g.axes.some((/** @type {any} */ axis) => !axis[7]));
-  const fits = graphs.find((g) => g.fits)?.fits || [];
   const clients = graphs.find((g) => g.clients)?.clients || [];
-  return [["whole", "all of it"], ...free ? [["share", "a share of every width"], ["macs", "a share of the MACs"]] : [], ...fits.length ? [["budget", "a budget of MACs"]] : [],
-    ...clients.map((/** @type {any} */ c, /** @type {number} */ i) => [`client${i}`, c[0]])];
+  return [["whole", "all of it"], ...free ? [["share", "a share of every width"], ["macs", "a share of the MACs"]] : [], ...clients.map((/** @type {any} */ c, /** @type {number} */ i) => [`client${i}`, c[0]])];
 }
 
 /** Steps of the slider of a choice; 0: it has none. */
-function steps(/** @type {any[]} */ graphs, /** @type {string} */ as) {
-  return as === "share" || as === "macs" ? 100 : as === "budget" ? graphs.find((g) => g.fits).fits.length : 0;
+function steps(/** @type {string} */ as) {
+  return as === "share" || as === "macs" ? 100 : 0;
 }
 
 /** The submodel of a graph that was chosen; null: all of it is shown, or it has no such submodel. @returns {Submodel|null} */
 function chosen(/** @type {any} */ data, /** @type {string} */ as, /** @type {number} */ step) {
   if (as === "share") return shared(data, step / 100);
   if (as === "macs") return within(data, step / 100);
-  if (as === "budget") return data.fits ? listed(data.fits[step - 1], `within ${Math.round(100 * data.fits[step - 1][0])} % of the MACs`) : null;
   const client = data.clients && as.startsWith("client") ? data.clients[Number(as.slice(6))] : null;
   return client ? listed(client) : null;
 }

@@ -40,15 +40,3 @@ function traced(/** @type {App} */ app, /** @type {Canvas} */ canvas, /** @type 
   return h("section", {}, facts([["takes values from", list("sources")], ["gives values to", list("users")]]),
     h("p", {}, only("sources", "Show what leads here"), only("users", "Show what it reaches")));
 }
-
-/** A histogram of values, and their ends, mean, zeros and norm. @returns {any[]} */
-function distribution(/** @type {any} */ row) {
-  if (!row) return [];
-  const [low, high, mean, deviation, zeros, norm, counts] = row;
-  const most = Math.max(...counts);
-  const width = 96 / counts.length;
-  const bars = counts.map((/** @type {number} */ n, /** @type {number} */ i) =>
-    svg("rect", { x: i * width, y: 24 - (24 * n) / most, width: Math.max(width - 0.5, 0.5), height: (24 * n) / most }));
-  const text = `${low} to ${high}, mean ${mean} ± ${deviation}, norm ${norm}${zeros ? `, ${percent(zeros)} zeros` : ""}`;
-  return [svg("svg", { class: "histogram", viewBox: "0 0 96 24", role: "img", "aria-label": `values: ${text}` }, bars), h("small", {}, text)];
-}
