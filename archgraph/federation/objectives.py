@@ -95,7 +95,7 @@ def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
         tensor([[1., 2.]])
     """
     flat = logits.flatten(0, -2)
-    if examples.targets.is_floating_point():
+    if examples.all_count or examples.targets.is_floating_point():
         return flat
     if examples.targets.dim() != logits.dim() - 1:  # a label for each logit
         return flat

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from archgraph.federation.metrics import IGNORED
 from archgraph.federation.tasks import Examples
 from archgraph.states.copies import to_device as to_device
 
@@ -146,7 +147,12 @@ class Shard:
         """Return a minibatch on the device of the data."""
         device = self.targets.device
         moved = tuple(to_device(x, device) for x in inputs)
-        return Examples(moved, to_device(targets, device), ids)
+        return Examples(moved, to_device(targets, device), ids, self._all_count)
+
+    @functools.cached_property
+    def _all_count(self) -> bool:
+        """Whether no target is of class -100: read from the data's device once."""
+        return self.stream is None and not bool((self.targets == IGNORED).any())
 
     @functools.cached_property
     def _lengths(self) -> Tensor:

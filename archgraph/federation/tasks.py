@@ -30,11 +30,13 @@ class Examples(NamedTuple):
         inputs: Arguments of the model in its order; batch axis first.
         targets: Classes ``[batch, ...]``, of which ``-100`` counts for nothing; labels or numbers.
         ids: Position of each example in the client's data ``[batch]``: stable over rounds.
+        all_count: Whether every target is known to count, so that no step has to ask its device.
     """
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
     ids: Tensor
+    all_count: bool = False
 
 
 class Pixels(NamedTuple):

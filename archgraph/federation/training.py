@@ -179,7 +179,7 @@ def _arrived(batch: Examples, work: Work) -> Examples:
     inputs = tuple(to_device(x, work.device) for x in batch.inputs)
     if work.local.transforms is not None:
         inputs = (transform_images(inputs[0], work.local.transforms, work.pixels), *inputs[1:])
-    return Examples(inputs, to_device(batch.targets, work.device), batch.ids)
+    return batch._replace(inputs=inputs, targets=to_device(batch.targets, work.device))
 
 
 def _finite_loss(

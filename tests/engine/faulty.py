@@ -175,7 +175,7 @@ WEIGHTS: dict[str, Kind] = {
     ),
     "numpy array": Kind(entry(lambda t: t.numpy()), "refused", "found ndarray"),
     "list": Kind(entry(lambda t: t.tolist()), "refused", "found list"),
-    "None for an entry": Kind(entry(lambda t: None), "refused", "found NoneType"),
+    "None for an entry": Kind(entry(lambda t: None), "refused", "found None"),
     "string for an entry": Kind(entry(lambda t: "weights"), "refused", "found str"),
     "missing entry": Kind(
         state(lambda s: {k: v for k, v in s.items() if k != WEIGHT}), "refused", "missing entry"
@@ -255,7 +255,7 @@ class Wavering:
 
 BESIDE: dict[str, Kind] = {
     "string metric": Kind(beside("metrics", {"loss": "low"}), "refused", "expected a number"),
-    "metric without a value": Kind(beside("metrics", {"loss": None}), "refused", "found NoneType"),
+    "metric without a value": Kind(beside("metrics", {"loss": None}), "refused", "found None"),
     "metric of two values": Kind(
         beside("metrics", {"loss": torch.ones(2)}), "refused", "expected a number"
     ),

@@ -165,7 +165,7 @@ about: Runs that need a device, one after the other.
 experiment: {experiment}
 rows: {{A: {{local: {{epochs: 1}}}}}}
 columns: {{D: {{rounds: 1, engine: {{device: ["other:0"], workers: 2}}}}}}
-figures: {{acc: accuracy}}
+figures: {{acc: average_accuracy}}
 sizes: {{small: {{about: All there is., seeds: [0, 1, 2]}}}}
 """
 

@@ -104,7 +104,9 @@ def test_streaming_is_pulling(name, tmp_path, monkeypatch):
     monkeypatch.setattr("archgraph.states.lazy.BAND", 100)  # bytes: a few rows
     graph, state = ag.from_transformers(tmp_path)
     full = model.state_dict()
-    for cut in (*LAWFUL.values(), *([deeper] if name == "llama" else [])):
+    # A gather of experts hands no factor on, so that no width of them grows.
+    cuts = [cut for cut in LAWFUL.values() if (name, cut) != ("mixtral", odd)]
+    for cut in (*cuts, *([deeper] if name == "llama" else [])):
         transfer = cut(graph).transfer
         lazy, whole = state.through(transfer), transfer.pull(full)
         assert lazy.keys() == whole.keys()
