@@ -249,7 +249,6 @@ def an_error(net):
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_differs_is_refused_by_name(name, monkeypatch):
     change, words = FAULTS[name]
-    build = ag.build
 
     def faulty(*args: Any, **options: Any) -> nn.Module:
         built = filled(*args, **options)
