@@ -64,7 +64,6 @@ from archgraph.federation import (
     private_task,
     seeded,
 )
-from archgraph.federation.class_heads import class_task
 from archgraph.plain import Json, json_safe
 from archgraph.processes.isolation import one_thread
 from archgraph.processes.process import Died, attempted
@@ -246,8 +245,7 @@ class Loop:
         """Do what comes before round 1: the survey, from the strategy's first state."""
         world, strategy, plan = self.experiment.world, self.experiment.strategy, RoundPlan(0)
         with plan.measure("server"):
-            asked = each_returned(Task, strategy.survey(world, state), strategy, "survey")
-            tasks = (class_task(world, task) for task in asked)
+            tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             where = f"{type(strategy).__name__}.surveyed"
             results = ResultStream(self._results(plan, tasks), where)
             after = strategy.surveyed(world, state, results)

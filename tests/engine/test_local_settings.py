@@ -29,7 +29,6 @@ from archgraph.federation import (
     seeded,
 )
 from archgraph.federation.learning import CLASSIFICATION, TASKS
-from archgraph.federation.metrics import cross_entropy
 from archgraph.federation.training import optimiser
 from archgraph.federation.training_loss import trained_task
 from archgraph.language.named import _classes
@@ -243,7 +242,6 @@ def test_the_training_loss_is_pytorchs(weights, smoothing: float):
     torch.testing.assert_close(texts, expected)
     assert float(learning.loss(logits, torch.full((6,), -100))) == 0
     assert learning.class_weights == weights
-    assert trained_task(CLASSIFICATION, trained, (2, 0)).class_weights == (weights and (1.0, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -266,13 +264,6 @@ def test_another_loss_is_pytorchs(kind: str, loss: Any):
     expected = theirs(said, targets if kind == "classification" else targets.float())
     ours = trained_task(TASKS[kind], options(loss=loss)).loss(said, targets)
     torch.testing.assert_close(ours, expected)
-
-
-def test_weights_of_labels_are_those_that_a_client_has():
-    loss = {"BCEWithLogitsLoss": {"pos_weight": [2.0, 3.0, 4.0]}}
-    ours = trained_task(TASKS["multilabel"], options(loss=loss), (2, 0)).loss
-    value = ours(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool))
-    assert value.item() == pytest.approx((4 + 2) / 2 * math.log(2))
 
 
 def test_weights_of_classes_are_not_rounded_to_16_bits():
@@ -430,25 +421,6 @@ def test_settings_that_are_not_asked_for_are_not_written(write):
     facts = prepare(write()).facts
     assert sorted(facts["local"]) == ["batch", "epochs", "fraction", "lr"]
     assert "server" not in facts and "local" not in facts["family"]["small"]
-
-
-def test_weights_are_those_of_the_classes_that_a_kind_has(write):
-    weights = [float(n + 1) for n in range(10)]
-    clients = [{**SMALL, "classes": [2, 3, 7]}, LARGE]
-    setup = prepare(
-        write(
-            clients,
-            local={"loss": {"CrossEntropyLoss": {"weight": weights}}},
-            strategy={"fedrolex": {}},
-        )
-    )
-    graph, state = setup.world.graph, setup.world.state
-
-    def loss(client: int) -> Any:
-        return setup.work(client, 1, graph, state, seeded(0, "x"), keep={}).learning.loss
-
-    assert loss(0).weights == (3.0, 4.0, 8.0) and loss(2).weights == tuple(weights)
-    assert setup.world.learning.loss is cross_entropy  # of tests
 
 
 # ---------------------------------------------------------------- mistakes
