@@ -67,6 +67,7 @@ GONE = {
     "contrast": "add the term in an objective of your own: task: {objective: 'python:…'}",
     "decay": "write schedule: {MultiStepLR: {milestones: […], gamma: …}}",
     "diff": "`archgraph compare A B` does the same; of two runs, with --bits",
+    "doctor": "a run of Flower says before its first round which nodes cannot take part, and why",
     "ema": "average the weights in a program of your own",
     "findings": "say it in the `about` of the study",
     "gate": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
