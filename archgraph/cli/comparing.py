@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +19,9 @@ from archgraph.cli.arguments import (
 )
 from archgraph.cli.output import put, say, say_json, show_item, show_tables, wrote
 from archgraph.errors import SpecError
-from archgraph.tables import plural
 
 if TYPE_CHECKING:
     from archgraph.engine.address import Address
-
-# Differences of two runs that are printed.
-MOST = 20
 
 
 @command()
@@ -42,9 +37,6 @@ def compare(
     details: Annotated[
         bool,
         typer.Option("--details", help="Of models: every leaf and operator, matched by name, too."),
-    ] = False,
-    bits: Annotated[
-        bool, typer.Option("--bits", help="Of two runs: where any setting or number differs.")
     ] = False,
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Take runs as far as they are.")
@@ -105,9 +97,6 @@ def compare(
     figures/worst.pdf …; `-o fig.svg` writes fig-average.svg …, or fig.svg if it is one panel.
     `average` and `worst` show what judges the submodels over the rounds, `bytes` and `macs` the
     average over what was sent and computed, `time` the seconds of a round.
-
-    With --bits: where the settings, figures or tensors of two runs differ, bit by bit; times and
-    numbers of workers do not count. Exit code 1 if they differ.
     """
     from archgraph.engine.address import Address
 
@@ -115,7 +104,7 @@ def compare(
     of_models = len(addresses) == 2 and not all(address.is_run for address in addresses)
     forms = {"--csv": as_csv, "--markdown": as_markdown, "--latex": as_latex}
     of_runs = {
-        "--bits": bits, "--unfinished": unfinished, "--tiers": by_tier, "--last": last,
+        "--unfinished": unfinished, "--tiers": by_tier, "--last": last,
         "--output": output, "--panels": panels, "--width": width, **forms,
     }  # fmt: skip
     for option, asked in (of_runs if of_models else {"--details": details}).items():
@@ -128,9 +117,6 @@ def compare(
         _compare_models(addresses[0], addresses[1], details, as_json)
         return
     folders = [address.path for address in addresses]
-    if bits:
-        _compare_bits(folders, as_json)
-        return
     from archgraph.reports.comparison import comparison
 
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
@@ -175,25 +161,6 @@ def _compare_models(a: Address, b: Address, details: bool, as_json: bool) -> Non
     if details and not as_json:
         show_tables(difference.tables())
     if difference:
-        raise typer.Exit(DIFFERENT)
-
-
-def _compare_bits(folders: Sequence[Path], as_json: bool) -> None:
-    from archgraph.record.equal import run_differences
-
-    if len(folders) != 2:
-        number = plural(len(folders), "folder")
-        raise SpecError("compares two runs", where="--bits", found=number)
-    differing, compared = run_differences(*folders)
-    if as_json:
-        say_json({"differences": differing, "compared": compared})
-    else:
-        for text in differing[:MOST]:
-            say(text)
-        if len(differing) > MOST:
-            say(f"and {len(differing) - MOST} more; --json lists all")
-        say(f"{'different' if differing else 'the same bits'}: {', '.join(compared)} compared")
-    if differing:
         raise typer.Exit(DIFFERENT)
 
 

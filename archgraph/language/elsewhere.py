@@ -66,7 +66,7 @@ GONE = {
     "class_weights": "write loss: {CrossEntropyLoss: {weight: […]}}",
     "contrast": "add the term in an objective of your own: task: {objective: 'python:…'}",
     "decay": "write schedule: {MultiStepLR: {milestones: […], gamma: …}}",
-    "diff": "`archgraph compare A B` does the same; of two runs, with --bits",
+    "diff": "`archgraph compare A B` does the same",
     "doctor": "a run of Flower says before its first round which nodes cannot take part, and why",
     "ema": "average the weights in a program of your own",
     "findings": "say it in the `about` of the study",
