@@ -15,7 +15,6 @@ import torch
 from archgraph.data import Dataset, Split
 from archgraph.data.validation import Selection, held_out, subset
 from archgraph.engine.attack import drawn_attackers, exchanged
-from archgraph.engine.shards import DeviceShards
 from archgraph.federation import Pixels, Shard, State, Strategy, Work, World
 from archgraph.federation.training_loss import trained_task
 from archgraph.graph.ir import ArchGraph
@@ -113,17 +112,7 @@ class Experiment:
         clients = self.world.clients
         return self.by_kind.get(clients[clients[client].owner].name, self.local)
 
-    @functools.cached_property
-    def _shards(self) -> DeviceShards:
-        return DeviceShards()
-
     def shard(self, client: int) -> Shard:
-        """Training data of a client: on the processor copied on each call, on a device kept."""
-        if self.world.device == "cpu":
-            return self._shard(client)
-        return self._shards.of(client, self._shard)
-
-    def _shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""
         if self.data.train.stream is not None:
             train, share = self.data.train, self.shares[client]
