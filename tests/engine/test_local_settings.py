@@ -122,7 +122,7 @@ def test_arguments_reach_the_optimiser_and_left_out_ones_are_its_own():
 
 def rates(local: LocalOptions, rounds: int, steps: int) -> list[float]:
     each = [(t, s) for t in range(1, rounds + 1) for s in range(1, steps + 1)]
-    return [local.lr_at(t, rounds, s, steps) for t, s in each]
+    return [local.settings_at(t, rounds, s, steps)["lr"] for t, s in each]
 
 
 SCHEDULES: Mapping[str, dict[str, Any]] = {
@@ -198,7 +198,9 @@ COSINE = {"CosineAnnealingLR": {"T_max": "$rounds * $steps"}}
 
 def test_every_step_has_the_rate_of_the_schedule(net):
     work = work_of(net, round=2, schedule=COSINE, over="run", epochs=2, accumulate=2)
-    expected = [work.local.lr_at(2, 4, s, 4) for s in range(1, 5)]  # two steps in each pass
+    expected = [
+        work.local.settings_at(2, 4, s, 4)["lr"] for s in range(1, 5)
+    ]  # two steps in each pass
     seen: list[float] = []
 
     def noted(optimiser: torch.optim.Optimizer, *_: object) -> None:
