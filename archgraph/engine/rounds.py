@@ -463,9 +463,6 @@ class Loop:
         if plan.test is not None:
             with plan.measure("evaluate"):
                 row["trained"] = dict(plan.test(task, outcome.state))
-        # With privacy, what single clients changed is not on record.
-        if plan.due and self.record is not None and self.experiment.privacy is None:
-            self._changes.moved(row["name"], task.state, result)
         plan.accepted.append({**row, "seconds": came.seconds})
         return result
 
