@@ -31,7 +31,7 @@ from archgraph.federation.metrics import derived
 from archgraph.module.build import load_state
 from archgraph.plain import Json
 from archgraph.processes.isolation import isolated, one_thread
-from archgraph.processes.process import Died, Tell, attempted
+from archgraph.processes.process import Died, attempted
 from archgraph.processes.workers import Workers
 from archgraph.record.client import ClientState
 from archgraph.record.points import CLIENTS
@@ -170,7 +170,7 @@ class Evaluator:
         device = self.experiment.world.device
         module = module_of(Model(model.graph, model.state), device)
 
-        def version(client: int, tell: Tell) -> _Version:
+        def version(client: int) -> _Version:
             untuned: list[Json] = []
             before = private.get(client, ClientState())
             with one_thread():
@@ -190,7 +190,7 @@ class Evaluator:
 
         for client, done in self.workers.calls(version, model.clients):
             # A process that dies is not the model's fault: its test is repeated in this one.
-            row = version(client, print) if isinstance(done, Died) else done
+            row = version(client) if isinstance(done, Died) else done
             everywhere.append(row["all"])
             right += [] if row["right"] is None else [row["right"]]
             if row["local"] is not None:

@@ -274,19 +274,6 @@ def test_a_gradient_that_is_not_finite_beside_a_loss_that_is(tiny, epochs):
         train(tiny.work_of(task, tiny.toy(0), options))
 
 
-def test_every_minibatch_is_reported(tiny):
-    seen: list[tuple[int, int]] = []
-
-    def note(*, epoch: int, step: int, loss: float) -> None:
-        assert math.isfinite(loss)
-        seen.append((epoch, step))
-
-    task = Task(0, tiny.graph, tiny.state, Train())
-    work = tiny.work_of(task, tiny.toy(0), LocalOptions(epochs=2, batch=6))
-    Train()(tiny.replace(work, progress=note))
-    assert seen == [(0, 0), (0, 1), (1, 2), (1, 3)]
-
-
 @dataclass(frozen=True)
 class Proximal:
     weight: float
