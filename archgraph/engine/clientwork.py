@@ -240,7 +240,8 @@ def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientSta
     model does not have this time (another tier's adapters) stays as it is.
     """
     names = task.private - frozen(task.graph)
-    entries = {name: outcome.state[name] for name in names if name in outcome.state}
+    # In the state's order: files of equal runs are equal.
+    entries = {name: tensor for name, tensor in outcome.state.items() if name in names}
     # Copies: else the memory of all that has come back would stay for a part of it.
     others = {k: v for k, v in before.state.items() if k not in task.graph.param}
     return ClientState({**others, **server_copies(entries)}, server_copies(outcome.keep))
