@@ -52,7 +52,6 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     year = 2020
     serves = ("any",)
     needs_global = False
-    one_head = "it compares clients' updates entry by entry"
 
     split: bool = True
     mean_norm: float = fl.option(0.4, least=0)

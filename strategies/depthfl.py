@@ -53,7 +53,6 @@ class DepthFL(fl.Averaging):
     paper = "DepthFL"
     year = 2023
     serves = ("exits",)
-    one_head = "FedDyn's correction counts clients by entry, not by row of a head"
 
     distil: bool = True
     ramp: float = fl.option(300, above=0)

@@ -64,7 +64,6 @@ class FedADP(fl.Averaging, fl.Masking):
     paper = "FedADP"
     year = 2025
     serves = ("width", "depth")
-    one_head = "it grows each client's model to the whole global one"
 
     narrow: Mode = "paper"
     redraw: bool = False

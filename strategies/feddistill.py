@@ -43,7 +43,6 @@ class FedDistill(fl.Masking):
     year = 2018
     serves = ("any",)
     needs_global = False
-    one_head = "clients exchange answers of all classes"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "it distils probabilities of classes"
     )

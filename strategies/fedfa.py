@@ -81,7 +81,6 @@ class FedFA(fl.Averaging, fl.Masking):
     paper = "Federated Learning with Flexible Architectures"
     year = 2024
     serves = ("width", "depth")
-    one_head = "it grafts layers onto each client's model by its whole architecture"
 
     variant: Variant = "both"
     choice: Literal["family", "half_smallest", "zico", "search"] = "family"

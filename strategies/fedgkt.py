@@ -54,7 +54,6 @@ class FedGKT(fl.Strategy):
     paper = "Group Knowledge Transfer"
     year = 2020
     serves = ("split",)
-    one_head = "clients and the server exchange logits of all classes"
 
     after: str | None = None
     alpha: float = fl.option(1.0, least=0)

@@ -70,7 +70,6 @@ class FedIN(fl.Weighted):
     year = 2023
     serves = ("depth", "split")
     needs_global = False
-    one_head = "classifiers are averaged by a tier's own entries, all of the same shape"
 
     after: Place = None
     before: Place = None

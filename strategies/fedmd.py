@@ -48,7 +48,6 @@ class FedMD(fl.Masking):
     serves = ("any",)
     needs_global = False
     public = True
-    one_head = "clients exchange scores of all classes"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "clients exchange scores of classes"
     )

@@ -47,7 +47,6 @@ class FedProto(fl.Masking):
     year = 2022
     serves = ("any",)
     needs_global = False
-    one_head = "prototypes are of all classes"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "it has a prototype for each class"
     )

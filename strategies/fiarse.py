@@ -86,7 +86,6 @@ class FIARSE(fl.Weighted, fl.Masking):
 
     paper, year, serves = "FIARSE", 2024, ("width", "depth")
     averages = False  # a mean by entry: the rules of `aggregate` know no masks
-    one_head = "masks are of whole entries"
 
     by: Literal["model", "tensor"] = "model"
     structured: bool = False

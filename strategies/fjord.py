@@ -50,7 +50,6 @@ class FjORD(fl.Weighted, fl.Masking):
     paper = "FjORD"
     year = 2021
     serves = ("width", "depth")
-    one_head = "each width is cut out of a model with a whole head"
 
     distil: bool = False
     norm: Literal["per_width", "static"] = "per_width"

@@ -142,7 +142,6 @@ class FlexFLPool(fl.Averaging, fl.Masking):
     """
 
     paper, year, serves = "FlexFL", 2024, ("width", "depth")
-    one_head = "smaller submodels, with whole heads, teach the larger ones"
 
     apoz: Mapping[str, float] = field(default_factory=dict)
     distil: float = fl.option(10.0, least=0)

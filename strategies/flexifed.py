@@ -60,7 +60,6 @@ class FlexiFed(fl.Averaging, fl.Masking):
     year = 2023
     serves = ("any",)
     needs_global = False
-    one_head = "clients share layers as wholes"
 
     sharing: Sharing = "max"
     match: Match = "operator"

@@ -45,7 +45,6 @@ class FlexLoRA(fl.LowRankAveraging):
     serves = ("rank",)
     averages = False  # products are averaged, not entries
     in_pairs = True
-    one_head = "products of whole adapters are summed"
 
     def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int

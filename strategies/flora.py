@@ -61,7 +61,6 @@ class FLoRA(fl.LowRankAveraging):
     serves = ("rank",)
     averages = False  # adapters are stacked
     in_pairs = True
-    one_head = "whole adapters are stacked"
     own_scales = True
 
     def init(self, world: fl.World) -> fl.ServerState:

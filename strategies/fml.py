@@ -46,7 +46,6 @@ class FML(fl.Masking):
     year = 2020
     serves = ("any",)
     needs_global = False
-    one_head = "both networks answer with all classes"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "its networks compare probabilities of classes"
     )

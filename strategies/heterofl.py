@@ -140,9 +140,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
 
     def _rows(self, tier: fl.Tier, client: fl.Client) -> Mapping[str, Tensor]:
         """Mark rows of label-wise entries by 0 or 1; empty if the client has every label."""
-        # A client with classes of its own has rows for these alone.
-        classes = client.classes or range(len(client.histogram))
-        present = torch.tensor([float(client.histogram[label] > 0) for label in classes])
+        present = torch.tensor([float(count > 0) for count in client.histogram])
         if all(present):
             return {}
         return dict.fromkeys(ag.label_rows(tier.graph, len(client.histogram)), present)

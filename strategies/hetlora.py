@@ -66,7 +66,6 @@ class HetLoRA(fl.LowRankAveraging):
     serves = ("rank",)
     averages = False  # adapters have weights of their own
     in_pairs = True
-    one_head = "what a client lacks of an adapter would be averaged as zeros"
 
     prune: float | None = fl.option(None, above=0, most=1)
     penalty: float = fl.option(1e-3, least=0)

@@ -46,7 +46,6 @@ class InclusiveFL(fl.Averaging, fl.Masking):
     paper = "No One Left Behind"
     year = 2022
     serves = ("depth",)
-    one_head = "each size averages a whole head of its own"
 
     beta: float = fl.option(0.2, least=0, most=1)
 

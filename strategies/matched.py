@@ -38,7 +38,6 @@ class Matched(fl.Averaging, fl.Masking):
     serves = ("one", "width")
     averages = False  # it looks at single clients
     reports = ("moved",)
-    one_head = "it matches networks with all classes"
 
     start: Literal["own", "global"] = "own"
 

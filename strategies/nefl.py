@@ -60,7 +60,6 @@ class NeFL(fl.Weighted):
     paper = "NeFL"
     year = 2025
     serves = ("width", "depth")
-    one_head = ""
 
     steps: Steps = "learnable"
     initial: Initial = "ones"

@@ -101,7 +101,6 @@ class RecipFL(fl.Masking):
     year = 2024
     serves = ("any",)
     needs_global = False
-    one_head = "the hypernetwork generates whole heads"
 
     lr: float = fl.option(0.001, above=0)
     clip: float = fl.option(50.0, above=0)

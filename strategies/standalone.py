@@ -19,7 +19,6 @@ class Standalone(fl.Masking):
 
     serves = ("any",)
     needs_global = False
-    one_head = ""  # nothing is merged
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start with an empty server state."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +19,9 @@ from archgraph.cli.arguments import (
 )
 from archgraph.cli.output import put, say, say_json, show_item, show_tables, wrote
 from archgraph.errors import SpecError
-from archgraph.tables import plural
 
 if TYPE_CHECKING:
     from archgraph.engine.address import Address
-
-# Differences of two runs that are printed.
-MOST = 20
 
 
 @command()
@@ -39,9 +34,6 @@ def compare(
             "some.",
         ),
     ],
-    bits: Annotated[
-        bool, typer.Option("--bits", help="Of two runs: where any setting or number differs.")
-    ] = False,
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Take runs as far as they are.")
     ] = False,
@@ -93,9 +85,6 @@ def compare(
     of 7 points or more and the legend below its axes: FOLDER/average.pdf, FOLDER/worst.pdf ….
     `average` and `worst` show what judges the submodels over the rounds, `bytes` and `macs` the
     average over what was sent and computed, `time` the seconds of a round.
-
-    With --bits: where the settings, figures or tensors of two runs differ, bit by bit; times and
-    numbers of workers do not count. Exit code 1 if they differ.
     """
     from archgraph.engine.address import Address
 
@@ -103,8 +92,8 @@ def compare(
     of_models = len(addresses) == 2 and not all(address.is_run for address in addresses)
     forms = {"--csv": as_csv, "--markdown": as_markdown, "--latex": as_latex}
     of_runs = {
-        "--bits": bits, "--unfinished": unfinished, "--tiers": by_tier, "--last": last,
-        "--output": output, "--width": width, **forms,
+        "--unfinished": unfinished, "--tiers": by_tier, "--last": last, "--output": output,
+        "--width": width, **forms,
     }  # fmt: skip
     for option, asked in of_runs.items():
         if asked and of_models:
@@ -117,9 +106,6 @@ def compare(
         _compare_models(addresses[0], addresses[1], as_json)
         return
     folders = [address.path for address in addresses]
-    if bits:
-        _compare_bits(folders, as_json)
-        return
     from archgraph.reports.comparison import comparison
 
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
@@ -161,25 +147,6 @@ def _compare_models(a: Address, b: Address, as_json: bool) -> None:
     else:
         say("the same architecture" + ("" if same else ", other names or order"))
     if not same:
-        raise typer.Exit(DIFFERENT)
-
-
-def _compare_bits(folders: Sequence[Path], as_json: bool) -> None:
-    from archgraph.record.equal import run_differences
-
-    if len(folders) != 2:
-        number = plural(len(folders), "folder")
-        raise SpecError("compares two runs", where="--bits", found=number)
-    differing, compared = run_differences(*folders)
-    if as_json:
-        say_json({"differences": differing, "compared": compared})
-    else:
-        for text in differing[:MOST]:
-            say(text)
-        if len(differing) > MOST:
-            say(f"and {len(differing) - MOST} more; --json lists all")
-        say(f"{'different' if differing else 'the same bits'}: {', '.join(compared)} compared")
-    if differing:
         raise typer.Exit(DIFFERENT)
 
 

@@ -245,35 +245,6 @@ def init(
         wrote(path)
 
 
-@flower.command(cls=Command)
-def doctor(
-    folder: Annotated[Path, typer.Argument(metavar="APP", help="The app's folder.")],
-    node: Annotated[
-        str | None, typer.Option(metavar="CONFIG", help="A node's --node-config.")
-    ] = None,
-    link: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink.")] = "",
-    ca: Annotated[Path | None, typer.Option(help="The authority's certificate.")] = None,
-    fleet: Annotated[
-        str, typer.Option(metavar="NAME", help="Ask all nodes of this SuperLink.")
-    ] = "",
-) -> None:
-    """Say what is wrong with a machine of a Flower deployment, before the first round.
-
-    Whether it has the version that wrote the app, and data of the app's form; with `--node` those
-    of its client, with `--link` whether it reaches the SuperLink. `--fleet` asks all nodes that
-    are connected. Exits with 2 if something is wrong.
-    """
-    from archgraph.flower.doctor import Machine, diagnoses
-
-    machine = Machine(folder, link, ca, node, fleet)
-    wrong = False
-    for one in diagnoses(machine):
-        say(f"{'FAIL' if one.wrong else 'ok'} {one.check}: {one.text}", 5)
-        wrong |= one.wrong
-    if wrong:
-        raise typer.Exit(2)
-
-
 @training()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("demo-out"),

@@ -1,71 +1,25 @@
-"""Some of the classes of a data set: which they are, and the data as they alone make it up."""
+"""The classes of a data set in another order."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from archgraph.data.validation import subset
 from archgraph.data.values import Dataset, ExampleReader, Split
-from archgraph.errors import DataError
-from archgraph.federation.metrics import IGNORED
-from archgraph.hints import unknown
 
 
-def class_numbers(names: Sequence[str | int], data: Dataset) -> tuple[int, ...]:
-    """Return the numbers of classes, ascending; empty if these are all.
-
-    Args:
-        names: Names as the data has them. A number is a name where names are numbers (`7` of a
-            column of 3, 5 and 7), else the position of the class.
-        data: The data.
-
-    Raises:
-        DataError: If the data does not have a class, or one is named twice.
-
-    Example:
-        >>> from archgraph.data import load_dataset
-        >>> class_numbers([3, "1"], load_dataset("digits"))
-        (1, 3)
-    """
-    labels = data.labels or tuple(map(str, range(data.classes or 0)))
-    known: dict[str, int] = {label: number for number, label in enumerate(labels)}
-    if not any(map(_is_number, labels)):
-        known |= {str(number): number for number in range(len(labels))}
-    for name in names:
-        if str(name) not in known:
-            facts = unknown(str(name), known)
-            raise DataError(f"the data ({data.name}) does not have the class", **facts)
-    numbers = sorted({known[str(name)] for name in names})
-    if len(numbers) < len(names):
-        raise DataError("names a class twice", found=", ".join(map(str, names)))
-    return tuple(numbers) if len(numbers) < len(labels) else ()
-
-
-def _is_number(label: str) -> bool:
-    with contextlib.suppress(ValueError):
-        float(label)
-        return True
-    return False
-
-
-def of_classes(data: Dataset, classes: tuple[int, ...]) -> Dataset:
-    """Return the data with some of its classes, counted from 0 in their order.
-
-    Test examples of other classes are left out. Training examples keep their positions, which
-    shares name; those of other classes have no class any more.
+def reordered(data: Dataset, order: tuple[int, ...]) -> Dataset:
+    """Return the data with its classes counted in another order.
 
     Args:
         data: Examples with one class each.
-        classes: Numbers of the classes.
+        order: Numbers of all classes, in their new order.
     """
-    numbers = torch.full((data.classes or 0,), IGNORED)
-    numbers[list(classes)] = torch.arange(len(classes))
+    numbers = torch.tensor(order).argsort()
 
     def renumbered(split: Split) -> Split:
         targets, again = _renumbered(split.targets, numbers), split.again
@@ -73,15 +27,9 @@ def of_classes(data: Dataset, classes: tuple[int, ...]) -> Dataset:
             again = functools.partial(_read_renumbered, again, numbers)
         return dataclasses.replace(split, targets=targets, again=again)
 
-    test = renumbered(data.test)
-    labels = tuple(data.labels[number] for number in classes) if data.labels else ()
-    return dataclasses.replace(
-        data,
-        classes=len(classes),
-        labels=labels,
-        train=renumbered(data.train),
-        test=subset(test, (test.targets != IGNORED).nonzero()[:, 0].numpy()),
-    )
+    labels = tuple(data.labels[number] for number in order)
+    train, test = renumbered(data.train), renumbered(data.test)
+    return dataclasses.replace(data, labels=labels, train=train, test=test)
 
 
 def _renumbered(targets: Tensor, numbers: Tensor) -> Tensor:

@@ -36,14 +36,7 @@ def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
         if setup.world.clients[task.client].of is not None:
             return {}  # a further model: tests are of what a client runs itself
         predict, statistics = ways.get(task.client, common)
-        model = Evaluated(
-            "trained",
-            task.graph,
-            returned,
-            predict=predict,
-            statistics=statistics,
-            classes=setup.world.clients[task.client].classes,
-        )
+        model = Evaluated("trained", task.graph, returned, predict=predict, statistics=statistics)
         return evaluator.of_client(model, task.client)
 
     return tested

@@ -95,7 +95,7 @@ def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> t
     Example:
         >>> clients = (Client(0, "strong", 9, ()), Client(1, "weak", 5, ()))
         >>> further(clients, {"strong": ["weak"]})[2]
-        Client(id=2, name='weak', examples=9, histogram=(), of=0, classes=(), counted=None)
+        Client(id=2, name='weak', examples=9, histogram=(), of=0, counted=None)
     """
     # Behind all clients: the ids of those that tests and samples know do not change.
     of = [(client, name) for client in clients for name in also.get(client.name, ())]

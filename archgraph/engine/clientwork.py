@@ -16,11 +16,10 @@ from archgraph.engine.precision import performed
 from archgraph.engine.ranges import PASSES, check_ranges
 from archgraph.engine.returned import detached, returned
 from archgraph.errors import RejectedUpdate, RunError
-from archgraph.federation import Outcome, Progress, Result, State, Task, seeded
+from archgraph.federation import Outcome, Result, State, Task, seeded
 from archgraph.hints import listed
 from archgraph.language.aggregate import AggregateSpec
 from archgraph.processes.isolation import isolated, one_thread
-from archgraph.processes.process import Tell
 from archgraph.processes.reasons import reason
 from archgraph.record.client import ClientState
 from archgraph.record.traffic import DOWN, UP, back
@@ -85,9 +84,9 @@ class ClientWork:
         world = dataclasses.replace(self.experiment.world, device=device)
         return ClientWork(dataclasses.replace(self.experiment, world=world))
 
-    def __call__(self, what: Assignment, tell: Tell) -> Returned:
+    def __call__(self, what: Assignment) -> Returned:
         """Do what a client is assigned, and check what comes of it."""
-        return self.checked(what.round, what.task, functools.partial(self.outcome, what, tell))
+        return self.checked(what.round, what.task, functools.partial(self.outcome, what))
 
     def checked(
         self,
@@ -148,7 +147,7 @@ class ClientWork:
         """Return whether a client attacks in a round; a survey is answered honestly."""
         return client in self.experiment.malicious and round > 0
 
-    def outcome(self, what: Assignment, tell: Tell) -> Outcome:
+    def outcome(self, what: Assignment) -> Outcome:
         """Do the client's work, without the checks of :meth:`checked`.
 
         Raises:
@@ -179,7 +178,6 @@ class ClientWork:
                 others=task.others,
                 extras=task.extras,
                 values=task.values,
-                progress=_steps(tell),
             )
             outcome = performed(program, work)
         # Copied, since the program may keep what it returned; contiguous, since results of
@@ -235,15 +233,6 @@ class ClientWork:
             raise RejectedUpdate(message, where=name)
 
 
-def _steps(tell: Tell) -> Progress:
-    """Tells of steps; in whatever process, what a program says wrongly is its own mistake."""
-
-    def stepped(*, epoch: int, step: int, loss: float) -> None:
-        tell(epoch=int(epoch), step=int(step), loss=float(loss))
-
-    return stepped
-
-
 def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientState:
     """Return what a client has for the next round: the entries of its own, and what it keeps.
 
@@ -251,7 +240,8 @@ def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientSta
     model does not have this time (another tier's adapters) stays as it is.
     """
     names = task.private - frozen(task.graph)
-    entries = {name: outcome.state[name] for name in names if name in outcome.state}
+    # In the state's order: files of equal runs are equal.
+    entries = {name: tensor for name, tensor in outcome.state.items() if name in names}
     # Copies: else the memory of all that has come back would stay for a part of it.
     others = {k: v for k, v in before.state.items() if k not in task.graph.param}
     return ClientState({**others, **server_copies(entries)}, server_copies(outcome.keep))

@@ -10,7 +10,6 @@ from typing import Any
 from archgraph.analysis.cost import cost
 from archgraph.engine.experiment import Experiment
 from archgraph.federation import Task
-from archgraph.federation.class_heads import model_of
 
 MACS = "macs"
 """The key of a client's row."""
@@ -45,7 +44,8 @@ def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[
     world = experiment.world
     local = {client.id: experiment.local_of(client.id) for client in world.clients}
     passes = (
-        cost(model_of(world, client)).macs * math.ceil(local[client.id].fraction * client.examples)
+        cost(world.tier_of(client.id).graph).macs
+        * math.ceil(local[client.id].fraction * client.examples)
         for client in world.clients
     )
     epochs = statistics.mean(options.epochs for options in local.values())

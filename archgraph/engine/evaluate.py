@@ -31,7 +31,7 @@ from archgraph.federation.metrics import derived
 from archgraph.module.build import load_state
 from archgraph.plain import Json
 from archgraph.processes.isolation import isolated, one_thread
-from archgraph.processes.process import Died, Tell, attempted
+from archgraph.processes.process import Died, attempted
 from archgraph.processes.workers import Workers
 from archgraph.record.client import ClientState
 from archgraph.record.points import CLIENTS
@@ -69,8 +69,6 @@ class Evaluator:
             ``local``: mean over all clients, each on its tier's model.
             ``tenth``: of each figure the mean over the tenth of the clients that fare worst by it.
             ``worst``: the tier with the worst figure of the one that judges.
-            Models with some of the classes (``Evaluated.classes``) are tested on the test examples
-            of these instead of all.
             ``right`` (with `evaluate.answers`): of each model which test examples it answered
             rightly (:func:`archgraph.record.right.packed`).
             ``untuned``: who could not be tuned before its test, and why, if there are such.
@@ -82,17 +80,15 @@ class Evaluator:
         right: dict[str, Json] = {}
         first: _Tested | None = None
         for model in map(self._tuned, self._own(models)):
-            name, view = model.name, self._view(model)
-            if not len(view.experiment.data.test):  # held-out examples may lack all classes of it
-                continue
+            name = model.name
             if model.personal and model.clients:
-                plain, clients[name], counts = view._each(model, private, round)
+                plain, clients[name], counts = self._each(model, private, round)
             else:
                 # The largest tier often is the global model, which comes first: tested once.
-                known = first is not None and first.answers_for(model, view._classes(model.clients))
-                tested = first if first is not None and known else view._tested(model)
+                known = first is not None and first.answers_for(model, self._classes(model.clients))
+                tested = first if first is not None and known else self._tested(model)
                 first = first or tested
-                plain, clients[name] = tested.plain.summary(), view._shared(model, tested)
+                plain, clients[name] = tested.plain.summary(), self._shared(model, tested)
                 counts = self._right(tested.plain)
             if counts is not None:
                 versions = len(model.clients) if model.personal and model.clients else 1
@@ -107,12 +103,6 @@ class Evaluator:
         more: dict[str, Json] = {RIGHT: right} if right else {}
         more |= {"untuned": list(self.untuned)} if self.untuned else {}
         return {**_together(figures, clients, self._learning), **more}
-
-    def _view(self, model: Evaluated) -> Evaluator:
-        """Return the evaluator of the classes that a model answers with."""
-        view = self.experiment.views[model.classes]
-        # The same list: it is cleared before each test, and read after it.
-        return self if view is self.experiment else Evaluator(view, self.workers, self.untuned)
 
     @property
     def _learning(self) -> LearningTask:
@@ -161,8 +151,6 @@ class Evaluator:
     def of_client(self, model: Evaluated, client: int) -> dict[str, float]:
         """Figures of a model on one client's part of the test data; empty: it has none."""
         model = dataclasses.replace(model, clients=(client,))
-        if model.classes:
-            return self._view(model).of_client(dataclasses.replace(model, classes=()), client)
         tested = self._tested(model)
         if not self._learning.per_example:
             return tested.plain.summary()
@@ -182,7 +170,7 @@ class Evaluator:
         device = self.experiment.world.device
         module = module_of(Model(model.graph, model.state), device)
 
-        def version(client: int, tell: Tell) -> _Version:
+        def version(client: int) -> _Version:
             untuned: list[Json] = []
             before = private.get(client, ClientState())
             with one_thread():
@@ -202,7 +190,7 @@ class Evaluator:
 
         for client, done in self.workers.calls(version, model.clients):
             # A process that dies is not the model's fault: its test is repeated in this one.
-            row = version(client, print) if isinstance(done, Died) else done
+            row = version(client) if isinstance(done, Died) else done
             everywhere.append(row["all"])
             right += [] if row["right"] is None else [row["right"]]
             if row["local"] is not None:
@@ -333,7 +321,6 @@ class _Tested:
         return (
             set(masks) <= set(self.masked)
             and (mine.statistics, mine.predict) == (other.statistics, other.predict)
-            and mine.classes == other.classes
             and mine.graph == other.graph
             and all(equal(mine.state[k], other.state[k]) for k in mine.graph.state_names)
         )

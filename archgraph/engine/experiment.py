@@ -13,11 +13,9 @@ import numpy as np
 import torch
 
 from archgraph.data import Dataset, Split
-from archgraph.data.classes import of_classes
 from archgraph.data.validation import Selection, held_out, subset
 from archgraph.engine.attack import drawn_attackers, exchanged
-from archgraph.engine.shards import DeviceShards
-from archgraph.federation import LearningTask, Pixels, Shard, State, Strategy, Work, World
+from archgraph.federation import Pixels, Shard, State, Strategy, Work, World
 from archgraph.federation.training_loss import trained_task
 from archgraph.graph.ir import ArchGraph
 from archgraph.language.experiment import AttackSpec, EngineSpec, EvaluateSpec
@@ -51,7 +49,6 @@ class Experiment:
         locating: Context in which errors point at the line of the file that says a key.
         selection: What is selected by held out examples; None: none are.
         held_out: Positions of the training examples that are held out.
-        learnings: The learning tasks of clients that have some of the classes, by these classes.
         by_kind: How clients of a tier train whose file overrides ``local``, by tier.
     """
 
@@ -72,7 +69,6 @@ class Experiment:
     locating: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     selection: Selection | None = None
     held_out: np.ndarray = field(default_factory=lambda: np.arange(0))
-    learnings: Mapping[tuple[int, ...], LearningTask] = field(default_factory=dict)
     by_kind: Mapping[str, LocalOptions] = field(default_factory=dict)
 
     @functools.cached_property
@@ -111,50 +107,13 @@ class Experiment:
         """The experiment that tests on the held out examples."""
         return dataclasses.replace(self, data=held_out(self.data, self.held_out))
 
-    @functools.cached_property
-    def views(self) -> Mapping[tuple[int, ...], Experiment]:
-        """The experiment as clients with some of the classes see it, by these classes.
-
-        In a view there are no other classes, and these count from 0.
-        A view has the shares and the test examples of these classes, for clients that have them.
-        """
-        return {(): self, **{classes: self._view(classes) for classes in self.learnings}}
-
-    def _view(self, classes: tuple[int, ...]) -> Experiment:
-        clients = tuple(
-            dataclasses.replace(
-                client, classes=(), histogram=tuple(client.histogram[n] for n in classes)
-            )
-            if client.classes == classes
-            else client
-            for client in self.world.clients
-        )
-        learning = self.learnings[classes]
-        world = dataclasses.replace(
-            self.world, clients=clients, classes=len(classes), learning=learning
-        )
-        data = of_classes(self.data, classes)
-        return dataclasses.replace(self, world=world, data=data, learnings={})
-
     def local_of(self, client: int) -> LocalOptions:
         """How a client trains; a further model as the client that trains it does."""
         clients = self.world.clients
         return self.by_kind.get(clients[clients[client].owner].name, self.local)
 
-    @functools.cached_property
-    def _shards(self) -> DeviceShards:
-        return DeviceShards()
-
     def shard(self, client: int) -> Shard:
-        """Training data of a client: on the processor copied on each call, on a device kept."""
-        if self.world.device == "cpu":
-            return self._shard(client)
-        return self._shards.of(client, self._shard)
-
-    def _shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""
-        if classes := self.world.clients[client].classes:
-            return self.views[classes]._shard(client)
         if self.data.train.stream is not None:
             train, share = self.data.train, self.shares[client]
             stream = functools.partial(train.streamed, int(share[0]))
@@ -193,7 +152,6 @@ class Experiment:
         """
         data, local = self.shard(client), self.local_of(client)
         mean, std = self.data.train.mean, self.data.train.std
-        classes = self.world.clients[client].classes
         return Work(
             client=client,
             round=round,
@@ -205,7 +163,7 @@ class Experiment:
             generator=generator,
             keep=keep,
             device=self.world.device,
-            learning=trained_task(self.world.learning, local, classes),
+            learning=trained_task(self.world.learning, local),
             public=self.world.public,
             pixels=None if mean is None or std is None else Pixels(mean, std),
             **more,

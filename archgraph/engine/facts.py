@@ -129,7 +129,6 @@ def deciding_facts(
                 "graph": member.graph.digest,
                 "transfer": member.transfer.digest,
                 "state": _content(member.source) if member.own else None,
-                **({"classes": member.classes} if member.classes else {}),
                 **({"local": by_kind[member.name].written()} if member.name in by_kind else {}),
             }
             for member in family.clients

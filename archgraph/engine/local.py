@@ -12,7 +12,6 @@ import contextlib
 import functools
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from archgraph.notebook import framed, page_text
 from archgraph.plain import Json, json_safe
 from archgraph.record.folder import RunRecord, reserved, resumable
 from archgraph.record.points import frame
-from archgraph.record.progress import bars, idle, table, troubles
+from archgraph.record.progress import idle, table, troubles
 from archgraph.record.trackers import Beginning, ConsoleTracker, Tracker, Trackers, tracker
 from archgraph.states.wire import check_tensors
 from archgraph.tables import Table, plural
@@ -172,7 +171,7 @@ def run(
             dataset or a pair ``(inputs, targets)`` of tensors; or ``train`` by client (see
             :func:`archgraph.data.dataset_of`). Or ``{"huggingface": dataset, …}`` with a Dataset
             or DatasetDict, and other keys as in a file: ``inputs`` or ``text``, ``target``.
-        progress: Show progress bars on a terminal, or a line per round where there is none.
+        progress: Write a line per round to standard error.
         python: Consent to run the Python code that the experiment, its data and its models name.
         trackers: Where every round is reported, beside what the experiment names: names, names
             with options (``{"csv": {"path": "figures.csv"}}``), or objects with ``begin``,
@@ -270,7 +269,6 @@ def execute(
         loop.trackers = Trackers([*trackers, *_by_default(trackers, progress)])
         stack.callback(loop.trackers.end)  # an interrupted run ends there, too
         loop.trackers.begin(Beginning(name, rounds, settings, out, past))
-        loop.watch = stack.enter_context(bars(rounds, loop.done, show=progress))
         if checkpoint is None:
             loop.start(first)
         while loop.done < rounds and not loop.stopped:
@@ -306,9 +304,9 @@ def nothing_counts(experiment: Experiment) -> Iterator[str]:
 
 
 def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker]:
-    """Return a tracker that writes a line per round where bars cannot be shown."""
+    """Return a tracker that writes a line per round, unless there is one."""
     spoken = any(isinstance(one, ConsoleTracker) for one in trackers)
-    return () if spoken or not progress or sys.stderr.isatty() else (ConsoleTracker(),)
+    return () if spoken or not progress else (ConsoleTracker(),)
 
 
 def _files(experiment: Experiment, added: Mapping[str, list[str]]) -> dict[str, str]:

@@ -64,7 +64,6 @@ from archgraph.federation import (
     private_task,
     seeded,
 )
-from archgraph.federation.class_heads import class_task
 from archgraph.plain import Json, json_safe
 from archgraph.processes.isolation import one_thread
 from archgraph.processes.process import Died, attempted
@@ -74,7 +73,6 @@ from archgraph.record.changes import Changes
 from archgraph.record.checkpoint import Checkpoint
 from archgraph.record.client import ClientState
 from archgraph.record.folder import RunRecord
-from archgraph.record.progress import Bars
 from archgraph.record.trackers import Trackers
 from archgraph.record.traffic import DOWN, UP, sent
 from archgraph.states.clipping import UpdateSize, clipped
@@ -218,7 +216,6 @@ class Loop:
     Attributes:
         experiment: The experiment.
         record: Where it is recorded; None: nowhere.
-        watch: Progress bars.
         server: State of the server.
         private: What each client keeps from round to round.
         lines: The lines of the rounds so far.
@@ -230,7 +227,6 @@ class Loop:
 
     experiment: Experiment
     record: RunRecord | None = None
-    watch: Bars = field(default_factory=Bars)
     server: ServerState = field(default_factory=ServerState)
     private: dict[int, ClientState] = field(default_factory=dict)
     lines: list[dict[str, Json]] = field(default_factory=list)
@@ -246,8 +242,7 @@ class Loop:
         """Do what comes before round 1: the survey, from the strategy's first state."""
         world, strategy, plan = self.experiment.world, self.experiment.strategy, RoundPlan(0)
         with plan.measure("server"):
-            asked = each_returned(Task, strategy.survey(world, state), strategy, "survey")
-            tasks = (class_task(world, task) for task in asked)
+            tasks = each_returned(Task, strategy.survey(world, state), strategy, "survey")
             where = f"{type(strategy).__name__}.surveyed"
             results = ResultStream(self._results(plan, tasks), where)
             after = strategy.surveyed(world, state, results)
@@ -317,7 +312,6 @@ class Loop:
             poisson=setup.privacy is not None and setup.privacy.sampling == "poisson",
         )
         clients = world.with_further(drawn)  # a client's further models come with it
-        self.watch.round(number, len(clients))
         due = setup.evaluate.due(number, world.rounds)
         return RoundPlan(number, clients, due)
 
@@ -379,11 +373,10 @@ class Loop:
 
     def _arrivals(self, plan: RoundPlan, tasks: Iterable[Task]) -> Iterator[Arrival]:
         """Yield what comes back and is not refused; note in the plan what is (step 5)."""
-        with contextlib.closing(self._calls(plan, map(self._announced, tasks))) as calls:
+        with contextlib.closing(self._calls(plan, tasks)) as calls:
             for task, came in calls:
                 row: dict[str, Json] = {"client": task.client, "name": self._name(task)}
                 row[DOWN] = sent(task, self._own(task.client))
-                self.watch.client_done()
                 if isinstance(came, Died):
                     plan.fail(row, came)
                     continue
@@ -406,7 +399,6 @@ class Loop:
                 begin=lambda task: Assignment(plan.round, task, self._own(task.client)),
                 # Two tasks of one client: the second needs what the first left behind.
                 key=lambda task: task.client,
-                progress=self.watch.step,
                 waiting=lambda: plan.measure("local"),
                 again=True,
             )
@@ -465,9 +457,6 @@ class Loop:
         if plan.test is not None:
             with plan.measure("evaluate"):
                 row["trained"] = dict(plan.test(task, outcome.state))
-        # With privacy, what single clients changed is not on record.
-        if plan.due and self.record is not None and self.experiment.privacy is None:
-            self._changes.moved(row["name"], task.state, result)
         plan.accepted.append({**row, "seconds": came.seconds})
         return result
 
@@ -499,10 +488,6 @@ class Loop:
     def _name(self, task: Task) -> str:
         return task.tier or self.experiment.world.clients[task.client].name
 
-    def _announced(self, task: Task) -> Task:
-        self.watch.client(self._name(task))
-        return task
-
     @property
     def _at_nodes(self) -> bool:
         """True if what clients keep is not here: models that need it cannot be tested."""
@@ -533,7 +518,6 @@ class Loop:
             if model.private and self._at_nodes:
                 continue
             fitting(model.graph, model.state, self.experiment.strategy, "evaluated")
-            self.watch.testing(model.name)
             yield model
 
     # ------------------------------------------------------------ step 8: record
@@ -549,7 +533,6 @@ class Loop:
             # In the next line: this one is written before it is known.
             self._recording = time.perf_counter() - began
         self.trackers.round(line)
-        self.watch.round_done(line.get("evaluation", {}))
         self._give_up()
 
     def _select(self, line: dict[str, Json]) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from archgraph.errors import ArchGraphError, raised_in
 from archgraph.processes.isolation import one_thread
-from archgraph.processes.process import Died, Tell, attempted
+from archgraph.processes.process import Died, attempted
 from archgraph.processes.workers import Workers
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ def side_by_side(
         workers: Number of processes.
     """
 
-    def ended(item: T, tell: Tell) -> R | str:
+    def ended(item: T) -> R | str:
         # Sums of threads depend on their number.
         with one_thread():
             done = attempted(functools.partial(call, item))

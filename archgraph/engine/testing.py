@@ -14,7 +14,7 @@ from archgraph.federation import LearningTask, Metric, Predict, mask_absent
 from archgraph.federation.learning import CLASSIFICATION
 from archgraph.federation.metrics import IGNORED
 from archgraph.processes.isolation import one_thread
-from archgraph.processes.process import Died, Tell
+from archgraph.processes.process import Died
 from archgraph.processes.workers import Workers
 from archgraph.states.copies import to_device
 
@@ -109,7 +109,7 @@ def answers(
     parts: list[list[dict[str, Tensor]]] = [[] for _ in (None, *masks)]
 
     @torch.inference_mode()
-    def tested(start: int, tell: Tell) -> list[dict[str, Tensor]]:
+    def tested(start: int) -> list[dict[str, Tensor]]:
         inputs, targets = data.examples(slice(start, start + batch))
         targets = to_device(targets, device)
         outputs = module(*(to_device(x, device) for x in inputs))
@@ -127,7 +127,7 @@ def answers(
         calls = (workers or Workers()).calls(tested, range(0, len(data), batch))
         for start, done in calls:
             # A process may be killed for reasons of the machine's: the batch is tested here then.
-            results = tested(start, print) if isinstance(done, Died) else done
+            results = tested(start) if isinstance(done, Died) else done
             for part, rows in zip(parts, results, strict=True):
                 part.append(rows)
     # Metrics see rows of all batches at once, so no figure depends on the size of a batch.

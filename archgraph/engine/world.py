@@ -14,16 +14,10 @@ import numpy as np
 import torch
 
 from archgraph.data import ROOT_VARIABLE, Dataset, Split
-from archgraph.data.classes import of_classes
 from archgraph.data.doors import data_from_python, read_data
 from archgraph.data.partition import allot, class_histogram
 from archgraph.data.validation import Selection, hold_out, subset
-from archgraph.engine.classes import (
-    check_classes,
-    in_order_of_folder,
-    of_their_classes,
-    with_classes,
-)
+from archgraph.engine.classes import in_order_of_folder
 from archgraph.engine.clients import further
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.facts import as_resolved, deciding_facts, family_of, local_by_kind
@@ -56,7 +50,6 @@ from archgraph.federation import (
     World,
     configure,
 )
-from archgraph.federation.class_heads import class_models
 from archgraph.federation.family import Family, resolve
 from archgraph.federation.training_loss import trained_task
 from archgraph.federation.world import Uncounted
@@ -215,8 +208,6 @@ class _Draft:
         with spec.locating("family"):
             family, dataset = matched(family, dataset, learning)
             learning = with_main_output(learning, list(family.models.values()))
-            family = with_classes(family, family_of(spec).clients, dataset, learning)
-        check_classes(spec, strategy, family)
         check_local(spec, self.by_kind, family, dataset, learning)
         self.family, self.dataset, self.learning = family, dataset, learning
 
@@ -242,10 +233,7 @@ class _Draft:
         else:
             with spec.locating("family"):
                 self.dataset = _assigned(family_of(spec).owners, self.dataset)
-            shares = self._owned() if self.dataset.owners else self._partitioned()
-            with spec.locating("family"):
-                kinds = [(member.name, member.classes) for member in members]
-                self.shares = of_their_classes(shares, kinds, self.dataset)
+            self.shares = self._owned() if self.dataset.owners else self._partitioned()
         if self.dataset.train.stream is not None:
             _check_stream(spec, self.strategy, self.family)
 
@@ -308,13 +296,6 @@ class _Draft:
         world = self._world()
         return Experiment(
             world=world,
-            learnings={
-                classes: replace(
-                    learning_task(spec.task, of_classes(dataset, classes)),
-                    predict=self.learning.predict,
-                )
-                for classes in {tier.classes for tier in family.clients if tier.classes}
-            },
             strategy=strategy,
             data=dataset,
             # A further model trains on the examples of the client that it belongs to.
@@ -369,7 +350,7 @@ class _Draft:
             else:
                 targets = np.asarray(self.dataset.train.targets)[examples]
                 histogram = tuple(class_histogram(targets, self.dataset.classes).tolist())
-            client = Client(i, member.name, len(examples), histogram, classes=member.classes)
+            client = Client(i, member.name, len(examples), histogram)
             yield replace(client, counted=self._counted(client))
 
     def _counted(self, client: Client) -> float | None:
@@ -440,13 +421,11 @@ def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, Cli
             )
     attack = spec.attack is not None and spec.attack.among is not None
     aside = spec.public is not None and not isinstance(spec.public, NamedData)
-    classes = any(member.classes for member in family_of(spec).clients)
     for key, value in (
         ("validation", spec.validation),
         ("attack.among", attack),
         ("public", aside),
         ("data.partition", spec.data.partition),
-        ("family.clients.classes", classes),
     ):
         if value:
             message = "needs the examples of all clients, and each node holds its own alone"
@@ -564,9 +543,8 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     learning = experiment.world.learning
     recomputed = tuned = several = False
     models = strategy.evaluated(experiment.world, state)
-    models = each_returned(Evaluated, models, strategy, "evaluated")
-    for model in class_models(experiment.world, models):
-        check_outputs(model, experiment.views[model.classes].data, learning)
+    for model in each_returned(Evaluated, models, strategy, "evaluated"):
+        check_outputs(model, experiment.data, learning)
         several |= any(not isinstance(value, Ref) for value in results(model.graph))
         if model.statistics == "recompute" and statistics(model.graph):
             recomputed, examples = True, len(experiment.training)

@@ -73,12 +73,10 @@ from .tasks import Model as Model
 from .tasks import Outcome as Outcome
 from .tasks import Pixels as Pixels
 from .tasks import Program as Program
-from .tasks import Progress as Progress
 from .tasks import Result as Result
 from .tasks import Task as Task
 from .tasks import Weights as Weights
 from .tasks import Work as Work
-from .tasks import silent as silent
 from .training import Train as Train
 from .training import by_examples as by_examples
 from .training import descend as descend

@@ -143,9 +143,7 @@ class _Resolver:
                 with self.located(("clients", index)):
                     raise SpecError(f"the name {GLOBAL} stands for the global model")
             # Equal recipes give equal architectures: align and rewrite once.
-            recipe = repr(
-                member.model_dump(exclude={"name", "count", "owners", "classes", "local"})
-            )
+            recipe = repr(member.model_dump(exclude={"name", "count", "owners", "local"}))
             if ("clients", index, "model") in self.spec.weights:
                 recipe = f"{index}: {recipe}"  # passed in Python: the recipe does not tell them
             if recipe not in resolved:

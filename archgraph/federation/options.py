@@ -45,7 +45,6 @@ class Averaging(Weighted):
             (``static``).
     """
 
-    one_head = ""
     norm: Literal["averaged", "local", "static"] = "averaged"
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from archgraph.analysis.roles import fixed, head, label_rows
-from archgraph.federation.class_heads import class_models, class_task
 from archgraph.federation.strategy import Evaluated, Strategy
 from archgraph.federation.tasks import Task
 from archgraph.federation.world import World
@@ -101,7 +100,7 @@ def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
 
 
 def private_task(strategy: Strategy, world: World, task: Task) -> Task:
-    """Return a task of :meth:`Strategy.send` with all that stays with the client, and its head.
+    """Return a task of :meth:`Strategy.send` with all that stays with the client.
 
     That is what the strategy says, and what the client trains and the global model lacks, unless
     the strategy merges it itself (``Task.unmerged``).
@@ -110,16 +109,13 @@ def private_task(strategy: Strategy, world: World, task: Task) -> Task:
     # Transfers from other groups of the state say nothing of the global model.
     if task.transfer is not None and task.transfer.source == signature(world.graph):
         private |= additions(task.graph, task.transfer) - task.unmerged
-    task = replace(task, private=task.private | private) if private - task.private else task
-    return class_task(world, task)
+    return replace(task, private=task.private | private) if private - task.private else task
 
 
 def private_models(
     strategy: Strategy, world: World, models: Iterable[Evaluated], *, every: bool = False
 ) -> Iterator[Evaluated]:
     """Yield what :meth:`Strategy.evaluated` yields, as clients have it: with their own entries.
-
-    Clients with classes of their own have their own heads, too; see :func:`class_models`.
 
     Args:
         strategy: The method.
@@ -129,7 +125,7 @@ def private_models(
     """
     tiers = world.tiers if world.graph.nodes else ()
     more = {tier.name for tier in tiers if additions(tier.graph, tier.transfer)}
-    for model in class_models(world, models):
+    for model in models:
         private = strategy.private_entries(world, model.graph)
         if model.clients:
             yield replace(model, private=True) if private or model.name in more else model

@@ -45,8 +45,6 @@ class Evaluated:
             one of them.
         current: Entries of ``state`` over which nothing is laid: what clients keep of them is of an
             earlier round.
-        classes: The classes that it answers with, on whose test examples it is tested; empty: all.
-            The engine sets it.
     """
 
     name: str
@@ -59,7 +57,6 @@ class Evaluated:
     program: Program | None = None
     states: Callable[[int], State] | None = None
     current: frozenset[str] = frozenset()
-    classes: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         """Render one line, without the tensors."""
@@ -168,10 +165,6 @@ class Strategy(ABC):
     unlearnable: ClassVar[Mapping[str, str]] = {}
     """What a target may not be (``classes``, ``labels``, ``values`` or ``any``), and why: an
     experiment whose task has such targets is refused."""
-
-    one_head: ClassVar[str] = "it does not say (one_head = '') that it merges by Result.transfer"
-    """Why clients cannot answer with classes of their own (``classes`` in a family); empty where
-    all that is done with a result goes by its transfer: its head has the client's rows alone."""
 
     @property
     def corrected(self) -> str:

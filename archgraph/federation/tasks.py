@@ -76,17 +76,6 @@ class Model(NamedTuple):
     state: State
 
 
-class Progress(Protocol):
-    """A callback after every step of local training, on a device after every pass."""
-
-    def __call__(self, *, epoch: int, step: int, loss: float) -> None:
-        """Record a step; epochs and steps count from 0, steps over all epochs."""
-
-
-def silent(*, epoch: int, step: int, loss: float) -> None:
-    """Ignore the step: the default :class:`Progress`."""
-
-
 @dataclass(frozen=True)
 class Work:
     """What a program works on: a task as it arrived at a client, with what is there.
@@ -107,8 +96,6 @@ class Work:
         extras: Tensors that the server sent.
         values: Plain values that the server sent.
         device: Device to compute on.
-        progress: Called after every step; on a device, whose loss a read would wait for, after
-            every pass.
         learning: The learning task.
         public: Examples that every client has, if the experiment says so (``public``).
         pixels: What images were normalised by. Default: they were not.
@@ -127,7 +114,6 @@ class Work:
     extras: State = field(default_factory=dict)
     values: Mapping[str, Json] = field(default_factory=dict)
     device: str = "cpu"
-    progress: Progress = silent
     learning: LearningTask = CLASSIFICATION
     public: ClientData | None = None
     pixels: Pixels | None = None

@@ -78,7 +78,7 @@ def descend(
        count by their targets (`counts`); on their gradient follow `revise`, the clip and the step.
 
     Args:
-        work: Data, options, randomness, progress.
+        work: Data, options, randomness.
         parameters: The parameters to train, by name.
         loss: Mean loss of a minibatch (already on ``work.device``).
         counts: How much a minibatch counts beside others, a number without axes. Default: as much
@@ -104,9 +104,9 @@ def descend(
     counts = counts or (lambda batch: work.learning.counts(batch.targets).sum())
     # Reading a number from a device waits for all work there: once a pass.
     at_once = work.device == "cpu"
-    step = batches = trained_on = 0
+    step = trained_on = 0
     number = mean = 0.0
-    for epoch in range(local.epochs):
+    for _ in range(local.epochs):
         losses: list[Tensor] = []
         numbers: list[float] = []
         sizes: list[Tensor] = []
@@ -134,14 +134,10 @@ def descend(
                 at = min(step + 1, count)  # where a program's own data has more minibatches
                 _set(steps, local.settings_at(work.round, work.rounds, at, count))
             steps.step()
-            batches += len(group)
-            if at_once:
-                work.progress(epoch=epoch, step=batches - 1, loss=numbers[-1])
             step += 1
         if losses:
             if not at_once:
                 numbers = _finite_loss(work, parameters, losses)
-                work.progress(epoch=epoch, step=batches - 1, loss=numbers[-1])
             number = numbers[-1]
             mean = _mean(numbers, torch.stack(sizes).cpu().tolist())
     # A gradient that is not finite leaves a parameter that is not, for good.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,25 +73,16 @@ def _made(
     return loss.to(device, dtype)
 
 
-def trained_task(
-    learning: LearningTask, local: LocalOptions, classes: Sequence[int] = ()
-) -> LearningTask:
+def trained_task(learning: LearningTask, local: LocalOptions) -> LearningTask:
     """Return a client's task, with the loss that it trains on and what counts in it.
 
     Args:
         learning: The task.
         local: How the client trains.
-        classes: The classes that its network answers with; empty: all.
     """
     if local.loss is None:
         return learning
     loss = NamedLoss(local.loss, learning.form == "classes")
-    if learning.classed and classes:
-        args = dict(loss.choice.args)
-        for key in ("weight", "pos_weight"):  # one number for each class or label, or for all
-            if key in args and len(args[key]) > 1:
-                args[key] = tuple(args[key][number] for number in classes)
-        loss = dataclasses.replace(loss, choice=dataclasses.replace(loss.choice, args=args))
     if isinstance(learning.loss, Standardised):
         standardised = dataclasses.replace(learning.loss, loss=loss)
         return dataclasses.replace(learning, loss=standardised)

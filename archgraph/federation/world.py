@@ -57,7 +57,6 @@ class Tier:
         source: Origin of its first weights: the global state, or its own model's weights.
         own: Whether ``source`` is a state of this architecture already.
         count: Number of clients that the family gives it to.
-        classes: The classes of these clients, ascending; empty: all. ``graph`` has all of them.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Tier:
     source: State = field(default_factory=dict, repr=False, compare=False)
     own: bool = False
     count: int = 1
-    classes: tuple[int, ...] = ()
 
     @property
     def alone(self) -> Tier:
@@ -111,8 +109,6 @@ class Client:
             are not classes.
         of: The client that trains this model beside its own, on its own data. Default: a client
             of the family. Strategies treat a further model as a separate, untested client.
-        classes: The classes that its network answers with, ascending; empty: all. Its task is cut
-            to them after :meth:`Strategy.send`, so that results have a row of the head for each.
         counted: How much its training targets count in its loss: those that are not ignored, each
             by the weight of its class. Results of a client without any are not passed on. Default:
             every example counts 1.
@@ -123,7 +119,6 @@ class Client:
     examples: int
     histogram: tuple[int, ...]
     of: int | None = None
-    classes: tuple[int, ...] = ()
     counted: float | None = None
 
     @property

@@ -31,18 +31,14 @@ from archgraph.language import load_experiment
 from archgraph.plain import Json, json_safe
 from archgraph.record.folder import identity, resumable
 
-# What the server says when nothing is wrong at any node.
-READY = "every node is ready"
-
 
 def deployed_server(file: Path) -> ServerApp:
     """Return the ServerApp of a resolved experiment.
 
     The run's configuration says ``out`` (run folder), ``resume`` (go on with the run there),
     ``private`` (who holds what clients keep: ``node`` or ``server``), ``join`` (seconds to wait
-    for nodes at the start), ``doctor`` (ask all nodes what they lack, and end), ``data`` (where the
-    data is), ``device`` (instead of the experiment's) and ``python`` (consent to run the code that
-    the experiment names).
+    for nodes at the start), ``data`` (where the data is), ``device`` (instead of the experiment's)
+    and ``python`` (consent to run the code that the experiment names).
 
     Args:
         file: The experiment, beside the module of the app.
@@ -71,13 +67,10 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Json]) -> None:
         raise RunError("unknown holder", where="private", found=holder, expected="node or server")
     out, join, rows = Path(str(asked["out"])), float(asked.get("join", JOIN)), None
     nodes = Nodes(grid, clients_in(file), holder, join=join)
-    if form_beside(file) or asked.get("doctor"):
+    if form_beside(file):
         nodes.meet(every=True)  # strategies ask how many examples each client has
-        rows = tuple(sorted(nodes.rows.items())) if form_beside(file) else None
+        rows = tuple(sorted(nodes.rows.items()))
     experiment = machine_experiment(file, asked, rows)
-    if asked.get("doctor"):
-        nodes.tell(READY)
-        return
     nodes.deadline = experiment.engine.deadline
     resume = bool(asked.get("resume", False)) and resumable(out)
     execute(experiment, elsewhere=nodes, out=out, resume=resume, name=out.name)

@@ -67,13 +67,6 @@ class _Client(Base):
         description="who of the data these are, by name, where the data says whose each example "
         "is; left out: clients in the order of the data",
     )
-    classes: Annotated[tuple[int | str, ...], Field(min_length=2)] | None = Field(
-        default=None,
-        description="the data's classes that these clients have, by name or number: of their "
-        "examples those of other classes are left out, and their networks answer with these alone, "
-        "in ascending order; left out: all",
-        examples=[["cat", "dog"]],
-    )
     local: LocalOptions | None = Field(
         default=None,
         description="keys of the run's `local` that these clients have instead; left out: none",

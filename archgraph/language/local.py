@@ -56,7 +56,7 @@ class LocalOptions(Base):
     Example:
         >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
         >>> options = LocalOptions(lr=0.1, schedule=halves)
-        >>> [round(options.lr_at(t, 100), 6) for t in (1, 50, 51)]
+        >>> [round(options.settings_at(t, 100, 1, 1)["lr"], 6) for t in (1, 50, 51)]
         [0.1, 0.1, 0.01]
     """
 
@@ -207,15 +207,6 @@ class LocalOptions(Base):
         except (ValueError, ArithmeticError, IndexError) as error:  # in PyTorch's words
             message, said = "cannot set the rate", f"{self.schedule.title}: {error}"
             raise RunError(message, where="local.schedule", found=said) from None
-
-    def lr_at(self, round: int, rounds: int, step: int = 1, steps: int = 1) -> float:
-        """Return the learning rate of a step; arguments as those of :meth:`settings_at`."""
-        if self.schedule is not None:
-            return float(self.settings_at(round, rounds, step, steps)["lr"])
-        import torch
-
-        blank = self.chosen.make({"params": [torch.zeros(1, 1, requires_grad=True)]})
-        return float(blank.param_groups[0]["lr"])
 
 
 Local = Annotated[LocalOptions, pydantic.AfterValidator(LocalOptions.consistent)]

@@ -27,13 +27,9 @@ from archgraph.processes.reasons import reason
 from archgraph.states import wire
 
 R = TypeVar("R")
-Tell: TypeAlias = Callable[..., object]
-"""Hears how far a call is: keywords of plain values."""
-Function: TypeAlias = Callable[[Any, Tell], R]
+Function: TypeAlias = Callable[[Any], R]
 """What a worker calls: with an item, of a type that only its caller knows."""
 
-# Seconds between two reports of a process on how far it is.
-REPORTS = 0.2
 # Seconds in which a process that has closed its pipe ends, if it is about to.
 GRACE = 1.0
 # Imported once by the fork server, and not by every process that it starts.
@@ -134,10 +130,10 @@ class Process:
             return False
         return True
 
-    def hear(self) -> Ended | dict[str, object] | None:
-        """Return what it says: what came of its call, how far it is, or None as it begins."""
+    def hear(self) -> Ended | None:
+        """Return what it says: what came of its call, or None as it begins."""
         try:
-            said: Ended | dict[str, object] | None = wire.decode(self.pipe.recv_bytes())
+            said: Ended | None = wire.decode(self.pipe.recv_bytes())
         except (EOFError, OSError):
             return self.ended()
         self.waits = False
@@ -215,7 +211,7 @@ def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> 
                 message = pipe.recv_bytes()
                 item = attempted(lambda: items.deserialise(message), worker=True)  # noqa: B023
             pipe.send_bytes(wire.encode(None))  # a deadline counts from here
-            ended = _called(function, item, job.memory, _teller(pipe))
+            ended = _called(function, item, job.memory)
             last, item = ended.last, AWAITED
             sent = attempted(lambda: wire.encode(ended), worker=True)  # noqa: B023  # called at once
             if isinstance(sent, Died):  # it gave back something else than values and tensors
@@ -225,12 +221,12 @@ def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> 
     os._exit(0)
 
 
-def _called(function: object, item: object, memory: float | None, tell: Tell) -> Ended:
+def _called(function: object, item: object, memory: float | None) -> Ended:
     """Call a function in a worker, unless it, or the item, could not be read."""
     began, last = time.perf_counter(), False
     value: object = next((one for one in (function, item) if isinstance(one, Died)), None)
     if value is None:
-        call = functools.partial(cast(Function[object], function), item, tell)
+        call = functools.partial(cast(Function[object], function), item)
         with _bounded(memory):
             value = attempted(call, worker=True)
     if isinstance(value, Died):
@@ -260,24 +256,11 @@ def _exhausted(error: BaseException | None) -> bool:
 
 
 def _own_output() -> None:
-    """Write past the output of the process that forked this one: its display may hold a lock."""
+    """Write past the output of the process that forked this one: a thread may hold its lock."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         with contextlib.suppress(OSError):  # closed
             stream = os.fdopen(number, "w", buffering=1, errors="replace", closefd=False)
             setattr(sys, name, stream)
-
-
-def _teller(pipe: connection.Connection) -> Tell:
-    """Report how far a call is, now and then."""
-    last = time.perf_counter()
-
-    def tell(**values: object) -> None:
-        nonlocal last
-        if time.perf_counter() - last > REPORTS:
-            last = time.perf_counter()
-            pipe.send_bytes(wire.encode(values))
-
-    return tell
 
 
 def _end_with_parent() -> None:

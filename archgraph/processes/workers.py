@@ -20,7 +20,7 @@ import torch
 
 from archgraph.errors import RunError
 from archgraph.processes import items as messages
-from archgraph.processes.process import Died, Ended, Function, Job, Process, Tell, attempted
+from archgraph.processes.process import Died, Ended, Function, Job, Process, attempted
 from archgraph.processes.reasons import reason
 
 T = TypeVar("T")
@@ -57,12 +57,9 @@ def accelerated() -> bool:
 
 
 def _foreign_threads() -> bool:
-    """Return whether threads run that may hold locks: all but this package's and its display's."""
+    """Return whether threads run that may hold locks: all but this package's."""
     threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
-    return any(
-        not thread.name.startswith("archgraph") and type(thread).__module__ != "rich.live"
-        for thread in threads
-    )
+    return any(not thread.name.startswith("archgraph") for thread in threads)
 
 
 @dataclass
@@ -75,7 +72,7 @@ class Workers:
 
     Example:
         >>> workers = Workers(2, always=True)
-        >>> [done for _, done in workers.calls(lambda item, tell: item**2, [1, 2, 3])]
+        >>> [done for _, done in workers.calls(lambda item: item**2, [1, 2, 3])]
         [1, 4, 9]
 
     Attributes:
@@ -128,7 +125,6 @@ class Workers:
         *,
         begin: Callable[[T], object] = lambda item: item,
         key: Callable[[T], Hashable] | None = None,
-        progress: Tell = lambda **values: None,
         waiting: Waiting = contextlib.nullcontext,
         as_they_end: bool = False,
         again: bool = False,
@@ -140,11 +136,10 @@ class Workers:
         process. A process sees what was there when it was started, and the items.
 
         Args:
-            function: Is called with an item, and what to tell how far it is.
+            function: Is called with an item.
             items: What to call it with.
             begin: What to call it with instead, from an item, when its call begins.
             key: Of items with the same key the second begins when the first has been dealt with.
-            progress: Hears how far the calls are.
             waiting: Entered while calls are begun and waited for.
             as_they_end: In the order in which they end instead.
             again: Whether the same function will be called again: processes wait for that, until
@@ -158,12 +153,12 @@ class Workers:
                 return
             with waiting():
                 began = time.perf_counter()
-                done = attempted(functools.partial(function, begin(item), progress))
+                done = attempted(functools.partial(function, begin(item)))
                 self._seconds = time.perf_counter() - began
             yield item, done
             del item, done
         try:
-            with contextlib.closing(_SideBySide[T, R](self, function, begin, progress)) as running:
+            with contextlib.closing(_SideBySide[T, R](self, function, begin)) as running:
                 yield from running.results(rest, key, waiting, as_they_end)
                 self._seconds = running.seconds or self._seconds
         finally:
@@ -268,7 +263,6 @@ class _SideBySide(Generic[T, R]):
     workers: Workers
     function: Function[R]
     begin: Callable[[T], object]
-    progress: Tell
     active: dict[connection.Connection, _Call] = field(default_factory=dict)
     ended: dict[int, R | Died] = field(default_factory=dict)
     items: dict[int, T] = field(default_factory=dict)
@@ -320,7 +314,7 @@ class _SideBySide(Generic[T, R]):
         except UnsentError:
             if self.workers.asked:
                 raise
-            self.ended[number] = attempted(functools.partial(self.function, sent, self.progress))
+            self.ended[number] = attempted(functools.partial(self.function, sent))
             return
         self.active[process.pipe] = _Call(number, process, time.monotonic() + STARTS)
 
@@ -346,8 +340,6 @@ class _SideBySide(Generic[T, R]):
         said = self.active[pipe].process.hear()
         if isinstance(said, Ended):
             self._end(pipe, said)
-        elif said is not None:
-            self.progress(**said)
         else:  # it begins now
             ends = time.monotonic() + (self.workers.deadline or float("inf"))
             self.active[pipe] = self.active[pipe]._replace(ends=ends)

@@ -1,15 +1,13 @@
 """What each round changed: the size of each parameter's update, and how much clients reached of it.
 
 ``changes.jsonl`` in the run folder has a line per round, for pictures alone: nothing of a run
-depends on it. Its lists follow the parameters of ``models/global.yaml``. Lines of tested rounds
-also tell how far single clients moved each parameter.
+depends on it. Its lists follow the parameters of ``models/global.yaml``.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,8 +20,7 @@ from archgraph.federation import GLOBAL, Result, ServerState
 from archgraph.files import write
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json, json_safe
-from archgraph.states import State, Transfer, signature
-from archgraph.states.copies import to_device
+from archgraph.states import Transfer, signature
 from archgraph.states.coverage import Coverage, Term
 from archgraph.states.state import widened
 
@@ -32,26 +29,9 @@ FILE = "changes.jsonl"
 DIGITS = 4
 # Sets of transfers whose coverage is remembered; methods that draw their own have one a round.
 REMEMBERED = 64
-# Most numbers about single clients in a line; of more clients, some are recorded.
-CLIENT_NUMBERS = 4096
 
 _Way = tuple[Transfer, frozenset[str]]
 _T = TypeVar("_T")
-
-
-class KindUpdates(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
-    """How far clients of one kind moved the global parameters in a round.
-
-    Attributes:
-        total: Number of clients of the kind whose updates were accepted.
-        clients: Ids of those that are recorded, from the smallest update to the largest.
-        norm: Euclidean norm of each parameter's update, ``[client][parameter]``, over the positions
-            that the client has; None: the client returned nothing of it to be merged.
-    """
-
-    total: int
-    clients: Sequence[int]
-    norm: Sequence[Sequence[float | None]]
 
 
 class RoundChange(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
@@ -62,21 +42,16 @@ class RoundChange(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
         norm: Euclidean norm of each parameter after the round minus before; None: not finite.
         coverage: Share of each parameter's positions, 0 to 1, that an accepted update reached;
             None: the strategy's tasks do not say where their weights belong.
-        updates: What single clients changed, by their kind; empty unless the round was tested.
     """
 
     round: int
     norm: Sequence[float | None]
     coverage: Sequence[float] | None = None
-    updates: Mapping[str, KindUpdates] = {}
 
     @model_validator(mode="after")
     def _of_one_model(self) -> RoundChange:
         if self.coverage is not None and len(self.coverage) != len(self.norm):
             raise ValueError(f"{len(self.norm)} norms, but {len(self.coverage)} coverages")
-        for kind, one in self.updates.items():
-            if len(one.norm) != len(one.clients) or {len(self.norm)} != set(map(len, one.norm)):
-                raise ValueError(f"updates of {kind} are not one row per client and norm")
         return self
 
 
@@ -88,45 +63,17 @@ class Changes:
     """
 
     def __init__(self, graph: ArchGraph) -> None:
-        self._names = {name: column for column, name in enumerate(parameters(graph))}
+        self._names = parameters(graph)
         self._source = signature(graph)
         # Transfers are told apart by identity, since a digest takes longer than a round may.
         self._ways: dict[tuple[int, frozenset[str]], _Way] = {}
         self._unknown = True
-        self._updates: dict[str, list[tuple[int, list[float | None]]]] = {}
         self._known: dict[frozenset[tuple[int, frozenset[str]]], tuple[list[_Way], Json]] = {}
 
     def noted(self, results: Iterable[Result]) -> Iterator[Result]:
         """Yield the results of a round as they are read, and note what they reach."""
-        self._ways, self._unknown, self._updates = {}, False, {}
+        self._ways, self._unknown = {}, False
         return self._note(results)
-
-    def moved(self, kind: str, sent: State, result: Result) -> None:
-        """Note how far a client moved each parameter of the global model.
-
-        Args:
-            kind: Kind of the client.
-            sent: What it was sent.
-            result: What it returned.
-        """
-        transfer = result.transfer
-        if transfer is None or transfer.source != self._source:
-            return
-        columns: list[int] = []
-        norms: list[Tensor] = []
-        for name, entry in transfer.entries.items():
-            back = name in sent and name in result.state and name not in result.unmerged
-            if back and entry.source in self._names:
-                columns.append(self._names[entry.source])
-                after = result.state[name]
-                # What was sent is on the processor, also where updates are merged on a device.
-                norms.append(_distance(to_device(sent[name], after.device), after))
-        row: list[float | None] = [None] * len(self._names)
-        # One transfer from the device, not one per parameter.
-        numbers = torch.stack(norms).cpu().tolist() if norms else []
-        for column, norm in zip(columns, numbers, strict=True):
-            row[column] = math.hypot(row[column] or 0.0, norm)
-        self._updates.setdefault(kind, []).append((result.client, row))
 
     def _note(self, results: Iterable[Result]) -> Iterator[Result]:
         for result in results:
@@ -148,22 +95,7 @@ class Changes:
         norms = [_distance(old[name], new[name]) for name in self._names]
         line: dict[str, Json] = {"round": round, "norm": _short(torch.stack(norms).tolist())}
         known = self._ways or not self._unknown
-        line |= {"coverage": self._coverage()} if known else {}
-        return json_safe(line | ({"updates": self._by_kind()} if self._updates else {}))
-
-    def _by_kind(self) -> Json:
-        """Return what clients changed, each kind's spread evenly over the order of their norms."""
-        many = CLIENT_NUMBERS // (len(self._names) * len(self._updates))
-        kinds = {}
-        for kind, rows in self._updates.items():
-            ordered = sorted(rows, key=lambda row: math.hypot(*filter(None, row[1])))
-            clients, norms = zip(*evenly(ordered, max(many, 2)), strict=True)
-            kinds[kind] = {
-                "total": len(rows),
-                "clients": list(clients),
-                "norm": [_short(row) for row in norms],
-            }
-        return kinds
+        return json_safe(line | ({"coverage": self._coverage()} if known else {}))
 
     def _coverage(self) -> Json:
         key = frozenset(self._ways)
@@ -206,8 +138,8 @@ def evenly(items: Sequence[_T], most: int) -> Sequence[_T]:
     return [items[round(i * last / max(many - 1, 1))] for i in range(many)]
 
 
-def _short(values: Iterable[float | None]) -> Json:
-    return [None if x is None else float(f"{x:.{DIGITS}g}") for x in values]
+def _short(values: Iterable[float]) -> Json:
+    return [float(f"{x:.{DIGITS}g}") for x in values]
 
 
 def parameters(graph: ArchGraph) -> tuple[str, ...]:

@@ -424,18 +424,6 @@ def saved_rounds(folder: Path) -> list[int]:
     return RunRecord(folder, "", keep=1)._rounds()
 
 
-def checkpoint_of(folder: Path, round: int) -> Checkpoint:
-    """Read the checkpoint of a round of a run, whatever its experiment is.
-
-    Raises:
-        RunError: If there is none, or it or `facts.json` is damaged.
-    """
-    facts = folder / "facts.json"
-    with reading(facts):
-        record = RunRecord(folder, identity(json.loads(facts.read_bytes())), keep=1)
-    return record.at(round)
-
-
 def resumable(folder: Path) -> bool:
     """Return whether the run in a folder can be resumed; False if it died before it had begun.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from archgraph.errors import RunError
 from archgraph.plain import Json
@@ -16,43 +16,10 @@ def brief(error: Exception) -> str:
     return str(error).partition(" [type=")[0].replace("\n", " ")
 
 
-class _Read(BaseModel):
-    """A part of a line, as far as anything reads it; it may hold more."""
-
-    # Extra keys pass: lines of other versions, and metrics of any name.
-    model_config = ConfigDict(strict=True)
-
-
-class _Report(_Read):
-    """What became of a client."""
-
-    client: int
-    name: str = ""
-    reason: str = ""
-    malicious: bool = False
-    seen: float | None = None
-    bytes_down: int = 0
-    bytes_up: int = 0
-
-
-class _Evaluation(_Read):
-    """Figures of all models."""
-
-    models: dict[str, dict[str, Json]] = {}
-    worst: dict[str, Json] | None = None
-    local: dict[str, Json] | None = None
-    untuned: list[_Report] = []
-
-
-class _Line(_Read):
-    """One round."""
+class _Line(BaseModel, strict=True):
+    """A line, as far as every reader needs it; it may hold more."""
 
     round: int
-    clients: list[_Report] = []
-    rejected: list[_Report] = []
-    failed: list[_Report] = []
-    evaluation: _Evaluation | None = None
-    seconds: dict[str, float] = {}
 
 
 def parsed(content: bytes, path: Path) -> list[dict[str, Json]]:

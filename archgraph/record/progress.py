@@ -1,98 +1,14 @@
-"""What a person sees of a run: bars while it runs, a table per tier when it is done."""
+"""What a person sees of a run: a table per tier, and what went wrong."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from archgraph.analysis.cost import cost
 from archgraph.federation import GLOBAL, World
 from archgraph.hints import listed
 from archgraph.plain import Json
 from archgraph.tables import Table, count, per_cent, significant
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-# rich numbers the bars of a display in the order in which they are added.
-ROUNDS: TaskID = 0  # type: ignore[assignment]  # a new type of int, defined where rich is imported
-CLIENTS: TaskID = 1  # type: ignore[assignment]  # as above
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Two bars, rounds and the clients of this round; silent without a display.
-
-    Example:
-        >>> silent = Bars()
-        >>> silent.round(1, 3)
-        >>> silent.client_done()
-    """
-
-    display: Progress | None = None
-
-    def round(self, number: int, clients: int) -> None:
-        """Show the start of a round with this many clients."""
-        if self.display is not None:
-            self.display.reset(CLIENTS, total=clients, note=f"round {number}")
-
-    def client(self, name: str) -> None:
-        """Show that a client begins."""
-        self._update(CLIENTS, note=name)
-
-    def step(self, *, epoch: int, step: int, loss: float) -> None:
-        """Show that a client made a step."""
-        self._update(ROUNDS, note=f"epoch {epoch + 1}, step {step + 1}, loss {loss:.3f}")
-
-    def client_done(self) -> None:
-        """Show that a client is done."""
-        self._update(CLIENTS, advance=1)
-
-    def testing(self, name: str) -> None:
-        """A model is being tested."""
-        self._update(CLIENTS, note=f"testing {name}")
-
-    def round_done(self, evaluation: Mapping[str, Json]) -> None:
-        """Show that a round is done, with its evaluation if there was one."""
-        judge = judge_of(evaluation)
-        value = evaluation.get(GLOBAL, {}).get(judge)
-        note = "" if value is None else f"{judge} {measured(judge, value)}"
-        self._update(ROUNDS, advance=1, note=note)
-
-    def _update(self, bar: TaskID, **changes: Any) -> None:
-        if self.display is not None:
-            self.display.update(bar, **changes)
-
-
-@contextlib.contextmanager
-def bars(rounds: int, done: int, *, show: bool = True) -> Iterator[Bars]:
-    """Progress bars on standard error, where that is a terminal and they are to be shown."""
-    if not (show and sys.stderr.isatty()):
-        yield Bars()
-        return
-    from rich import console, progress
-
-    error_console = console.Console(stderr=True)
-    if not error_console.is_terminal:
-        yield Bars()
-        return
-    display = progress.Progress(
-        progress.TextColumn("{task.description:>8}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[note]}"),
-        console=error_console,
-        transient=True,
-    )
-    with display:
-        display.add_task("rounds", total=rounds, completed=done, note="")
-        display.add_task("clients", total=None, note="")
-        yield Bars(display)
 
 
 def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Table:

@@ -16,8 +16,6 @@ from archgraph.viewer.distinct import Distinct, numbered
 
 # Rounds that the slider stops at; of a longer run they are spread evenly.
 STOPS = 100
-# Most numbers about single clients on a page; of a longer run, some tested rounds have them.
-CLIENT_NUMBERS = 40_000
 
 
 def recorded_rounds(log: Log) -> dict[str, Json] | None:
@@ -59,15 +57,10 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, J
     Returns:
         ``numbers`` of the rounds, and by round ``norm`` and the number of a row of ``rows`` in
         ``coverage``, -1 where it is not known; ``leaves``: the leaf that each column is of;
-        ``updates``: of tested rounds, the number, and by kind of client how many there were, the
-        ids of those recorded, and a row of norms for each; ``top``: the largest norm of all
-        parameters together, the end of the colour scale.
+        ``top``: the largest norm of all parameters together, the end of the colour scale.
     """
     number = numbered(param.name for param in graph.params)
     selected, rows = evenly(changes, STOPS), Distinct()
-    updates = _updates(changes)
-    totals = [one.norm for one in selected]
-    totals += [row for _, kinds in updates for _, _, norms in kinds.values() for row in norms]
     return {
         "numbers": [one.round for one in selected],
         "leaves": [number[name] for name in parameters(graph)],
@@ -76,16 +69,5 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, J
             -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in selected
         ],
         "rows": rows.rows,
-        "updates": updates,
-        "top": max((math.hypot(*filter(None, norms)) for norms in totals), default=0.0),
+        "top": max((math.hypot(*filter(None, one.norm)) for one in selected), default=0.0),
     }
-
-
-def _updates(changes: Sequence[RoundChange]) -> list[Json]:
-    """Return what single clients changed, in as many rounds as ``CLIENT_NUMBERS`` allows."""
-    tested = [one for one in changes if one.updates]
-    sizes = [len(one.norm) * sum(len(u.clients) for u in one.updates.values()) for one in tested]
-    return [
-        [one.round, {kind: [u.total, u.clients, u.norm] for kind, u in one.updates.items()}]
-        for one in evenly(tested, max(CLIENT_NUMBERS // max(sizes, default=1), 1))
-    ]

@@ -628,42 +628,6 @@ def test_check_runs_no_code_unless_told(here: Path):
     assert (here / "imported").exists()
 
 
-def test_bits_of_runs_differ_every_bit_but_times(here: Path):
-    def ran(name: str, *settings: str) -> None:
-        options = [word for setting in settings for word in ("--set", setting)]
-        done = call("run", "experiment.yaml", "--out", name, *options)
-        assert done.exit_code == 0, done.stderr
-
-    ran("one", "engine.workers=1")
-    ran("two", "engine.workers=2")
-    same = call("compare", "--bits", "one", "two")
-    assert (same.exit_code, same.stderr) == (0, "")
-    assert re.match(r"the same bits: 2 rounds, \d+ tensors of the server after .* 2", same.output)
-    ran("hurried", "engine.workers=1", "engine.deadline=99")
-    hurried = call("compare", "--bits", "one", "hurried", "--json")
-    assert json.loads(hurried.output)["differences"] == ["engine: deadline: null instead of 99.0"]
-    ran("faster", "local.lr=0.2", "rounds=3", "strategy.heterofl={norm: local, scaler: false}")
-    other = call("compare", "--bits", "one", "faster", "--json")
-    assert other.exit_code == 1
-    found = json.loads(other.output)["differences"]
-    assert "experiment: local.lr: 0.1 instead of 0.2" in found
-    assert "rounds: 2 instead of 3" in found
-    for text in (
-        r"round 2: clients\.0\.loss: ",
-        r"after round 2: server: \S+: \d+ of \d+ values differ, by ",
-    ):
-        assert any(re.match(text, line) for line in found), found
-    assert any(
-        re.match(r"after round 2: kept by client 0: .* only in the second", x) for x in found
-    )
-    shown = call("compare", "--bits", "one", "faster").output.splitlines()
-    assert len(shown) == 22 and shown[-2].endswith("more; --json lists all")
-    (here / "two/checkpoints/round-000002/groups/000000.safetensors").write_bytes(b"")
-    refused(call("compare", "--bits", "one", "two"), "000000.safetensors", "changed since")
-    (here / "empty").mkdir()
-    refused(call("compare", "--bits", "one", "empty"), "empty: not a run folder; found no run.yaml")
-
-
 def test_check_takes_settings_as_run_does(here: Path):
     good = call("check", "experiment.yaml", "--set", "rounds=7")
     assert good.exit_code == 0 and "heterofl, 7 rounds" in good.output

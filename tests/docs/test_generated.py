@@ -35,7 +35,7 @@ def test_every_command_has_an_entry(generated: Any) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
     single = set(group.commands) - {"flower"}
-    assert headings(generated.commands()) == single | {"flower init", "flower doctor"}
+    assert headings(generated.commands()) == single | {"flower init"}
 
 
 def test_every_strategy_has_an_entry_and_every_option_a_sentence(generated: Any) -> None:

@@ -64,7 +64,7 @@ def test_recipes_start_flower_with_options_that_it_has(program):
 
 def test_recipes_call_commands_of_archgraph():
     called = [w[1:] for job in JOBS for w in commands(job.read_text()) if w[0] == "archgraph"]
-    assert [words[0] for words in called] == ["flower", "run"]
+    assert [words[0] for words in called] == ["run"]
     for words in called:
         command: Any = typer.main.get_command(app)
         while isinstance(command, click.Group):

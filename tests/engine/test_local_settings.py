@@ -29,11 +29,10 @@ from archgraph.federation import (
     seeded,
 )
 from archgraph.federation.learning import CLASSIFICATION, TASKS
-from archgraph.federation.metrics import cross_entropy
 from archgraph.federation.training import optimiser
 from archgraph.federation.training_loss import trained_task
 from archgraph.language.named import _classes
-from archgraph.record.equal import run_differences
+from tests.runs import same_bits
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([0, 1, 2, 1, 0, 2, 1, 1, 0, 2, 1, 0])
@@ -123,7 +122,7 @@ def test_arguments_reach_the_optimiser_and_left_out_ones_are_its_own():
 
 def rates(local: LocalOptions, rounds: int, steps: int) -> list[float]:
     each = [(t, s) for t in range(1, rounds + 1) for s in range(1, steps + 1)]
-    return [local.lr_at(t, rounds, s, steps) for t, s in each]
+    return [local.settings_at(t, rounds, s, steps)["lr"] for t, s in each]
 
 
 SCHEDULES: Mapping[str, dict[str, Any]] = {
@@ -199,7 +198,9 @@ COSINE = {"CosineAnnealingLR": {"T_max": "$rounds * $steps"}}
 
 def test_every_step_has_the_rate_of_the_schedule(net):
     work = work_of(net, round=2, schedule=COSINE, over="run", epochs=2, accumulate=2)
-    expected = [work.local.lr_at(2, 4, s, 4) for s in range(1, 5)]  # two steps in each pass
+    expected = [
+        work.local.settings_at(2, 4, s, 4)["lr"] for s in range(1, 5)
+    ]  # two steps in each pass
     seen: list[float] = []
 
     def noted(optimiser: torch.optim.Optimizer, *_: object) -> None:
@@ -243,7 +244,6 @@ def test_the_training_loss_is_pytorchs(weights, smoothing: float):
     torch.testing.assert_close(texts, expected)
     assert float(learning.loss(logits, torch.full((6,), -100))) == 0
     assert learning.class_weights == weights
-    assert trained_task(CLASSIFICATION, trained, (2, 0)).class_weights == (weights and (1.0, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -266,13 +266,6 @@ def test_another_loss_is_pytorchs(kind: str, loss: Any):
     expected = theirs(said, targets if kind == "classification" else targets.float())
     ours = trained_task(TASKS[kind], options(loss=loss)).loss(said, targets)
     torch.testing.assert_close(ours, expected)
-
-
-def test_weights_of_labels_are_those_that_a_client_has():
-    loss = {"BCEWithLogitsLoss": {"pos_weight": [2.0, 3.0, 4.0]}}
-    ours = trained_task(TASKS["multilabel"], options(loss=loss), (2, 0)).loss
-    value = ours(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool))
-    assert value.item() == pytest.approx((4 + 2) / 2 * math.log(2))
 
 
 def test_weights_of_classes_are_not_rounded_to_16_bits():
@@ -406,8 +399,7 @@ def test_workers_and_interruptions_do_not_change_a_bit(write, tmp_path):
     one = ag.run(file, out=tmp_path / "one", progress=False)
     ag.run(write(KINDS, **EVERYTHING, rounds=3), out=tmp_path / "cut", progress=False)
     ag.run(tmp_path / "e.yaml", out=tmp_path / "cut", resume_from=2, progress=False)
-    differences, _ = run_differences(tmp_path / "one", tmp_path / "cut")
-    assert not differences
+    same_bits(tmp_path / "one", tmp_path / "cut")
     two = ag.run(write(KINDS, **EVERYTHING, rounds=3, engine={"workers": 2}), progress=False)
     for name, value in one.server.tensors.items():
         assert torch.equal(value, two.server.tensors[name]), name
@@ -430,25 +422,6 @@ def test_settings_that_are_not_asked_for_are_not_written(write):
     facts = prepare(write()).facts
     assert sorted(facts["local"]) == ["batch", "epochs", "fraction", "lr"]
     assert "server" not in facts and "local" not in facts["family"]["small"]
-
-
-def test_weights_are_those_of_the_classes_that_a_kind_has(write):
-    weights = [float(n + 1) for n in range(10)]
-    clients = [{**SMALL, "classes": [2, 3, 7]}, LARGE]
-    setup = prepare(
-        write(
-            clients,
-            local={"loss": {"CrossEntropyLoss": {"weight": weights}}},
-            strategy={"fedrolex": {}},
-        )
-    )
-    graph, state = setup.world.graph, setup.world.state
-
-    def loss(client: int) -> Any:
-        return setup.work(client, 1, graph, state, seeded(0, "x"), keep={}).learning.loss
-
-    assert loss(0).weights == (3.0, 4.0, 8.0) and loss(2).weights == tuple(weights)
-    assert setup.world.learning.loss is cross_entropy  # of tests
 
 
 # ---------------------------------------------------------------- mistakes

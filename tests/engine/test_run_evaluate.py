@@ -40,7 +40,7 @@ from archgraph.language.experiment import EvaluateSpec
 from archgraph.module.build import build
 from archgraph.module.initial import initial_state
 from archgraph.record.client import ClientState
-from archgraph.record.progress import Bars, bars, table, troubles
+from archgraph.record.progress import table, troubles
 from archgraph.strategies.standalone import Standalone
 
 
@@ -601,34 +601,6 @@ def test_kept_entries_of_another_shape_are_not_laid_over():
 def test_answers_of_nothing_divide_by_nothing():
     summary = hits(torch.zeros(0, dtype=torch.long)).summary()
     assert summary.keys() == {"accuracy"} and math.isnan(summary["accuracy"])
-
-
-def test_bars_are_silent_without_a_terminal(capfd):
-    with bars(3, 0) as watch:
-        watch.round(1, 2)
-        watch.client("weak")
-        watch.step(epoch=0, step=0, loss=1.0)
-        watch.client_done()
-        watch.testing("global")
-        watch.round_done({"global": {"accuracy": 0.5}})
-    assert watch == Bars()
-    assert capfd.readouterr() == ("", "")
-
-
-def test_bars_on_a_terminal(monkeypatch, capsys):
-    """Every call works on a real display; it ends with nothing left on the screen."""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    with bars(3, 1) as watch:
-        assert watch.display is not None
-        watch.round(2, 2)
-        watch.client("weak")
-        watch.step(epoch=0, step=0, loss=1.0)
-        watch.client_done()
-        watch.testing("global")
-        watch.round_done({"global": {"accuracy": 0.5}})
-        assert [(t.completed, t.total) for t in watch.display.tasks] == [(2, 3), (1, 2)]
 
 
 def test_table_has_a_row_per_tier(experiment):

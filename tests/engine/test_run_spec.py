@@ -186,12 +186,12 @@ def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkey
     whole = ag.run(file, out=tmp_path / "whole")
     work, third = ClientWork.__call__, []
 
-    def die(self: Any, what: Any, tell: Any) -> Any:
+    def die(self: Any, what: Any) -> Any:
         if what.round == 3:
             third.append(what.task.client)
         if len(third) == 3:
             raise KeyboardInterrupt
-        return work(self, what, tell)
+        return work(self, what)
 
     monkeypatch.setattr(ClientWork, "__call__", die)
     with pytest.raises(KeyboardInterrupt):

@@ -202,34 +202,6 @@ def test_a_node_with_the_wrong_papers_is_refused(fleet, what):
 @pytest.mark.slow
 @servers
 @pytest.mark.timeout(900)
-def test_doctor_asks_every_node_before_the_first_round(fleet, write):
-    app = fleet.folder / "asked"
-    write_app(write("heterofl", rounds=1, family=FAMILY), app)
-    nodes = [fleet.node(client) for client in range(2)]
-    wrong_authority = "FAIL link: 127.0.0.1"
-    link, papers = ["--link", f"127.0.0.1:{fleet.port}"], ["--node", "partition-id=1"]
-    for words, code, said in (
-        (["--fleet", "fleet"], 0, "ok nodes: client "),
-        ([*link, *papers, "--ca", "ca.pem"], 0, "ok link: 127.0.0.1"),
-        ([*link, *papers, "--ca", "other.pem"], 2, wrong_authority),
-    ):
-        done = subprocess.run(
-            ["archgraph", "flower", "doctor", str(app), *words],
-            cwd=fleet.folder,
-            env=fleet.environment,
-            capture_output=True,
-            text=True,
-        )
-        assert said in " ".join(done.stdout.split()), done.stdout + done.stderr
-        assert done.returncode == code
-    for node in nodes:  # not killed: their keys would be in use for a minute
-        node.terminate()
-        node.wait(60)
-
-
-@pytest.mark.slow
-@servers
-@pytest.mark.timeout(900)
 def test_a_faulty_node_is_refused_by_name_and_the_round_goes_on_without_a_killed_one(fleet, write):
     fleet.node(0)
     two, app, marker = fleet.node(1), fleet.folder / "faulty", fleet.folder / "marker"

@@ -113,18 +113,6 @@ def test_nodes_with_their_own_rows_have_the_bits_of_a_local_run(app, tmp_path, s
     assert tested == json.loads(json.dumps(expected))
 
 
-@pytest.mark.parametrize("own_rows", [True, False])
-def test_all_nodes_are_asked_without_a_round(app, tmp_path, capsys, own_rows):
-    file = app()
-    if not own_rows:
-        write_app(tmp_path / "experiment.yaml", tmp_path / "other")
-        file = tmp_path / "other" / "experiment.yaml"
-    grid = nodes(file) if own_rows else ProcessGrid(deployed_client(file), 2)
-    serve(grid, file, {"out": str(tmp_path / "run"), "doctor": True})
-    assert capsys.readouterr().err.endswith("\nevery node is ready\n")
-    assert not (tmp_path / "run").exists()
-
-
 def test_what_only_the_clients_have_is_not_at_the_server(app, tmp_path):
     """Neither in the app nor in the run: the server reads its own rows alone."""
     file = app()

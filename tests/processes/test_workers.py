@@ -108,11 +108,6 @@ def interrupts(work: Work) -> Outcome:
     raise KeyboardInterrupt
 
 
-def mistells(work: Work) -> Outcome:
-    work.progress(loss=1.0)  # type: ignore[call-arg]  # the mistake
-    return Outcome(work.state)
-
-
 def absent(work: Work) -> Outcome:
     raise ConnectionError
 
@@ -128,7 +123,6 @@ FATES = {
     # Its end is seen only if its child ends before the deadline.
     orphans: "not done after 5 s (deadline) or its process was ended by SIGABRT",
     interrupts: "KeyboardInterrupt",
-    mistells: "TypeError: ",
     absent: "ConnectionError: ",
 }
 
@@ -158,7 +152,7 @@ def test_where_every_client_fails_the_error_says_where(experiment, mean) -> None
 def test_results_come_in_the_order_of_the_items_or_as_they_end(tmp_path: Path) -> None:
     """The first is done after the third, which begins when the second is done."""
 
-    def waits(item: int, tell: Any) -> int:
+    def waits(item: int) -> int:
         (tmp_path / str(item)).touch()
         while item == 0 and not (tmp_path / "2").exists():
             time.sleep(0.01)
@@ -179,12 +173,12 @@ def test_items_are_taken_as_workers_become_free_and_none_twice_at_a_time() -> No
             taken.append(number)
             yield number
 
-    calls = Workers(2, always=True).calls(lambda item, tell: item, items())
+    calls = Workers(2, always=True).calls(lambda item: item, items())
     assert next(calls)[0] == 0 and len(taken) <= 5
     assert [done for _, done in calls] == list(range(1, 12))
     times: dict[int, float] = {}
     alike: Any = Workers(2, always=True).calls(
-        lambda seen, tell: seen,
+        lambda seen: seen,
         [0, 0],
         key=lambda item: item,
         begin=lambda item: times.get(item, 0.0),
@@ -200,7 +194,7 @@ def test_short_calls_are_made_in_this_process_and_long_ones_are_not(
     now = [0.0]
     monkeypatch.setattr("archgraph.processes.workers.time.perf_counter", lambda: now[0])
 
-    def lasts(seconds: float, tell: Any) -> int:
+    def lasts(seconds: float) -> int:
         now[0] += seconds
         return os.getpid()
 
@@ -237,7 +231,7 @@ def test_what_clients_train_before_a_test_is_trained_and_tested_in_processes(
 
 def test_what_is_under_way_ends_with_who_asked_for_it() -> None:
     calls = Workers(2, always=True).calls(
-        lambda item, tell: os.getpid() if not item else time.sleep(60), [0, 1, 2]
+        lambda item: os.getpid() if not item else time.sleep(60), [0, 1, 2]
     )
     before = len(list(Path("/dev/fd").iterdir()))
     next(calls)
@@ -247,32 +241,16 @@ def test_what_is_under_way_ends_with_who_asked_for_it() -> None:
     assert len(list(Path("/dev/fd").iterdir())) <= before
 
 
-def test_a_process_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archgraph.processes.process.REPORTS", 0.0)
-    heard: list[dict[str, Any]] = []
-    calls = Workers(2, always=True).calls(
-        lambda item, tell: tell(step=item), [3], progress=lambda **said: heard.append(said)
-    )
-    assert list(calls) == [(3, None)] and heard == [{"step": 3}]
-
-
-def test_what_was_done_in_time_is_taken_however_late_one_looks(monkeypatch) -> None:
-    monkeypatch.setattr("archgraph.processes.process.REPORTS", 0.0)
-
-    def told(item: int, tell: Any) -> int:
-        for step in range(5):
-            tell(step=step)
-        return item
-
+def test_what_was_done_in_time_is_taken_however_late_one_looks() -> None:
     done = []
-    for _, value in Workers(2, always=True, deadline=1.0).calls(told, range(4)):
+    for _, value in Workers(2, always=True, deadline=1.0).calls(lambda item: item, range(4)):
         done.append(value)
         time.sleep(1.2)
     assert done == [0, 1, 2, 3]
 
 
 def test_an_interrupt_in_this_process_is_the_users() -> None:
-    def interrupted(item: int, tell: Any) -> None:
+    def interrupted(item: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -286,7 +264,7 @@ def test_a_process_that_is_killed_in_a_further_call_costs_that_call() -> None:
         begun.append(item)
         return item
 
-    def killed_by_one(item: int, tell: Any) -> int:
+    def killed_by_one(item: int) -> int:
         if item == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return item
@@ -313,7 +291,7 @@ def test_what_a_client_prints_waits_for_no_display(monkeypatch, capfd) -> None:
     monkeypatch.setattr(sys, "stdout", Held())
     with Held.lock:
         calls = Workers(2, always=True, deadline=5.0).calls(
-            lambda item, tell: sys.stdout.write("said\n"), [0]
+            lambda item: sys.stdout.write("said\n"), [0]
         )
         assert list(calls) == [(0, 5)]
     assert capfd.readouterr().out == "said\n"
@@ -328,7 +306,7 @@ import time
 from archgraph.processes.workers import Workers
 
 
-def work(item, tell):
+def work(item):
     print(os.getpid(), flush=True)
     time.sleep(item)
 
@@ -352,7 +330,7 @@ def test_processes_leave_interrupts_to_the_first_and_end_with_it() -> None:
     assert not running(children[1])
 
 
-def pids(function: Any = lambda item, tell: os.getpid(), **settings: Any) -> list[Any]:
+def pids(function: Any = lambda item: os.getpid(), **settings: Any) -> list[Any]:
     """The processes of six calls, one after the other."""
     workers = Workers(2, always=True, **settings)
     calls = workers.calls(function, range(6), key=lambda item: 0)
@@ -365,7 +343,7 @@ def test_a_process_takes_further_calls_whether_they_are_bounded_or_not() -> None
 
 
 def test_a_process_that_exceeded_a_limit_takes_no_further_call() -> None:
-    def exceeds(item: int, tell: Any) -> int:
+    def exceeds(item: int) -> int:
         if item == 1:
             HELD.append(torch.ones(2**28))
         if item == 3:
@@ -384,14 +362,14 @@ HELD: list[Any] = []
 def test_no_process_is_left_when_the_calls_are_over_and_those_that_wait_end_with_close() -> None:
     workers = Workers(2, always=True)
 
-    def who(item: int, tell: Any) -> int:
+    def who(item: int) -> int:
         return os.getpid()
 
     first: set[Any] = {pid for _, pid in workers.calls(who, range(4), again=True)}
     again: set[Any] = {pid for _, pid in workers.calls(who, range(4), again=True)}
     assert again <= first and all(map(running, first))
     other: set[Any] = {
-        pid for _, pid in workers.calls(lambda item, tell: os.getpid(), range(4), again=True)
+        pid for _, pid in workers.calls(lambda item: os.getpid(), range(4), again=True)
     }
     assert not other & first and not any(map(running, first))
     workers.close()
@@ -402,7 +380,7 @@ def test_no_process_is_left_when_the_calls_are_over_and_those_that_wait_end_with
 def test_a_process_that_is_killed_while_it_waits_costs_nobody_anything() -> None:
     workers = Workers(2, always=True)
 
-    def who(item: int, tell: Any) -> int:
+    def who(item: int) -> int:
         return os.getpid()
 
     first: set[Any] = {pid for _, pid in workers.calls(who, range(4), again=True)}
@@ -414,9 +392,7 @@ def test_a_process_that_is_killed_while_it_waits_costs_nobody_anything() -> None
 
 def test_processes_that_wait_end_when_nobody_can_call_them() -> None:
     workers = Workers(2, always=True)
-    pids: set[Any] = {
-        pid for _, pid in workers.calls(lambda i, tell: os.getpid(), range(4), again=True)
-    }
+    pids: set[Any] = {pid for _, pid in workers.calls(lambda i: os.getpid(), range(4), again=True)}
     assert all(map(running, pids))
     del workers
     assert not any(map(running, pids))
@@ -426,7 +402,7 @@ def test_python_ends_with_processes_that_wait() -> None:
     script = (
         "from archgraph.processes.workers import Workers\n"
         "workers = Workers(2, always=True)\n"
-        "print([done for _, done in workers.calls(lambda i, tell: i, [1, 2], again=True)])"
+        "print([done for _, done in workers.calls(lambda i: i, [1, 2], again=True)])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
@@ -438,7 +414,7 @@ def running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def ends(item: int, tell: Any) -> Any:
+def ends(item: int) -> Any:
     if item == 1:
         raise ValueError("one")
     if item == 3:
@@ -476,7 +452,7 @@ def test_items_reach_a_process_as_they_are_or_one_that_is_forked_with_them() -> 
     parts = torch.arange(12.0).view(3, 4)[:, ::2]
     items: list[Any] = [0, (frozen, frozen, transposed), parts, [frozen], Cannot(5), lambda: 3, {}]
 
-    def described(item: Any, tell: Any) -> Any:
+    def described(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
             return [item.tolist(), list(item.stride())]
         if isinstance(item, tuple):
@@ -509,7 +485,7 @@ class Broken:
 def test_an_item_that_a_process_cannot_read_costs_that_call() -> None:
     workers = Workers(2, always=True)
     calls: Any = workers.calls(
-        lambda item, tell: type(item).__name__, [0, Broken(), 1], key=lambda item: 0
+        lambda item: type(item).__name__, [0, Broken(), 1], key=lambda item: 0
     )
     first, broken, last = (done for _, done in calls)
     assert (first, last) == ("int", "int") and broken.reason.startswith("ValueError: invalid")
@@ -518,7 +494,7 @@ def test_an_item_that_a_process_cannot_read_costs_that_call() -> None:
 def test_the_same_tensor_arrives_as_the_same_and_single_values_whatever_their_strides() -> None:
     one, odd = torch.zeros(3), torch.arange(2.0)[::2]
 
-    def told(item: Any, tell: Any) -> Any:
+    def told(item: Any) -> Any:
         if item:
             item[0].add_(1)
         return item, odd
@@ -536,7 +512,7 @@ class Made(dict[str, torch.Tensor]):
 
 
 def test_tensors_that_nobody_keeps_arrive_each_as_its_own() -> None:
-    def told(item: Any, tell: Any) -> Any:
+    def told(item: Any) -> Any:
         return {} if not item else {name: float(one[0]) for name, one in dict.items(item)}
 
     calls: Any = Workers(2, always=True).calls(
@@ -582,7 +558,7 @@ def test_two_processes_train_all_clients_of_a_run(optimiser: str) -> None:
 
 @pytest.mark.parametrize("value", [object(), Workers, print, {"a": [torch.nn.Linear(1, 1)]}])
 def test_only_plain_values_and_tensors_come_back(value: Any) -> None:
-    ((_, found),) = Workers(2, always=True).calls(lambda item, tell: value, [0])
+    ((_, found),) = Workers(2, always=True).calls(lambda item: value, [0])
     assert isinstance(found, Died) and "neither a plain value nor a tensor" in found.reason
 
 

@@ -274,9 +274,8 @@ def test_damaged_line_in_the_middle_is_an_error(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    ['{"round": "1"}', "3", "{}", '{"round": 1, "rejected": 3}', '{"round": 1, "failed": [{}]}',
-     '{"round": 1, "evaluation": {"models": {"global": "x"}}}', "[" * 100_000],
-)  # fmt: skip
+    ['{"round": "1"}', "3", "{}", "[" * 100_000],
+)
 def test_a_line_that_no_round_writes_is_an_error(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"round": 1}}\n{line}\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl:2: damaged line"):

@@ -111,7 +111,7 @@ def test_csv_has_a_row_for_each_figure_also_after_a_resume(run, tmp_path):
     assert kept == [r for r in rows if not r["metric"].startswith("seconds")]
 
 
-def test_console_says_a_line_per_round_where_there_is_no_terminal(run, capsys, monkeypatch):
+def test_console_says_a_line_per_round(run, capsys):
     run(progress=True)
     first, second = capsys.readouterr().err.splitlines()
     form = r"round 1 of 2: 2 clients, mse [\d.]+, validation mse [\d.]+, [\d.]+ s"

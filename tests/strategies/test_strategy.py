@@ -89,8 +89,12 @@ def falls(*milestones: int | str, **more: float) -> Any:
 
 def test_learning_rate_falls_at_milestones():
     half = LocalOptions(lr=1.0, schedule=falls("$rounds // 2", "$rounds * 3 // 4"))
-    assert [half.lr_at(t, 8) for t in (1, 4, 5, 6, 7)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
-    assert LocalOptions(lr=1.0, schedule=falls(25, gamma=0.5)).lr_at(26, 1000) == 0.5
+    assert [half.settings_at(t, 8, 1, 1)["lr"] for t in (1, 4, 5, 6, 7)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01]
+    )
+    assert (
+        LocalOptions(lr=1.0, schedule=falls(25, gamma=0.5)).settings_at(26, 1000, 1, 1)["lr"] == 0.5
+    )
 
 
 # ---------------------------------------------------------------- objectives
@@ -243,7 +247,9 @@ def test_a_fraction_is_drawn_once_for_the_round(tiny):
 
 def test_a_fraction_of_all_rounds_is_a_whole_number_of_them():
     options = LocalOptions(lr=1.0, schedule=falls("$rounds * 29 // 100"))
-    assert [options.lr_at(t, 100) for t in (1, 29, 30)] == pytest.approx([1.0, 1.0, 0.1])
+    assert [options.settings_at(t, 100, 1, 1)["lr"] for t in (1, 29, 30)] == pytest.approx(
+        [1.0, 1.0, 0.1]
+    )
 
 
 def test_a_gradient_that_is_not_finite_is_named(tiny):
@@ -266,19 +272,6 @@ def test_a_gradient_that_is_not_finite_beside_a_loss_that_is(tiny, epochs):
     options = LocalOptions(epochs=epochs, batch=100)
     with pytest.raises(ag.RejectedUpdate, match=r"client 3: 1\.bias is not finite"):
         train(tiny.work_of(task, tiny.toy(0), options))
-
-
-def test_every_minibatch_is_reported(tiny):
-    seen: list[tuple[int, int]] = []
-
-    def note(*, epoch: int, step: int, loss: float) -> None:
-        assert math.isfinite(loss)
-        seen.append((epoch, step))
-
-    task = Task(0, tiny.graph, tiny.state, Train())
-    work = tiny.work_of(task, tiny.toy(0), LocalOptions(epochs=2, batch=6))
-    Train()(tiny.replace(work, progress=note))
-    assert seen == [(0, 0), (0, 1), (1, 2), (1, 3)]
 
 
 @dataclass(frozen=True)

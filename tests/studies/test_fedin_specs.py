@@ -96,9 +96,9 @@ def test_experiments_are_as_published(row, column, spec):
     last, epochs = {"cifar10": (25, 5), "fashion_mnist": (60, 1)}[spec.data.dataset]
     assert (local.chosen.title, local.epochs, spec.rounds) == ("Adam", epochs, 200)
     assert spec.sample == 1.0
-    assert local.lr_at(last, 200) == 1e-3
-    assert local.lr_at(last + 1, 200) == pytest.approx(1e-4)
-    assert local.lr_at(200, 200) == pytest.approx(1e-4)
+    assert local.settings_at(last, 200, 1, 1)["lr"] == 1e-3
+    assert local.settings_at(last + 1, 200, 1, 1)["lr"] == pytest.approx(1e-4)
+    assert local.settings_at(200, 200, 1, 1)["lr"] == pytest.approx(1e-4)
     scheme = spec.data.partition
     iid = column.endswith(", IID")
     assert isinstance(scheme, IidSpec if iid else DirichletSpec)

@@ -288,7 +288,7 @@ def test_experiments_are_the_paper_s(name: str) -> None:
     assert (spec.rounds, spec.sample) == (500, 0.1)
     assert (local.epochs, local.batch) == (5, 32)
     assert local.chosen.plain() == {"SGD": {"lr": 0.1}}
-    rates = [local.lr_at(t, 500) for t in (1, 250, 251, 375, 376)]
+    rates = [local.settings_at(t, 500, 1, 1)["lr"] for t in (1, 250, 251, 375, 376)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
 
 

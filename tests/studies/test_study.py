@@ -26,7 +26,6 @@ from archgraph.cli import app
 from archgraph.errors import RunError, SpecError
 from archgraph.language import verdicts
 from archgraph.language.privacy import PrivacySpec
-from archgraph.record.equal import run_differences
 from archgraph.record.folder import read_metrics
 from archgraph.reports.measures import right_answers
 from archgraph.studies import files as study_files
@@ -36,6 +35,7 @@ from archgraph.studies.records import read_records, record_of
 from archgraph.studies.spec import cells, load_study
 from archgraph.studies.study import StudyResult
 from archgraph.studies.study_tables import study_csv, study_latex, study_tables, study_text
+from tests.runs import same_bits
 
 STUDY = """\
 archgraph: 1
@@ -360,7 +360,7 @@ def test_a_killed_study_goes_on_to_the_same_bits(result: StudyResult, place: Pat
     assert whole.done == 8
     for one, other in zip(whole.runs, result.runs, strict=True):
         assert one.folder.name == other.folder.name
-        assert run_differences(one.folder, other.folder)[0] == []
+        same_bits(one.folder, other.folder)
 
 
 def test_what_fails_is_told_and_the_rest_goes_on(place: Path):

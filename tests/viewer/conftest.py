@@ -82,10 +82,7 @@ def run_folder(net: ArchGraph, tmp_path: Path) -> Path:
         reached = (
             {} if shares is None else {"coverage": [shares if i % 3 else 0.0 for i in range(many)]}
         )
-        rows = [norms, [3.0] * many, [None] * many]
-        clients = {"total": 4, "clients": [2, 0, 1], "norm": rows}
-        updates = {"updates": {"whole": clients}} if number < 3 else {}
-        append(folder, {"round": number, "norm": norms, **reached, **updates})
+        append(folder, {"round": number, "norm": norms, **reached})
     return folder
 
 

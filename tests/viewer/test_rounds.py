@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -11,7 +10,7 @@ from archgraph.record.changes import FILE, RoundChange, parameters, read_changes
 from archgraph.reports import read_run
 from archgraph.viewer import view
 from archgraph.viewer.document import decode_data
-from archgraph.viewer.rounds import CLIENT_NUMBERS, STOPS, over_rounds
+from archgraph.viewer.rounds import STOPS, over_rounds
 
 FILLS = "all => all.map(r => r.style.fill).join()"
 
@@ -23,22 +22,7 @@ def test_the_page_has_the_figures_of_every_round(net, run_folder):
     assert told["numbers"] == [1, 2, 3] and told["norm"] == [one.norm for one in changes]
     rows = [None if at < 0 else told["rows"][at] for at in told["coverage"]]
     assert rows == [one.coverage for one in changes] and rows[2] is None
-    assert [number for number, _ in told["updates"]] == [1, 2]
-    total, clients, norms = told["updates"][0][1]["whole"]
-    assert (total, clients) == (4, [2, 0, 1]) and norms[0] == changes[0].norm
-    assert told["top"] == math.hypot(*norms[1])  # of all that was recorded
-
-
-def test_of_many_clients_a_page_tells_of_fewer_rounds(net):
-    many = len(parameters(net))
-    rows = {"total": 10, "clients": [*range(10)], "norm": [[1.0] * many] * 10}
-    changes = [
-        RoundChange.model_validate({"round": n, "norm": [1.0] * many, "updates": {"all": rows}})
-        for n in range(1, 500)
-    ]
-    rounds = [number for number, _ in over_rounds(changes, net)["updates"]]
-    assert len(rounds) == CLIENT_NUMBERS // (10 * many) < 499
-    assert rounds[0] == 1 and rounds[-1] == 499
+    assert told["top"] == math.hypot(*filter(None, changes[0].norm))
 
 
 def test_what_was_not_finite_does_not_end_the_scale(net):
@@ -113,32 +97,6 @@ def test_the_slider_is_there_at_once_and_shows_what_a_round_changed(opened, run_
     assert page.inner_text("#told") == "2 of 3" and page.input_value("#by") == "norm"
 
 
-def test_clients_of_a_kind_are_dots_and_their_mean_colours_what_they_show(opened, run_folder, net):
-    """The third round was not tested: its clients are those of the second one."""
-    page = opened(read_run(run_folder), hash="#by=norm")
-    assert "Clients in round 2" in page.inner_text("#changed")
-    places = page.eval_on_selector_all(
-        ".strip circle", "all => all.map(c => +c.getAttribute('cx'))"
-    )
-    far = 3 * len(parameters(net)) ** 0.5
-    near = math.hypot(*(i % 7 / 100 for i in range(len(parameters(net)))))
-    # One of the three has nothing of it, and one of the four is not recorded.
-    assert [(x - 5) / 150 for x in places] == pytest.approx([near / far, 1])
-    said = page.get_attribute(".strip", "title")
-    assert said.startswith(f"whole: 2 of 4 clients, mean {(far + near) / 2:.4g}, {near:.4g} to")
-    shown = "archgraph.app.colour(archgraph.app.panes[0], archgraph.app.panes[0].model.root)"
-    everyone = page.evaluate(shown)
-    page.select_option("#as", "client0")
-    assert "update norm of whole" in page.inner_text("#key") and page.evaluate(shown) != everyone
-    place = "m => archgraph.app.overlays.norm.at(m(0), m(0).root, 'whole')"
-    share = page.evaluate(f"({place})(i => archgraph.app.model(i))")
-    assert share == pytest.approx(1 + math.log10((far + near) / 2 / far) / 3)
-    page.select_option("#by", "coverage")
-    assert "of all clients and not of whole alone" in page.inner_text("#key")
-    page.select_option("#by", "parameters")  # of the graph itself
-    assert "of whole" not in page.inner_text("#key")
-
-
 def test_shares_of_the_weights_are_those_of_the_client_that_is_shown(opened, family):
     page = opened(family, hash="#by=weights")
     shown = """() => { const { app } = archgraph, [pane] = app.panes, { weights } = app.overlays;
@@ -149,16 +107,6 @@ def test_shares_of_the_weights_are_those_of_the_client_that_is_shown(opened, fam
         share = sum(math.prod(param.shape) for param in kind.graph.params) / whole
         assert f"share of weights of {kind.name}" in page.inner_text("#key")
         assert page.evaluate(shown) == pytest.approx(share)
-
-
-def test_a_run_from_before_clients_were_recorded_has_its_colours(opened, run_folder):
-    lines = [json.loads(text) for text in (run_folder / FILE).read_text().splitlines()]
-    for line in lines:
-        line.pop("updates", None)
-    (run_folder / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = opened(read_run(run_folder), hash="#by=norm&as=client0")
-    assert "of all clients and not of whole alone" in page.inner_text("#key")
-    assert "Round 3" in page.inner_text("#changed") and not page.locator(".strip").count()
 
 
 def test_figures_of_parts_are_those_of_their_parameters(opened, net, run_folder):

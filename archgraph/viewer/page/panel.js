@@ -74,7 +74,7 @@ class Panel {
     const host = h("section", { id: "changed" });
     const farthest = () => item.kind === "graph" ? table("Moved farthest", ["block", "update norm", "coverage"], moved(model).map(([i, one]) =>
       [this.block(canvas, i), length(one.norm), one.coverage === null ? "unknown" : percent(one.coverage)])) : null;
-    this.turn = () => host.replaceChildren(...[...changedFacts(model, item), ...strips(model, item), farthest()].filter(Boolean));
+    this.turn = () => host.replaceChildren(...[...changedFacts(model, item), farthest()].filter(Boolean));
     this.turn();
     return host;
   }

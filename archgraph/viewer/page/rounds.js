@@ -30,24 +30,6 @@ function changed(/** @type {Model} */ model, /** @type {{operators: number[]}|It
     coverage: reached ? sum(columns.map((column, i) => sizes[i] * reached[column])) / sum(sizes) : null };
 }
 
-/**
- * How far single clients moved a part, by kind, in the last tested round up to the one that is shown; null: it is not recorded.
- * @returns {{round: number, kinds: Array<{name: string, total: number, clients: Array<[number, number]>}>}|null}
- */
-function movedBy(/** @type {Model} */ model, /** @type {Item} */ part) {
-  const columns = columnsOf(model, part);
-  const [round, kinds] = (columns.length && model.data.rounds.updates.filter((/** @type {[number, any]} */ [n]) => n <= slide.until).pop()) || [0, null];
-  return kinds && { round, kinds: Object.entries(kinds).map(([name, [total, ids, norms]]) => ({ name, total,
-    clients: ids.map((/** @type {number} */ id, /** @type {number} */ i) => [id, columns.map((c) => norms[i][c]).filter((x) => x !== null)])
-      .filter((/** @type {[number, number[]]} */ [, some]) => some.length).map((/** @type {[number, number[]]} */ [id, some]) => [id, Math.hypot(...some)]) })) };
-}
-
-/** Mean over the clients of a kind of how far they moved a part; null: none of them has it, or it is not recorded. */
-function meanOf(/** @type {Model} */ model, /** @type {Item} */ part, /** @type {string} */ kind) {
-  const clients = movedBy(model, part)?.kinds.find((one) => one.name === kind)?.clients || [];
-  return clients.length ? clients.reduce((sum, [, norm]) => sum + norm, 0) / clients.length : null;
-}
-
 /** How to colour by it, where the page tells it. @returns {Record<string, Overlay>} */
 function overRounds(/** @type {any[]} */ graphs) {
   const top = () => Math.max(...graphs.map((g) => g.rounds ? g.rounds.top : 0)) || 1;
@@ -56,8 +38,8 @@ function overRounds(/** @type {any[]} */ graphs) {
     norm: { name: "update norm", legend: "update norm: how far the round moved the weights", colours: "amount", told: silent,
       get ticks() {
         return [1000, 100, 10, 1].map((d, i) => `${i ? "" : "≤ "}${Number((top() / d).toPrecision(2))}`);
-      }, of: (model, kind) => meanOf(model, model.root, kind) !== null, at: (model, item, kind) => {
-        const norm = kind ? meanOf(model, item, kind) : changed(model, item)?.norm ?? null;
+      }, at: (model, item) => {
+        const norm = changed(model, item)?.norm ?? null;
         return norm && Math.max(0, 1 + Math.log10(norm / top()) / 3);
       } },
     coverage: { name: "coverage", legend: "coverage: share of the weights that the round's updates reached", colours: "scale", ticks: SHARES, told: silent,
@@ -92,24 +74,6 @@ function changedFacts(/** @type {Model} */ model, /** @type {Item} */ item) {
   const found = changed(model, item);
   return found ? [h("h3", {}, `Round ${found.round}`), facts([["update norm", length(found.norm)],
     ["coverage", found.coverage === null ? "unknown" : `${percent(found.coverage)} of the weights`]])] : [];
-}
-
-/** A row for each kind of client: a dot for each client, at how far it moved the part, and a line at their mean. @returns {any[]} */
-function strips(/** @type {Model} */ model, /** @type {Item} */ item) {
-  const moved = movedBy(model, item);
-  if (!moved) return [];
-  const top = Math.max(...moved.kinds.flatMap(({ clients }) => clients.map(([, norm]) => norm)));
-  const x = (/** @type {number} */ norm) => 5 + 150 * norm / (top || 1);
-  const row = (/** @type {typeof moved.kinds[0]} */ { name, total, clients }) => {
-    const mean = meanOf(model, item, name);
-    if (mean === null) return h("div", { class: "strip" }, h("span", {}, name), h("span", {}, "lacks it"));
-    const norms = clients.map(([, norm]) => norm);
-    const text = `${name}: ${clients.length < total ? `${clients.length} of ${total}` : total} client${total > 1 ? "s" : ""}, mean ${length(mean)}, ${length(Math.min(...norms))} to ${length(Math.max(...norms))}`;
-    return h("div", { class: "strip", title: text }, h("span", {}, name), svg("svg", { viewBox: "0 0 160 16", role: "img", "aria-label": text }, [
-      svg("path", { d: `M5 8H155M${x(mean)} 1V15` }),
-      ...clients.map(([id, norm]) => svg("circle", { cx: x(norm), cy: 8, r: 3.5 }, [svg("title", {}, [`client ${id}: ${length(norm)}`])]))]), h("span", {}, length(mean)));
-  };
-  return [h("h3", {}, `Clients in round ${moved.round}`), h("p", {}, `Update norm from 0 to ${length(top)}: a dot for each client, a line at the mean of its kind.`), moved.kinds.map(row)].flat();
 }
 
 /** The blocks that the round moved farthest, their numbers first. @returns {Array<[number, any]>} */
