@@ -61,10 +61,7 @@ def array_of(value: object, where: str, *, ignored: bool = False) -> Tensor | Te
             "parts differ in shape" if uneven else "is not a tensor and does not convert to one",
             where=where,
             found=_unequal(items) or what(value),
-            hint="pad or cut them to one shape; if they are different things, as boxes and labels, "
-            "name them: {'boxes': …, 'labels': …}"
-            if uneven
-            else None,
+            hint="pad or cut them to one shape" if uneven else None,
         ) from error
     if array.dtype.kind == "U" and not all(isinstance(i, str | np.ndarray | list) for i in items):
         array = np.array(items, object)  # NumPy writes numbers among text as text

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from archgraph.data.arrays import Text, array_of, real_numbers, what
-from archgraph.data.fields import TargetFields
 from archgraph.data.items import (
     Item,
     Items,
@@ -27,7 +26,7 @@ from archgraph.data.items import (
     transformed_input,
 )
 from archgraph.data.rows import Records, dataset_of_rows
-from archgraph.data.targets import Meaning, form_of, meaning, named_target, raw_targets
+from archgraph.data.targets import Meaning, form_of, meaning, raw_targets, target_array
 from archgraph.data.values import (
     Dataset,
     ExampleReader,
@@ -66,25 +65,20 @@ class SplitPart(NamedTuple):
     Attributes:
         where: Its name, for errors.
         inputs: Inputs by name, ``[example, ...]``.
-        targets: Numbers or text ``[example, ...]``, or the tensors of each example by name.
+        targets: Numbers or text ``[example, ...]``.
         items: What they were read from, if item by item.
     """
 
     where: str
     inputs: dict[str, Tensor]
-    targets: Tensor | Text | list[dict[str, Tensor]]
+    targets: Tensor | Text
     items: Items | None = None
 
     @property
     def form(self) -> str:
         """Describe type and shape of a row's inputs and target."""
         inputs = ", ".join(f"{name} {row_form(rows)}" for name, rows in self.inputs.items())
-        return f"{inputs}, target {self.target_form}"
-
-    @property
-    def target_form(self) -> str:
-        """Describe a row's target alone."""
-        return "a dictionary" if isinstance(self.targets, list) else form_of(self.targets)
+        return f"{inputs}, target {form_of(self.targets)}"
 
 
 def dataset_of(
@@ -102,8 +96,7 @@ def dataset_of(
     Images are uint8 ``[example, channel, height, width]``, which are normalised by the training
     examples, or floating point numbers, which are taken as they are; tokens are integers. Targets
     are what the task says (:func:`archgraph.data.targets.meaning`): names, true and false,
-    numbers, labels, or several tensors by name for an objective of the user's. Without a task they
-    are whole numbers, the class of each example.
+    numbers or labels. Without a task they are whole numbers, the class of each example.
 
     Args:
         value: A :class:`Dataset`; or ``(train, test)``, each a torch dataset of the map style with
@@ -167,18 +160,15 @@ def dataset_of(
     ]
     _check_clients(parts)
     tested = _part(transformed(test, test_transform), f"{name}: test")
-    if len(tested.targets) and tested.target_form != parts[0].target_form:
-        raise DataError(
-            "targets differ from those to train on",
-            where=tested.where,
-            found=tested.target_form,
-            expected=parts[0].target_form,
-        )
-    said, fields = _meant([*parts, tested], f"{name}: targets", task)
+    before = form_of(parts[0].targets)
+    if len(tested.targets) and (after := form_of(tested.targets)) != before:
+        message = "targets differ from those to train on"
+        raise DataError(message, where=tested.where, found=after, expected=before)
+    said = meaning([part.targets for part in (*parts, tested)], f"{name}: targets", task)
     pairs = zip(parts, said.parts, strict=False)
     rows = _together([(c, Records(p.inputs, t)) for c, (p, t) in zip(splits, pairs, strict=True)])
     data = dataset_of_rows(
-        name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels, fields=fields
+        name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels
     )
     anew = [part.items for part in parts if part.items is not None and not cache]
     again = None if len(anew) < len(parts) else _reading(parts, anew, said, data)
@@ -237,9 +227,9 @@ def _streams(
                 else "pass a function that returns the iterator, or an IterableDataset",
             )
     where = f"{name}: train"
-    said, fields = _meant([tested], f"{name}: targets", task)
+    said = meaning([tested.targets], f"{name}: targets", task)
     rows = Records(tested.inputs, said.parts[0])
-    test = dataset_of_rows(name, None, rows, rows, labels=said.labels, fields=fields)
+    test = dataset_of_rows(name, None, rows, rows, labels=said.labels)
     convert = _item if transform is None else functools.partial(_changed_item, transform)
     reading = Streaming(firsts, convert, where)
     stacked = _Converted(test, said, "examples differ from those to test on")
@@ -303,27 +293,13 @@ class _Converted:
             inputs[name] = _input(_stack(parts, where), where)
             check_alike(row_form(inputs[name]), row_form(before), where, self.message)
         at, like = f"{where}: targets", self.data.test.targets
-        stacked = _stacked_targets([target for _, target in items], where)
-        raw = stacked if self.data.fields is not None else raw_targets(stacked, at)
-        targets = self.said.convert(raw)
-        if self.data.fields is None:
-            check_alike(row_form(targets), row_form(like), at, self.message)
+        stacked = _stack([target for _, target in items], where)
+        targets = self.said.convert(raw_targets(stacked, at))
+        check_alike(row_form(targets), row_form(like), at, self.message)
         most, classes = int(targets.max()) if targets.numel() else 0, self.data.classes
         if self.data.classified and classes is not None and most >= classes:
             raise DataError("a class that was not there before", where=at, found=most)
         return inputs, targets
-
-
-def _meant(
-    parts: Sequence[SplitPart], where: str, task: str | None
-) -> tuple[Meaning, TargetFields | None]:
-    """Return the targets as tasks learn them, and how tensors by name stand in them."""
-    dictionaries = [p.targets for p in parts if isinstance(p.targets, list)]
-    if dictionaries:
-        fields = TargetFields.of([target for part in dictionaries for target in part], where)
-        return Meaning([fields.pack(part) for part in dictionaries], fields.pack), fields
-    raw = [p.targets for p in parts if not isinstance(p.targets, list)]
-    return meaning(raw, where, task), None
 
 
 def _check_columns(value: object, where: str) -> None:
@@ -394,36 +370,12 @@ def _part(value: object, where: str, parts: int = 1) -> SplitPart:
         str(k): _input(v, f"{where}: {k}" if len(by_name) > 1 else where)
         for k, v in by_name.items()
     }
-    rows = _target_rows(targets, f"{where}: targets")
+    rows = raw_targets(targets, f"{where}: targets")
     for key, tensor in tensors.items():
-        count = len(rows) if isinstance(rows, list) or rows.ndim else None
-        if tensor.dim() == 0 or len(tensor) != count:
-            shape = [count] if isinstance(rows, list) else list(rows.shape)
-            shapes = f"{key} {list(tensor.shape)}, targets {shape}"
+        if tensor.dim() == 0 or len(tensor) != (len(rows) if rows.ndim else None):
+            shapes = f"{key} {list(tensor.shape)}, targets {list(rows.shape)}"
             raise DataError("inputs and targets differ in number", where=where, found=shapes)
     return SplitPart(where, tensors, rows, items)
-
-
-def _target_rows(value: object, where: str) -> Tensor | Text | list[dict[str, Tensor]]:
-    """Return targets of all examples: one array, or the tensors of each by name."""
-    if isinstance(value, Mapping):  # whole columns by name
-        columns = named_target(value, where)
-        counts = {len(column) if column.dim() else 0 for column in columns.values()}
-        if len(counts) != 1:
-            shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in columns.items())
-            raise DataError("differ in number", where=where, found=shapes or "no tensors")
-        names = list(columns)
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
-        return [_by_name(one, f"{where}[{i}]") for i, one in enumerate(value)]
-    return raw_targets(value, where)
-
-
-def _by_name(value: object, where: str) -> dict[str, Tensor]:
-    if not isinstance(value, Mapping):
-        message, expected = "is not a dictionary", "a dictionary, as the first one"
-        raise DataError(message, where=where, found=what(value), expected=expected)
-    return named_target(value, where)
 
 
 def _pair(item: object, where: str) -> tuple[object, object]:
@@ -452,7 +404,7 @@ def _items(value: Items, where: str, parts: int) -> tuple[object, object]:
                 inputs.setdefault(key, StoredRows(count, where, parts)).put(position, part)
             targets.append(target)
     stacked = {key: rows.tensor for key, rows in inputs.items()}
-    every = _stacked_targets(targets, f"{where}: targets")
+    every = _stack(targets, f"{where}: targets")
     return stacked[None] if None in stacked else stacked or torch.zeros(0), every
 
 
@@ -467,37 +419,7 @@ def _item(item: object, where: str) -> Item:
     one, target = _pair(item, where)
     parts = one.items() if isinstance(one, Mapping) else ((None, one),)
     inputs = {key: _numbers(part, where) for key, part in parts}
-    at = f"{where}: target"
-    if isinstance(target, Mapping):
-        return inputs, named_target(target, at)
-    if isinstance(target, list | tuple) and target and isinstance(target[0], Mapping):
-        raise DataError(
-            "is a list of dictionaries",
-            where=at,
-            found=what(target),
-            expected="one dictionary of tensors",
-            hint="write {'boxes': tensor [object, 4], 'labels': tensor [object]}",
-        )
-    return inputs, array_of(target, at, ignored=True)
-
-
-def _stacked_targets(targets: list[ItemTarget], where: str) -> object:
-    """Return the targets of items as one array, or as a list of dictionaries."""
-    first = targets[0] if targets else torch.zeros(())
-    if isinstance(first, dict):
-        return [_by_name(target, f"{where}[{i}]") for i, target in enumerate(targets)]
-    tensors = []
-    for position, target in enumerate(targets):
-        if type(target) is not type(first):
-            message, at = "examples differ in shape or type", f"{where}[{position}]"
-            check_alike(_kind(target), _kind(first), at, message)
-        if isinstance(target, Tensor):
-            tensors.append(target)
-    return _stack(tensors, where) if tensors or not targets else np.array(targets)
-
-
-def _kind(target: ItemTarget) -> str:
-    return "a dictionary" if isinstance(target, dict) else form_of(target[None])
+    return inputs, target_array(target, f"{where}: target")
 
 
 def _changes(value: Items, *, seeds: bool) -> bool:
@@ -511,7 +433,7 @@ def _changes(value: Items, *, seeds: bool) -> bool:
         return True
     return any(
         one.keys() != again.keys()
-        or not _same(target, target_again)
+        or not np.array_equal(np.asarray(target), np.asarray(target_again))
         or not all(torch.equal(part, again[key]) for key, part in one.items())
         for first, *others in zip(*reads, strict=True)
         for one, target in [first]
@@ -519,20 +441,16 @@ def _changes(value: Items, *, seeds: bool) -> bool:
     )
 
 
-def _same(one: ItemTarget, other: ItemTarget) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(torch.equal(t, other[k]) for k, t in one.items())
-    return np.array_equal(np.asarray(one), np.asarray(other))
-
-
-def _stack(parts: list[Tensor], where: str) -> Tensor:
+def _stack(parts: Sequence[Tensor | Text], where: str) -> Tensor | Text:
+    """Return inputs, or targets, of items as one array."""
     if not parts:
         return torch.zeros(0)
-    first = row_form(parts[0][None])
+    first = form_of(parts[0][None])
     for position, part in enumerate(parts):
         message, at = "examples differ in shape or type", f"{where}[{position}]"
-        check_alike(row_form(part[None]), first, at, message)
-    return torch.stack(parts)
+        check_alike(form_of(part[None]), first, at, message)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    return torch.stack(tensors) if tensors else np.array(parts)
 
 
 def _by_item(value: object) -> TypeGuard[Items]:

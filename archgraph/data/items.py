@@ -24,7 +24,7 @@ OBJECTS = 2000  # of a data set that are looked at for generators,
 OF_EACH = 100  # and of each list in it: longer ones are examples
 _MIXED = 0x9E3779B97F4A7C15  # the odd number next to 2⁶⁴ divided by the golden ratio
 
-ItemTarget: TypeAlias = Tensor | np.ndarray | dict[str, Tensor]  # numbers, text, or several by name
+ItemTarget: TypeAlias = Tensor | np.ndarray  # numbers, or text
 Item: TypeAlias = tuple[dict[str | None, Tensor], ItemTarget]  # inputs by name, and a target
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.fields import TargetFields
 from archgraph.data.partition import stratified_order
 from archgraph.data.values import Dataset, InputKind, Moments, Split, channel_statistics
 from archgraph.errors import DataError
@@ -200,7 +199,6 @@ def dataset_of_rows(
     *,
     labels: tuple[str, ...] = (),
     measure: Moments | None = None,
-    fields: TargetFields | None = None,
 ) -> Dataset:
     """Build a data set of rows; images are normalised by their train split, like known sets.
 
@@ -211,7 +209,6 @@ def dataset_of_rows(
         test: Rows to test on.
         labels: Names of the classes; none: they are their numbers.
         measure: Computes mean and deviation of each column. Default: they stay as they are.
-        fields: How tensors by name stand in the targets.
 
     Raises:
         DataError: If a split is empty, there is one class only, or the splits differ in form.
@@ -236,7 +233,7 @@ def dataset_of_rows(
         beside = {key: rows.inputs[key] for key in others}  # in the order of the train split
         return Split(rows.inputs[first], rows.targets, mean, std, beside)
 
-    counted = None if fields else _classes(name, train.targets, test.targets, labels)
+    counted = _classes(name, train.targets, test.targets, labels)
     classes = len(labels) or counted
     by_client = {} if train.clients is None else owners(train, len(train))
     return Dataset(
@@ -249,7 +246,6 @@ def dataset_of_rows(
         labels or tuple(map(str, range(classes or 0))),
         tuple(train.inputs) if others else (),
         {str(client): positions for client, positions in by_client.items()},
-        fields=fields,
         measure=measure,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.arrays import Text, array_of, real_numbers, what
+from archgraph.data.arrays import Text, array_of, real_numbers
 from archgraph.data.columns import INTEGER
 from archgraph.data.rows import number_classes
 from archgraph.data.values import row_form
@@ -50,34 +50,30 @@ def raw_targets(value: object, where: str) -> Tensor | Text:
     Raises:
         DataError: If they hold no numbers and no text, or one is missing or not finite.
     """
-    rows = array_of(value, where, ignored=True)
+    rows = target_array(value, where)
     if isinstance(rows, np.ndarray):
         return rows
     rows = real_numbers(rows, where)
     return rows if rows.is_floating_point() or rows.dtype == torch.bool else rows.to(torch.int64)
 
 
-def named_target(value: Mapping[object, object], where: str) -> dict[str, Tensor]:
-    """Return an example's tensors: floating point as float32, integers as int64, bytes unchanged.
+def target_array(value: object, where: str) -> Tensor | Text:
+    """Convert one target, or those of all examples; masked integers count for nothing.
 
     Raises:
-        DataError: If one is text, complex, missing or not finite.
+        DataError: If it holds several tensors by name, or as :func:`array_of`.
     """
-    target = {}
-    for name, part in value.items():
-        at = f"{where}: {name}"
-        tensor = array_of(part, at)
-        if not isinstance(tensor, Tensor):
-            raise DataError(
-                "is text, which no tensor holds",
-                where=at,
-                found=what(part),
-                hint="leave it out, or write a number in its place",
-            )
-        tensor = real_numbers(tensor, at)
-        same = tensor.is_floating_point() or tensor.dtype in (torch.bool, torch.uint8)
-        target[str(name)] = tensor if same else tensor.to(torch.int64)
-    return target
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    if isinstance(first, Mapping):
+        raise DataError(
+            "is a dictionary",
+            where=where,
+            found=", ".join(map(str, first)) or "no tensors",
+            expected="one tensor for each example",
+            hint="pad its tensors to one, of the same shape for all examples, which an objective "
+            'of yours takes apart: task: {objective: "python:losses:mine"}',
+        )
+    return array_of(value, where, ignored=True)
 
 
 def form_of(rows: Tensor | Text) -> str:

@@ -248,7 +248,6 @@ SUM: dict[str, Any] = {
     "one-hot": lambda over: [int(not over), int(over)],
     "a column": lambda over: [int(over)],
     "floats": float,
-    "boxes": lambda over: {"boxes": torch.ones(1 + 9 * over, 4)},
 }
 
 
@@ -263,13 +262,9 @@ def test_targets_of_streams_are_what_those_of_tests_are(form: str):
 
     flags = (x.sum(1) > 3).tolist()
     tests = x, [target(flag) for flag in flags]
-    task = "own" if form == "boxes" else "classification"
-    data = dataset_of(({"a": Summed()}, tests), task=task, examples=50)
+    data = dataset_of(({"a": Summed()}, tests), task="classification", examples=50)
     assert data.train.stream is not None
     ((rows, targets),) = data.train.stream(0, 1, [50])
-    if data.fields is not None:
-        counts = torch.tensor([len(t["boxes"]) for t in data.fields.unpack(targets)])
-        targets = (counts > 1).long()
     assert torch.equal(targets, (rows["input"].sum(1) > 3).long())
 
 
@@ -324,27 +319,6 @@ def test_clients_of_some_classes_count_these_in_what_is_read_anew():
     items = Fixed(torch.zeros(40), torch.zeros(40))
     run = ag.run(told, data=({"a": items, "b": items}, (EYES, torch.arange(3))), progress=False)
     assert run.rounds[-1]["clients"][0]["loss"] < 0.1
-
-
-def test_boxes_may_become_more_than_in_the_first_read():
-    class Boxes(Noisy):
-        def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-            count = int(torch.randint(1, 40, ()))
-            of = {"boxes": torch.full((count, 4), count / 1), "labels": torch.full((count,), count)}
-            return self.inputs[index], of
-
-    items, most = Boxes(*split()), 0
-    data = dataset_of((items, items))
-    assert data.fields is not None
-    for seed in range(30):
-        _, rows = data.train.examples(torch.arange(60), seed)
-        for target in data.fields.unpack(rows):
-            count = len(target["labels"])
-            most = max(most, count)
-            assert torch.equal(target["boxes"], torch.full((count, 4), count / 1))
-            assert torch.equal(target["labels"], torch.full((count,), count))
-    first = data.fields.unpack(data.train.targets)
-    assert most == 39 >= max(len(target["labels"]) for target in first)
 
 
 def test_generators_are_found_beside_long_lists_of_files():

@@ -25,19 +25,6 @@ LISTS = [[1, 2], [1]] * (N // 2)
 BOXES = {"boxes": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.int64)}
 
 
-def boxes(position: int) -> dict[str, Any]:
-    """An image without boxes has an empty list."""
-    return BOXES if position != 3 else {**BOXES, "boxes": torch.tensor([])}
-
-
-def named(position: int) -> dict[str, Any]:
-    return {**BOXES, "file": "a.png"}
-
-
-def unequal(position: int) -> dict[str, Any]:
-    return BOXES if position != 5 else {"boxes": BOXES["boxes"]}
-
-
 TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
     "float 0 and 1": (
         FLOATS,
@@ -169,8 +156,7 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         None,
         2,
         "data: train: targets: parts differ in shape; found shape [2] at 0, and [1] at 1; pad or "
-        "cut them to one shape; if they are different things, as boxes and labels, name them: "
-        "{'boxes': …, 'labels': …}",
+        "cut them to one shape",
     ),
     "dates": (
         pd.date_range("2020-01-01", periods=N),
@@ -234,62 +220,28 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         "[example, 2] are read as a class at each position; one class for each example is "
         "[example], as targets[:, 0]",
     ),
-    "boxes without an objective": (
+    "a dictionary by item": (
         Items(lambda _: BOXES),
         None,
         3,
-        "experiment: task: targets are dictionaries of tensors, of which only an objective of"
-        " yours can say what is learned; found boxes float32 [·, ·], labels int64 [·] (data);"
-        ' expected an objective, and no kind; write task: {objective: "python:losses:mine"}, '
-        "a function of outputs and a list with the dictionary of each example",
-    ),
-    "boxes under a task": (
-        Items(lambda _: BOXES),
-        "regression",
-        3,
-        "experiment: task: targets are dictionaries of tensors, of which only an objective of"
-        " yours can say what is learned; found boxes float32 [·, ·], labels int64 [·] (data);"
-        ' expected an objective, and no kind; write task: {objective: "python:losses:mine"}, '
-        "a function of outputs and a list with the dictionary of each example",
+        "data: train[0]: target: is a dictionary; found boxes, labels; expected one tensor for "
+        "each example; pad its tensors to one, of the same shape for all examples, which an "
+        'objective of yours takes apart: task: {objective: "python:losses:mine"}',
     ),
     "a list of dictionaries for an example": (
         Items(lambda _: [BOXES, BOXES]),
-        None,
+        "regression",
         3,
-        "data: train[0]: target: is a list of dictionaries; found list of 2; expected one "
-        "dictionary of tensors; write {'boxes': tensor [object, 4], 'labels': tensor "
-        "[object]}",
-    ),
-    "no boxes as an empty list": (
-        Items(boxes),
-        None,
-        3,
-        "data: targets[3]: boxes: targets differ in type or number of axes; found float32 "
-        "[0]; expected float32 [2, 4], as the first one; without boxes, write torch.zeros([0,"
-        " 4], dtype=torch.float32)",
-    ),
-    "a file name among tensors": (
-        Items(named),
-        None,
-        3,
-        "data: train[0]: target: file: is text, which no tensor holds; found str; leave it "
-        "out, or write a number in its place",
-    ),
-    "a tensor that one target lacks": (
-        Items(unequal),
-        None,
-        3,
-        "data: targets[5]: targets differ in the names of their tensors; found boxes; "
-        "expected boxes, labels, as the first one; each target has the same names; an empty "
-        "tensor stands for nothing",
+        "data: train[0]: target: is a dictionary; found boxes, labels; expected one tensor for "
+        "each example; pad its tensors to one, of the same shape for all examples, which an "
+        'objective of yours takes apart: task: {objective: "python:losses:mine"}',
     ),
     "a tuple of tensors": (
         Items(lambda i: (ONE[i], INPUTS[i])),
         None,
         3,
         "data: train[0]: target: parts differ in shape; found shape [] at 0, and [6] at 1; pad or "
-        "cut them to one shape; if they are different things, as boxes and labels, name them: "
-        "{'boxes': …, 'labels': …}",
+        "cut them to one shape",
     ),
     "words and numbers by item": (
         Items(lambda i: "a" if i % 2 else 1),
