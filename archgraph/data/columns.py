@@ -16,7 +16,7 @@ from torch import Tensor
 from archgraph.data.files import check_size
 from archgraph.data.rows import check_apart, number_classes
 from archgraph.errors import DataError
-from archgraph.language.data import ColumnKind, TargetSpec
+from archgraph.language.data import ColumnKind
 from archgraph.language.mistakes import abbreviate
 
 if TYPE_CHECKING:
@@ -282,49 +282,52 @@ def measures(column: Column, kind: ColumnKind | None) -> bool:
     return kind == "number" or (kind is None and column.mostly_numeric)
 
 
-def target_columns(target: str | TargetSpec | None) -> tuple[str, ...]:
-    """Return the columns that a target is read from; none without a target."""
-    if target is None:
-        return ()
-    if isinstance(target, str):
-        return (target,)
-    (names,) = (value for _, value in target if value is not None)
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor, tuple[str, ...]]:
+def targets(
+    columns: Sequence[Column], task: str | None, *, single: bool = True
+) -> tuple[Tensor, tuple[str, ...]]:
     """Return targets, and the names of their classes; no names if they are numbers.
 
-    Of a column whose name is all that is said, whole numbers are classes.
+    Without a task, and for an objective alone, whole numbers are classes.
+
+    Args:
+        columns: The columns of the target.
+        task: The learning task.
+        single: Whether numbers of one column are ``[row]``, and not ``[row, 1]``.
 
     Raises:
-        DataError: If a value is missing, or of another kind than the target says.
+        DataError: If a value is missing, or of another kind than the task learns.
 
     Example:
         >>> column = Column("y", ["b", "a"], str)
-        >>> targets(TargetSpec(classes="y"), [column])
+        >>> targets([column], "classification")
         (tensor([1, 0]), ('a', 'b'))
-        >>> targets(TargetSpec(values="y"), [Column("y", ["1", "2.5"], str)])
+        >>> targets([Column("y", ["1", "2.5"], str)], "regression")
         (tensor([1.0000, 2.5000]), ())
     """
     first = columns[0]
-    if isinstance(target, TargetSpec) and target.labels is not None:
+    if task == "multilabel":
         flags = np.stack([column.flags() for column in columns], 1)
         return torch.from_numpy(flags), tuple(column.name for column in columns)
-    if isinstance(target, TargetSpec) and target.values is not None:
-        otherwise = f"a class to be predicted is written target: {{classes: {first.name}}}"
+    if task == "regression":
+        otherwise = "a class to be predicted is learned by task: classification"
         numbers = np.stack([column.numbers(otherwise) for column in columns], 1)
-        single = isinstance(target.values, str)
         return _rounded(numbers[:, 0] if single else numbers, columns), ()
+    if not single:
+        raise DataError(
+            "are several columns",
+            where="data.target",
+            found=f"task: {task}" if task else "no task",
+            expected="one column, or task: regression or multilabel",
+        )
     texts = first.texts()  # all there
     row = first.fractional
-    if row is not None and isinstance(target, str):
+    if row is not None and task != "classification":
         raise first.error(
             row,
             "may mean several things",
             expected="whole numbers (classes), or a task that says what they are",
-            hint="write task: classification, or task: regression; beside another task "
-            f"target: {{classes: {first.name}}}, or target: {{values: {first.name}}}",
+            hint="write task: classification, or task: regression; for an objective of "
+            "yours task: {kind: regression, objective: …}",
         )
     _check_written(first, texts)
     if row is not None:

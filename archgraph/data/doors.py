@@ -24,7 +24,6 @@ from archgraph.language.data import (
     PythonData,
     TableData,
     TextData,
-    as_learned,
 )
 from archgraph.language.document import Document, places
 from archgraph.language.task import OWN
@@ -36,15 +35,15 @@ def _named(spec: NamedData) -> dict[str, Json]:
     return {"name": spec.dataset, **{name: getattr(spec, name) for name in names}}
 
 
-READERS: Mapping[type[DataSpec], Callable[[Any], Dataset]] = {
-    NamedData: lambda spec: load_dataset(root=spec.root, **_named(spec)),
-    PythonData: function.read_function,  # with the task, which decides what its targets are
-    FolderData: folder.read_folder,
+READERS: Mapping[type[DataSpec], Callable[[Any, str | None], Dataset]] = {
+    NamedData: lambda spec, _: load_dataset(root=spec.root, **_named(spec)),
+    PythonData: function.read_function,
+    FolderData: lambda spec, _: folder.read_folder(spec),
     TableData: table.read_table,
     HuggingFaceData: huggingface.read_huggingface,
-    TextData: text.read_running_text,
+    TextData: lambda spec, _: text.read_running_text(spec),
 }
-"""What reads each kind of data."""
+"""What reads each kind of data, with the task, which decides what its targets are."""
 
 
 def _check_target(spec: DataSpec, task: str | None) -> None:
@@ -121,16 +120,16 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
         )
     if check and isinstance(spec, NamedData):
         return imagined_dataset(**_named(spec))
-    if isinstance(spec, PythonData):
-        return function.read_function(spec, task)
     # The user's data is read for a check as well: nothing else tells whether it is valid.
     return _read_rows(reader, spec, task)
 
 
-def _read_rows(reader: Callable[[Any], Dataset], spec: DataSpec, task: str | None) -> Dataset:
+def _read_rows(
+    reader: Callable[[Any, str | None], Dataset], spec: DataSpec, task: str | None
+) -> Dataset:
     """Return the rows that a spec names; a task or the spec says what targets are."""
     _check_target(spec, task)
-    data = reader(as_learned(spec, task))
-    if task is None and isinstance(getattr(spec, "target", None), str):
+    data = reader(spec, task)
+    if task is None and getattr(spec, "target", None) is not None:
         check_said(row_form(data.train.targets), "data.target")
     return data

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from archgraph.data.columns import Column, measures, target_columns, targets
+from archgraph.data.columns import Column, measures, targets
 from archgraph.data.folder import images_of_classes
 from archgraph.data.rows import number_classes
 from archgraph.data.table import columns_seen, table_columns
 from archgraph.data.values import Dataset, InputKind, Split, row_form
 from archgraph.errors import DataError
 from archgraph.hints import unknown
-from archgraph.language.data import DataSpec, FolderData, TableData, as_learned
+from archgraph.language.data import DataSpec, FolderData, TableData, column_names
 
 Columns: TypeAlias = dict[str, tuple[str, ...] | None]
 """Column → the values of a category in order; None: numbers."""
@@ -116,7 +116,7 @@ class DataForm:
                 of another kind; says in which file and row.
         """
         if isinstance(spec, TableData):  # step 1
-            inputs, answers = self._table(as_learned(spec, task), Path(path))
+            inputs, answers = self._table(spec, Path(path), task)
         else:
             channels, height, width = (int(n) for n in self.inputs.split("[")[1][:-1].split(","))
             classes, inputs = images_of_classes(Path(path), (height, width), colour=channels == 3)
@@ -136,9 +136,9 @@ class DataForm:
         count = len(self.labels) or None
         return Dataset(Path(path).stem, kind, count, shape, split, split, self.labels)
 
-    def _table(self, spec: TableData, path: Path) -> tuple[Tensor, Tensor]:
+    def _table(self, spec: TableData, path: Path, task: str | None) -> tuple[Tensor, Tensor]:
         """Return the inputs and the targets of a table."""
-        table, asked = table_columns(path, spec.separator), target_columns(spec.target)
+        table, asked = table_columns(path, spec.separator), column_names(spec.target)
         for name in (*self.columns, *asked):
             if name not in table:
                 message = "the table has no such column"
@@ -152,9 +152,8 @@ class DataForm:
                 numbers = _numbered(column.texts(), values, column.at)
                 parts.append(torch.eye(len(values), dtype=torch.float64)[numbers])
         inputs = torch.cat(parts, 1)
-        assert spec.target is not None  # the form's columns are not those of a text
         columns = [table[name] for name in asked]
-        answers, names = targets(spec.target, columns)
+        answers, names = targets(columns, task, single=isinstance(spec.target, str))
         if answers.dtype == torch.int64:
             answers = _numbered([names[n] for n in answers], self.labels, columns[0].at)
         return inputs if spec.standardise else inputs.float(), answers

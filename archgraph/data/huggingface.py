@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from archgraph.data.arrays import array_of, real_numbers
-from archgraph.data.columns import MOST_VALUES, Column, target_columns, targets
+from archgraph.data.columns import MOST_VALUES, Column, targets
 from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size, readable
 from archgraph.data.folder import COLOUR, PILLOW_FORMATS, UNREADABLE, check_head, decode_image
@@ -30,7 +30,7 @@ from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.hints import listed, unknown
-from archgraph.language.data import HuggingFaceData, text_columns
+from archgraph.language.data import HuggingFaceData, column_names
 from archgraph.plain import Json
 
 WHERE = "data.huggingface"
@@ -39,11 +39,14 @@ TRAIN, TEST = "train", "test"
 BARE = re.compile(r"\w[\w.-]*")
 
 
-def read_huggingface(spec: HuggingFaceData, loaded: object = None) -> Dataset:
+def read_huggingface(
+    spec: HuggingFaceData, task: str | None = None, loaded: object = None
+) -> Dataset:
     """Read the rows of a set's splits, in their order.
 
     Args:
         spec: Says which columns are what.
+        task: The learning task, which decides what a target is.
         loaded: A set in memory. Default: the saved one that the spec names.
 
     Raises:
@@ -51,10 +54,10 @@ def read_huggingface(spec: HuggingFaceData, loaded: object = None) -> Dataset:
     """
     path = Path(spec.huggingface)
     splits = _saved(path) if loaded is None else _used(loaded, path)
-    inputs = {name: name for name in text_columns(spec.text)} or (
+    inputs = {name: name for name in column_names(spec.text)} or (
         {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs or {})
     )
-    key, asked = "inputs" if spec.text is None else "text", target_columns(spec.target)
+    key, asked = "inputs" if spec.text is None else "text", column_names(spec.target)
     _check_columns(splits, key, list(inputs.values()), asked, spec.client)
     _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
     if TEST in splits and spec.test is not None:
@@ -64,8 +67,10 @@ def read_huggingface(spec: HuggingFaceData, loaded: object = None) -> Dataset:
     owners = None if spec.client is None else tuple(_column(path, spec.client, tables).texts())
     count = len(splits[TRAIN]) if TEST in splits else None
     divide = functools.partial(divided, clients=owners, count=count, share=spec.test)
-    known = splits[TRAIN].features
-    answers = None if spec.target is None else _targets(spec.target, asked, known, path, tables)
+    answers = None
+    if asked:
+        known = getattr(splits[TRAIN].features[asked[0]], "names", None)
+        answers = _targets(spec, [_column(path, name, tables) for name in asked], known, task)
     if answers is None or spec.text is not None:
         columns = [_column(path, name, tables) for name in inputs.values()]
         return dataset_of_texts(path.name, spec, columns, answers, divide)
@@ -187,17 +192,15 @@ def _column(path: Path, name: str, tables: Sequence[Any]) -> Column:
 
 
 def _targets(
-    target: Any, asked: Sequence[str], known: Mapping[str, Any], path: Path, tables: Sequence[Any]
+    spec: HuggingFaceData, columns: Sequence[Column], known: Sequence[str] | None, task: str | None
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return targets and names of classes: those of the set, where it names them."""
-    columns = [_column(path, name, tables) for name in asked]
-    first = columns[0].cells[0] if columns[0].cells else None
-    if isinstance(first, list):  # a class for each token or pixel
-        return _stacked(columns[0]), ()
-    names = getattr(known[asked[0]], "names", None)
-    if names is not None and (isinstance(target, str) or target.classes is not None):
-        return torch.from_numpy(columns[0].numbers().astype(np.int64)), tuple(names)
-    return targets(target, columns)
+    first, single = columns[0], isinstance(spec.target, str)
+    if first.cells and isinstance(first.cells[0], list):  # a class for each token or pixel
+        return _stacked(first), ()
+    if known is not None and single and task not in ("regression", "multilabel"):
+        return torch.from_numpy(first.numbers().astype(np.int64)), tuple(known)
+    return targets(columns, task, single=single)
 
 
 def _input(path: Path, name: str, tables: Sequence[Any]) -> Tensor:

@@ -18,7 +18,6 @@ from archgraph.data.columns import (
     Column,
     Features,
     features,
-    target_columns,
     targets,
 )
 from archgraph.data.extras import optional_module
@@ -28,7 +27,7 @@ from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, Split
 from archgraph.errors import DataError
 from archgraph.hints import unknown
-from archgraph.language.data import ColumnKind, TableData, text_columns
+from archgraph.language.data import ColumnKind, TableData, column_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,7 +38,7 @@ MOST_TABLE = MOST_BYTES >> 2  # each value becomes a Python object
 WHERE = "data.table"
 
 
-def read_table(spec: TableData) -> Dataset:
+def read_table(spec: TableData, task: str | None = None) -> Dataset:
     """Read the rows in the order of the file; standardise numbers by the training rows.
 
     Texts become tokens.
@@ -52,14 +51,15 @@ def read_table(spec: TableData) -> Dataset:
     table = table_columns(path, spec.separator)
     share = None if isinstance(spec.test, str) else spec.test
     count = None
-    asked, seen = target_columns(spec.target), columns_seen(spec, table)
+    asked, seen = column_names(spec.target), columns_seen(spec, table)
     clients = None if spec.client is None else tuple(table[spec.client].texts())
     if isinstance(spec.test, str):
         count = len(next(iter(table.values())).cells)
         more = table_columns(Path(spec.test), spec.separator)
         table = {name: _longer(table[name], more, spec.test) for name in (*seen, *asked)}
     # Of the rows of both files together, so that a category has the same columns in both.
-    answers = None if spec.target is None else targets(spec.target, [table[n] for n in asked])
+    single = isinstance(spec.target, str)
+    answers = targets([table[n] for n in asked], task, single=single) if asked else None
     divide = functools.partial(divided, clients=clients, count=count, share=share)
     if answers is None or spec.text is not None:
         columns = [table[name] for name in seen]
@@ -81,11 +81,11 @@ def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, Colu
     Raises:
         DataError: If the spec names a column that is not there, or none is left.
     """
-    asked = target_columns(spec.target)
+    asked = column_names(spec.target)
     client = () if spec.client is None else (spec.client,)
     seen: dict[str, ColumnKind | None]
     if spec.text is not None:
-        seen = dict.fromkeys(text_columns(spec.text))
+        seen = dict.fromkeys(column_names(spec.text))
     elif isinstance(spec.columns, Mapping):
         seen = {**spec.columns}
     elif spec.columns is not None:

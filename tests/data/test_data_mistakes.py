@@ -275,9 +275,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "category}",
     ),
     "target_not_a_number": (
-        table(cell(3, 2, "high"), target={"values": "y"}),
-        "experiment.yaml:7: data: rows.csv: row 2: y: is not a number; found 'high'; expected a "
-        "number, such as -1.5 or 2e3; a class to be predicted is written target: {classes: y}",
+        table(cell(3, 2, "high"), task="regression"),
+        "experiment.yaml:8: data: rows.csv: row 2: y: is not a number; found 'high'; expected a "
+        "number, such as -1.5 or 2e3; a class to be predicted is learned by task: classification",
     ),
     "a_class_written_twice": (
         table(cell(5, 2, "00")),
@@ -285,8 +285,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "row 1; found '00'",
     ),
     "a_class_written_twice_with_a_point": (
-        table(cell(5, 2, "0.0"), target={"classes": "y"}),
-        "experiment.yaml:7: data: rows.csv: row 4: y: is the same number as '0' in rows.csv: "
+        table(cell(5, 2, "0.0"), task="classification"),
+        "experiment.yaml:8: data: rows.csv: row 4: y: is the same number as '0' in rows.csv: "
         "row 1; found '0.0'",
     ),
     "ragged": (
@@ -334,8 +334,14 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "what they have in common, or use their logarithms",
     ),
     "targets_of_an_epoch": (
-        parquet(["x", "t"], [0.5] * 8, range(1_700_000_000, 1_700_000_008), target={"values": "t"}),
-        "experiment.yaml:7: data: rows.parquet: row 1: t: values become equal when they are "
+        parquet(
+            ["x", "t"],
+            [0.5] * 8,
+            range(1_700_000_000, 1_700_000_008),
+            target="t",
+            task="regression",
+        ),
+        "experiment.yaml:8: data: rows.parquet: row 1: t: values become equal when they are "
         "rounded to 32 bits; found 1 different ones of 8; expected values that 32 bits tell "
         "apart; subtract what they have in common, or use their logarithms",
     ),
@@ -373,8 +379,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         parquet(["x", "t"], [0.5] * 8, ["5%", "7.5 %", "8%", "9%"] * 2, target="t"),
         "experiment.yaml:7: data: rows.parquet: row 1: t: may mean several things; found '5%'; "
         "expected whole numbers (classes), or a task that says what they are; write task: "
-        "classification, or task: regression; beside another task target: {classes: t}, or "
-        "target: {values: t}",
+        "classification, or task: regression; for an objective of yours task: {kind: regression, "
+        "objective: …}",
     ),
     "integers_of_19_digits": (
         parquet("x", range(2**62, 2**62 + 8)),
@@ -387,13 +393,18 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "experiment.yaml:7: data: rows.csv: columns need different names; found ''",
     ),
     "a_label_of_three_values": (
-        table(target={"labels": ["y"]}),
-        "experiment.yaml:7: data: rows.csv: row 3: y: is not 0 or 1; found '2'",
+        table(task="multilabel"),
+        "experiment.yaml:8: data: rows.csv: row 3: y: is not 0 or 1; found '2'",
     ),
-    "target_said_twice": (
-        table(target={"values": "y", "classes": "y"}),
-        "experiment.yaml:9: data.target: must describe the target in one way; found values and "
-        "classes; expected the name of a column, or one of classes, labels, values",
+    "a_target_as_it_was_written_before": (
+        table(target={"values": "y"}),
+        "experiment.yaml:9: data.target: has a wrong value; found a mapping; expected text or a "
+        "list",
+    ),
+    "several_classes": (
+        table(target=["y", "x0"], task="classification"),
+        "experiment.yaml:10: data.target: are several columns; found task: classification; "
+        "expected one column, or task: regression or multilabel",
     ),
     "empty_table": (
         table(lambda text: text.split("\n")[0] + "\n"),
@@ -550,8 +561,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         table(cell(7, 2, "tbd"), columns=["x0", "x1"]),
         "experiment.yaml:7: data: rows.csv: row 6: y: may mean several things; found 'tbd'; "
         "expected whole numbers (classes), or a task that says what they are; write task: "
-        "classification, or task: regression; beside another task target: {classes: y}, or target: "
-        "{values: y}",
+        "classification, or task: regression; for an objective of yours task: {kind: regression, "
+        "objective: …}",
     ),
     "other_classes_than_the_model": (
         table(cell(3, 2, "3"), columns=["x0", "x1"]),
@@ -717,8 +728,9 @@ def test_a_mistake_in_a_file(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     make, expected = MISTAKES[name]
     data = {key: value for key, value in make(tmp_path).items() if value is not None}
+    task: Any = {"task": data.pop("task")} if "task" in data else {}
     shape = (1, 4, 5) if "folder" in data else (2,)
-    file = write_experiment(tmp_path, data, shape=shape, clients=2)
+    file = write_experiment(tmp_path, data, shape=shape, clients=2, **task)
     found = message(lambda: ag.run(file, python=True), tmp_path)
     (verdict,) = verdicts([file], python=True)
     sys.modules.pop("wrong_data", None)

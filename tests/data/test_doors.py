@@ -29,9 +29,7 @@ from archgraph.language.data import (
     FolderData,
     HuggingFaceData,
     TableData,
-    TargetSpec,
     TextData,
-    as_learned,
 )
 from tests.engine.own import (
     CLIENTS,
@@ -276,45 +274,46 @@ def test_columns_of_a_table(tmp_path):
         "\ufeffid,age,city,smokes,y\n1,30,Bern,0,no\n2,50,Rom,1,yes\n3,40,Bern,1,no\n"
         "4,40, Wien,0,yes\n",
     )
-    said = TargetSpec(classes="y")
-    data = read_data(TableData(table=file, target=said, columns=("age", "city"), test=0.5))
+    said, task = "y", "classification"
+    data = read_data(TableData(table=file, target=said, columns=("age", "city"), test=0.5), task)
     assert (data.kind, data.shape, data.labels) == ("table", (4,), ("no", "yes"))
     whole = torch.cat([data.train.inputs, data.test.inputs])
     assert sorted(whole[:, 0].tolist()) == [30, 40, 40, 50]
     assert torch.equal(whole[:, 1:].sum(1), torch.ones(4))
     assert data.train.mean is not None and data.train.mean[1:].tolist() == [0, 0, 0]
-    turned = read_data(TableData(table=file, target=said, columns=("city", "age"), test=0.5))
+    turned = read_data(TableData(table=file, target=said, columns=("city", "age"), test=0.5), task)
     assert torch.equal(turned.train.inputs, data.train.inputs[:, [1, 2, 3, 0]])
     # A category that looks like a number, and the other way round.
     both = TableData(table=file, target=said, columns={"age": "category", "smokes": "category"})
-    assert read_data(both).shape == (5,)
-    flags = TableData(table=file, target=TargetSpec(labels=("smokes", "id")), columns=("age",))
+    assert read_data(both, task).shape == (5,)
+    flags = TableData(table=file, target=("smokes", "id"), columns=("age",))
     with pytest.raises(DataError, match=r"t.csv: row 2: id: is not 0 or 1; found '2'"):
-        read_data(flags)
+        read_data(flags, "multilabel")
     text = Path(file).read_text()
     numbers = re.sub(r"\n([234]),", lambda found: f"\n{int(found[1]) % 2},", text)
     write(tmp_path / "t.csv", numbers)
-    labelled = read_data(flags)
+    labelled = read_data(flags, "multilabel")
     assert labelled.train.targets.dtype == torch.bool and labelled.labels == ("smokes", "id")
 
 
 @pytest.mark.parametrize(
-    ("values", "target", "dtype"),
+    ("values", "task", "dtype"),
     [
-        (["1", "2", "1", "2"], "y", torch.int64),
-        (["a", "b", "a", "b"], TargetSpec(classes="y"), torch.int64),
-        (["1", "2", "1", "2"], TargetSpec(values="y"), torch.float32),
-        (["1.5", "2", "1.5", "2"], TargetSpec(classes="y"), torch.int64),
+        (["1", "2", "1", "2"], None, torch.int64),
+        (["a", "b", "a", "b"], "classification", torch.int64),
+        (["1", "2", "1", "2"], "regression", torch.float32),
+        (["1.5", "2", "1.5", "2"], "classification", torch.int64),
     ],
     ids=["integers", "text", "values", "classes"],
 )
-def test_what_a_target_is(tmp_path, values, target, dtype):
+def test_what_a_target_is(tmp_path, values, task, dtype):
     lines = "".join(f"{i},{value}\n" for i, value in enumerate(values))
     file = write(tmp_path / "t.csv", f"x,y\n{lines}")
-    data = read_data(TableData(table=file, target=target, test=0.5))
+    data = read_data(TableData(table=file, target="y", test=0.5), task)
     assert data.train.targets.dtype == dtype and data.train.targets.dim() == 1
     assert data.classes == (2 if dtype == torch.int64 else None)
-    several = read_data(TableData(table=file, target=TargetSpec(values=("x",)), columns=("y",)))
+    column = TableData(table=file, target=("x",), columns=("y",))
+    several = read_data(column, "regression")
     assert several.train.targets.shape[1:] == (1,)
 
 
@@ -333,8 +332,6 @@ def test_a_column_is_what_the_task_learns(tmp_path, task, kind):
     assert verdict.good, verdict.error
     run = ag.run(file, out=tmp_path / "run")
     assert run.experiment.data.train.targets.dtype == kind
-    flags = as_learned(TableData(table="rows.csv", target="y"), "multilabel")
-    assert flags == TableData(table="rows.csv", target=TargetSpec(labels=("y",)))
     # What the run folder says is read in the same way.
     assert prepare(tmp_path / "run" / "run.yaml").facts == run.experiment.facts
 
@@ -540,8 +537,8 @@ def test_a_file_of_test_rows_needs_only_what_is_asked_for(tmp_path):
         read_data(TableData(**said, client="who"))  # type: ignore[arg-type]
     write_table(tmp_path / "test.csv", inputs[:9], ["1", *["?"] * 8])
     with pytest.raises(DataError, match=r"test.csv: row 2: y: is not a number; found '\?'"):
-        values = {**said, "target": TargetSpec(values="y"), "columns": ("x0",)}
-        read_data(TableData(**values))  # type: ignore[arg-type]
+        values = {**said, "columns": ("x0",)}
+        read_data(TableData(**values), "regression")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="leaves models no column to see"):
         read_data(TableData(**said, columns=()))  # type: ignore[arg-type]
 

@@ -25,7 +25,7 @@ from archgraph.errors import ArchGraphError, DataError, SpecError
 from archgraph.federation import TASKS
 from archgraph.federation.metrics import IGNORED
 from archgraph.language import verdicts
-from archgraph.language.data import FolderData, HuggingFaceData, TableData, TargetSpec, TextData
+from archgraph.language.data import FolderData, HuggingFaceData, TableData, TextData
 from tests.engine.own import write_experiment
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra data")
@@ -283,11 +283,12 @@ def test_rows_stay_in_order_by_every_door(files, tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     table = write_rows(tmp_path / "t.csv", rows)
-    target = TargetSpec(classes="y")
-    columns: Any = {"text": "t", "target": target, "client": "who", **options}
-    by_table = read_data(TableData(table=table, **columns))
-    by_hub = read_data(HuggingFaceData(huggingface=str(tmp_path / "saved"), **columns))
-    alone = read_data(TableData(table=table, **{**columns, "client": None}))
+    columns: Any = {"text": "t", "target": "y", "client": "who", **options}
+    by_table = read_data(TableData(table=table, **columns), "classification")
+    by_hub = read_data(
+        HuggingFaceData(huggingface=str(tmp_path / "saved"), **columns), "classification"
+    )
+    alone = read_data(TableData(table=table, **{**columns, "client": None}), "classification")
     by_folder = read_data(FolderData(folder=str(tmp_path / "folder"), **options))
     for one, other in ((by_table, by_hub), (alone, by_folder)):
         assert one.labels == other.labels == ("bad", "good")
@@ -321,15 +322,16 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
     options: Any = {"tokenizer": str(files["pieces"]), "length": 12}
     for name, loaded in (("one", one), ("both", both), ("both", dict(both))):
         for columns in (
-            {"text": "t", "target": {"classes": "y"}, "client": "who"},
-            {"text": ("t", "u"), "target": {"classes": "y"}},
+            {"text": "t", "target": "y", "client": "who"},
+            {"text": ("t", "u"), "target": "y"},
             {"text": "t"},
         ):
             folder: Any = {"huggingface": str(tmp_path / name), **columns, **options}
-            saved = read_data(HuggingFaceData(**folder))
+            task = "classification" if "target" in columns else None
+            saved = read_data(HuggingFaceData(**folder), task)
             loads = tokenizers.Tokenizer.from_file(options["tokenizer"])
             for value in ({**folder, "huggingface": loaded, "tokenizer": loads}, folder):
-                memory = data_from_python(value)
+                memory = data_from_python(value, task)
                 assert (memory.labels, memory.inputs) == (saved.labels, saved.inputs)
                 assert memory.owners.keys() == saved.owners.keys()
                 for a, b in ((memory.train, saved.train), (memory.test, saved.test)):
@@ -588,7 +590,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         "data: rows.parquet: row 1: review: is not a text; found 1.5",
     ),
     "one_token": (
-        lambda folder: {"tokenizer": "b.json", "text": "other", "target": None},
+        told(tokenizer="b.json", text="other", target=None, task="next_token"),
         "data: rows.csv: row 1: other: has fewer than 2 tokens; found 'x'; remove it",
     ),
     "next_token_of_classes": (
@@ -632,7 +634,8 @@ def test_a_mistake_is_said(files, tmp_path, name):
     data: dict[str, Any] = {
         "table": "rows.csv",
         "text": "review",
-        "target": {"classes": "label"},
+        "target": "label",
+        "task": "classification",
         "tokenizer": "t.json",
     }
     data = {**data, "length": 10, **change(tmp_path)}

@@ -78,10 +78,11 @@ def app(tmp_path: Path) -> Callable[..., Path]:
             "family": {"model": "model.yaml", "clients": [{"name": "all", "count": 2}]},
             "data": {
                 "table": "all.csv",
-                "target": {"classes": "grade"},
+                "target": "grade",
                 "client": "site",
                 "test": "test.csv",
             },
+            "task": "classification",
             "strategy": {strategy: {}},
             "rounds": 2,
             "local": {"lr": 0.05, "batch": 8},
