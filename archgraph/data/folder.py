@@ -1,8 +1,7 @@
-"""Images or texts in a folder for each class, as `data: {folder: …}` names them."""
+"""Images in a folder for each class, as `data: {folder: …}` names them."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,10 +12,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from archgraph.data.columns import Column
-from archgraph.data.files import MOST_BYTES, check_size, decode_text, readable
-from archgraph.data.rows import Records, dataset_of_rows, divided, number_classes, parted
-from archgraph.data.tokens import dataset_of_texts
+from archgraph.data.files import MOST_BYTES, check_size, readable
+from archgraph.data.rows import Records, dataset_of_rows, number_classes, parted
 from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.language.data import FolderData
@@ -36,7 +33,6 @@ FORMATS = {
     ".ppm": "PPM",
 }
 PILLOW_FORMATS = sorted(set(FORMATS.values()))
-TEXTS = (".txt",)
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 # What Pillow raises for a file that is damaged, or made to fill the memory.
@@ -46,18 +42,14 @@ MOST_PIXELS = 2**26
 
 
 def read_folder(spec: FolderData) -> Dataset:
-    """Read a folder of files: the folder of each is its class, classes in order of their names.
-
-    Texts without folders of classes are for predicting the next token.
+    """Read a folder of images: the folder of each is its class, classes in order of their names.
 
     Raises:
-        DataError: If a folder is empty, a file is not an image (a text), or images differ in size
-            and no size is asked for.
+        DataError: If a folder is empty, a file is not an image, or images differ in size and no
+            size is asked for.
     """
     root = Path(spec.folder)
     parts = _parts(root, spec)
-    if spec.tokenizer is not None:
-        return _texts(root.name, parts, spec)
     rows, labels = _read(parts, spec)
     train, test = (rows[TRAIN], rows[TEST]) if TEST in rows else parted(rows[""], spec.test)
     return dataset_of_rows(root.name, "image", train, test, labels=labels)
@@ -79,7 +71,7 @@ def images_of_classes(
     Shapes:
         pixels: ``[image, channel, height, width]``
     """
-    files = _listed(folder, "images")
+    files = _listed(folder)
     for _, file in files:
         _head(file)
     return [name for name, _ in files], _pictures([file for _, file in files], size, colour)
@@ -87,10 +79,9 @@ def images_of_classes(
 
 def _parts(root: Path, spec: FolderData) -> Files:
     """Return class and file of each example, by split; without splits under an empty name."""
-    kind = "images" if spec.tokenizer is None else "texts"
     missing = [part for part in (TRAIN, TEST) if not (root / part).is_dir()]
     if len(missing) == 2:
-        return {"": _listed(root, kind)}
+        return {"": _listed(root)}
     if missing:
         raise DataError(
             "has only one of the two splits",
@@ -101,39 +92,28 @@ def _parts(root: Path, spec: FolderData) -> Files:
     if spec.test is not None:
         problem = f"conflicts with the folder {root / TEST}: remove one of the two"
         raise DataError(problem, where="data.test")
-    files = {part: _listed(root / part, kind) for part in (TRAIN, TEST)}
+    files = {part: _listed(root / part) for part in (TRAIN, TEST)}
     # A class without training examples would get a number, and a logit that nothing trains.
     for name in sorted({name for name, _ in files[TEST]} - {name for name, _ in files[TRAIN]}):
         raise DataError(
-            f"a class has test {kind} only: is the folder's name misspelt?",
+            "a class has test images only: is the folder's name misspelt?",
             where=str(root / TEST / name),
         )
     return files
 
 
-def _listed(folder: Path, kind: str) -> list[tuple[str, Path]]:
-    """Return class and file of each example, in order; hidden files are skipped.
-
-    Texts beside one another, without folders, have an empty class.
-    """
-    inside, texts = _visible(folder, kind), kind == "texts"
-    flat = texts and all(path.is_file() for path in inside)
-    pairs = (
-        [("", file) for file in inside]
-        if flat
-        else [(directory.name, file) for directory in inside for file in _visible(directory, kind)]
-    )
-    what, endings = ("a text", TEXTS) if texts else ("an image", tuple(FORMATS))
+def _listed(folder: Path) -> list[tuple[str, Path]]:
+    """Return class and file of each image, in order; hidden files are skipped."""
+    pairs = [(inside.name, file) for inside in _visible(folder) for file in _visible(inside)]
     for _, file in pairs:
-        if file.suffix.lower() not in endings or not file.is_file():
-            expected, hint = ", ".join(endings), "move it elsewhere"
-            if file.suffix.lower() in TEXTS and not texts:
-                hint += ", or for texts write tokenizer: tokenizer.json, length: 128"
-            raise DataError(f"is not {what}", where=str(file), expected=expected, hint=hint)
+        if file.suffix.lower() not in FORMATS or not file.is_file():
+            expected = ", ".join(FORMATS)
+            hint = "move it elsewhere; texts are a column of a table"
+            raise DataError("is not an image", where=str(file), expected=expected, hint=hint)
     return pairs
 
 
-def _visible(folder: Path, kind: str) -> list[Path]:
+def _visible(folder: Path) -> list[Path]:
     """Return what is in a folder, in the order of names: no file system promises one."""
     inside = folder.iterdir() if folder.is_dir() else ()
     paths = sorted(path for path in inside if not path.name.startswith("."))
@@ -141,22 +121,9 @@ def _visible(folder: Path, kind: str) -> list[Path]:
         raise DataError(
             "is empty or not a folder",
             where=str(folder),
-            expected=f"a folder for each class, with its {kind}",
+            expected="a folder for each class, with its images",
         )
     return paths
-
-
-def _texts(name: str, parts: Files, spec: FolderData) -> Dataset:
-    """Read texts as tokens: with their classes, or for predicting the next token."""
-    pairs = [pair for listed in parts.values() for pair in listed]
-    check_size(sum(file.stat().st_size for _, file in pairs), MOST_BYTES >> 2, "set", WHERE)
-    texts = [decode_text(file.read_bytes(), str(file), "save it as UTF-8") for _, file in pairs]
-    column = Column("text", texts, lambda row: str(pairs[row][1]))
-    classes = [label for label, _ in pairs]
-    count = len(parts[TRAIN]) if TRAIN in parts else None
-    divide = functools.partial(divided, clients=None, count=count, share=spec.test)
-    targets = number_classes(classes) if any(classes) else None
-    return dataset_of_texts(name, spec, [column], targets, divide)
 
 
 def _read(parts: Files, spec: FolderData) -> tuple[dict[str, Records], tuple[str, ...]]:

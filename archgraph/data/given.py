@@ -48,7 +48,7 @@ DRAWN_ONCE = (
 )
 NOT_REPEATABLE = (
     "{where}: items differ between two reads with the same seed, so that no run with them can be "
-    "repeated: draw from torch's, NumPy's or Python's random numbers"
+    "repeated: draw from torch's, NumPy's or Python's global random numbers"
 )
 READ_AGAIN = 16  # items of a split: random transforms show at once, and reading may be slow
 READ_AT_ONCE = 64  # items that are held while a split is read

@@ -23,7 +23,7 @@ from archgraph.data.rows import Records, dataset_of_rows
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
-from archgraph.language.data import FolderData, HuggingFaceData, TableData
+from archgraph.language.data import HuggingFaceData, TableData
 from archgraph.language.mistakes import abbreviate
 
 Texts: TypeAlias = Sequence[str]
@@ -231,7 +231,7 @@ def _tokens(backend: Any) -> tuple[str, ...]:
 
 def dataset_of_texts(
     name: str,
-    spec: FolderData | TableData | HuggingFaceData,
+    spec: TableData | HuggingFaceData,
     columns: Sequence[Column],
     targets: tuple[Tensor, tuple[str, ...]] | None,
     divide: Callable[[Records], tuple[Records, Records]],

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
-from archgraph.errors import ErrorFacts
 from archgraph.fields import Base, Count, Mistake, Name, Share
 from archgraph.hints import unknown
 from archgraph.language.document import PathKind
@@ -219,21 +218,17 @@ def column_names(columns: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (columns,) if isinstance(columns, str) else columns or ()
 
 
-def _check_tokenized(spec: FolderData | TableData | HuggingFaceData, key: str) -> None:
-    """Raise unless texts have both a tokenizer and a length."""
-    if spec.tokenizer is None or spec.length is None:
-        missing = " and no ".join(k for k in ("tokenizer", "length") if getattr(spec, k) is None)
-        facts: ErrorFacts = {
-            "found": f"no {missing}",
-            "expected": "tokenizer: tokenizer.json, length: 128",
-        }
-        raise Mistake("texts need a tokenizer and a length", place=(key,), **facts)
-
-
 def _check_columns(spec: TableData | HuggingFaceData) -> None:
     """Raise unless texts have what they need, and other columns nothing that is for texts."""
     if spec.text is not None:
-        _check_tokenized(spec, "text")
+        lacks = [key for key in ("tokenizer", "length") if getattr(spec, key) is None]
+        if lacks:
+            actual, expected = (
+                f"no {' and no '.join(lacks)}",
+                "tokenizer: tokenizer.json, length: 128",
+            )
+            message = "texts need a tokenizer and a length"
+            raise Mistake(message, place=("text",), found=actual, expected=expected)
         if len(names := column_names(spec.text)) > len(set(names)):
             raise Mistake("names a column twice", place=("text",), found=names[0])
         if spec.target is None and not isinstance(spec.text, str):
@@ -250,11 +245,11 @@ def _check_columns(spec: TableData | HuggingFaceData) -> None:
 
 
 class FolderData(DataSpec):
-    """Images, or with a tokenizer texts (.txt, UTF-8), in a folder for each class."""
+    """Images in a folder for each class."""
 
     folder: str = Field(
-        description="the folder: CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE; texts "
-        "alike, or without a class, for the next token; relative to this file"
+        description="the folder: CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE; "
+        "relative to this file"
     )
     size: tuple[Count, Count] | None = Field(
         default=None,
@@ -263,25 +258,13 @@ class FolderData(DataSpec):
     colour: bool | None = Field(
         default=None, description="three channels, or one; left out: three if an image has colour"
     )
-    tokenizer: TokenizerPath = None
-    length: TextLength = None
     test: TestShare | None = Field(
         default=None,
         description="share of the files that is set aside for tests, of every class in proportion "
         "and the same for every seed; default: the folder test, else 0.2",
     )
 
-    located: ClassVar[Located] = {"folder": "folder", "tokenizer": "file or folder"}
-
-    @pydantic.model_validator(mode="after")
-    def _one_kind(self) -> FolderData:
-        if self.tokenizer is None and self.length is None:
-            return self
-        _check_tokenized(self, "folder")
-        for key in ("size", "colour"):
-            if getattr(self, key) is not None:
-                raise Mistake("is for images", place=(key,), found="a tokenizer, for texts")
-        return self
+    located: ClassVar[Located] = {"folder": "folder"}
 
 
 ColumnKind: TypeAlias = Literal["number", "category"]

@@ -438,8 +438,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "not_an_image": (
         images(lambda place: (place / "1" / "notes.txt").write_text("")),
         "experiment.yaml:7: data: images/1/notes.txt: is not an image; expected .png, .jpg, "
-        ".jpeg, .bmp, .webp, .pgm, .ppm; move it elsewhere, or for texts write tokenizer: "
-        "tokenizer.json, length: 128",
+        ".jpeg, .bmp, .webp, .pgm, .ppm; move it elsewhere; texts are a column of a "
+        "table",
     ),
     "images_without_classes": (
         images(flat),

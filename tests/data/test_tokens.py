@@ -25,7 +25,7 @@ from archgraph.errors import ArchGraphError, DataError, SpecError
 from archgraph.federation import TASKS
 from archgraph.federation.metrics import IGNORED
 from archgraph.language import verdicts
-from archgraph.language.data import FolderData, HuggingFaceData, TableData, TextData
+from archgraph.language.data import HuggingFaceData, TableData, TextData
 from tests.engine.own import write_experiment
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra data")
@@ -266,36 +266,28 @@ def test_padding_never_changes_a_run(files, tmp_path, strategy):
 
 
 def test_rows_stay_in_order_by_every_door(files, tmp_path):
-    """A table, a saved set and a folder give the same tokens, classes and clients, row by row."""
+    """A table and a saved set give the same tokens, classes and clients, row by row."""
     from datasets import ClassLabel
     from datasets import Dataset as Arrow
 
     texts, classes = sentences(30), ["bad", "good"] * 15
-    classes.sort()  # as a folder has them
     clients = [f"c{i % 3}" for i in range(30)]
     rows = {"t": texts, "y": classes, "who": clients}
     options: Any = {"tokenizer": str(files["pieces"]), "length": 12}
     Arrow.from_dict(rows).cast_column("y", ClassLabel(names=["bad", "good"])).save_to_disk(
         tmp_path / "saved"
     )
-    for i, (text, label) in enumerate(zip(texts, classes, strict=True)):
-        file = tmp_path / "folder" / label / f"{i:04}.txt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
     table = write_rows(tmp_path / "t.csv", rows)
     columns: Any = {"text": "t", "target": "y", "client": "who", **options}
     by_table = read_data(TableData(table=table, **columns), "classification")
     by_hub = read_data(
         HuggingFaceData(huggingface=str(tmp_path / "saved"), **columns), "classification"
     )
-    alone = read_data(TableData(table=table, **{**columns, "client": None}), "classification")
-    by_folder = read_data(FolderData(folder=str(tmp_path / "folder"), **options))
-    for one, other in ((by_table, by_hub), (alone, by_folder)):
-        assert one.labels == other.labels == ("bad", "good")
-        assert one.inputs == other.inputs == INPUTS and one.separate and other.separate
-        for a, b in ((one.train, other.train), (one.test, other.test)):
-            assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
-            assert all(torch.equal(a.beside[name], b.beside[name]) for name in INPUTS[1:])
+    assert by_table.labels == by_hub.labels == ("bad", "good")
+    assert by_table.inputs == by_hub.inputs == INPUTS and by_table.separate and by_hub.separate
+    for a, b in ((by_table.train, by_hub.train), (by_table.test, by_hub.test)):
+        assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
+        assert all(torch.equal(a.beside[name], b.beside[name]) for name in INPUTS[1:])
     assert {k: v.tolist() for k, v in by_table.owners.items()} == {
         k: v.tolist() for k, v in by_hub.owners.items()
     }
@@ -367,27 +359,6 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
     ):
         with pytest.raises((DataError, SpecError), match=message):
             data_from_python(value, task)
-
-
-def test_folders_with_splits_and_without_classes(files, tmp_path):
-    options: Any = {"tokenizer": str(files["pieces"]), "length": 12}
-    for part, texts in (("train", sentences(6)), ("test", sentences(3, 1))):
-        for i, text in enumerate(texts):
-            for label in ("bad", "good"):
-                classed = tmp_path / "classed" / part / label / f"{i}.TXT"
-                classed.parent.mkdir(parents=True, exist_ok=True)
-                classed.write_text(f"{label} {text}", encoding="utf-8-sig")
-            flat = tmp_path / "flat" / part / f"{i}.txt"
-            flat.parent.mkdir(parents=True, exist_ok=True)
-            flat.write_text(f"the {text}", encoding="utf-8")
-    data = read_data(FolderData(folder=str(tmp_path / "classed"), **options))
-    assert (len(data.train), len(data.test), data.labels) == (12, 6, ("bad", "good"))
-    # The mark that some programs write first is not part of a text.
-    good = read_tokenizer(files["pieces"]).backend.token_to_id("good")
-    assert (data.train.inputs[:, 1] == good).tolist() == (data.train.targets == 1).tolist()
-    data = read_data(FolderData(folder=str(tmp_path / "flat"), **options))
-    assert (len(data.train), len(data.test), data.train.targets.dim()) == (6, 3, 2)
-    assert not data.consecutive
 
 
 def test_running_text_is_cut_into_windows_of_tokens(files, tmp_path):
@@ -514,13 +485,6 @@ def parquet(cells: list[object]) -> Change:
     return change
 
 
-def words(folder: Path) -> dict[str, Any]:
-    for i in range(4):
-        (folder / "words" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
-        (folder / "words" / "ab"[i % 2] / f"{i}.txt").write_text("a dog" if i else " ")
-    return {"table": None, "text": None, "target": None, "folder": "words"}
-
-
 MISTAKES: dict[str, tuple[Change, str]] = {
     "no_tokenizer": (
         told(tokenizer=None, length=None),
@@ -608,15 +572,6 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         "tokenizer, or enlarge its embedding",
     ),
     "longer_than_the_model": (told(length=12), "family: tiny: the model does not take this data; "),
-    "folder_without_length": (
-        lambda folder: {**words(folder), "length": None},
-        "data.folder: texts need a tokenizer and a length; found no length; expected",
-    ),
-    "size_of_texts": (
-        lambda folder: {**words(folder), "size": [4, 4]},
-        "data.size: is for images; found a tokenizer, for texts",
-    ),
-    "empty_file": (words, "data: words/a/0.txt: text: the text is missing; found ' '; remove"),
     "words_by_tokens": (
         told(table=None, target=None, length=None, text="t.json", by="word"),
         "data.by: conflicts with the tokenizer, which has its own tokens; found word",

@@ -319,20 +319,3 @@ def test_clients_of_some_classes_count_these_in_what_is_read_anew():
     items = Fixed(torch.zeros(40), torch.zeros(40))
     run = ag.run(told, data=({"a": items, "b": items}, (EYES, torch.arange(3))), progress=False)
     assert run.rounds[-1]["clients"][0]["loss"] < 0.1
-
-
-def test_generators_are_found_beside_long_lists_of_files():
-    class Folder(Noisy):
-        def __init__(self) -> None:
-            super().__init__(*split())
-            self.transform = {"crop": [np.random.default_rng(0)]}
-            self.samples = [(f"{number}.png", number) for number in range(3000)]
-            self.imgs = list(self.samples)
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            return self.inputs[index] + self.transform["crop"][0].random(), int(self.targets[index])
-
-    data = dataset_of((Folder(), split()))
-    assert not data.notes
-    (one,), _ = data.train.examples([3], seed=1)
-    assert torch.equal(one, data.train.examples([3], seed=1)[0][0])
