@@ -7,7 +7,6 @@ them sees all rows. They are those of the data that the form is of.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from archgraph.data.columns import Column, measures, targets
 from archgraph.data.folder import images_of_classes
-from archgraph.data.rows import number_classes
+from archgraph.data.rows import number_classes, numbered
 from archgraph.data.table import columns_seen, table_columns
 from archgraph.data.values import Dataset, InputKind, Split, row_form
 from archgraph.errors import DataError
@@ -120,7 +119,7 @@ class DataForm:
         else:
             channels, height, width = (int(n) for n in self.inputs.split("[")[1][:-1].split(","))
             classes, inputs = images_of_classes(Path(path), (height, width), colour=channels == 3)
-            answers = _numbered(classes, self.labels, lambda row: f"{path}: {classes[row]}")
+            answers = numbered(classes, self.labels, lambda row: f"{path}: {classes[row]}")
         if (actual := row_form(answers)) != self.targets:
             raise DataError(
                 "targets are of another form", where=path, found=actual, expected=self.targets
@@ -149,24 +148,14 @@ class DataForm:
             if values is None:
                 parts.append(torch.from_numpy(column.numbers())[:, None])
             else:
-                numbers = _numbered(column.texts(), values, column.at)
+                numbers = numbered(column.texts(), values, column.at)
                 parts.append(torch.eye(len(values), dtype=torch.float64)[numbers])
         inputs = torch.cat(parts, 1)
         columns = [table[name] for name in asked]
         answers, names = targets(columns, task, single=isinstance(spec.target, str))
         if answers.dtype == torch.int64:
-            answers = _numbered([names[n] for n in answers], self.labels, columns[0].at)
+            answers = numbered([names[n] for n in answers], self.labels, columns[0].at)
         return inputs if spec.standardise else inputs.float(), answers
-
-
-def _numbered(names: Sequence[str], known: Sequence[str], at: Callable[[int], str]) -> Tensor:
-    """Return the numbers of names, int64 ``[row]``; ``at`` says where a row is."""
-    number = {name: i for i, name in enumerate(known)}
-    for row, name in enumerate(names):
-        if name not in number:
-            message = "is not a class or category of the data that the app was written with"
-            raise DataError(message, where=at(row), **unknown(name, known))
-    return torch.tensor([number[name] for name in names])
 
 
 def _columns(spec: TableData) -> Columns:

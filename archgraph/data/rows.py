@@ -19,6 +19,7 @@ from archgraph.data.partition import stratified_order
 from archgraph.data.values import Dataset, InputKind, Moments, Split, channel_statistics
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
+from archgraph.hints import unknown
 
 SHARE = 0.2
 """Default share of rows that is set aside for tests."""
@@ -186,9 +187,22 @@ def number_classes(
         >>> number_classes(["10", "9"], int)[1]
         ('9', '10')
     """
-    known = sorted(set(names), key=order)
+    known = tuple(sorted(set(names), key=order))
+    return numbered(names, known), known
+
+
+def numbered(names: Sequence[str], known: Sequence[str], at: Callable[[int], str] = str) -> Tensor:
+    """Return the numbers of names, int64 ``[row]``; ``at`` says where a row is.
+
+    Raises:
+        DataError: If a name is not a known one.
+    """
     number = {name: i for i, name in enumerate(known)}
-    return torch.tensor([number[name] for name in names]), tuple(known)
+    for row, name in enumerate(names):
+        if name not in number:
+            message = "is not one of the known classes or categories"
+            raise DataError(message, where=at(row), **unknown(name, known))
+    return torch.tensor([number[name] for name in names], dtype=torch.int64)
 
 
 def dataset_of_rows(

@@ -149,8 +149,9 @@ class OwnLoss:
 
 
 SOFT = (
-    'for soft labels write task: {objective: "python:losses:soft"}, a function of outputs and '
-    "targets such as torch.nn.functional.cross_entropy; for the largest alone, targets.argmax(1)"
+    "for the class of the largest, as in one-hot rows, targets.argmax(1); for soft labels write "
+    'task: {objective: "python:losses:soft"}, a function of outputs and targets such as '
+    "torch.nn.functional.cross_entropy"
 )
 # With an objective of the user's and no kind: nothing is known of targets but their loss.
 _ANY = LearningTask(
@@ -175,9 +176,10 @@ def standardised(task: LearningTask, targets: Tensor) -> LearningTask:
 
 def _soft(targets: Tensor) -> bool:
     """Return whether targets are shares of classes."""
-    if targets.dtype != torch.float32 or targets.dim() != 2:
+    if targets.dim() != 2:
         return False
-    return bool((targets >= 0).all()) and torch.allclose(targets.sum(1), torch.ones(len(targets)))
+    shares = targets.float()
+    return bool((shares >= 0).all()) and torch.allclose(shares.sum(1), torch.ones(len(shares)))
 
 
 def _learns(task: LearningTask, targets: Tensor) -> bool:

@@ -493,8 +493,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "unequal_rows": (
         saved({"x": [[1.0], [1.0, 2.0]] * 3, "y": [0, 1] * 3}),
-        "experiment.yaml:7: data.huggingface: x: parts differ in shape; found shape [1] at 0, and "
-        "[2] at 1; pad or cut them to one shape",
+        "experiment.yaml:7: data.huggingface: x: parts differ in shape; found list of 6; pad or "
+        "cut them to one shape",
     ),
     "nan_in_a_saved_set": (
         saved({"x": [[1.0], [float("nan")]] * 3, "y": [0, 1] * 3}),

@@ -81,19 +81,12 @@ FORMS = {
     "a label [N, 1]": Form(TRUE[:, None], TRUE[:, None], (), "multilabel"),
     "maps [N, 1, H, W]": Form(MAPS, MAPS[:, 0], (), "segmentation"),
     "a mask of pixels": Form(MAPS[:, 0] > 0, (MAPS[:, 0] > 0).long(), FLAGS, "segmentation"),
-    # -- one-hot
-    "one-hot int": Form(HOT, ONE),
-    "one-hot float": Form(HOT.float(), ONE),
-    "one-hot without its last class": Form(HOT[:, [0, 1, 2, 2]] * torch.tensor([1, 1, 1, 0]), ONE),
+    # -- several labels
     "one-hot, said to be labels": Form(HOT, HOT.bool(), (), "multilabel"),
-    "one-hot bool, said to be classes": Form(HOT.bool(), ONE),
     "labels as int, said": Form(1 - HOT, HOT == 0, (), "multilabel"),
     # -- other containers and types
-    "sparse": Form(HOT.float().to_sparse(), ONE),
-    "scipy": Form(scipy.sparse.csr_matrix(HOT.numpy()), ONE),
-    "masked classes": Form(
-        np.ma.masked_array(ONE.numpy(), ONE.numpy() == 2), torch.where(ONE == 2, -100, ONE)
-    ),
+    "sparse": Form(HOT.float().to_sparse(), HOT.bool(), (), "multilabel"),
+    "scipy": Form(scipy.sparse.csr_matrix(HOT.numpy()), HOT.bool(), (), "multilabel"),
     "a mask that hides nothing": Form(np.ma.masked_array(ONE.numpy()), ONE),
     "the other byte order": Form(ONE.numpy().astype(">i8"), ONE),
     "bytes of text": Form(np.array([word.encode() for word in WORDS]), TRUE.long(), ("no", "yes")),
@@ -104,7 +97,7 @@ FORMS = {
 
 
 WHOLE = {
-    "int", "bytes", "classes [N, 1]", "a column of a table", "items [1]", "masked classes",
+    "int", "bytes", "classes [N, 1]", "a column of a table", "items [1]",
     "a mask that hides nothing", "the other byte order", "counts, said to be numbers",
 }  # fmt: skip
 
@@ -135,12 +128,11 @@ def test_without_a_task_whole_numbers_are_classes_and_all_else_asks(about: str) 
 
 
 def test_what_a_target_means_is_found_in_all_parts_together() -> None:
-    """Names, one-hot rows and classes that one client lacks are numbered as all others' are."""
+    """Names that one client lacks are numbered as all others' are."""
     train = {"a": (INPUTS[:4], ["dog"] * 4), "b": (INPUTS[:4], ["cat", "emu"] * 2)}
     data = dataset_of((train, (INPUTS[:2], ["emu", "cat"])), task="classification")
     assert data.labels == ("cat", "dog", "emu") and data.test.targets.tolist() == [2, 0]
     assert data.train.targets.tolist() == [1] * 4 + [0, 2] * 2
-    # Rows of the first client have a single 1 each, those of the second do not.
     several = {"a": (INPUTS[:2], HOT[:2]), "b": (INPUTS[:2], 1 - HOT[:2])}
     assert dataset_of((several, (INPUTS[:2], HOT[:2])), task="multilabel").classes == 3
     with pytest.raises(ag.RunError, match="classification does not learn such targets"):

@@ -155,7 +155,7 @@ def test_a_strategy_that_reads_label_counts_says_so(app, tmp_path):
 @pytest.mark.parametrize(
     "change, expected",
     [
-        ("Rom", r"south\.csv: row 2: city: is not a class or category .* found 'Paris'"),
+        ("Rom", r"south\.csv: row 2: city: is not one of the known .* found 'Paris'"),
         ("site", r"south\.csv: the table has no such column; found 'dose'"),
         ("", r"south\.csv: is not there"),
     ],
