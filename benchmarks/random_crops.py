@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from archgraph.data import Dataset, dataset_of, load_dataset
 from archgraph.data.validation import subset
@@ -22,13 +23,21 @@ def cropped(image: Tensor) -> Tensor:
     return image.flip(-1) if torch.rand(()) < 0.5 else image
 
 
+class Cropped(TensorDataset):
+    """Images that are shifted and mirrored whenever they are read."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        """Return an image and its class."""
+        image, target = super().__getitem__(index)
+        return cropped(image), target
+
+
 def cifar(limit: int = 5000, cache: bool = False) -> Dataset:
     """Return the first images of CIFAR-10, with random crops for training."""
     data = load_dataset("cifar10")
     train = subset(data.train, torch.arange(limit).numpy())
     return dataset_of(
-        ((train.inputs, train.targets), (data.test.inputs, data.test.targets)),
+        (Cropped(train.inputs, train.targets), (data.test.inputs, data.test.targets)),
         "cifar10",
         cache=cache,
-        transform=cropped,
     )

@@ -26,7 +26,6 @@ from archgraph.language.data import (
     TextData,
 )
 from archgraph.language.document import Document, places
-from archgraph.language.task import OWN
 from archgraph.plain import Json
 
 
@@ -44,20 +43,6 @@ READERS: Mapping[type[DataSpec], Callable[[Any, str | None], Dataset]] = {
     TextData: lambda spec, _: text.read_running_text(spec),
 }
 """What reads each kind of data, with the task, which decides what its targets are."""
-
-
-def _check_target(spec: DataSpec, task: str | None) -> None:
-    """Raise if texts have a target beside their next tokens, or none for another task."""
-    if not isinstance(spec, TableData | HuggingFaceData) or spec.text is None:
-        return
-    if task in (None, OWN):
-        return
-    if task == "next_token" and spec.target is not None:
-        message, hint = "conflicts with task: next_token, which predicts the text", "leave it out"
-        raise DataError(message, where="data.target", hint=hint)
-    if task != "next_token" and spec.target is None:
-        hint = "write target: with the column to be predicted"
-        raise DataError(f"{task} needs a target", where="data", hint=hint)
 
 
 def data_from_python(value: object, task: str | None = None) -> Dataset:
@@ -128,7 +113,6 @@ def _read_rows(
     reader: Callable[[Any, str | None], Dataset], spec: DataSpec, task: str | None
 ) -> Dataset:
     """Return the rows that a spec names; a task or the spec says what targets are."""
-    _check_target(spec, task)
     data = reader(spec, task)
     if task is None and getattr(spec, "target", None) is not None:
         check_said(row_form(data.train.targets), "data.target")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from archgraph.data.files import MOST_BYTES, check_size, readable
-from archgraph.data.rows import Records, dataset_of_rows, number_classes, parted
+from archgraph.data.rows import Records, dataset_of_rows, divided, number_classes
 from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.language.data import FolderData
@@ -50,8 +52,12 @@ def read_folder(spec: FolderData) -> Dataset:
     """
     root = Path(spec.folder)
     parts = _parts(root, spec)
-    rows, labels = _read(parts, spec)
-    train, test = (rows[TRAIN], rows[TEST]) if TEST in rows else parted(rows[""], spec.test)
+    listed = [pair for files in parts.values() for pair in files]
+    pictures = read_pictures([(str(file), file) for _, file in listed], spec.size, spec.colour)
+    # Of both splits together, so that a class has one number in both.
+    targets, labels = number_classes([name for name, _ in listed])
+    count = len(parts[TRAIN]) if TRAIN in parts else None
+    train, test = divided(Records({"image": pictures}, targets), None, count, spec.test)
     return dataset_of_rows(root.name, "image", train, test, labels=labels)
 
 
@@ -72,9 +78,8 @@ def images_of_classes(
         pixels: ``[image, channel, height, width]``
     """
     files = _listed(folder)
-    for _, file in files:
-        _head(file)
-    return [name for name, _ in files], _pictures([file for _, file in files], size, colour)
+    pictures = read_pictures([(str(file), file) for _, file in files], size, colour)
+    return [name for name, _ in files], pictures
 
 
 def _parts(root: Path, spec: FolderData) -> Files:
@@ -126,84 +131,71 @@ def _visible(folder: Path) -> list[Path]:
     return paths
 
 
-def _read(parts: Files, spec: FolderData) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """Read the images of each part, all of one size and number of channels; and the classes."""
-    listed = [pair for files in parts.values() for pair in files]
+def read_pictures(
+    sources: Sequence[tuple[str, Path | io.BytesIO]],
+    size: tuple[int, int] | None = None,
+    colour: bool | None = None,
+) -> Tensor:
+    """Read images as uint8 ``[image, channel, height, width]``.
+
+    Args:
+        sources: The place of each image, for errors, and its file.
+        size: Height and width to which images are scaled. Default: all are of one size.
+        colour: Whether they get three channels, not one. Default: if one has colour.
+
+    Raises:
+        DataError: If one is not an image, or they differ in size.
+    """
     # Heads of all files first: what is wrong with the last one is known before pixels are read.
-    heads = [_head(file) for _, file in listed]
-    colour = spec.colour
+    heads = [_head(*source) for source in sources]
     if colour is None:
         colour = any(mode in COLOUR for _, mode in heads)
-    size = spec.size or heads[0][0]
-    for (_, file), (other, _) in zip(listed, heads, strict=True):
-        if spec.size is None:
-            hint = "write size: [HEIGHT, WIDTH], to which all are scaled"
+    if size is None:
+        size = heads[0][0]
+        for (where, _), (other, _) in zip(sources, heads, strict=True):
+            hint = "scale them before; size: [HEIGHT, WIDTH] scales those of a folder"
             actual, expected = (f"{height} × {width}" for height, width in (other, size))
-            check_alike(actual, expected, str(file), "images differ in size", hint)
-    total = len(listed) * (3 if colour else 1) * size[0] * size[1]
-    check_size(total, MOST_BYTES, "set of images", WHERE, hint="write a smaller size")
-    # Of both splits together, so that a class has one number in both.
-    targets, labels = number_classes([name for name, _ in listed])
-    rows, start = {}, 0
-    for part, files in parts.items():
-        pictures = _pictures([file for _, file in files], size, colour)
-        rows[part] = Records({"image": pictures}, targets[start : start + len(files)])
-        start += len(files)
-    return rows, labels
-
-
-def _pictures(files: Sequence[Path], size: tuple[int, int], colour: bool) -> Tensor:
-    """Read images as uint8 ``[image, channel, height, width]``."""
-    pictures = torch.empty(len(files), 3 if colour else 1, *size, dtype=torch.uint8)
-    for row, file in enumerate(files):
-        with _complete(file), Image.open(file, formats=PILLOW_FORMATS) as image:
+            check_alike(actual, expected, where, "images differ in size", hint)
+    shape = (len(sources), 3 if colour else 1, *size)
+    check_size(math.prod(shape), MOST_BYTES, "set of images", sources[0][0], hint="scale them")
+    pictures = torch.empty(shape, dtype=torch.uint8)
+    for row, (where, file) in enumerate(sources):
+        with _complete(where), Image.open(file, formats=PILLOW_FORMATS) as image:
             pictures[row] = decode_image(image, size, colour)
     return pictures
 
 
-def decode_image(image: Image.Image, size: tuple[int, int] | None, colour: bool) -> Tensor:
+def decode_image(image: Image.Image, size: tuple[int, int], colour: bool) -> Tensor:
     """Decode an image, upright, in one or three channels, scaled: ``[channel, height, width]``.
 
-    >>> decode_image(Image.new("L", (3, 2), 7), None, colour=False).shape
+    >>> decode_image(Image.new("L", (3, 2), 7), (2, 3), colour=False).shape
     torch.Size([1, 2, 3])
     """
     # Turned before the size is compared: cameras store sideways what EXIF says is upright.
     image = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
-    if size is not None and image.size != size[::-1]:
+    if image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(image))
     return pixels.movedim(-1, 0) if colour else pixels[None]
 
 
-def _head(file: Path) -> tuple[tuple[int, int], str]:
+def _head(where: str, file: Path | io.BytesIO) -> tuple[tuple[int, int], str]:
     """Return height and width of an upright image, and its pixel mode, without reading pixels."""
-    with _complete(file), Image.open(file, formats=PILLOW_FORMATS) as image:
-        check_head(image, str(file))
+    with _complete(where), Image.open(file, formats=PILLOW_FORMATS) as image:
         width, height = image.size
+        check_size(width * height, MOST_PIXELS, "image", where, "pixels")
+        if image.mode not in (*GREY, *COLOUR):
+            raise DataError(
+                "image has more than 8 bits for a channel",
+                where=where,
+                found=image.mode,
+                hint="convert it, or read the images with your own function: data: {python: …}",
+            )
         # EXIF's orientation: from 5 on the image is turned by 90°.
         turned = image.getexif().get(0x0112, 1) >= 5
         return ((width, height) if turned else (height, width)), image.mode
 
 
-def check_head(image: Image.Image, where: str) -> None:
-    """Raise unless an image that was opened, but not read yet, is small enough and has 8 bits.
-
-    Raises:
-        DataError: If it has too many pixels, or more bits for a channel.
-
-    Example:
-        >>> check_head(Image.new("L", (3, 2)), "a.png")
-    """
-    check_size(image.width * image.height, MOST_PIXELS, "image", where, "pixels")
-    if image.mode not in (*GREY, *COLOUR):
-        raise DataError(
-            "image has more than 8 bits for a channel",
-            where=where,
-            found=image.mode,
-            hint="convert it, or read the images with your own function: data: {python: …}",
-        )
-
-
-def _complete(file: Path) -> AbstractContextManager[None]:
-    expected = f"a complete {FORMATS[file.suffix.lower()]} file"
-    return readable("image", file, expected, UNREADABLE, hint=None)
+def _complete(where: str) -> AbstractContextManager[None]:
+    expected = f"a complete image, one of {', '.join(PILLOW_FORMATS)}"
+    return readable("image", where, expected, UNREADABLE, hint=None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeGuard
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ from archgraph.data.items import (
     StoredRows,
     Streaming,
     joined_rows,
-    transformed,
-    transformed_input,
 )
 from archgraph.data.rows import Records, dataset_of_rows
 from archgraph.data.targets import Meaning, form_of, meaning, raw_targets, target_array
@@ -36,11 +34,14 @@ from archgraph.data.values import (
     row_form,
 )
 from archgraph.errors import DataError
-from archgraph.hints import listed
 
 FORMS = (
     "(train, test), each a torch dataset or a pair (inputs, targets) of tensors, "
     "or train as a mapping of clients to such"
+)
+HUB = (
+    'of a data set of Hugging Face say what its columns are: data={"huggingface": dataset, '
+    '"inputs": COLUMN, "target": COLUMN}'
 )
 DRAWN_ONCE = (
     "{where}: items differ from one read to the next (random crops, noise); they were read once, "
@@ -54,9 +55,6 @@ READ_AGAIN = 16  # items of a split: random transforms show at once, and reading
 READ_AT_ONCE = 64  # items that are held while a split is read
 # The only input of a model may be called anything.
 INPUT = "input"
-
-
-Transform: TypeAlias = Callable[..., object]
 
 
 class SplitPart(NamedTuple):
@@ -87,8 +85,6 @@ def dataset_of(
     task: str | None = None,
     *,
     cache: bool = False,
-    transform: Transform | None = None,
-    test_transform: Transform | None = None,
     examples: int | None = None,
 ) -> Dataset:
     """Return a data set from tensors, arrays or torch datasets.
@@ -109,9 +105,6 @@ def dataset_of(
             read anew in every pass, under seeds that follow from the run's: random crops and noise
             are drawn anew, and a run has the same bits whatever the number of its processes. Tests
             see what the first read gave.
-        transform: What is done to the input of each example to train on whenever it is read, as
-            transforms of torchvision (v2) and albumentations are called.
-        test_transform: Likewise to test on, once.
         examples: Of streams: how many examples each pass reads of a client's. ``train`` is then a
             mapping of clients to streams: what has an iterator (an ``IterableDataset``), or a
             function that returns one. Nothing of a stream stays in memory but a minibatch.
@@ -126,24 +119,20 @@ def dataset_of(
         Dataset(data: tensor (3,), 2 classes, 6 train, 6 test)
         >>> dataset_of(({"ann": train, "bob": train}, train))
         Dataset(data: tensor (3,), 2 classes, 12 train of 2 clients, 6 test)
-        >>> noisy = dataset_of((train, train), transform=lambda x: x + torch.rand(3))
-        >>> (first,), _ = noisy.train.examples([0], seed=1)
-        >>> torch.equal(first, noisy.train.examples([0], seed=2)[0][0])
-        False
         >>> words = torch.rand(3, 4), ["cat", "dog", "cat"]
         >>> dataset_of((words, words), task="classification").labels
         ('cat', 'dog')
     """
     if isinstance(value, Dataset):
         return value
-    for part in value if isinstance(value, tuple | list) else (value,):
-        _check_columns(part, name)
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise DataError("is not a data set", where=name, found=what(value), expected=FORMS)
+        hint = HUB if hasattr(value, "column_names") else None
+        raise DataError(
+            "is not a data set", where=name, found=what(value), expected=FORMS, hint=hint
+        )
     train, test = value
     if isinstance(train, Mapping) and any(map(_is_stream, train.values())):
-        tested = _part(transformed(test, test_transform), f"{name}: test")
-        return _streams(train, tested, name, task, transform, examples)
+        return _streams(train, _part(test, f"{name}: test"), name, task, examples)
     if examples is not None and not _is_stream(train):
         raise DataError("examples counts those of streams", where=name, found=examples)
     by_client = isinstance(train, Mapping)
@@ -152,14 +141,14 @@ def dataset_of(
     splits = train if by_client else {None: train}
     parts = [
         _part(
-            transformed(part, transform),
+            part,
             f"{name}: train" + (f": {client}" if by_client else ""),
             len(splits),
         )
         for client, part in splits.items()
     ]
     _check_clients(parts)
-    tested = _part(transformed(test, test_transform), f"{name}: test")
+    tested = _part(test, f"{name}: test")
     before = form_of(parts[0].targets)
     if len(tested.targets) and (after := form_of(tested.targets)) != before:
         message = "targets differ from those to train on"
@@ -198,7 +187,6 @@ def _streams(
     tested: SplitPart,
     name: str,
     task: str | None,
-    transform: Transform | None,
     examples: int | None,
 ) -> Dataset:
     """Return data whose clients read streams; what targets mean is read off the test examples.
@@ -231,8 +219,7 @@ def _streams(
     said = meaning([tested.targets], f"{name}: targets", task)
     rows = Records(tested.inputs, said.parts[0])
     test = dataset_of_rows(name, None, rows, rows, labels=said.labels)
-    convert = _item if transform is None else functools.partial(_changed_item, transform)
-    reading = Streaming(firsts, convert, where)
+    reading = Streaming(firsts, _item, where)
     stacked = _Converted(test, said, "examples differ from those to test on")
     read = functools.partial(_read_stream, reading, stacked)
     begin = [next(read(first, 0, [min(examples, READ_AT_ONCE)])) for first in firsts]  # 1
@@ -310,22 +297,6 @@ class _Converted:
         return inputs, targets
 
 
-def _check_columns(value: object, where: str) -> None:
-    """Raise for a data set of Hugging Face, whose columns do not say what models see."""
-    columns = getattr(value, "column_names", None)
-    if not columns or not hasattr(value, "set_format"):
-        return
-    names = columns if isinstance(columns, list) else next(iter(columns.values()))
-    raise DataError(
-        "is a data set of Hugging Face, whose columns do not say what models see",
-        where=where,
-        found=listed(names, 8),
-        expected='data={"huggingface": dataset, "inputs": COLUMN, "target": COLUMN}',
-        hint='for texts "text" instead of "inputs", with "tokenizer" and "length"; a dataset may '
-        'be {"train": one, "test": another}',
-    )
-
-
 def _check_clients(parts: Sequence[SplitPart]) -> None:
     """Raise if a client has no examples, or others of another form."""
     for part in parts:
@@ -393,7 +364,9 @@ def _pair(item: object, where: str) -> tuple[object, object]:
             "is not a pair (input, target)",
             where=where,
             found=what(item),
-            hint="several inputs are a mapping by the names of the model's inputs: "
+            hint=HUB
+            if isinstance(item, Mapping)
+            else "several inputs are a mapping by the names of the model's inputs: "
             "({'ids': …, 'mask': …}, target)",
         )
     return item[0], item[1]
@@ -414,12 +387,6 @@ def _items(value: Items, where: str, parts: int) -> tuple[object, object]:
     stacked = {key: rows.tensor for key, rows in inputs.items()}
     every = _stack(targets, f"{where}: targets")
     return stacked[None] if None in stacked else stacked or torch.zeros(0), every
-
-
-def _changed_item(transform: Transform, item: object, where: str) -> Item:
-    """Return an item of a stream whose input goes through a function."""
-    one, target = _pair(item, where)
-    return _item((transformed_input(one, transform), target), where)
 
 
 def _item(item: object, where: str) -> Item:

@@ -1,7 +1,7 @@
 """A data set of Hugging Face's `datasets`, on disk or in memory, for `data: {huggingface: …}`.
 
-Columns are read as Arrow stores them: the set cannot choose the code that decodes them, no file or
-address that it names is followed, and nothing is unpickled.
+Columns are read as Arrow stores them: the set cannot choose the code that decodes them, no image
+file or address that it names is followed, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -9,34 +9,28 @@ from __future__ import annotations
 import functools
 import io
 import itertools
-import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from archgraph.data.arrays import array_of, real_numbers
 from archgraph.data.columns import MOST_VALUES, Column, targets
 from archgraph.data.extras import optional_module
-from archgraph.data.files import MOST_BYTES, check_size, readable
-from archgraph.data.folder import COLOUR, PILLOW_FORMATS, UNREADABLE, check_head, decode_image
+from archgraph.data.files import MOST_BYTES, check_size
+from archgraph.data.folder import read_pictures
 from archgraph.data.rows import Records, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
-from archgraph.data.values import Dataset, check_alike
+from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.hints import listed, unknown
 from archgraph.language.data import HuggingFaceData, column_names
-from archgraph.plain import Json
 
 WHERE = "data.huggingface"
 TRAIN, TEST = "train", "test"
-# The name of a split, or of a file in the same folder: a path could lead out of the set.
-BARE = re.compile(r"\w[\w.-]*")
 
 
 def read_huggingface(
@@ -84,7 +78,6 @@ def _saved(path: Path) -> Mapping[str, Any]:
     size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
     check_size(size, MOST_BYTES, "set", path)
     datasets = optional_module("datasets", WHERE)
-    _check_files(path)
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -118,28 +111,6 @@ def _used(loaded: object, path: Path) -> Mapping[str, Any]:
     values = sum(len(split) * len(split.column_names) for split in used.values())
     check_size(values, MOST_VALUES, "set", path, "values")
     return used
-
-
-def _check_files(path: Path) -> None:
-    """Raise if the set names a file or folder outside of itself."""
-    splits = _named(path / "dataset_dict.json", ("splits",))
-    for folder in (path, *(path / split for split in splits)):
-        _named(folder / "state.json", ("_data_files", "_indices_files"))
-
-
-def _named(file: Path, keys: Sequence[str]) -> list[str]:
-    """Return the names that a file of the set holds; none if it is missing or another file."""
-    try:
-        content = json.loads(file.read_bytes())
-        entries = [name for key in keys for name in content.get(key) or ()]
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        return []  # loading it fails later, with the package's own message
-    names: list[Json] = [e.get("filename") if isinstance(e, Mapping) else e for e in entries]
-    for name in names:
-        if not (isinstance(name, str) and BARE.fullmatch(name)):
-            message, hint = "the set names a file outside of itself", "save it again"
-            raise DataError(message, where=str(file), found=repr(name), hint=hint)
-    return names
 
 
 def _check_columns(
@@ -224,32 +195,14 @@ def _stacked(column: Column) -> Tensor:
 
 def _images(column: Column) -> Tensor:
     """Decode images stored inside the set, uint8 ``[row, channel, height, width]``."""
-    places = [column.at(row) for row in range(len(column.cells))]
-    opened = [_opened(cell, where) for where, cell in zip(places, column.cells, strict=True)]
-    colour = any(image.mode in COLOUR for image in opened)
-    total = (3 if colour else 1) * sum(image.width * image.height for image in opened)
-    check_size(total, MOST_BYTES, "set of images", WHERE)
-    pictures: list[Tensor] = []
-    for where, image in zip(places, opened, strict=True):
-        with readable("image", where, "a complete file", UNREADABLE, hint=None):
-            pictures.append(decode_image(image, None, colour))
-        shapes = pictures[-1].shape, pictures[0].shape
-        size, expected = (f"{height} × {width}" for _, height, width in shapes)
-        hint = "scale them before they are saved"
-        check_alike(size, expected, where, "images differ in size", hint)
-    return torch.stack(pictures)
-
-
-def _opened(cell: Any, where: str) -> Image.Image:
-    """Open an image without reading its pixels."""
-    content = cell.get("bytes") if isinstance(cell, Mapping) else None
-    if not isinstance(content, bytes):
-        raise DataError(
-            "the image is not in the set",
-            where=where,
-            hint="files that a set names are not followed; save it with its images embedded",
-        )
-    with readable("image", where, f"one of {', '.join(PILLOW_FORMATS)}", UNREADABLE, hint=None):
-        image = Image.open(io.BytesIO(content), formats=PILLOW_FORMATS)
-    check_head(image, where)
-    return image
+    sources: list[tuple[str, Path | io.BytesIO]] = []
+    for row, cell in enumerate(column.cells):
+        content = cell.get("bytes") if isinstance(cell, Mapping) else None
+        if not isinstance(content, bytes):
+            raise DataError(
+                "the image is not in the set",
+                where=column.at(row),
+                hint="files that a set names are not followed; save it with its images embedded",
+            )
+        sources.append((column.at(row), io.BytesIO(content)))
+    return read_pictures(sources)

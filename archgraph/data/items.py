@@ -34,31 +34,6 @@ class Items(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Transformed:
-    """Items whose inputs go through a function, as transforms of torchvision or albumentations.
-
-    Attributes:
-        items: The items, or a pair of tensors (inputs, targets).
-        transform: What is done to each input.
-    """
-
-    items: Items | tuple[Tensor, Tensor]
-    transform: Callable[..., object]
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return len(self.items[1] if isinstance(self.items, tuple) else self.items)
-
-    def __getitem__(self, position: int) -> object:
-        """Return an item with its input transformed."""
-        if isinstance(self.items, tuple):
-            one, target = (part[position] for part in self.items)
-        else:
-            one, target = self.items[position]  # type: ignore[misc]  # checked when it was read
-        return transformed_input(one, self.transform), target
-
-
-@dataclass(frozen=True, eq=False)
 class Reading:
     """Reads items again, each under a seed that follows from its position.
 
@@ -160,27 +135,6 @@ def _reading(iterator: Iterator[object], where: str) -> Iterator[object]:
     except Exception as error:  # whatever the user's stream raises
         problem = f"{type(error).__name__}: {error}"
         raise DataError("an example cannot be read", where=where, found=problem) from error
-
-
-def transformed_input(one: object, transform: Callable[..., object]) -> object:
-    """Return an input after a function of torchvision's, albumentations' or any other form."""
-    if not hasattr(transform, "set_random_seed"):
-        return transform(one)
-    # Albumentations takes and gives arrays [height, width, channel], by name, and draws from
-    # generators of its own.
-    transform.set_random_seed(int(torch.randint(2**31, ())))
-    array = one.movedim(0, -1).numpy() if isinstance(one, Tensor) else np.asarray(one)
-    result = transform(image=array)["image"]  # type: ignore[index]
-    return np.moveaxis(result, -1, 0) if isinstance(result, np.ndarray) else result
-
-
-def transformed(value: object, transform: Callable[..., object] | None) -> object:
-    """Return a split whose inputs go through a function, if there is one."""
-    if transform is None:
-        return value
-    if type(value) is torch.utils.data.TensorDataset:
-        value = value.tensors
-    return Transformed(value, transform)  # type: ignore[arg-type]  # read, and so checked, later
 
 
 def _mixed(seed: int, position: int) -> int:

@@ -778,58 +778,16 @@ def dataset_of_rows_pair() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(4, 6), torch.arange(4) % 3
 
 
-class Crop:
-    """A transform as people write them."""
-
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        at = random.randrange(3)
-        return image[..., at : at + 2, :]
-
-
-class OfAlbumentations:
-    """A transform of arrays by name, with generators of its own."""
-
-    def __init__(self) -> None:
-        self.draws = np.random.default_rng(0)
-
-    def set_random_seed(self, seed: int) -> None:
-        self.draws = np.random.default_rng(seed)
-
-    def __call__(self, image: np.ndarray) -> dict[str, np.ndarray]:
-        assert image.shape == (3, 4, 1)
-        return {"image": image + np.float32(self.draws.random())}
-
-
-def test_transforms_of_albumentations_are_seeded() -> None:
-    split = torch.rand(9, 1, 3, 4), torch.arange(9) % 3
-    data = dataset_of((split, split), transform=OfAlbumentations())
-    assert data.notes == ()
-    reads = [data.train.examples(slice(None), seed)[0][0] for seed in (1, 2, 1)]
-    assert torch.equal(reads[0], reads[2])
-    assert not torch.equal(reads[0], reads[1])
-
-
 def test_a_generator_of_its_own_is_noted() -> None:
-    draws, split = random.Random(0), (torch.rand(9, 6), torch.arange(9) % 3)
-    (note,) = dataset_of((split, split), transform=lambda x: x + draws.random()).notes
+    draws = random.Random(0)
+
+    class Own(Items):
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            return self.inputs[index] + draws.random(), int(self.targets[index])
+
+    own = Own(torch.rand(9, 6), torch.arange(9) % 3)
+    (note,) = dataset_of((own, dataset_of_rows_pair())).notes
     assert "train: items differ between two reads with the same seed" in note
-
-
-def test_transforms_are_drawn_anew_for_training_and_fixed_for_tests() -> None:
-    images, targets = torch.randint(0, 256, (12, 1, 4, 4), dtype=torch.uint8), torch.arange(12) % 3
-    split = images, targets
-    data = dataset_of((split, split), transform=Crop(), test_transform=lambda x: x[..., 1:3, :])
-    assert data.shape == (1, 2, 4) and data.kind == "image"
-    seen = set()
-    for seed in range(20):
-        (x,), _ = data.train.examples([5], seed)
-        whole = data.train._normalised(images[5:6])
-        at = [i for i in range(3) if torch.equal(x, whole[..., i : i + 2, :])]
-        seen |= {*at}
-    assert seen == {0, 1, 2}
-    assert torch.equal(data.test.inputs, images[..., 1:3, :])
-    with pytest.raises(DataError, match="differ from those to train on"):
-        dataset_of((split, split), transform=Crop())
 
 
 def test_a_mask_is_read_with_its_image() -> None:

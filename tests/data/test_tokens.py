@@ -340,7 +340,6 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
             None,
             "found no tokenizer and no length",
         ),
-        ({"huggingface": one, "text": "t", **options}, "classification", "needs a target"),
         ({"huggingface": one, "txt": "t"}, None, "data: txt: is an unknown key.* mean 'text'"),
         (
             {"huggingface": iter(texts), "text": "t", **options},
@@ -353,9 +352,9 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
             None,
             "data.partition: is not read from an argument",
         ),
-        (one, None, "do not say what models see; found t, u, y, who; expected data={"),
-        (both, None, "do not say what models see"),
-        ((one, one), None, "do not say what models see"),
+        (one, None, 'is not a data set; found Dataset; .*: data={"huggingface": dataset'),
+        (both, None, 'is not a data set; found DatasetDict; .*: data={"huggingface": dataset'),
+        ((one, one), None, 'of a data set of Hugging Face .*: data={"huggingface": dataset'),
     ):
         with pytest.raises((DataError, SpecError), match=message):
             data_from_python(value, task)
@@ -559,11 +558,12 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "next_token_of_classes": (
         told(task="next_token"),
-        "data.target: conflicts with task: next_token, which predicts the text; leave it out",
+        "data: rows.csv: row 1: label: may mean several things; found 'good'; expected whole",
     ),
     "classes_without_target": (
         told(task="regression", target=None),
-        "data: regression needs a target; write target: with the column to be predicted",
+        "task: regression does not learn such targets; found targets int64 [example, 10] (rows); "
+        "expected float32, numbers; write task: next_token",
     ),
     "too_many_tokens": (
         tokenizer(with_a_token_that_does_not_occur),

@@ -278,18 +278,6 @@ def test_targets_of_streams_are_what_those_of_tests_are(form: str):
     assert torch.equal(targets, (rows["input"].sum(1) > 3).long())
 
 
-def test_inputs_of_streams_and_their_tests_are_transformed():
-    data = dataset_of(
-        ({"a": Stream()}, split()),
-        examples=9,
-        transform=lambda x: x - 5,
-        test_transform=lambda x: x + 5,
-    )
-    assert data.train.stream is not None
-    ((rows, _),) = data.train.stream(0, 1, [9])
-    assert rows["input"].max() < -3 and data.test.inputs.min() > 4
-
-
 class Turned:
     """Pictures turned at random, whose target is the turn: classes of their own in each read."""
 
