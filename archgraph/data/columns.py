@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 from archgraph.data.files import check_size
 from archgraph.data.rows import check_apart, number_classes
 from archgraph.errors import DataError
+from archgraph.hints import unknown
 from archgraph.language.data import ColumnKind
 from archgraph.language.mistakes import abbreviate
 
@@ -280,6 +281,36 @@ def measures(column: Column, kind: ColumnKind | None) -> bool:
     True
     """
     return kind == "number" or (kind is None and column.mostly_numeric)
+
+
+def check_columns(
+    known: Collection[str], named: Mapping[str, Collection[str]], inputs: str
+) -> None:
+    """Raise unless columns are there, and models see some, but neither target nor client.
+
+    Args:
+        known: The columns that there are.
+        named: Key of `data` → the columns that it names.
+        inputs: The key of those that models see.
+
+    Raises:
+        DataError: Says which key names what.
+    """
+    for key, names in named.items():
+        for name in names:
+            if name not in known:
+                message, where = "there is no such column", f"data.{key}"
+                raise DataError(message, where=where, **unknown(name, known))
+    if not named[inputs]:
+        raise DataError("leaves models no column to see", where=f"data.{inputs}")
+    # A model that sees the answer would be right without learning anything.
+    for name in named[inputs]:
+        if any(name in names for key, names in named.items() if key != inputs):
+            message, hint = (
+                f"{name} is also the target or the client",
+                f"leave {name} out of {inputs}",
+            )
+            raise DataError(message, where=f"data.{inputs}", hint=hint)
 
 
 def targets(

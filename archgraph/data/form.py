@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from archgraph.data.columns import Column, measures, targets
+from archgraph.data.columns import measures, targets
 from archgraph.data.folder import images_of_classes
 from archgraph.data.rows import number_classes, numbered
-from archgraph.data.table import columns_seen, table_columns
+from archgraph.data.table import columns_seen, files_of, table_columns
 from archgraph.data.values import Dataset, InputKind, Split, row_form
 from archgraph.errors import DataError
 from archgraph.hints import unknown
@@ -137,7 +137,8 @@ class DataForm:
 
     def _table(self, spec: TableData, path: Path, task: str | None) -> tuple[Tensor, Tensor]:
         """Return the inputs and the targets of a table."""
-        table, asked = table_columns(path, spec.separator), column_names(spec.target)
+        table, _ = table_columns([path], spec.separator)
+        asked = column_names(spec.target)
         for name in (*self.columns, *asked):
             if name not in table:
                 message = "the table has no such column"
@@ -160,12 +161,10 @@ class DataForm:
 
 def _columns(spec: TableData) -> Columns:
     """Return the columns of a table that models see."""
-    files = [spec.table, *([spec.test] if isinstance(spec.test, str) else [])]
-    tables = [table_columns(Path(file), spec.separator) for file in files]
+    table, _ = table_columns(files_of(spec), spec.separator)
     columns: Columns = {}
-    for name, kind in columns_seen(spec, tables[0]).items():
-        cells = [cell for one in tables for cell in one[name].cells]
-        column = Column(name, cells, lambda row: files[0])
+    for name, kind in columns_seen(spec, table).items():
+        column = table[name]
         columns[name] = None if measures(column, kind) else number_classes(column.texts())[1]
     return columns
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from archgraph.data.arrays import array_of, real_numbers
-from archgraph.data.columns import MOST_VALUES, Column, targets
+from archgraph.data.columns import MOST_VALUES, Column, check_columns, targets
 from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size
 from archgraph.data.folder import read_pictures
@@ -26,7 +25,7 @@ from archgraph.data.rows import Records, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
-from archgraph.hints import listed, unknown
+from archgraph.hints import listed
 from archgraph.language.data import HuggingFaceData, column_names
 
 WHERE = "data.huggingface"
@@ -52,7 +51,10 @@ def read_huggingface(
         {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs or {})
     )
     key, asked = "inputs" if spec.text is None else "text", column_names(spec.target)
-    _check_columns(splits, key, list(inputs.values()), asked, spec.client)
+    client = () if spec.client is None else (spec.client,)
+    for split in splits.values():
+        named = {key: list(inputs.values()), "target": asked, "client": client}
+        check_columns(split.column_names, named, key)
     _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
     if TEST in splits and spec.test is not None:
         raise DataError("conflicts with the split `test` of the set", where="data.test")
@@ -111,28 +113,6 @@ def _used(loaded: object, path: Path) -> Mapping[str, Any]:
     values = sum(len(split) * len(split.column_names) for split in used.values())
     check_size(values, MOST_VALUES, "set", path, "values")
     return used
-
-
-def _check_columns(
-    splits: Mapping[str, Any],
-    inputs_key: str,
-    inputs: Sequence[str],
-    asked: Sequence[str],
-    client: str | None,
-) -> None:
-    """Raise unless the columns are there, and no input is also the target or the client."""
-    required = [*((inputs_key, name) for name in inputs), *(("target", n) for n in asked)]
-    required += [] if client is None else [("client", client)]
-    for split, (key, name) in itertools.product(splits.values(), required):
-        if name not in (columns := split.column_names):
-            where = f"data.{key}"
-            raise DataError("the set has no such column", where=where, **unknown(name, columns))
-    if not inputs:
-        raise DataError("must name a column", where="data.inputs")
-    for name in inputs:
-        if name in (*asked, client):
-            message = f"{name} is also the target or the client"
-            raise DataError(message, where=f"data.{inputs_key}")
 
 
 def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]) -> None:

@@ -216,17 +216,17 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no_such_column": (
         table(target="yy"),
-        "experiment.yaml:9: data.target: the table has no such column; found 'yy'; expected "
+        "experiment.yaml:9: data.target: there is no such column; found 'yy'; expected "
         "one of x0, x1, y, who; did you mean 'y'?",
     ),
     "no_such_client_column": (
         table(client="whom"),
-        "experiment.yaml:10: data.client: the table has no such column; found 'whom'; "
+        "experiment.yaml:10: data.client: there is no such column; found 'whom'; "
         "expected one of x0, x1, y, who; did you mean 'who'?",
     ),
     "no_such_input_column": (
         table(columns=["x0", "x2"]),
-        "experiment.yaml:10: data.columns: the table has no such column; found 'x2'; expected"
+        "experiment.yaml:10: data.columns: there is no such column; found 'x2'; expected"
         " one of x0, x1, y, who",
     ),
     "target_among_inputs": (
@@ -282,8 +282,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "semicolons": (
         table(lambda text: text.replace(",", ";")),
-        "experiment.yaml:7: data: rows.csv: the table has one column only; found "
-        'x0;x1;y;who; write separator: ";"',
+        "experiment.yaml:9: data.target: there is no such column; found 'y'; expected one of "
+        "x0;x1;y;who",
     ),
     "one_class": (
         table(lambda text: text.replace(",1,", ",0,").replace(",2,", ",0,")),
@@ -310,8 +310,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "seconds_of_an_epoch": (
         parquet("x", range(1_700_000_000, 1_700_000_008), standardise=False),
         "experiment.yaml:7: data: rows.parquet: x: values become equal when they are rounded to "
-        "32 bits; found 1 different ones of 8; expected values that 32 bits tell apart; leave "
-        "out standardise: false, or subtract what they have in common",
+        "32 bits; found 1 different ones of 8; expected values that 32 bits tell apart; subtract "
+        "what they have in common, or use their logarithms",
     ),
     "values_of_all_sizes": (
         parquet("x", [1, 2, 3, 4, 5, 6, 7, 10**12]),
@@ -475,8 +475,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no_such_feature": (
         saved({"x": [[1.0, 2.0]] * 9, "z": [0, 1, 2] * 3}),
-        "experiment.yaml:10: data.target: the set has no such column; found 'y'; expected one"
-        " of x, z",
+        "experiment.yaml:10: data.target: there is no such column; found 'y'; expected one of x, z",
     ),
     "unequal_rows": (
         saved({"x": [[1.0], [1.0, 2.0]] * 3, "y": [0, 1] * 3}),

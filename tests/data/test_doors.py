@@ -335,19 +335,6 @@ def test_a_column_is_what_the_task_learns(tmp_path, task, kind):
     assert prepare(tmp_path / "run" / "run.yaml").facts == run.experiment.facts
 
 
-def test_a_text_that_a_parquet_file_repeats_counts_each_time(tmp_path, monkeypatch):
-    arrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as parquet
-
-    columns = {"who": ["x" * 500, "y"] * 200, "x": [1.0, 2.0] * 200, "y": [0, 1] * 200}
-    parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
-    spec = TableData(table=str(tmp_path / "t.parquet"), target="y", columns=("x",))
-    assert len(read_data(spec).train) == 320
-    monkeypatch.setattr("archgraph.data.table.MOST_BYTES", 50_000)  # the file has 4,000
-    with pytest.raises(DataError, match=r"table is too large; found 100,200 bytes"):
-        read_data(spec)
-
-
 def test_a_parquet_file_is_the_table_of_its_rows(tmp_path):
     import pyarrow as arrow
     import pyarrow.parquet as parquet
@@ -367,8 +354,8 @@ def test_a_parquet_file_is_the_table_of_its_rows(tmp_path):
     }
 
 
-def test_pandas_reads_text_of_a_bounded_number_of_values_and_no_path(tmp_path, monkeypatch):
-    """A path could be an address; a wide header makes many values of short rows."""
+def test_pandas_reads_text_and_no_path(tmp_path, monkeypatch):
+    """A path could be an address."""
     import io
 
     import pandas
@@ -383,11 +370,6 @@ def test_pandas_reads_text_of_a_bounded_number_of_values_and_no_path(tmp_path, m
     monkeypatch.setattr(pandas, "read_csv", spied)
     read_data(TableData(table=file, target="y"))
     assert {type(source) for source in seen} == {io.StringIO}
-    write(tmp_path / "t.csv", ",".join(map(str, range(2000))) + "\n" + "1\n" * 200_000)
-    seen.clear()
-    with pytest.raises(DataError, match="table is too large; found 400,004,000 values"):
-        read_data(TableData(table=file, target="y"))
-    assert len(seen) == 1  # the names alone
 
 
 def test_large_numbers_are_standardised_before_they_are_rounded(tmp_path):
@@ -531,7 +513,7 @@ def test_a_file_of_test_rows_needs_only_what_is_asked_for(tmp_path):
     assert (len(data.train), len(data.test), len(data.owners)) == (60, 9, 3)
     write_table(tmp_path / "test.csv", inputs[:9, :1], classes[:9])
     with pytest.raises(
-        DataError, match=r"test.csv: lacks a column of the training table; found 'x1'"
+        DataError, match=r"test.csv: row 1: x1: a value is missing; found nan; 9 of 69"
     ):
         read_data(TableData(**said, client="who"))  # type: ignore[arg-type]
     write_table(tmp_path / "test.csv", inputs[:9], ["1", *["?"] * 8])
@@ -617,7 +599,7 @@ def test_a_saved_set_with_names_of_classes_and_maps(tmp_path):
         read_data(one.model_copy(update={"target": "at"}))
     maps = read_data(one.model_copy(update={"target": "at"}), "segmentation")
     assert maps.train.targets.shape[1:] == (2, 2) and maps.classes == 3
-    with pytest.raises(DataError, match="the set has no such column; found 'who'"):
+    with pytest.raises(DataError, match="there is no such column; found 'who'"):
         read_data(one.model_copy(update={"inputs": "who"}))
     from datasets import DatasetDict
 

@@ -528,7 +528,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     "tokenizer_alone": (told(text=None), "data.tokenizer: is for texts; found no `text`; name the"),
     "no_such_text": (
         told(text="reviews"),
-        "data.text: the table has no such column; found 'reviews'; expected one of review, other, "
+        "data.text: there is no such column; found 'reviews'; expected one of review, other, "
         "label, n; did you mean 'review'?",
     ),
     "text_is_target": (told(text="label"), "data.text: label is also the target or the client; "),

@@ -467,7 +467,7 @@ SPECS = {
         "experiment",
         "data: {dataset: digits}",
         "data: {table: rows.csv, target: y}",
-        "experiment.yaml:6: data.target: the table has no such column; found 'y'; expected "
+        "experiment.yaml:6: data.target: there is no such column; found 'y'; expected "
         "one of a, b",
     ),
     "a table for tests that lacks the target": (
