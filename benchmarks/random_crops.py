@@ -11,18 +11,17 @@ from torch.utils.data import TensorDataset
 
 from archgraph.data import Dataset, dataset_of, load_dataset
 
-MARGIN = 4  # pixels around an image
-
 
 class Cropped(TensorDataset):
-    """Images ``[channel, height, width]`` that are shifted and mirrored whenever they are read."""
+    """Images ``[channel, height, width]`` shifted by 4 pixels at most and mirrored at each read."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """Return an image and its class."""
         image, target = super().__getitem__(index)
-        top, left = torch.randint(2 * MARGIN + 1, (2,)).tolist()
-        end, right = top + image.shape[1], left + image.shape[2]
-        image = nn.functional.pad(image, (MARGIN,) * 4)[:, top:end, left:right]
+        top, left = torch.randint(9, (2,)).tolist()
+        image = nn.functional.pad(image, (4,) * 4)[
+            :, top : top + image.shape[1], left : left + image.shape[2]
+        ]
         return image.flip(-1) if torch.rand(()) < 0.5 else image, target
 
 

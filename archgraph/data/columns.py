@@ -341,8 +341,9 @@ def targets(
         return torch.from_numpy(flags), tuple(column.name for column in columns)
     if task == "regression":
         otherwise = "a class to be predicted is learned by task: classification"
-        numbers = np.stack([column.numbers(otherwise) for column in columns], 1)
-        return _rounded(numbers[:, 0] if single else numbers, columns), ()
+        exact = torch.from_numpy(np.stack([column.numbers(otherwise) for column in columns], 1))
+        check_apart(exact, exact.float(), first.locate(0), [column.name for column in columns])
+        return exact[:, 0].float() if single else exact.float(), ()
     if not single:
         raise DataError(
             "are several columns",
@@ -367,21 +368,11 @@ def targets(
     return number_classes(texts, int)
 
 
-def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
-    """Round numbers to be predicted to float32; raise if most become equal."""
-    exact = torch.from_numpy(numbers)
-    names = [column.name for column in columns]
-    check_apart(exact, exact.float(), columns[0].locate(0), names)
-    return exact.float()
-
-
 def _check_written(column: Column, texts: Sequence[str]) -> None:
     """Raise if two classes are the same number in different notations."""
     # In a file with gaps integers become 1.0: they would be other classes than 1 of another file.
     written: dict[Decimal, str] = {}
-    for text in dict.fromkeys(texts):
-        if not NUMBER.fullmatch(text):
-            continue
+    for text in filter(NUMBER.fullmatch, dict.fromkeys(texts)):
         if (other := written.setdefault(Decimal(text), text)) != text:
             row, first = texts.index(text), column.locate(texts.index(other))
             raise column.error(row, f"is the same number as {other!r} in {first}")

@@ -14,13 +14,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from archgraph.data.columns import measures, targets
+from archgraph.data.columns import check_columns, measures, targets
 from archgraph.data.folder import images_of_classes
 from archgraph.data.rows import number_classes, numbered
 from archgraph.data.table import columns_seen, files_of, table_columns
 from archgraph.data.values import Dataset, InputKind, Split, row_form
 from archgraph.errors import DataError
-from archgraph.hints import unknown
 from archgraph.language.data import DataSpec, FolderData, TableData, column_names
 
 Columns: TypeAlias = dict[str, tuple[str, ...] | None]
@@ -139,10 +138,7 @@ class DataForm:
         """Return the inputs and the targets of a table."""
         table, _ = table_columns([path], spec.separator)
         asked = column_names(spec.target)
-        for name in (*self.columns, *asked):
-            if name not in table:
-                message = "the table has no such column"
-                raise DataError(message, where=str(path), **unknown(name, table))
+        check_columns(table, {"target": asked, "columns": self.columns}, "columns")
         parts = []
         for name, values in self.columns.items():
             column = table[name]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from archgraph.data.arrays import array_of, real_numbers
-from archgraph.data.columns import MOST_VALUES, Column, check_columns, targets
+from archgraph.data.columns import Column, check_columns, targets
 from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size
 from archgraph.data.folder import read_pictures
@@ -46,7 +46,7 @@ def read_huggingface(
         DataError: If it is not such a set, a column is not there, or examples differ in shape.
     """
     path = Path(spec.huggingface)
-    splits = _saved(path) if loaded is None else _used(loaded, path)
+    splits = _saved(path) if loaded is None else _used(loaded)
     inputs = {name: name for name in column_names(spec.text)} or (
         {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs or {})
     )
@@ -89,10 +89,10 @@ def _saved(path: Path) -> Mapping[str, Any]:
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
             expected="the folder that `dataset.save_to_disk(folder)` wrote",
         ) from error
-    return _used(loaded, path)
+    return _used(loaded)
 
 
-def _used(loaded: object, path: Path) -> Mapping[str, Any]:
+def _used(loaded: object) -> Mapping[str, Any]:
     """Return the splits by name: `train`, then `test` if there is one."""
     splits: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
     known = optional_module("datasets", WHERE).Dataset
@@ -108,11 +108,7 @@ def _used(loaded: object, path: Path) -> Mapping[str, Any]:
         raise DataError(
             "lacks the training split", where=WHERE, found=", ".join(splits), expected=TRAIN
         )
-    used = {name: splits[name] for name in (TRAIN, TEST) if name in splits}
-    # Bytes alone do not bound it: each value becomes a Python object.
-    values = sum(len(split) * len(split.column_names) for split in used.values())
-    check_size(values, MOST_VALUES, "set", path, "values")
-    return used
+    return {name: splits[name] for name in (TRAIN, TEST) if name in splits}
 
 
 def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]) -> None:

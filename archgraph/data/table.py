@@ -24,7 +24,7 @@ from archgraph.data.columns import (
     targets,
 )
 from archgraph.data.extras import optional_module
-from archgraph.data.files import MOST_BYTES, check_size, decode_text
+from archgraph.data.files import MOST_BYTES, check_size, decode_text, readable
 from archgraph.data.rows import Records, check_apart, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, Split
@@ -176,13 +176,11 @@ def _csv(path: Path, separator: str) -> DataFrame:
     text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
     # All as text: the class 07 is not the class 7, and `none` is a word in a text. Names are a
     # row: of two columns of one name pandas would rename the second.
-    try:
+    # Pandas' own errors are kinds of ValueError.
+    with readable("table", path, "CSV", (ValueError,), hint=None):
         frame = pandas.read_csv(
             io.StringIO(text), sep=separator, header=None, dtype=object, keep_default_na=False
         )
-    except ValueError as error:  # pandas' own errors are kinds of it
-        reason = str(error).strip()
-        raise DataError("is not CSV", where=str(path), found=reason) from error
     names = [name.strip() for name in frame.iloc[0]]
     _check_header(names, str(path))
     return frame.iloc[1:].set_axis(names, axis=1)
@@ -191,18 +189,16 @@ def _csv(path: Path, separator: str) -> DataFrame:
 def _parquet(path: Path) -> DataFrame:
     """Read a Parquet file."""
     parquet = optional_module("pyarrow.parquet", WHERE)
-    try:
-        with parquet.ParquetFile(path) as file:
-            _check_header(file.schema_arrow.names, str(path))
-            metadata = file.metadata
-            values = metadata.num_rows * metadata.num_columns
-            check_size(values, MOST_VALUES, "table", path, "values")
-            # Of what is decompressed: a small file may hold a large table.
-            groups = map(metadata.row_group, range(metadata.num_row_groups))
-            check_size(sum(g.total_byte_size for g in groups), MOST_BYTES, "table", path)
-            return file.read().to_pandas(ignore_metadata=True)
-    except (OSError, ValueError, OverflowError) as error:  # pyarrow's own are kinds of these
-        raise DataError("is not a Parquet file", where=str(path), found=str(error)) from error
+    # Pyarrow's own errors are kinds of these.
+    errors = (OSError, ValueError, OverflowError)
+    with readable("table", path, "Parquet", errors, hint=None), parquet.ParquetFile(path) as file:
+        metadata, names = file.metadata, file.schema_arrow.names
+        check_size(metadata.num_rows * len(names), MOST_VALUES, "table", path, "values")
+        # Of what is decompressed: a small file may hold a large table.
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        check_size(sum(g.total_byte_size for g in groups), MOST_BYTES, "table", path)
+        _check_header(names, str(path))
+        return file.read().to_pandas(ignore_metadata=True)
 
 
 def _check_header(names: Sequence[str], where: str) -> None:

@@ -352,11 +352,6 @@ class TextData(DataSpec):
     )
     tokenizer: TokenizerPath = None
     bptt: Count = Field(default=64, description="length of a text window, tokens")
-    vocabulary: Annotated[Count, Field(ge=2)] | None = Field(
-        default=None,
-        description="at most so many tokens, the most frequent ones of the training text; others "
-        "become <unk>. Left out: all",
-    )
     test: Annotated[
         TestShare | str | None,
         Field(
@@ -369,10 +364,9 @@ class TextData(DataSpec):
 
     @pydantic.model_validator(mode="after")
     def _one_vocabulary(self) -> TextData:
-        for key in ("by", "vocabulary"):
-            if self.tokenizer is not None and getattr(self, key) is not None:
-                message = "conflicts with the tokenizer, which has its own tokens"
-                raise Mistake(message, place=(key,), found=getattr(self, key))
+        if self.tokenizer is not None and self.by is not None:
+            message = "conflicts with the tokenizer, which has its own tokens"
+            raise Mistake(message, place=("by",), found=self.by)
         return self
 
 

@@ -277,8 +277,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "ragged": (
         table(lambda text: text.replace("\n", ",7\n", 3).replace(",7", "", 1)),
-        "experiment.yaml:7: data: rows.csv: is not CSV; found Error tokenizing data. C error: "
-        "Expected 4 fields in line 2, saw 5",
+        "experiment.yaml:7: data: rows.csv: table cannot be read; found Error tokenizing data. "
+        "C error: Expected 4 fields in line 2, saw 5; expected CSV",
     ),
     "semicolons": (
         table(lambda text: text.replace(",", ";")),

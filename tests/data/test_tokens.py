@@ -506,10 +506,13 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         "data.tokenizer: names a file or folder that is not there; found there; expected a file "
         "or folder of this machine, absolute or relative to this file; nothing is downloaded",
     ),
-    "not_a_tokenizer": (told(tokenizer="rows.csv"), "data: rows.csv: is not a tokenizer; found E"),
+    "not_a_tokenizer": (
+        told(tokenizer="rows.csv"),
+        "data: rows.csv: tokenizer cannot be read; found e",
+    ),
     "tokenizer_of_another_kind": (
         tokenizer(dict.clear),
-        "data: t.json: is not a tokenizer; found Exception: ",
+        "data: t.json: tokenizer cannot be read; found ",
     ),
     "no_padding": (
         tokenizer(without_padding),

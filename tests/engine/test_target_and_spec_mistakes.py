@@ -467,15 +467,14 @@ SPECS = {
         "experiment",
         "data: {dataset: digits}",
         "data: {table: rows.csv, target: y}",
-        "experiment.yaml:6: data.target: there is no such column; found 'y'; expected "
-        "one of a, b",
+        "experiment.yaml:6: data.target: there is no such column; found 'y'; expected one of a, b",
     ),
     "a table for tests that lacks the target": (
         "experiment",
         "data: {dataset: digits}",
         "data: {table: rows.csv, target: b, test: rest.csv}",
-        "experiment.yaml:6: data: rest.csv: lacks a column of the training table; found 'b'; "
-        "expected one of a, c",
+        "experiment.yaml:6: data: rest.csv: row 1: b: a value is missing; found nan; 2 of 20 are "
+        "missing: fill them, remove the rows, or leave the column out",
     ),
 }
 

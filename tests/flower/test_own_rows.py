@@ -156,7 +156,7 @@ def test_a_strategy_that_reads_label_counts_says_so(app, tmp_path):
     "change, expected",
     [
         ("Rom", r"south\.csv: row 2: city: is not one of the known .* found 'Paris'"),
-        ("site", r"south\.csv: the table has no such column; found 'dose'"),
+        ("site", r"data\.columns: there is no such column; found 'dose'"),
         ("", r"south\.csv: is not there"),
     ],
 )
