@@ -283,34 +283,29 @@ def measures(column: Column, kind: ColumnKind | None) -> bool:
     return kind == "number" or (kind is None and column.mostly_numeric)
 
 
-def check_columns(
-    known: Collection[str], named: Mapping[str, Collection[str]], inputs: str
-) -> None:
+def check_columns(known: Collection[str], keys: Mapping[str, Collection[str]], inputs: str) -> None:
     """Raise unless columns are there, and models see some, but neither target nor client.
 
     Args:
         known: The columns that there are.
-        named: Key of `data` → the columns that it names.
+        keys: Key of `data` → the columns that it names.
         inputs: The key of those that models see.
 
     Raises:
         DataError: Says which key names what.
     """
-    for key, names in named.items():
+    for key, names in keys.items():
         for name in names:
             if name not in known:
                 message, where = "there is no such column", f"data.{key}"
                 raise DataError(message, where=where, **unknown(name, known))
-    if not named[inputs]:
+    if not keys[inputs]:
         raise DataError("leaves models no column to see", where=f"data.{inputs}")
     # A model that sees the answer would be right without learning anything.
-    for name in named[inputs]:
-        if any(name in names for key, names in named.items() if key != inputs):
-            message, hint = (
-                f"{name} is also the target or the client",
-                f"leave {name} out of {inputs}",
-            )
-            raise DataError(message, where=f"data.{inputs}", hint=hint)
+    for name in keys[inputs]:
+        if any(name in names for key, names in keys.items() if key != inputs):
+            message = f"{name} is also the target or the client"
+            raise DataError(message, where=f"data.{inputs}", hint=f"leave {name} out of {inputs}")
 
 
 def targets(

@@ -53,8 +53,8 @@ def read_huggingface(
     key, asked = "inputs" if spec.text is None else "text", column_names(spec.target)
     client = () if spec.client is None else (spec.client,)
     for split in splits.values():
-        named = {key: list(inputs.values()), "target": asked, "client": client}
-        check_columns(split.column_names, named, key)
+        keys = {key: list(inputs.values()), "target": asked, "client": client}
+        check_columns(split.column_names, keys, key)
     _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
     if TEST in splits and spec.test is not None:
         raise DataError("conflicts with the split `test` of the set", where="data.test")
@@ -143,7 +143,9 @@ def _targets(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return targets and names of classes: those of the set, where it names them."""
     first, single = columns[0], isinstance(spec.target, str)
-    if first.cells and isinstance(first.cells[0], list):  # a class for each token or pixel
+    if (
+        single and first.cells and isinstance(first.cells[0], list)
+    ):  # a class for each token or pixel
         return _stacked(first), ()
     if known is not None and single and task not in ("regression", "multilabel"):
         return torch.from_numpy(first.numbers().astype(np.int64)), tuple(known)

@@ -85,9 +85,9 @@ def _without(shares: ShardIndices, out: np.ndarray, where: str, hint: str) -> Sh
     rest = tuple(np.setdiff1d(share, out) for share in shares)
     for client, share in enumerate(shares):
         if not len(rest[client]):
-            place = f"{where}: client {client}" if len(shares) > 1 else where
+            at = f"{where}: client {client}" if len(shares) > 1 else where
             message, size = "leaves no examples to train on", plural(len(share), "example")
-            raise DataError(message, where=place, found=size, hint=hint)
+            raise DataError(message, where=at, found=size, hint=hint)
     return rest
 
 
