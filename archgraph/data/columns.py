@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +16,8 @@ from torch import Tensor
 from archgraph.data.files import check_size
 from archgraph.data.rows import check_apart, number_classes
 from archgraph.errors import DataError
-from archgraph.language.data import ColumnKind, TargetSpec
+from archgraph.hints import unknown
+from archgraph.language.data import ColumnKind
 from archgraph.language.mistakes import abbreviate
 
 if TYPE_CHECKING:
@@ -282,49 +283,78 @@ def measures(column: Column, kind: ColumnKind | None) -> bool:
     return kind == "number" or (kind is None and column.mostly_numeric)
 
 
-def target_columns(target: str | TargetSpec | None) -> tuple[str, ...]:
-    """Return the columns that a target is read from; none without a target."""
-    if target is None:
-        return ()
-    if isinstance(target, str):
-        return (target,)
-    (names,) = (value for _, value in target if value is not None)
-    return (names,) if isinstance(names, str) else tuple(names)
+def check_columns(known: Collection[str], keys: Mapping[str, Collection[str]], inputs: str) -> None:
+    """Raise unless columns are there, and models see some, but neither target nor client.
 
-
-def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor, tuple[str, ...]]:
-    """Return targets, and the names of their classes; no names if they are numbers.
-
-    Of a column whose name is all that is said, whole numbers are classes.
+    Args:
+        known: The columns that there are.
+        keys: Key of `data` → the columns that it names.
+        inputs: The key of those that models see.
 
     Raises:
-        DataError: If a value is missing, or of another kind than the target says.
+        DataError: Says which key names what.
+    """
+    for key, names in keys.items():
+        for name in names:
+            if name not in known:
+                message, where = "there is no such column", f"data.{key}"
+                raise DataError(message, where=where, **unknown(name, known))
+    if not keys[inputs]:
+        raise DataError("leaves models no column to see", where=f"data.{inputs}")
+    # A model that sees the answer would be right without learning anything.
+    for name in keys[inputs]:
+        if any(name in names for key, names in keys.items() if key != inputs):
+            message = f"{name} is also the target or the client"
+            raise DataError(message, where=f"data.{inputs}", hint=f"leave {name} out of {inputs}")
+
+
+def targets(
+    columns: Sequence[Column], task: str | None, *, single: bool = True
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Return targets, and the names of their classes; no names if they are numbers.
+
+    Without a task, and for an objective alone, whole numbers are classes.
+
+    Args:
+        columns: The columns of the target.
+        task: The learning task.
+        single: Whether numbers of one column are ``[row]``, and not ``[row, 1]``.
+
+    Raises:
+        DataError: If a value is missing, or of another kind than the task learns.
 
     Example:
         >>> column = Column("y", ["b", "a"], str)
-        >>> targets(TargetSpec(classes="y"), [column])
+        >>> targets([column], "classification")
         (tensor([1, 0]), ('a', 'b'))
-        >>> targets(TargetSpec(values="y"), [Column("y", ["1", "2.5"], str)])
+        >>> targets([Column("y", ["1", "2.5"], str)], "regression")
         (tensor([1.0000, 2.5000]), ())
     """
     first = columns[0]
-    if isinstance(target, TargetSpec) and target.labels is not None:
+    if task == "multilabel":
         flags = np.stack([column.flags() for column in columns], 1)
         return torch.from_numpy(flags), tuple(column.name for column in columns)
-    if isinstance(target, TargetSpec) and target.values is not None:
-        otherwise = f"a class to be predicted is written target: {{classes: {first.name}}}"
-        numbers = np.stack([column.numbers(otherwise) for column in columns], 1)
-        single = isinstance(target.values, str)
-        return _rounded(numbers[:, 0] if single else numbers, columns), ()
+    if task == "regression":
+        otherwise = "a class to be predicted is learned by task: classification"
+        exact = torch.from_numpy(np.stack([column.numbers(otherwise) for column in columns], 1))
+        check_apart(exact, exact.float(), first.locate(0), [column.name for column in columns])
+        return exact[:, 0].float() if single else exact.float(), ()
+    if not single:
+        raise DataError(
+            "are several columns",
+            where="data.target",
+            found=f"task: {task}" if task else "no task",
+            expected="one column, or task: regression or multilabel",
+        )
     texts = first.texts()  # all there
     row = first.fractional
-    if row is not None and isinstance(target, str):
+    if row is not None and task != "classification":
         raise first.error(
             row,
             "may mean several things",
             expected="whole numbers (classes), or a task that says what they are",
-            hint="write task: classification, or task: regression; beside another task "
-            f"target: {{classes: {first.name}}}, or target: {{values: {first.name}}}",
+            hint="write task: classification, or task: regression; for an objective of "
+            "yours task: {kind: regression, objective: …}",
         )
     _check_written(first, texts)
     if row is not None:
@@ -333,21 +363,11 @@ def targets(target: str | TargetSpec, columns: Sequence[Column]) -> tuple[Tensor
     return number_classes(texts, int)
 
 
-def _rounded(numbers: np.ndarray, columns: Sequence[Column]) -> Tensor:
-    """Round numbers to be predicted to float32; raise if most become equal."""
-    exact = torch.from_numpy(numbers)
-    names = [column.name for column in columns]
-    check_apart(exact, exact.float(), columns[0].locate(0), names)
-    return exact.float()
-
-
 def _check_written(column: Column, texts: Sequence[str]) -> None:
     """Raise if two classes are the same number in different notations."""
     # In a file with gaps integers become 1.0: they would be other classes than 1 of another file.
     written: dict[Decimal, str] = {}
-    for text in dict.fromkeys(texts):
-        if not NUMBER.fullmatch(text):
-            continue
+    for text in filter(NUMBER.fullmatch, dict.fromkeys(texts)):
         if (other := written.setdefault(Decimal(text), text)) != text:
             row, first = texts.index(text), column.locate(texts.index(other))
             raise column.error(row, f"is the same number as {other!r} in {first}")

@@ -24,10 +24,8 @@ from archgraph.language.data import (
     PythonData,
     TableData,
     TextData,
-    as_learned,
 )
 from archgraph.language.document import Document, places
-from archgraph.language.task import OWN
 from archgraph.plain import Json
 
 
@@ -36,29 +34,15 @@ def _named(spec: NamedData) -> dict[str, Json]:
     return {"name": spec.dataset, **{name: getattr(spec, name) for name in names}}
 
 
-READERS: Mapping[type[DataSpec], Callable[[Any], Dataset]] = {
-    NamedData: lambda spec: load_dataset(root=spec.root, **_named(spec)),
-    PythonData: function.read_function,  # with the task, which decides what its targets are
-    FolderData: folder.read_folder,
+READERS: Mapping[type[DataSpec], Callable[[Any, str | None], Dataset]] = {
+    NamedData: lambda spec, _: load_dataset(root=spec.root, **_named(spec)),
+    PythonData: function.read_function,
+    FolderData: lambda spec, _: folder.read_folder(spec),
     TableData: table.read_table,
     HuggingFaceData: huggingface.read_huggingface,
-    TextData: text.read_running_text,
+    TextData: lambda spec, _: text.read_running_text(spec),
 }
-"""What reads each kind of data."""
-
-
-def _check_target(spec: DataSpec, task: str | None) -> None:
-    """Raise if texts have a target beside their next tokens, or none for another task."""
-    if not isinstance(spec, TableData | HuggingFaceData) or spec.text is None:
-        return
-    if task in (None, OWN):
-        return
-    if task == "next_token" and spec.target is not None:
-        message, hint = "conflicts with task: next_token, which predicts the text", "leave it out"
-        raise DataError(message, where="data.target", hint=hint)
-    if task != "next_token" and spec.target is None:
-        hint = "write target: with the column to be predicted"
-        raise DataError(f"{task} needs a target", where="data", hint=hint)
+"""What reads each kind of data, with the task, which decides what its targets are."""
 
 
 def data_from_python(value: object, task: str | None = None) -> Dataset:
@@ -121,16 +105,15 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
         )
     if check and isinstance(spec, NamedData):
         return imagined_dataset(**_named(spec))
-    if isinstance(spec, PythonData):
-        return function.read_function(spec, task)
     # The user's data is read for a check as well: nothing else tells whether it is valid.
     return _read_rows(reader, spec, task)
 
 
-def _read_rows(reader: Callable[[Any], Dataset], spec: DataSpec, task: str | None) -> Dataset:
+def _read_rows(
+    reader: Callable[[Any, str | None], Dataset], spec: DataSpec, task: str | None
+) -> Dataset:
     """Return the rows that a spec names; a task or the spec says what targets are."""
-    _check_target(spec, task)
-    data = reader(as_learned(spec, task))
-    if task is None and isinstance(getattr(spec, "target", None), str):
+    data = reader(spec, task)
+    if task is None and getattr(spec, "target", None) is not None:
         check_said(row_form(data.train.targets), "data.target")
     return data

@@ -49,7 +49,7 @@ def readable(
     try:
         yield
     except errors as error:
-        problem = str(error) or type(error).__name__
+        problem = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DataError(
             f"{what} cannot be read", where=str(where), found=problem, expected=expected, hint=hint
         ) from error

@@ -1,8 +1,9 @@
-"""Images or texts in a folder for each class, as `data: {folder: …}` names them."""
+"""Images in a folder for each class, as `data: {folder: …}` names them."""
 
 from __future__ import annotations
 
-import functools
+import io
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,10 +14,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from archgraph.data.columns import Column
-from archgraph.data.files import MOST_BYTES, check_size, decode_text, readable
-from archgraph.data.rows import Records, dataset_of_rows, divided, number_classes, parted
-from archgraph.data.tokens import dataset_of_texts
+from archgraph.data.files import MOST_BYTES, check_size, readable
+from archgraph.data.rows import Records, dataset_of_rows, divided, number_classes
 from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.language.data import FolderData
@@ -36,7 +35,6 @@ FORMATS = {
     ".ppm": "PPM",
 }
 PILLOW_FORMATS = sorted(set(FORMATS.values()))
-TEXTS = (".txt",)
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 # What Pillow raises for a file that is damaged, or made to fill the memory.
@@ -46,20 +44,20 @@ MOST_PIXELS = 2**26
 
 
 def read_folder(spec: FolderData) -> Dataset:
-    """Read a folder of files: the folder of each is its class, classes in order of their names.
-
-    Texts without folders of classes are for predicting the next token.
+    """Read a folder of images: the folder of each is its class, classes in order of their names.
 
     Raises:
-        DataError: If a folder is empty, a file is not an image (a text), or images differ in size
-            and no size is asked for.
+        DataError: If a folder is empty, a file is not an image, or images differ in size and no
+            size is asked for.
     """
     root = Path(spec.folder)
     parts = _parts(root, spec)
-    if spec.tokenizer is not None:
-        return _texts(root.name, parts, spec)
-    rows, labels = _read(parts, spec)
-    train, test = (rows[TRAIN], rows[TEST]) if TEST in rows else parted(rows[""], spec.test)
+    listed = [pair for files in parts.values() for pair in files]
+    pictures = read_pictures([(str(file), file) for _, file in listed], spec.size, spec.colour)
+    # Of both splits together, so that a class has one number in both.
+    targets, labels = number_classes([name for name, _ in listed])
+    count = len(parts[TRAIN]) if TRAIN in parts else None
+    train, test = divided(Records({"image": pictures}, targets), None, count, spec.test)
     return dataset_of_rows(root.name, "image", train, test, labels=labels)
 
 
@@ -79,18 +77,16 @@ def images_of_classes(
     Shapes:
         pixels: ``[image, channel, height, width]``
     """
-    files = _listed(folder, "images")
-    for _, file in files:
-        _head(file)
-    return [name for name, _ in files], _pictures([file for _, file in files], size, colour)
+    files = _listed(folder)
+    pictures = read_pictures([(str(file), file) for _, file in files], size, colour)
+    return [name for name, _ in files], pictures
 
 
 def _parts(root: Path, spec: FolderData) -> Files:
     """Return class and file of each example, by split; without splits under an empty name."""
-    kind = "images" if spec.tokenizer is None else "texts"
     missing = [part for part in (TRAIN, TEST) if not (root / part).is_dir()]
     if len(missing) == 2:
-        return {"": _listed(root, kind)}
+        return {"": _listed(root)}
     if missing:
         raise DataError(
             "has only one of the two splits",
@@ -101,39 +97,28 @@ def _parts(root: Path, spec: FolderData) -> Files:
     if spec.test is not None:
         problem = f"conflicts with the folder {root / TEST}: remove one of the two"
         raise DataError(problem, where="data.test")
-    files = {part: _listed(root / part, kind) for part in (TRAIN, TEST)}
+    files = {part: _listed(root / part) for part in (TRAIN, TEST)}
     # A class without training examples would get a number, and a logit that nothing trains.
     for name in sorted({name for name, _ in files[TEST]} - {name for name, _ in files[TRAIN]}):
         raise DataError(
-            f"a class has test {kind} only: is the folder's name misspelt?",
+            "a class has test images only: is the folder's name misspelt?",
             where=str(root / TEST / name),
         )
     return files
 
 
-def _listed(folder: Path, kind: str) -> list[tuple[str, Path]]:
-    """Return class and file of each example, in order; hidden files are skipped.
-
-    Texts beside one another, without folders, have an empty class.
-    """
-    inside, texts = _visible(folder, kind), kind == "texts"
-    flat = texts and all(path.is_file() for path in inside)
-    pairs = (
-        [("", file) for file in inside]
-        if flat
-        else [(directory.name, file) for directory in inside for file in _visible(directory, kind)]
-    )
-    what, endings = ("a text", TEXTS) if texts else ("an image", tuple(FORMATS))
+def _listed(folder: Path) -> list[tuple[str, Path]]:
+    """Return class and file of each image, in order; hidden files are skipped."""
+    pairs = [(inside.name, file) for inside in _visible(folder) for file in _visible(inside)]
     for _, file in pairs:
-        if file.suffix.lower() not in endings or not file.is_file():
-            expected, hint = ", ".join(endings), "move it elsewhere"
-            if file.suffix.lower() in TEXTS and not texts:
-                hint += ", or for texts write tokenizer: tokenizer.json, length: 128"
-            raise DataError(f"is not {what}", where=str(file), expected=expected, hint=hint)
+        if file.suffix.lower() not in FORMATS or not file.is_file():
+            expected = ", ".join(FORMATS)
+            hint = "move it elsewhere; texts are a column of a table"
+            raise DataError("is not an image", where=str(file), expected=expected, hint=hint)
     return pairs
 
 
-def _visible(folder: Path, kind: str) -> list[Path]:
+def _visible(folder: Path) -> list[Path]:
     """Return what is in a folder, in the order of names: no file system promises one."""
     inside = folder.iterdir() if folder.is_dir() else ()
     paths = sorted(path for path in inside if not path.name.startswith("."))
@@ -141,102 +126,76 @@ def _visible(folder: Path, kind: str) -> list[Path]:
         raise DataError(
             "is empty or not a folder",
             where=str(folder),
-            expected=f"a folder for each class, with its {kind}",
+            expected="a folder for each class, with its images",
         )
     return paths
 
 
-def _texts(name: str, parts: Files, spec: FolderData) -> Dataset:
-    """Read texts as tokens: with their classes, or for predicting the next token."""
-    pairs = [pair for listed in parts.values() for pair in listed]
-    check_size(sum(file.stat().st_size for _, file in pairs), MOST_BYTES >> 2, "set", WHERE)
-    texts = [decode_text(file.read_bytes(), str(file), "save it as UTF-8") for _, file in pairs]
-    column = Column("text", texts, lambda row: str(pairs[row][1]))
-    classes = [label for label, _ in pairs]
-    count = len(parts[TRAIN]) if TRAIN in parts else None
-    divide = functools.partial(divided, clients=None, count=count, share=spec.test)
-    targets = number_classes(classes) if any(classes) else None
-    return dataset_of_texts(name, spec, [column], targets, divide)
+def read_pictures(
+    sources: Sequence[tuple[str, Path | io.BytesIO]],
+    size: tuple[int, int] | None = None,
+    colour: bool | None = None,
+) -> Tensor:
+    """Read images as uint8 ``[image, channel, height, width]``.
 
+    Args:
+        sources: The place of each image, for errors, and its file.
+        size: Height and width to which images are scaled. Default: all are of one size.
+        colour: Whether they get three channels, not one. Default: if one has colour.
 
-def _read(parts: Files, spec: FolderData) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """Read the images of each part, all of one size and number of channels; and the classes."""
-    listed = [pair for files in parts.values() for pair in files]
+    Raises:
+        DataError: If one is not an image, or they differ in size.
+    """
     # Heads of all files first: what is wrong with the last one is known before pixels are read.
-    heads = [_head(file) for _, file in listed]
-    colour = spec.colour
+    heads = [_head(*source) for source in sources]
     if colour is None:
         colour = any(mode in COLOUR for _, mode in heads)
-    size = spec.size or heads[0][0]
-    for (_, file), (other, _) in zip(listed, heads, strict=True):
-        if spec.size is None:
-            hint = "write size: [HEIGHT, WIDTH], to which all are scaled"
+    if size is None:
+        size = heads[0][0]
+        for (where, _), (other, _) in zip(sources, heads, strict=True):
+            hint = "scale them before; size: [HEIGHT, WIDTH] scales those of a folder"
             actual, expected = (f"{height} × {width}" for height, width in (other, size))
-            check_alike(actual, expected, str(file), "images differ in size", hint)
-    total = len(listed) * (3 if colour else 1) * size[0] * size[1]
-    check_size(total, MOST_BYTES, "set of images", WHERE, hint="write a smaller size")
-    # Of both splits together, so that a class has one number in both.
-    targets, labels = number_classes([name for name, _ in listed])
-    rows, start = {}, 0
-    for part, files in parts.items():
-        pictures = _pictures([file for _, file in files], size, colour)
-        rows[part] = Records({"image": pictures}, targets[start : start + len(files)])
-        start += len(files)
-    return rows, labels
-
-
-def _pictures(files: Sequence[Path], size: tuple[int, int], colour: bool) -> Tensor:
-    """Read images as uint8 ``[image, channel, height, width]``."""
-    pictures = torch.empty(len(files), 3 if colour else 1, *size, dtype=torch.uint8)
-    for row, file in enumerate(files):
-        with _complete(file), Image.open(file, formats=PILLOW_FORMATS) as image:
+            check_alike(actual, expected, where, "images differ in size", hint)
+    shape = (len(sources), 3 if colour else 1, *size)
+    check_size(math.prod(shape), MOST_BYTES, "set of images", sources[0][0], hint="scale them")
+    pictures = torch.empty(shape, dtype=torch.uint8)
+    for row, (where, file) in enumerate(sources):
+        with _complete(where), Image.open(file, formats=PILLOW_FORMATS) as image:
             pictures[row] = decode_image(image, size, colour)
     return pictures
 
 
-def decode_image(image: Image.Image, size: tuple[int, int] | None, colour: bool) -> Tensor:
+def decode_image(image: Image.Image, size: tuple[int, int], colour: bool) -> Tensor:
     """Decode an image, upright, in one or three channels, scaled: ``[channel, height, width]``.
 
-    >>> decode_image(Image.new("L", (3, 2), 7), None, colour=False).shape
+    >>> decode_image(Image.new("L", (3, 2), 7), (2, 3), colour=False).shape
     torch.Size([1, 2, 3])
     """
     # Turned before the size is compared: cameras store sideways what EXIF says is upright.
     image = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
-    if size is not None and image.size != size[::-1]:
+    if image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(image))
     return pixels.movedim(-1, 0) if colour else pixels[None]
 
 
-def _head(file: Path) -> tuple[tuple[int, int], str]:
+def _head(where: str, file: Path | io.BytesIO) -> tuple[tuple[int, int], str]:
     """Return height and width of an upright image, and its pixel mode, without reading pixels."""
-    with _complete(file), Image.open(file, formats=PILLOW_FORMATS) as image:
-        check_head(image, str(file))
+    with _complete(where), Image.open(file, formats=PILLOW_FORMATS) as image:
         width, height = image.size
+        check_size(width * height, MOST_PIXELS, "image", where, "pixels")
+        if image.mode not in (*GREY, *COLOUR):
+            raise DataError(
+                "image has more than 8 bits for a channel",
+                where=where,
+                found=image.mode,
+                hint="convert it, or read the images with your own function: data: {python: …}",
+            )
         # EXIF's orientation: from 5 on the image is turned by 90°.
         turned = image.getexif().get(0x0112, 1) >= 5
         return ((width, height) if turned else (height, width)), image.mode
 
 
-def check_head(image: Image.Image, where: str) -> None:
-    """Raise unless an image that was opened, but not read yet, is small enough and has 8 bits.
-
-    Raises:
-        DataError: If it has too many pixels, or more bits for a channel.
-
-    Example:
-        >>> check_head(Image.new("L", (3, 2)), "a.png")
-    """
-    check_size(image.width * image.height, MOST_PIXELS, "image", where, "pixels")
-    if image.mode not in (*GREY, *COLOUR):
-        raise DataError(
-            "image has more than 8 bits for a channel",
-            where=where,
-            found=image.mode,
-            hint="convert it, or read the images with your own function: data: {python: …}",
-        )
-
-
-def _complete(file: Path) -> AbstractContextManager[None]:
-    expected = f"a complete {FORMATS[file.suffix.lower()]} file"
-    return readable("image", file, expected, UNREADABLE, hint=None)
+def _complete(where: str) -> AbstractContextManager[None]:
+    expected = f"a complete image, one of {', '.join(PILLOW_FORMATS)}"
+    return readable("image", where, expected, UNREADABLE, hint=None)

@@ -7,7 +7,6 @@ them sees all rows. They are those of the data that the form is of.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,14 +14,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from archgraph.data.columns import Column, measures, target_columns, targets
+from archgraph.data.columns import check_columns, measures, targets
 from archgraph.data.folder import images_of_classes
-from archgraph.data.rows import number_classes
-from archgraph.data.table import columns_seen, table_columns
+from archgraph.data.rows import number_classes, numbered
+from archgraph.data.table import columns_seen, files_of, table_columns
 from archgraph.data.values import Dataset, InputKind, Split, row_form
 from archgraph.errors import DataError
-from archgraph.hints import unknown
-from archgraph.language.data import DataSpec, FolderData, TableData, as_learned
+from archgraph.language.data import DataSpec, FolderData, TableData, column_names
 
 Columns: TypeAlias = dict[str, tuple[str, ...] | None]
 """Column → the values of a category in order; None: numbers."""
@@ -116,11 +114,11 @@ class DataForm:
                 of another kind; says in which file and row.
         """
         if isinstance(spec, TableData):  # step 1
-            inputs, answers = self._table(as_learned(spec, task), Path(path))
+            inputs, answers = self._table(spec, Path(path), task)
         else:
             channels, height, width = (int(n) for n in self.inputs.split("[")[1][:-1].split(","))
             classes, inputs = images_of_classes(Path(path), (height, width), colour=channels == 3)
-            answers = _numbered(classes, self.labels, lambda row: f"{path}: {classes[row]}")
+            answers = numbered(classes, self.labels, lambda row: f"{path}: {classes[row]}")
         if (actual := row_form(answers)) != self.targets:
             raise DataError(
                 "targets are of another form", where=path, found=actual, expected=self.targets
@@ -136,48 +134,33 @@ class DataForm:
         count = len(self.labels) or None
         return Dataset(Path(path).stem, kind, count, shape, split, split, self.labels)
 
-    def _table(self, spec: TableData, path: Path) -> tuple[Tensor, Tensor]:
+    def _table(self, spec: TableData, path: Path, task: str | None) -> tuple[Tensor, Tensor]:
         """Return the inputs and the targets of a table."""
-        table, asked = table_columns(path, spec.separator), target_columns(spec.target)
-        for name in (*self.columns, *asked):
-            if name not in table:
-                message = "the table has no such column"
-                raise DataError(message, where=str(path), **unknown(name, table))
+        table, _ = table_columns([path], spec.separator)
+        asked = column_names(spec.target)
+        check_columns(table, {"target": asked, "columns": self.columns}, "columns")
         parts = []
         for name, values in self.columns.items():
             column = table[name]
             if values is None:
                 parts.append(torch.from_numpy(column.numbers())[:, None])
             else:
-                numbers = _numbered(column.texts(), values, column.at)
+                numbers = numbered(column.texts(), values, column.at)
                 parts.append(torch.eye(len(values), dtype=torch.float64)[numbers])
         inputs = torch.cat(parts, 1)
-        assert spec.target is not None  # the form's columns are not those of a text
         columns = [table[name] for name in asked]
-        answers, names = targets(spec.target, columns)
+        answers, names = targets(columns, task, single=isinstance(spec.target, str))
         if answers.dtype == torch.int64:
-            answers = _numbered([names[n] for n in answers], self.labels, columns[0].at)
+            answers = numbered([names[n] for n in answers], self.labels, columns[0].at)
         return inputs if spec.standardise else inputs.float(), answers
-
-
-def _numbered(names: Sequence[str], known: Sequence[str], at: Callable[[int], str]) -> Tensor:
-    """Return the numbers of names, int64 ``[row]``; ``at`` says where a row is."""
-    number = {name: i for i, name in enumerate(known)}
-    for row, name in enumerate(names):
-        if name not in number:
-            message = "is not a class or category of the data that the app was written with"
-            raise DataError(message, where=at(row), **unknown(name, known))
-    return torch.tensor([number[name] for name in names])
 
 
 def _columns(spec: TableData) -> Columns:
     """Return the columns of a table that models see."""
-    files = [spec.table, *([spec.test] if isinstance(spec.test, str) else [])]
-    tables = [table_columns(Path(file), spec.separator) for file in files]
+    table, _ = table_columns(files_of(spec), spec.separator)
     columns: Columns = {}
-    for name, kind in columns_seen(spec, tables[0]).items():
-        cells = [cell for one in tables for cell in one[name].cells]
-        column = Column(name, cells, lambda row: files[0])
+    for name, kind in columns_seen(spec, table).items():
+        column = table[name]
         columns[name] = None if measures(column, kind) else number_classes(column.texts())[1]
     return columns
 

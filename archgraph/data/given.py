@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeGuard
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from archgraph.data.arrays import Text, array_of, real_numbers, what
-from archgraph.data.fields import TargetFields
 from archgraph.data.items import (
     Item,
     Items,
@@ -23,11 +22,9 @@ from archgraph.data.items import (
     StoredRows,
     Streaming,
     joined_rows,
-    transformed,
-    transformed_input,
 )
 from archgraph.data.rows import Records, dataset_of_rows
-from archgraph.data.targets import Meaning, form_of, meaning, named_target, raw_targets
+from archgraph.data.targets import Meaning, form_of, meaning, raw_targets, target_array
 from archgraph.data.values import (
     Dataset,
     ExampleReader,
@@ -37,11 +34,14 @@ from archgraph.data.values import (
     row_form,
 )
 from archgraph.errors import DataError
-from archgraph.hints import listed
 
 FORMS = (
     "(train, test), each a torch dataset or a pair (inputs, targets) of tensors, "
     "or train as a mapping of clients to such"
+)
+HUB = (
+    'of a data set of Hugging Face say what its columns are: data={"huggingface": dataset, '
+    '"inputs": COLUMN, "target": COLUMN}'
 )
 DRAWN_ONCE = (
     "{where}: items differ from one read to the next (random crops, noise); they were read once, "
@@ -49,15 +49,12 @@ DRAWN_ONCE = (
 )
 NOT_REPEATABLE = (
     "{where}: items differ between two reads with the same seed, so that no run with them can be "
-    "repeated: draw from torch's, NumPy's or Python's random numbers"
+    "repeated: draw from torch's, NumPy's or Python's global random numbers"
 )
 READ_AGAIN = 16  # items of a split: random transforms show at once, and reading may be slow
 READ_AT_ONCE = 64  # items that are held while a split is read
 # The only input of a model may be called anything.
 INPUT = "input"
-
-
-Transform: TypeAlias = Callable[..., object]
 
 
 class SplitPart(NamedTuple):
@@ -66,25 +63,20 @@ class SplitPart(NamedTuple):
     Attributes:
         where: Its name, for errors.
         inputs: Inputs by name, ``[example, ...]``.
-        targets: Numbers or text ``[example, ...]``, or the tensors of each example by name.
+        targets: Numbers or text ``[example, ...]``.
         items: What they were read from, if item by item.
     """
 
     where: str
     inputs: dict[str, Tensor]
-    targets: Tensor | Text | list[dict[str, Tensor]]
+    targets: Tensor | Text
     items: Items | None = None
 
     @property
     def form(self) -> str:
         """Describe type and shape of a row's inputs and target."""
         inputs = ", ".join(f"{name} {row_form(rows)}" for name, rows in self.inputs.items())
-        return f"{inputs}, target {self.target_form}"
-
-    @property
-    def target_form(self) -> str:
-        """Describe a row's target alone."""
-        return "a dictionary" if isinstance(self.targets, list) else form_of(self.targets)
+        return f"{inputs}, target {form_of(self.targets)}"
 
 
 def dataset_of(
@@ -93,8 +85,6 @@ def dataset_of(
     task: str | None = None,
     *,
     cache: bool = False,
-    transform: Transform | None = None,
-    test_transform: Transform | None = None,
     examples: int | None = None,
 ) -> Dataset:
     """Return a data set from tensors, arrays or torch datasets.
@@ -102,8 +92,7 @@ def dataset_of(
     Images are uint8 ``[example, channel, height, width]``, which are normalised by the training
     examples, or floating point numbers, which are taken as they are; tokens are integers. Targets
     are what the task says (:func:`archgraph.data.targets.meaning`): names, true and false,
-    numbers, labels, or several tensors by name for an objective of the user's. Without a task they
-    are whole numbers, the class of each example.
+    numbers or labels. Without a task they are whole numbers, the class of each example.
 
     Args:
         value: A :class:`Dataset`; or ``(train, test)``, each a torch dataset of the map style with
@@ -116,9 +105,6 @@ def dataset_of(
             read anew in every pass, under seeds that follow from the run's: random crops and noise
             are drawn anew, and a run has the same bits whatever the number of its processes. Tests
             see what the first read gave.
-        transform: What is done to the input of each example to train on whenever it is read, as
-            transforms of torchvision (v2) and albumentations are called.
-        test_transform: Likewise to test on, once.
         examples: Of streams: how many examples each pass reads of a client's. ``train`` is then a
             mapping of clients to streams: what has an iterator (an ``IterableDataset``), or a
             function that returns one. Nothing of a stream stays in memory but a minibatch.
@@ -133,24 +119,20 @@ def dataset_of(
         Dataset(data: tensor (3,), 2 classes, 6 train, 6 test)
         >>> dataset_of(({"ann": train, "bob": train}, train))
         Dataset(data: tensor (3,), 2 classes, 12 train of 2 clients, 6 test)
-        >>> noisy = dataset_of((train, train), transform=lambda x: x + torch.rand(3))
-        >>> (first,), _ = noisy.train.examples([0], seed=1)
-        >>> torch.equal(first, noisy.train.examples([0], seed=2)[0][0])
-        False
         >>> words = torch.rand(3, 4), ["cat", "dog", "cat"]
         >>> dataset_of((words, words), task="classification").labels
         ('cat', 'dog')
     """
     if isinstance(value, Dataset):
         return value
-    for part in value if isinstance(value, tuple | list) else (value,):
-        _check_columns(part, name)
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise DataError("is not a data set", where=name, found=what(value), expected=FORMS)
+        hint = HUB if hasattr(value, "column_names") else None
+        raise DataError(
+            "is not a data set", where=name, found=what(value), expected=FORMS, hint=hint
+        )
     train, test = value
     if isinstance(train, Mapping) and any(map(_is_stream, train.values())):
-        tested = _part(transformed(test, test_transform), f"{name}: test")
-        return _streams(train, tested, name, task, transform, examples)
+        return _streams(train, _part(test, f"{name}: test"), name, task, examples)
     if examples is not None and not _is_stream(train):
         raise DataError("examples counts those of streams", where=name, found=examples)
     by_client = isinstance(train, Mapping)
@@ -159,26 +141,23 @@ def dataset_of(
     splits = train if by_client else {None: train}
     parts = [
         _part(
-            transformed(part, transform),
+            part,
             f"{name}: train" + (f": {client}" if by_client else ""),
             len(splits),
         )
         for client, part in splits.items()
     ]
     _check_clients(parts)
-    tested = _part(transformed(test, test_transform), f"{name}: test")
-    if len(tested.targets) and tested.target_form != parts[0].target_form:
-        raise DataError(
-            "targets differ from those to train on",
-            where=tested.where,
-            found=tested.target_form,
-            expected=parts[0].target_form,
-        )
-    said, fields = _meant([*parts, tested], f"{name}: targets", task)
+    tested = _part(test, f"{name}: test")
+    before = form_of(parts[0].targets)
+    if len(tested.targets) and (after := form_of(tested.targets)) != before:
+        message = "targets differ from those to train on"
+        raise DataError(message, where=tested.where, found=after, expected=before)
+    said = meaning([part.targets for part in (*parts, tested)], f"{name}: targets", task)
     pairs = zip(parts, said.parts, strict=False)
     rows = _together([(c, Records(p.inputs, t)) for c, (p, t) in zip(splits, pairs, strict=True)])
     data = dataset_of_rows(
-        name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels, fields=fields
+        name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels
     )
     anew = [part.items for part in parts if part.items is not None and not cache]
     again = None if len(anew) < len(parts) else _reading(parts, anew, said, data)
@@ -208,13 +187,13 @@ def _streams(
     tested: SplitPart,
     name: str,
     task: str | None,
-    transform: Transform | None,
     examples: int | None,
 ) -> Dataset:
     """Return data whose clients read streams; what targets mean is read off the test examples.
 
     1. Of each stream the first examples are read: their form must be that of the test examples,
-       and images are normalised by them.
+       and images are normalised by them. Some are read twice: a stream that repeats nothing under
+       the same seed is noted.
     2. Inputs and targets of the train split stand for so many examples without taking memory.
 
     Raises:
@@ -237,14 +216,20 @@ def _streams(
                 else "pass a function that returns the iterator, or an IterableDataset",
             )
     where = f"{name}: train"
-    said, fields = _meant([tested], f"{name}: targets", task)
+    said = meaning([tested.targets], f"{name}: targets", task)
     rows = Records(tested.inputs, said.parts[0])
-    test = dataset_of_rows(name, None, rows, rows, labels=said.labels, fields=fields)
-    convert = _item if transform is None else functools.partial(_changed_item, transform)
-    reading = Streaming(firsts, convert, where)
+    test = dataset_of_rows(name, None, rows, rows, labels=said.labels)
+    reading = Streaming(firsts, _item, where)
     stacked = _Converted(test, said, "examples differ from those to test on")
     read = functools.partial(_read_stream, reading, stacked)
     begin = [next(read(first, 0, [min(examples, READ_AT_ONCE)])) for first in firsts]  # 1
+
+    def repeats(first: int, rows: Mapping[str, Tensor]) -> bool:
+        more, of = next(read(first, 0, [min(examples, READ_AGAIN)]))
+        return all(torch.equal(part, rows[key][: len(of)]) for key, part in more.items())
+
+    alike = all(repeats(first, rows) for first, (rows, _) in zip(firsts, begin, strict=True))
+    notes = () if alike else (NOT_REPEATABLE.format(where=where),)
     split, total = test.test, examples * len(firsts)
     inputs = {key: torch.cat([rows[key] for rows, _ in begin]) for key in begin[0][0]}
     first, *beside = inputs.values()
@@ -261,7 +246,7 @@ def _streams(
     )
     owners = {str(c): np.arange(at, at + examples) for c, at in zip(train, firsts, strict=True)}
     tested_split = dataclasses.replace(split, mean=mean, std=std)
-    return dataclasses.replace(test, train=streamed, test=tested_split, owners=owners)
+    return dataclasses.replace(test, train=streamed, test=tested_split, owners=owners, notes=notes)
 
 
 def _read_stream(
@@ -303,43 +288,13 @@ class _Converted:
             inputs[name] = _input(_stack(parts, where), where)
             check_alike(row_form(inputs[name]), row_form(before), where, self.message)
         at, like = f"{where}: targets", self.data.test.targets
-        stacked = _stacked_targets([target for _, target in items], where)
-        raw = stacked if self.data.fields is not None else raw_targets(stacked, at)
-        targets = self.said.convert(raw)
-        if self.data.fields is None:
-            check_alike(row_form(targets), row_form(like), at, self.message)
+        stacked = _stack([target for _, target in items], where)
+        targets = self.said.convert(raw_targets(stacked, at))
+        check_alike(row_form(targets), row_form(like), at, self.message)
         most, classes = int(targets.max()) if targets.numel() else 0, self.data.classes
         if self.data.classified and classes is not None and most >= classes:
             raise DataError("a class that was not there before", where=at, found=most)
         return inputs, targets
-
-
-def _meant(
-    parts: Sequence[SplitPart], where: str, task: str | None
-) -> tuple[Meaning, TargetFields | None]:
-    """Return the targets as tasks learn them, and how tensors by name stand in them."""
-    dictionaries = [p.targets for p in parts if isinstance(p.targets, list)]
-    if dictionaries:
-        fields = TargetFields.of([target for part in dictionaries for target in part], where)
-        return Meaning([fields.pack(part) for part in dictionaries], fields.pack), fields
-    raw = [p.targets for p in parts if not isinstance(p.targets, list)]
-    return meaning(raw, where, task), None
-
-
-def _check_columns(value: object, where: str) -> None:
-    """Raise for a data set of Hugging Face, whose columns do not say what models see."""
-    columns = getattr(value, "column_names", None)
-    if not columns or not hasattr(value, "set_format"):
-        return
-    names = columns if isinstance(columns, list) else next(iter(columns.values()))
-    raise DataError(
-        "is a data set of Hugging Face, whose columns do not say what models see",
-        where=where,
-        found=listed(names, 8),
-        expected='data={"huggingface": dataset, "inputs": COLUMN, "target": COLUMN}',
-        hint='for texts "text" instead of "inputs", with "tokenizer" and "length"; a dataset may '
-        'be {"train": one, "test": another}',
-    )
 
 
 def _check_clients(parts: Sequence[SplitPart]) -> None:
@@ -394,36 +349,12 @@ def _part(value: object, where: str, parts: int = 1) -> SplitPart:
         str(k): _input(v, f"{where}: {k}" if len(by_name) > 1 else where)
         for k, v in by_name.items()
     }
-    rows = _target_rows(targets, f"{where}: targets")
+    rows = raw_targets(targets, f"{where}: targets")
     for key, tensor in tensors.items():
-        count = len(rows) if isinstance(rows, list) or rows.ndim else None
-        if tensor.dim() == 0 or len(tensor) != count:
-            shape = [count] if isinstance(rows, list) else list(rows.shape)
-            shapes = f"{key} {list(tensor.shape)}, targets {shape}"
+        if tensor.dim() == 0 or len(tensor) != (len(rows) if rows.ndim else None):
+            shapes = f"{key} {list(tensor.shape)}, targets {list(rows.shape)}"
             raise DataError("inputs and targets differ in number", where=where, found=shapes)
     return SplitPart(where, tensors, rows, items)
-
-
-def _target_rows(value: object, where: str) -> Tensor | Text | list[dict[str, Tensor]]:
-    """Return targets of all examples: one array, or the tensors of each by name."""
-    if isinstance(value, Mapping):  # whole columns by name
-        columns = named_target(value, where)
-        counts = {len(column) if column.dim() else 0 for column in columns.values()}
-        if len(counts) != 1:
-            shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in columns.items())
-            raise DataError("differ in number", where=where, found=shapes or "no tensors")
-        names = list(columns)
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
-        return [_by_name(one, f"{where}[{i}]") for i, one in enumerate(value)]
-    return raw_targets(value, where)
-
-
-def _by_name(value: object, where: str) -> dict[str, Tensor]:
-    if not isinstance(value, Mapping):
-        message, expected = "is not a dictionary", "a dictionary, as the first one"
-        raise DataError(message, where=where, found=what(value), expected=expected)
-    return named_target(value, where)
 
 
 def _pair(item: object, where: str) -> tuple[object, object]:
@@ -433,7 +364,9 @@ def _pair(item: object, where: str) -> tuple[object, object]:
             "is not a pair (input, target)",
             where=where,
             found=what(item),
-            hint="several inputs are a mapping by the names of the model's inputs: "
+            hint=HUB
+            if isinstance(item, Mapping)
+            else "several inputs are a mapping by the names of the model's inputs: "
             "({'ids': …, 'mask': …}, target)",
         )
     return item[0], item[1]
@@ -452,14 +385,8 @@ def _items(value: Items, where: str, parts: int) -> tuple[object, object]:
                 inputs.setdefault(key, StoredRows(count, where, parts)).put(position, part)
             targets.append(target)
     stacked = {key: rows.tensor for key, rows in inputs.items()}
-    every = _stacked_targets(targets, f"{where}: targets")
+    every = _stack(targets, f"{where}: targets")
     return stacked[None] if None in stacked else stacked or torch.zeros(0), every
-
-
-def _changed_item(transform: Transform, item: object, where: str) -> Item:
-    """Return an item of a stream whose input goes through a function."""
-    one, target = _pair(item, where)
-    return _item((transformed_input(one, transform), target), where)
 
 
 def _item(item: object, where: str) -> Item:
@@ -467,37 +394,7 @@ def _item(item: object, where: str) -> Item:
     one, target = _pair(item, where)
     parts = one.items() if isinstance(one, Mapping) else ((None, one),)
     inputs = {key: _numbers(part, where) for key, part in parts}
-    at = f"{where}: target"
-    if isinstance(target, Mapping):
-        return inputs, named_target(target, at)
-    if isinstance(target, list | tuple) and target and isinstance(target[0], Mapping):
-        raise DataError(
-            "is a list of dictionaries",
-            where=at,
-            found=what(target),
-            expected="one dictionary of tensors",
-            hint="write {'boxes': tensor [object, 4], 'labels': tensor [object]}",
-        )
-    return inputs, array_of(target, at, ignored=True)
-
-
-def _stacked_targets(targets: list[ItemTarget], where: str) -> object:
-    """Return the targets of items as one array, or as a list of dictionaries."""
-    first = targets[0] if targets else torch.zeros(())
-    if isinstance(first, dict):
-        return [_by_name(target, f"{where}[{i}]") for i, target in enumerate(targets)]
-    tensors = []
-    for position, target in enumerate(targets):
-        if type(target) is not type(first):
-            message, at = "examples differ in shape or type", f"{where}[{position}]"
-            check_alike(_kind(target), _kind(first), at, message)
-        if isinstance(target, Tensor):
-            tensors.append(target)
-    return _stack(tensors, where) if tensors or not targets else np.array(targets)
-
-
-def _kind(target: ItemTarget) -> str:
-    return "a dictionary" if isinstance(target, dict) else form_of(target[None])
+    return inputs, target_array(target, f"{where}: target")
 
 
 def _changes(value: Items, *, seeds: bool) -> bool:
@@ -511,7 +408,7 @@ def _changes(value: Items, *, seeds: bool) -> bool:
         return True
     return any(
         one.keys() != again.keys()
-        or not _same(target, target_again)
+        or not np.array_equal(np.asarray(target), np.asarray(target_again))
         or not all(torch.equal(part, again[key]) for key, part in one.items())
         for first, *others in zip(*reads, strict=True)
         for one, target in [first]
@@ -519,20 +416,16 @@ def _changes(value: Items, *, seeds: bool) -> bool:
     )
 
 
-def _same(one: ItemTarget, other: ItemTarget) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(torch.equal(t, other[k]) for k, t in one.items())
-    return np.array_equal(np.asarray(one), np.asarray(other))
-
-
-def _stack(parts: list[Tensor], where: str) -> Tensor:
+def _stack(parts: Sequence[Tensor | Text], where: str) -> Tensor | Text:
+    """Return inputs, or targets, of items as one array."""
     if not parts:
         return torch.zeros(0)
-    first = row_form(parts[0][None])
+    first = form_of(parts[0][None])
     for position, part in enumerate(parts):
         message, at = "examples differ in shape or type", f"{where}[{position}]"
-        check_alike(row_form(part[None]), first, at, message)
-    return torch.stack(parts)
+        check_alike(form_of(part[None]), first, at, message)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    return torch.stack(tensors) if tensors else np.array(parts)
 
 
 def _by_item(value: object) -> TypeGuard[Items]:

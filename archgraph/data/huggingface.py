@@ -1,61 +1,60 @@
 """A data set of Hugging Face's `datasets`, on disk or in memory, for `data: {huggingface: …}`.
 
-Columns are read as Arrow stores them: the set cannot choose the code that decodes them, no file or
-address that it names is followed, and nothing is unpickled.
+Columns are read as Arrow stores them: the set cannot choose the code that decodes them, no image
+file or address that it names is followed, and nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import functools
 import io
-import itertools
-import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from archgraph.data.arrays import array_of, real_numbers
-from archgraph.data.columns import MOST_VALUES, Column, target_columns, targets
+from archgraph.data.columns import Column, check_columns, targets
 from archgraph.data.extras import optional_module
-from archgraph.data.files import MOST_BYTES, check_size, readable
-from archgraph.data.folder import COLOUR, PILLOW_FORMATS, UNREADABLE, check_head, decode_image
+from archgraph.data.files import MOST_BYTES, check_size
+from archgraph.data.folder import read_pictures
 from archgraph.data.rows import Records, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
-from archgraph.data.values import Dataset, check_alike
+from archgraph.data.values import Dataset
 from archgraph.errors import DataError
-from archgraph.hints import listed, unknown
-from archgraph.language.data import HuggingFaceData, text_columns
-from archgraph.plain import Json
+from archgraph.hints import listed
+from archgraph.language.data import HuggingFaceData, column_names
 
 WHERE = "data.huggingface"
 TRAIN, TEST = "train", "test"
-# The name of a split, or of a file in the same folder: a path could lead out of the set.
-BARE = re.compile(r"\w[\w.-]*")
 
 
-def read_huggingface(spec: HuggingFaceData, loaded: object = None) -> Dataset:
+def read_huggingface(
+    spec: HuggingFaceData, task: str | None = None, loaded: object = None
+) -> Dataset:
     """Read the rows of a set's splits, in their order.
 
     Args:
         spec: Says which columns are what.
+        task: The learning task, which decides what a target is.
         loaded: A set in memory. Default: the saved one that the spec names.
 
     Raises:
         DataError: If it is not such a set, a column is not there, or examples differ in shape.
     """
     path = Path(spec.huggingface)
-    splits = _saved(path) if loaded is None else _used(loaded, path)
-    inputs = {name: name for name in text_columns(spec.text)} or (
+    splits = _saved(path) if loaded is None else _used(loaded)
+    inputs = {name: name for name in column_names(spec.text)} or (
         {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs or {})
     )
-    key, asked = "inputs" if spec.text is None else "text", target_columns(spec.target)
-    _check_columns(splits, key, list(inputs.values()), asked, spec.client)
+    key, asked = "inputs" if spec.text is None else "text", column_names(spec.target)
+    client = () if spec.client is None else (spec.client,)
+    for split in splits.values():
+        keys = {key: list(inputs.values()), "target": asked, "client": client}
+        check_columns(split.column_names, keys, key)
     _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
     if TEST in splits and spec.test is not None:
         raise DataError("conflicts with the split `test` of the set", where="data.test")
@@ -64,8 +63,10 @@ def read_huggingface(spec: HuggingFaceData, loaded: object = None) -> Dataset:
     owners = None if spec.client is None else tuple(_column(path, spec.client, tables).texts())
     count = len(splits[TRAIN]) if TEST in splits else None
     divide = functools.partial(divided, clients=owners, count=count, share=spec.test)
-    known = splits[TRAIN].features
-    answers = None if spec.target is None else _targets(spec.target, asked, known, path, tables)
+    answers = None
+    if asked:
+        known = getattr(splits[TRAIN].features[asked[0]], "names", None)
+        answers = _targets(spec, [_column(path, name, tables) for name in asked], known, task)
     if answers is None or spec.text is not None:
         columns = [_column(path, name, tables) for name in inputs.values()]
         return dataset_of_texts(path.name, spec, columns, answers, divide)
@@ -79,7 +80,6 @@ def _saved(path: Path) -> Mapping[str, Any]:
     size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
     check_size(size, MOST_BYTES, "set", path)
     datasets = optional_module("datasets", WHERE)
-    _check_files(path)
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -89,10 +89,10 @@ def _saved(path: Path) -> Mapping[str, Any]:
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
             expected="the folder that `dataset.save_to_disk(folder)` wrote",
         ) from error
-    return _used(loaded, path)
+    return _used(loaded)
 
 
-def _used(loaded: object, path: Path) -> Mapping[str, Any]:
+def _used(loaded: object) -> Mapping[str, Any]:
     """Return the splits by name: `train`, then `test` if there is one."""
     splits: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
     known = optional_module("datasets", WHERE).Dataset
@@ -108,55 +108,7 @@ def _used(loaded: object, path: Path) -> Mapping[str, Any]:
         raise DataError(
             "lacks the training split", where=WHERE, found=", ".join(splits), expected=TRAIN
         )
-    used = {name: splits[name] for name in (TRAIN, TEST) if name in splits}
-    # Bytes alone do not bound it: each value becomes a Python object.
-    values = sum(len(split) * len(split.column_names) for split in used.values())
-    check_size(values, MOST_VALUES, "set", path, "values")
-    return used
-
-
-def _check_files(path: Path) -> None:
-    """Raise if the set names a file or folder outside of itself."""
-    splits = _named(path / "dataset_dict.json", ("splits",))
-    for folder in (path, *(path / split for split in splits)):
-        _named(folder / "state.json", ("_data_files", "_indices_files"))
-
-
-def _named(file: Path, keys: Sequence[str]) -> list[str]:
-    """Return the names that a file of the set holds; none if it is missing or another file."""
-    try:
-        content = json.loads(file.read_bytes())
-        entries = [name for key in keys for name in content.get(key) or ()]
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        return []  # loading it fails later, with the package's own message
-    names: list[Json] = [e.get("filename") if isinstance(e, Mapping) else e for e in entries]
-    for name in names:
-        if not (isinstance(name, str) and BARE.fullmatch(name)):
-            message, hint = "the set names a file outside of itself", "save it again"
-            raise DataError(message, where=str(file), found=repr(name), hint=hint)
-    return names
-
-
-def _check_columns(
-    splits: Mapping[str, Any],
-    inputs_key: str,
-    inputs: Sequence[str],
-    asked: Sequence[str],
-    client: str | None,
-) -> None:
-    """Raise unless the columns are there, and no input is also the target or the client."""
-    required = [*((inputs_key, name) for name in inputs), *(("target", n) for n in asked)]
-    required += [] if client is None else [("client", client)]
-    for split, (key, name) in itertools.product(splits.values(), required):
-        if name not in (columns := split.column_names):
-            where = f"data.{key}"
-            raise DataError("the set has no such column", where=where, **unknown(name, columns))
-    if not inputs:
-        raise DataError("must name a column", where="data.inputs")
-    for name in inputs:
-        if name in (*asked, client):
-            message = f"{name} is also the target or the client"
-            raise DataError(message, where=f"data.{inputs_key}")
+    return {name: splits[name] for name in (TRAIN, TEST) if name in splits}
 
 
 def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]) -> None:
@@ -187,17 +139,17 @@ def _column(path: Path, name: str, tables: Sequence[Any]) -> Column:
 
 
 def _targets(
-    target: Any, asked: Sequence[str], known: Mapping[str, Any], path: Path, tables: Sequence[Any]
+    spec: HuggingFaceData, columns: Sequence[Column], known: Sequence[str] | None, task: str | None
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return targets and names of classes: those of the set, where it names them."""
-    columns = [_column(path, name, tables) for name in asked]
-    first = columns[0].cells[0] if columns[0].cells else None
-    if isinstance(first, list):  # a class for each token or pixel
-        return _stacked(columns[0]), ()
-    names = getattr(known[asked[0]], "names", None)
-    if names is not None and (isinstance(target, str) or target.classes is not None):
-        return torch.from_numpy(columns[0].numbers().astype(np.int64)), tuple(names)
-    return targets(target, columns)
+    first, single = columns[0], isinstance(spec.target, str)
+    if (
+        single and first.cells and isinstance(first.cells[0], list)
+    ):  # a class for each token or pixel
+        return _stacked(first), ()
+    if known is not None and single and task not in ("regression", "multilabel"):
+        return torch.from_numpy(first.numbers().astype(np.int64)), tuple(known)
+    return targets(columns, task, single=single)
 
 
 def _input(path: Path, name: str, tables: Sequence[Any]) -> Tensor:
@@ -221,32 +173,14 @@ def _stacked(column: Column) -> Tensor:
 
 def _images(column: Column) -> Tensor:
     """Decode images stored inside the set, uint8 ``[row, channel, height, width]``."""
-    places = [column.at(row) for row in range(len(column.cells))]
-    opened = [_opened(cell, where) for where, cell in zip(places, column.cells, strict=True)]
-    colour = any(image.mode in COLOUR for image in opened)
-    total = (3 if colour else 1) * sum(image.width * image.height for image in opened)
-    check_size(total, MOST_BYTES, "set of images", WHERE)
-    pictures: list[Tensor] = []
-    for where, image in zip(places, opened, strict=True):
-        with readable("image", where, "a complete file", UNREADABLE, hint=None):
-            pictures.append(decode_image(image, None, colour))
-        shapes = pictures[-1].shape, pictures[0].shape
-        size, expected = (f"{height} × {width}" for _, height, width in shapes)
-        hint = "scale them before they are saved"
-        check_alike(size, expected, where, "images differ in size", hint)
-    return torch.stack(pictures)
-
-
-def _opened(cell: Any, where: str) -> Image.Image:
-    """Open an image without reading its pixels."""
-    content = cell.get("bytes") if isinstance(cell, Mapping) else None
-    if not isinstance(content, bytes):
-        raise DataError(
-            "the image is not in the set",
-            where=where,
-            hint="files that a set names are not followed; save it with its images embedded",
-        )
-    with readable("image", where, f"one of {', '.join(PILLOW_FORMATS)}", UNREADABLE, hint=None):
-        image = Image.open(io.BytesIO(content), formats=PILLOW_FORMATS)
-    check_head(image, where)
-    return image
+    sources: list[tuple[str, Path | io.BytesIO]] = []
+    for row, cell in enumerate(column.cells):
+        content = cell.get("bytes") if isinstance(cell, Mapping) else None
+        if not isinstance(content, bytes):
+            raise DataError(
+                "the image is not in the set",
+                where=column.at(row),
+                hint="files that a set names are not followed; save it with its images embedded",
+            )
+        sources.append((column.at(row), io.BytesIO(content)))
+    return read_pictures(sources)

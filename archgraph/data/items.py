@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 import random
 import tempfile
@@ -20,11 +19,9 @@ from archgraph.errors import DataError
 from archgraph.processes.isolation import isolated
 
 IN_FILE = 2**28  # bytes of a tensor from which on it is in a file
-OBJECTS = 2000  # of a data set that are looked at for generators,
-OF_EACH = 100  # and of each list in it: longer ones are examples
 _MIXED = 0x9E3779B97F4A7C15  # the odd number next to 2⁶⁴ divided by the golden ratio
 
-ItemTarget: TypeAlias = Tensor | np.ndarray | dict[str, Tensor]  # numbers, text, or several by name
+ItemTarget: TypeAlias = Tensor | np.ndarray  # numbers, or text
 Item: TypeAlias = tuple[dict[str | None, Tensor], ItemTarget]  # inputs by name, and a target
 
 
@@ -37,37 +34,11 @@ class Items(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Transformed:
-    """Items whose inputs go through a function, as transforms of torchvision or albumentations.
-
-    Attributes:
-        items: The items, or a pair of tensors (inputs, targets).
-        transform: What is done to each input.
-    """
-
-    items: Items | tuple[Tensor, Tensor]
-    transform: Callable[..., object]
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return len(self.items[1] if isinstance(self.items, tuple) else self.items)
-
-    def __getitem__(self, position: int) -> object:
-        """Return an item with its input transformed."""
-        if isinstance(self.items, tuple):
-            one, target = (part[position] for part in self.items)
-        else:
-            one, target = self.items[position]  # type: ignore[misc]  # checked when it was read
-        return transformed_input(one, self.transform), target
-
-
-@dataclass(frozen=True, eq=False)
 class Reading:
     """Reads items again, each under a seed that follows from its position.
 
-    torch's, NumPy's and Python's generators are seeded before each item, and so are generators that
-    belong to the data set (of a transform, say): what an item is depends neither on the process
-    that reads it nor on what was read before.
+    torch's, NumPy's and Python's generators are seeded before each item: what an item is depends
+    neither on the process that reads it nor on what was read before.
 
     Attributes:
         parts: First position and items of each client's part.
@@ -92,7 +63,7 @@ class Reading:
         with isolated(torch.Generator().manual_seed(0)):
             for position in positions:
                 first, items = self.parts[bisect.bisect_right(firsts, position) - 1]
-                _seed_all(_mixed(seed, position), self.generators[id(items)])
+                _seed_all(_mixed(seed, position))
                 at = f"{where}[{position - first}]"
                 try:
                     item = items[position - first]
@@ -102,18 +73,13 @@ class Reading:
                 result.append(self.convert(item, at))
         return result
 
-    @functools.cached_property
-    def generators(self) -> Mapping[int, Sequence[object]]:
-        """Generators that belong to each part, by its id."""
-        return {id(items): own_generators(items) for _, items in self.parts}
-
 
 @dataclass(frozen=True, eq=False)
 class Streaming:
     """Reads streams: in each pass a new iterator, under a seed.
 
-    torch's, NumPy's and Python's generators are seeded before each minibatch, those that belong to
-    the stream at the start of the pass. A stream with `set_epoch` is told a number of the pass.
+    torch's, NumPy's and Python's generators are seeded at the start of the pass and before each
+    minibatch. A stream with `set_epoch` is told a number of the pass.
 
     Attributes:
         streams: Streams by the first position of their client's examples: what has an iterator, or
@@ -140,7 +106,7 @@ class Streaming:
         stream, seed, count = self.streams[first], _mixed(seed, first), 0
         generator = torch.Generator().manual_seed(0)
         with isolated(generator):
-            _seed_all(seed, own_generators(stream))
+            _seed_all(seed)
             if hasattr(stream, "set_epoch"):
                 stream.set_epoch(seed % 2**31)
             source = iter(stream() if callable(stream) else stream)  # type: ignore[arg-type]
@@ -148,7 +114,7 @@ class Streaming:
         for number, size in enumerate(sizes, 1):
             items: list[Item] = []
             with isolated(generator):
-                _seed_all(_mixed(seed, number), ())
+                _seed_all(_mixed(seed, number))
                 for item in itertools.islice(iterator, size):
                     items.append(self.convert(item, f"{self.where}[{count}]"))
                     count += 1
@@ -171,25 +137,6 @@ def _reading(iterator: Iterator[object], where: str) -> Iterator[object]:
         raise DataError("an example cannot be read", where=where, found=problem) from error
 
 
-def transformed_input(one: object, transform: Callable[..., object]) -> object:
-    """Return an input after a function of torchvision's, albumentations' or any other form."""
-    if not hasattr(transform, "add_targets"):
-        return transform(one)
-    # Albumentations takes and gives arrays [height, width, channel], by name.
-    array = one.movedim(0, -1).numpy() if isinstance(one, Tensor) else np.asarray(one)
-    result = transform(image=array)["image"]  # type: ignore[index]
-    return np.moveaxis(result, -1, 0) if isinstance(result, np.ndarray) else result
-
-
-def transformed(value: object, transform: Callable[..., object] | None) -> object:
-    """Return a split whose inputs go through a function, if there is one."""
-    if transform is None:
-        return value
-    if type(value) is torch.utils.data.TensorDataset:
-        value = value.tensors
-    return Transformed(value, transform)  # type: ignore[arg-type]  # read, and so checked, later
-
-
 def _mixed(seed: int, position: int) -> int:
     """Return a seed of 63 bits for an item: unlike for neighbours, alike in every process."""
     value = (seed ^ (position * _MIXED)) % 2**64
@@ -198,47 +145,10 @@ def _mixed(seed: int, position: int) -> int:
     return (value ^ (value >> 31)) >> 1
 
 
-def _seed_all(seed: int, generators: Sequence[object]) -> None:
+def _seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  # transforms use it
-    for generator in generators:
-        match generator:
-            case torch.Generator():
-                generator.manual_seed(seed)
-            case np.random.Generator():
-                generator.bit_generator.state = type(generator.bit_generator)(seed).state
-            case np.random.RandomState():
-                generator.seed(seed % 2**32)
-            case random.Random():
-                generator.seed(seed)
-
-
-def own_generators(items: object) -> list[object]:
-    """Return the generators of random numbers that belong to an object or to what it has.
-
-    Example:
-        >>> own_generators({"crop": [random.Random(1)]})  # doctest: +ELLIPSIS
-        [<random.Random object at ...>]
-    """
-    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-    left, seen, result = [items], set[int](), list[object]()
-    while left and len(seen) < OBJECTS:
-        one = left.pop()
-        if id(one) in seen or isinstance(one, str | bytes | int | float | Tensor | np.ndarray):
-            continue
-        seen.add(id(one))
-        if isinstance(one, kinds):
-            result.append(one)
-        elif isinstance(one, Mapping):
-            left += itertools.islice(one.values(), OF_EACH)
-        elif isinstance(one, list | tuple):
-            left += one[:OF_EACH]
-        else:
-            left += getattr(one, "__dict__", {}).values()
-            left += [getattr(one, name, None) for name in ("__self__", "func", "args", "keywords")]
-            left += [cell.cell_contents for cell in getattr(one, "__closure__", None) or ()]
-    return result
 
 
 class StoredRows:

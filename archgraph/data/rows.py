@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.fields import TargetFields
 from archgraph.data.partition import stratified_order
 from archgraph.data.values import Dataset, InputKind, Moments, Split, channel_statistics
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
+from archgraph.hints import unknown
 
 SHARE = 0.2
 """Default share of rows that is set aside for tests."""
@@ -187,9 +187,22 @@ def number_classes(
         >>> number_classes(["10", "9"], int)[1]
         ('9', '10')
     """
-    known = sorted(set(names), key=order)
+    known = tuple(sorted(set(names), key=order))
+    return numbered(names, known), known
+
+
+def numbered(names: Sequence[str], known: Sequence[str], at: Callable[[int], str] = str) -> Tensor:
+    """Return the numbers of names, int64 ``[row]``; ``at`` says where a row is.
+
+    Raises:
+        DataError: If a name is not a known one.
+    """
     number = {name: i for i, name in enumerate(known)}
-    return torch.tensor([number[name] for name in names]), tuple(known)
+    for row, name in enumerate(names):
+        if name not in number:
+            message = "is not one of the known classes or categories"
+            raise DataError(message, where=at(row), **unknown(name, known))
+    return torch.tensor([number[name] for name in names], dtype=torch.int64)
 
 
 def dataset_of_rows(
@@ -200,7 +213,6 @@ def dataset_of_rows(
     *,
     labels: tuple[str, ...] = (),
     measure: Moments | None = None,
-    fields: TargetFields | None = None,
 ) -> Dataset:
     """Build a data set of rows; images are normalised by their train split, like known sets.
 
@@ -211,7 +223,6 @@ def dataset_of_rows(
         test: Rows to test on.
         labels: Names of the classes; none: they are their numbers.
         measure: Computes mean and deviation of each column. Default: they stay as they are.
-        fields: How tensors by name stand in the targets.
 
     Raises:
         DataError: If a split is empty, there is one class only, or the splits differ in form.
@@ -236,7 +247,7 @@ def dataset_of_rows(
         beside = {key: rows.inputs[key] for key in others}  # in the order of the train split
         return Split(rows.inputs[first], rows.targets, mean, std, beside)
 
-    counted = None if fields else _classes(name, train.targets, test.targets, labels)
+    counted = _classes(name, train.targets, test.targets, labels)
     classes = len(labels) or counted
     by_client = {} if train.clients is None else owners(train, len(train))
     return Dataset(
@@ -249,7 +260,6 @@ def dataset_of_rows(
         labels or tuple(map(str, range(classes or 0))),
         tuple(train.inputs) if others else (),
         {str(client): positions for client, positions in by_client.items()},
-        fields=fields,
         measure=measure,
     )
 

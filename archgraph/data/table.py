@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import functools
 import io
-import json
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,18 +19,17 @@ from archgraph.data.columns import (
     MOST_VALUES,
     Column,
     Features,
+    check_columns,
     features,
-    target_columns,
     targets,
 )
 from archgraph.data.extras import optional_module
-from archgraph.data.files import MOST_BYTES, check_size, decode_text
+from archgraph.data.files import MOST_BYTES, check_size, decode_text, readable
 from archgraph.data.rows import Records, check_apart, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, Split
 from archgraph.errors import DataError
-from archgraph.hints import unknown
-from archgraph.language.data import ColumnKind, TableData, text_columns
+from archgraph.language.data import ColumnKind, TableData, column_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,7 +40,7 @@ MOST_TABLE = MOST_BYTES >> 2  # each value becomes a Python object
 WHERE = "data.table"
 
 
-def read_table(spec: TableData) -> Dataset:
+def read_table(spec: TableData, task: str | None = None) -> Dataset:
     """Read the rows in the order of the file; standardise numbers by the training rows.
 
     Texts become tokens.
@@ -49,18 +50,17 @@ def read_table(spec: TableData) -> Dataset:
             row.
     """
     path = Path(spec.table)
-    table = table_columns(path, spec.separator)
-    share = None if isinstance(spec.test, str) else spec.test
-    count = None
-    asked, seen = target_columns(spec.target), columns_seen(spec, table)
-    clients = None if spec.client is None else tuple(table[spec.client].texts())
-    if isinstance(spec.test, str):
-        count = len(next(iter(table.values())).cells)
-        more = table_columns(Path(spec.test), spec.separator)
-        table = {name: _longer(table[name], more, spec.test) for name in (*seen, *asked)}
     # Of the rows of both files together, so that a category has the same columns in both.
-    answers = None if spec.target is None else targets(spec.target, [table[n] for n in asked])
-    divide = functools.partial(divided, clients=clients, count=count, share=share)
+    table, count = table_columns(files_of(spec), spec.separator)
+    asked, seen = column_names(spec.target), columns_seen(spec, table)
+    clients = None
+    if spec.client is not None:  # of the first file: other rows need none
+        column = table[spec.client]
+        clients = tuple(dataclasses.replace(column, cells=column.cells[:count]).texts())
+    single = isinstance(spec.target, str)
+    answers = targets([table[n] for n in asked], task, single=single) if asked else None
+    share, first = (None, count) if isinstance(spec.test, str) else (spec.test, None)
+    divide = functools.partial(divided, clients=clients, count=first, share=share)
     if answers is None or spec.text is not None:
         columns = [table[name] for name in seen]
         return dataset_of_texts(path.stem, spec, columns, answers, divide)
@@ -81,11 +81,11 @@ def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, Colu
     Raises:
         DataError: If the spec names a column that is not there, or none is left.
     """
-    asked = target_columns(spec.target)
+    asked = column_names(spec.target)
     client = () if spec.client is None else (spec.client,)
     seen: dict[str, ColumnKind | None]
     if spec.text is not None:
-        seen = dict.fromkeys(text_columns(spec.text))
+        seen = dict.fromkeys(column_names(spec.text))
     elif isinstance(spec.columns, Mapping):
         seen = {**spec.columns}
     elif spec.columns is not None:
@@ -102,18 +102,7 @@ def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, Colu
                 "columns: […]",
             )
     inputs = "columns" if spec.text is None else "text"
-    for key, names in (("target", asked), ("client", client), (inputs, seen)):
-        for name in names:
-            if name not in table:
-                where = f"data.{key}"
-                raise DataError("the table has no such column", where=where, **unknown(name, table))
-    # A model that sees the answer would be right without learning anything.
-    for name in seen:
-        if name in (*asked, *client):
-            message = f"{name} is also the target or the client"
-            raise DataError(message, where=f"data.{inputs}", hint=f"leave {name} out of {inputs}")
-    if not seen:
-        raise DataError("leaves models no column to see", where="data.columns")
+    check_columns(table, {"target": asked, "client": client, inputs: seen}, inputs)
     return seen
 
 
@@ -130,36 +119,42 @@ def _statistics(measured: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_apart(inputs: Features, train: Split, where: str) -> None:
     """Raise if 32 bits, which models see, merge most values of a column of numbers."""
-    exact = inputs.values[:, inputs.measured]
-    pairs = zip(inputs.names, inputs.measured.tolist(), strict=True)
-    names = [name for name, counts in pairs if counts]
-    if train.mean is None or train.std is None:
-        hint = "leave out standardise: false, or subtract what they have in common"
-        check_apart(exact, exact.float(), where, names, hint)
-    else:
-        mean, deviation = (each[inputs.measured] for each in (train.mean, train.std))
-        check_apart(exact, ((exact - mean) / deviation).float(), where, names)
+    exact = seen = inputs.values
+    if train.mean is not None and train.std is not None:
+        seen = (exact - train.mean) / train.std
+    measured = inputs.measured
+    names = [name for name, counts in zip(inputs.names, measured.tolist(), strict=True) if counts]
+    check_apart(exact[:, measured], seen[:, measured].float(), where, names)
 
 
-def _longer(column: Column, more: Mapping[str, Column], file: str) -> Column:
-    """Append to a column the cells of that column in the file of test rows."""
-    if column.name not in more:
-        message = "lacks a column of the training table"
-        raise DataError(message, where=file, **unknown(column.name, more))
-    other, count = more[column.name], len(column.cells)
-
-    def locate(row: int) -> str:
-        return column.locate(row) if row < count else other.locate(row - count)
-
-    return Column(column.name, [*column.cells, *other.cells], locate)
+def files_of(spec: TableData) -> list[Path]:
+    """Return the file of a table, and that of its test rows if they have one of their own."""
+    return [Path(spec.table), *([Path(spec.test)] if isinstance(spec.test, str) else [])]
 
 
-def table_columns(path: Path, separator: str) -> dict[str, Column]:
-    """Read a table; return its columns by name.
+def table_columns(files: Sequence[Path], separator: str) -> tuple[dict[str, Column], int]:
+    """Read tables, one below the other; return the columns of the first, and its number of rows.
 
     Raises:
-        DataError: If it is not a table, or has no rows.
+        DataError: If one is not a table, or has no rows.
     """
+    import pandas  # takes half a second
+
+    first, *others = (_frame(file, separator).astype(object) for file in files)
+    below = [frame.reindex(columns=first.columns) for frame in others]
+    starts = [0, *itertools.accumulate(map(len, (first, *others)))]
+
+    def locate(row: int) -> str:
+        number = bisect.bisect_right(starts, row) - 1
+        return f"{files[number]}: row {row - starts[number] + 1}"
+
+    frame = pandas.concat([first, *below])
+    columns = {name: Column(name, cells.tolist(), locate) for name, cells in frame.items()}
+    return columns, len(first)
+
+
+def _frame(path: Path, separator: str) -> DataFrame:
+    """Read a table."""
     check_size(path.stat().st_size, MOST_TABLE, "file", path)
     match path.suffix.lower():
         case ".csv":
@@ -170,11 +165,7 @@ def table_columns(path: Path, separator: str) -> dict[str, Column]:
             raise DataError("is not a table", where=str(path), expected=".csv or .parquet")
     if frame.empty:
         raise DataError("the table has no rows", where=str(path))
-
-    def locate(row: int) -> str:
-        return f"{path}: row {row + 1}"
-
-    return {name: Column(name, cells.tolist(), locate) for name, cells in frame.items()}
+    return frame
 
 
 def _csv(path: Path, separator: str) -> DataFrame:
@@ -185,49 +176,29 @@ def _csv(path: Path, separator: str) -> DataFrame:
     text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
     # All as text: the class 07 is not the class 7, and `none` is a word in a text. Names are a
     # row: of two columns of one name pandas would rename the second.
-    read = functools.partial(
-        pandas.read_csv, sep=separator, header=None, dtype=object, keep_default_na=False
-    )
-    try:
-        width = read(io.StringIO(text), nrows=1).shape[1]
-        # Pandas fills short rows: a small file could become a large table.
-        lines = text.count("\n") + text.count("\r") + 1
-        check_size(width * lines, MOST_VALUES, "table", path, "values")
-        frame = read(io.StringIO(text))
-    except ValueError as error:  # pandas' own errors are kinds of it
-        reason = str(error).strip()
-        raise DataError("is not CSV", where=str(path), found=reason) from error
+    # Pandas' own errors are kinds of ValueError.
+    with readable("table", path, "CSV", (ValueError,), hint=None):
+        frame = pandas.read_csv(
+            io.StringIO(text), sep=separator, header=None, dtype=object, keep_default_na=False
+        )
     names = [name.strip() for name in frame.iloc[0]]
     _check_header(names, str(path))
-    other = next((sign for sign in ";\t|" if width == 1 and sign in names[0]), None)
-    if other is not None and other != separator:
-        hint = f"write separator: {json.dumps(other)}"
-        where = str(path)
-        raise DataError("the table has one column only", where=where, found=names[0], hint=hint)
     return frame.iloc[1:].set_axis(names, axis=1)
 
 
 def _parquet(path: Path) -> DataFrame:
     """Read a Parquet file."""
     parquet = optional_module("pyarrow.parquet", WHERE)
-    try:
-        schema = parquet.read_schema(path)
-        _check_header(schema.names, str(path))
-        # A text that occurs a million times is in the file once, and in a category.
-        flat = [one.name for one in schema if not one.type.num_fields]
-        with parquet.ParquetFile(path, read_dictionary=flat) as file:
-            metadata = file.metadata
-            values = metadata.num_rows * metadata.num_columns
-            check_size(values, MOST_VALUES, "table", path, "values")
-            # Of what is decompressed: a small file may hold a large table.
-            groups = map(metadata.row_group, range(metadata.num_row_groups))
-            check_size(sum(g.total_byte_size for g in groups), MOST_BYTES, "table", path)
-            frame = file.read().to_pandas(ignore_metadata=True)
-    except (OSError, ValueError, OverflowError) as error:  # pyarrow's own are kinds of these
-        raise DataError("is not a Parquet file", where=str(path), found=str(error)) from error
-    texts = (frame[name].map(len, na_action="ignore") for name in frame.select_dtypes("category"))
-    check_size(sum(int(each.astype(float).sum()) for each in texts), MOST_BYTES, "table", path)
-    return frame
+    # Pyarrow's own errors are kinds of these.
+    errors = (OSError, ValueError, OverflowError)
+    with readable("table", path, "Parquet", errors, hint=None), parquet.ParquetFile(path) as file:
+        metadata, names = file.metadata, file.schema_arrow.names
+        check_size(metadata.num_rows * len(names), MOST_VALUES, "table", path, "values")
+        # Of what is decompressed: a small file may hold a large table.
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        check_size(sum(g.total_byte_size for g in groups), MOST_BYTES, "table", path)
+        _check_header(names, str(path))
+        return file.read().to_pandas(ignore_metadata=True)
 
 
 def _check_header(names: Sequence[str], where: str) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.arrays import Text, array_of, real_numbers, what
+from archgraph.data.arrays import Text, array_of, real_numbers
 from archgraph.data.columns import INTEGER
-from archgraph.data.rows import number_classes
+from archgraph.data.rows import number_classes, numbered
 from archgraph.data.values import row_form
 from archgraph.errors import DataError
 from archgraph.language.task import OWN
@@ -22,8 +22,8 @@ FLAGS = ("False", "True")
 _TASKS = {
     "text": "task: classification",
     "bool": "task: classification (two classes), task: multilabel (labels), or task: segmentation",
-    "int64": "task: segmentation or task: next_token (a class at each place), task: multilabel "
-    "(0 or 1 for each label), or task: classification (a single 1 in each row)",
+    "int64": "task: segmentation or task: next_token (a class at each place), or task: multilabel "
+    "(0 or 1 for each label); of one-hot rows targets.argmax(1) are classes",
     "float32": "task: regression (numbers); of whole numbers task: classification; of 0 and 1 "
     "task: multilabel",
 }
@@ -50,34 +50,30 @@ def raw_targets(value: object, where: str) -> Tensor | Text:
     Raises:
         DataError: If they hold no numbers and no text, or one is missing or not finite.
     """
-    rows = array_of(value, where, ignored=True)
+    rows = target_array(value, where)
     if isinstance(rows, np.ndarray):
         return rows
     rows = real_numbers(rows, where)
     return rows if rows.is_floating_point() or rows.dtype == torch.bool else rows.to(torch.int64)
 
 
-def named_target(value: Mapping[object, object], where: str) -> dict[str, Tensor]:
-    """Return an example's tensors: floating point as float32, integers as int64, bytes unchanged.
+def target_array(value: object, where: str) -> Tensor | Text:
+    """Convert one target, or those of all examples.
 
     Raises:
-        DataError: If one is text, complex, missing or not finite.
+        DataError: If it holds several tensors by name, or as :func:`array_of`.
     """
-    target = {}
-    for name, part in value.items():
-        at = f"{where}: {name}"
-        tensor = array_of(part, at)
-        if not isinstance(tensor, Tensor):
-            raise DataError(
-                "is text, which no tensor holds",
-                where=at,
-                found=what(part),
-                hint="leave it out, or write a number in its place",
-            )
-        tensor = real_numbers(tensor, at)
-        same = tensor.is_floating_point() or tensor.dtype in (torch.bool, torch.uint8)
-        target[str(name)] = tensor if same else tensor.to(torch.int64)
-    return target
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    if isinstance(first, Mapping):
+        raise DataError(
+            "is a dictionary",
+            where=where,
+            found=", ".join(map(str, first)) or "no tensors",
+            expected="one tensor for each example",
+            hint="pad its tensors to one, of the same shape for all examples, which an objective "
+            'of yours takes apart: task: {objective: "python:losses:mine"}',
+        )
+    return array_of(value, where)
 
 
 def form_of(rows: Tensor | Text) -> str:
@@ -115,8 +111,8 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
     1. Without a task they are whole numbers, the class of each example.
     2. Text names classes.
     3. An axis of size 1 that stands for nothing is dropped.
-    4. Numbers and flags are what the task says: true and false, or rows with a single 1, are
-       classes to `classification`, labels to `multilabel` and numbers to `regression`.
+    4. Numbers and flags are what the task says: true and false are classes to `classification`,
+       labels to `multilabel` and numbers to `regression`.
 
     Args:
         parts: Of each client, and the test examples: all of one type and shape.
@@ -130,8 +126,8 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
         >>> said = meaning([np.array(["no", "yes"]), np.array(["yes"])], "y", "classification")
         >>> said.parts, said.labels
         ([tensor([0, 1]), tensor([1])], ('no', 'yes'))
-        >>> meaning([torch.tensor([[0, 1], [1, 0]])], "y", "classification").parts
-        [tensor([1, 0])]
+        >>> meaning([torch.tensor([[0, 1], [1, 0]])], "y", "multilabel").parts[0].dtype
+        torch.bool
     """
     if task is None and len(parts[0]):  # 1
         check_said(form_of(parts[0]), where)
@@ -162,8 +158,6 @@ def _reading(
             return lambda r: real_numbers(r.double(), where), ()
         case "multilabel" if flags and first.dim() in (1, 2):
             return lambda r: r.bool().reshape(len(r), -1), ()
-        case "classification" if flags and first.dim() == 2 and _one_hot(rows):
-            return _class_of, tuple(map(str, range(first.shape[1])))
         case "classification" if first.is_floating_point() and _integral(rows):
             return Tensor.long, ()
     if first.dtype == torch.bool and first.dim() != 2 and task != "multilabel":
@@ -175,28 +169,21 @@ def _named(parts: Sequence[Text], where: str) -> Meaning:
     """Return classes by the order of their names in all parts together."""
 
     def names_of(part: Text) -> list[str]:
-        part = part[:, 0] if part.ndim == 2 and part.shape[1] == 1 else part
-        if part.ndim != 1:
+        if part.size != len(part):
             message, expected = "are text on several axes", "one name for each example"
             raise DataError(message, where=where, found=form_of(part), expected=expected)
-        return [name.strip() for name in part.tolist()]
+        return [name.strip() for name in part.reshape(-1).tolist()]
 
     def convert(part: Text) -> Tensor:
-        classes = [numbers.get(name, name) for name in names_of(part)]
-        for name in classes:
-            if isinstance(name, str):
-                raise DataError("is a class that was not there before", where=where, found=name)
-        return torch.tensor(classes, dtype=torch.int64)
+        return numbered(names_of(part), labels, lambda row: f"{where}[{row}]")
 
     names = [name for part in parts for name in names_of(part)]
-    for position, name in enumerate(names):
-        if not name:
-            hint = "write a name in its place, 'none' say, or remove these examples"
-            at = f"{where}[{position}]"
-            raise DataError("the name of a class is empty", where=at, hint=hint)
+    if "" in names:
+        hint = "write a name in its place, 'none' say, or remove these examples"
+        at = f"{where}[{names.index('')}]"
+        raise DataError("the name of a class is empty", where=at, hint=hint)
     integral = all(map(INTEGER.fullmatch, names))
     labels = number_classes(names, int if integral else str)[1]
-    numbers: dict[str, int | str] = {name: number for number, name in enumerate(labels)}
     return Meaning([convert(part) for part in parts], convert, labels)
 
 
@@ -206,20 +193,8 @@ def _squeezed(rows: Tensor, task: str | None) -> Tensor:
     return rows[:, 0] if rows.dim() == axes and rows.shape[1] == 1 else rows
 
 
-def _one_hot(parts: Sequence[Tensor]) -> bool:
-    return all(bool((part.sum(1) == 1).all()) for part in parts)
-
-
 def _integral(parts: Sequence[Tensor]) -> bool:
     return all(bool((part == part.round()).all()) for part in parts)
-
-
-def _class_of(rows: Tensor) -> Tensor:
-    """Return the classes of one-hot rows."""
-    classes = rows.to(torch.uint8).argmax(1)
-    if not torch.equal(rows, torch.eye(rows.shape[1], dtype=rows.dtype)[classes]):
-        raise DataError("has a row without a single 1", expected="one-hot rows, as the first ones")
-    return classes
 
 
 def _unchanged(rows: Tensor) -> Tensor:

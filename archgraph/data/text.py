@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -36,7 +35,7 @@ def read_running_text(spec: TextData) -> Dataset:
         return dataclasses.replace(data, tokens=len(tokenizer.tokens))
     by = list if spec.by != "word" else words_of
     (train, test), sources = _streams(spec, lambda file: by(_text(file)))
-    known = vocabulary(train, test, spec.vocabulary)
+    known = vocabulary(train, test)
     return token_windows(path.stem, known, (train, test), sources, spec.bptt)
 
 
@@ -50,24 +49,16 @@ def _streams(spec: TextData, read: Callable[[Path], S]) -> tuple[tuple[S, S], li
     return (tokens[:cut], tokens[cut:]), [f"{spec.text}: train", f"{spec.text}: test"]
 
 
-def vocabulary(train: Sequence[str], test: Iterable[str], most: int | None) -> tuple[str, ...]:
+def vocabulary(train: Sequence[str], test: Iterable[str]) -> tuple[str, ...]:
     """Return the training text's tokens by first occurrence; `<unk>` last, if others occur.
 
-    Args:
-        train: The training text.
-        test: The text to test on.
-        most: Largest number of tokens, `<unk>` included: the most frequent ones. Default: all.
-
     Example:
-        >>> vocabulary("banana", "ban", None), vocabulary("banana", "band", 3)
-        (('b', 'a', 'n'), ('a', 'n', '<unk>'))
+        >>> vocabulary("banana", "ban"), vocabulary("banana", "band")
+        (('b', 'a', 'n'), ('b', 'a', 'n', '<unk>'))
     """
     known = dict.fromkeys(train)
-    foreign = any(token not in known for token in test)
-    if most is not None and len(known) + foreign > most:
-        frequent = {token for token, _ in Counter(train).most_common(most - 1)}
-        known, foreign = {token: None for token in known if token in frequent}, True
-    return (*known, UNKNOWN) if foreign and UNKNOWN not in known else tuple(known)
+    foreign = UNKNOWN not in known and any(token not in known for token in test)
+    return (*known, UNKNOWN) if foreign else tuple(known)
 
 
 def _text(path: Path) -> str:

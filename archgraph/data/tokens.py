@@ -6,9 +6,9 @@ first, padding and its side as the tokenizer says. Nothing is downloaded and not
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from archgraph.data.columns import Column
 from archgraph.data.extras import optional_module
-from archgraph.data.files import MOST_BYTES, check_size
+from archgraph.data.files import MOST_BYTES, check_size, readable
 from archgraph.data.rows import Records, dataset_of_rows
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
-from archgraph.language.data import FolderData, HuggingFaceData, TableData
+from archgraph.language.data import HuggingFaceData, TableData
 from archgraph.language.mistakes import abbreviate
 
 Texts: TypeAlias = Sequence[str]
@@ -231,7 +231,7 @@ def _tokens(backend: Any) -> tuple[str, ...]:
 
 def dataset_of_texts(
     name: str,
-    spec: FolderData | TableData | HuggingFaceData,
+    spec: TableData | HuggingFaceData,
     columns: Sequence[Column],
     targets: tuple[Tensor, tuple[str, ...]] | None,
     divide: Callable[[Records], tuple[Records, Records]],
@@ -282,25 +282,12 @@ def smallest(tokens: int) -> torch.dtype:
     return torch.int16 if tokens <= torch.iinfo(torch.int16).max else torch.int32
 
 
-@contextlib.contextmanager
-def _reading(path: Path, expected: str) -> Iterator[None]:
+def _reading(path: Path, expected: str) -> AbstractContextManager[None]:
     """Report whatever a damaged file makes a library raise."""
-    try:
-        yield
-    except Exception as error:
-        first_line = str(error).partition("\n")[0]
-        problem = f"{type(error).__name__}: {first_line}"
-        raise DataError(
-            "is not a tokenizer", where=str(path), found=problem, expected=expected
-        ) from error
+    return readable("tokenizer", path, expected, (Exception,), hint=None)
 
 
-@contextlib.contextmanager
-def _encoding(where: str) -> Iterator[None]:
+def _encoding(where: str) -> AbstractContextManager[None]:
     """Report that a tokenizer lacks a token for a text, and for what it does not know."""
-    try:
-        yield
-    except Exception as error:  # the library raises nothing more special
-        message, hint = "the tokenizer cannot encode the text", "train it with an unk_token"
-        problem = str(error).partition("\n")[0]
-        raise DataError(message, where=where, found=problem, hint=hint) from error
+    expected, hint = "one that the tokenizer knows", "train it with an unk_token"
+    return readable("text", where, expected, (Exception,), hint)  # it raises nothing more special

@@ -29,7 +29,7 @@ def hold_out(
         spec: Shares to hold out. Default: nothing is held out.
         seed: Seed of the choice.
         ordered: Whether examples are consecutive (windows of a text): then the last ones of each
-            client are taken, by the server too, instead of a random choice.
+            client are taken instead of a random choice.
 
     Raises:
         DataError: If a client would have nothing to train on, or nothing to hold out.
@@ -44,26 +44,14 @@ def hold_out(
         return shares, np.arange(0)
     # A stream of its own: the partition's draws start from the seed alone.
     random = np.random.default_rng([seed, len(shares)])
-    everything = np.unique(np.concatenate(shares))
     out = np.arange(0)
-    if spec.server is not None:
-        count = _count(spec.server, len(everything))
-        out = (_from_the_end(shares) if ordered else random.permutation(everything))[:count]
-    server = out
-    for share in shares if spec.clients is not None else ():
-        left = np.setdiff1d(share, server)
-        order = left[::-1] if ordered else random.permutation(left)
+    for share in shares:
+        ascending = np.sort(share)
+        order = ascending[::-1] if ordered else random.permutation(ascending)
         # Clients may share examples: first those that another one holds out already.
         order = order[np.argsort(~np.isin(order, out), kind="stable")]
-        out = np.union1d(out, order[: _count(spec.clients or 0.0, len(share))])
-    # Examples that select the round were never trained on, by any client.
-    rest = tuple(np.setdiff1d(share, out) for share in shares)
-    for client, share in enumerate(shares):
-        if not len(rest[client]):
-            where, size = f"validation: client {client}", plural(len(share), "example")
-            message = "is left without examples to train on"
-            raise DataError(message, where=where, found=size, hint="hold out a smaller share")
-    return rest, np.sort(out)
+        out = np.union1d(out, order[: max(round(spec.clients * len(share)), 1)])
+    return _without(shares, out, "validation", "hold out a smaller share"), out
 
 
 def set_aside(
@@ -89,14 +77,18 @@ def set_aside(
     random = np.random.default_rng([seed, len(shares), count])
     drawn = _from_the_end(shares) if ordered else random.permutation(everything)
     public = np.sort(drawn[:count])
-    rest = tuple(np.setdiff1d(share, public) for share in shares)
-    for client, share in enumerate(rest):
-        if not len(share):
-            message = "leaves no examples to train on"
-            where = f"public: client {client}" if len(shares) > 1 else "public"
-            size = plural(len(shares[client]), "example")
-            raise DataError(message, where=where, found=size, hint="set fewer examples aside")
-    return rest, public
+    return _without(shares, public, "public", "set fewer examples aside"), public
+
+
+def _without(shares: ShardIndices, out: np.ndarray, where: str, hint: str) -> ShardIndices:
+    """Return what clients train on: no one trains on what was taken out."""
+    rest = tuple(np.setdiff1d(share, out) for share in shares)
+    for client, share in enumerate(shares):
+        if not len(rest[client]):
+            at = f"{where}: client {client}" if len(shares) > 1 else where
+            message, size = "leaves no examples to train on", plural(len(share), "example")
+            raise DataError(message, where=at, found=size, hint=hint)
+    return rest
 
 
 def _from_the_end(shares: ShardIndices) -> np.ndarray:
@@ -105,10 +97,6 @@ def _from_the_end(shares: ShardIndices) -> np.ndarray:
     order = np.concatenate(shares)[np.argsort(np.concatenate(left), kind="stable")]
     _, first = np.unique(order, return_index=True)  # clients may share examples
     return order[np.sort(first)]
-
-
-def _count(share: float, examples: int) -> int:
-    return max(round(share * examples), 1)
 
 
 def subset(split: Split, at: np.ndarray) -> Split:

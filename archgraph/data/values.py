@@ -10,7 +10,6 @@ int64      ``[example, position]``                a class, or the next token, at
 int64      ``[example, height, width]``           a class at each pixel
 bool       ``[example, class]``                   whether each class applies (multilabel)
 float32    ``[example]``, ``[example, ...]``      numbers to be predicted
-uint8      ``[example, byte]``                    tensors by name, as `Dataset.fields` says
 =========  =====================================  ==========================================
 
 The class ``-100`` counts for nothing.
@@ -27,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data.fields import TargetFields
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
 from archgraph.federation.shard import TextPadding
@@ -190,7 +188,6 @@ class Dataset:
         tokens: Number of tokens that a text may have, those that do not occur among them; 0: those
             that occur.
         mask: The input that is 0 where a text is padded; empty if there is none.
-        fields: How the tensors of an example's target stand in its bytes, where it is several.
         separate: Whether texts are examples of their own, in any order, and not consecutive windows
             of one text.
         measure: Computes the mean and deviation that inputs are normalised by. Default: they are
@@ -216,7 +213,6 @@ class Dataset:
     tokens: int = 0
     separate: bool = False
     mask: str = ""
-    fields: TargetFields | None = None
     measure: Moments | None = None
 
     def __post_init__(self) -> None:
@@ -230,8 +226,7 @@ class Dataset:
                 raise DataError(message, where=where, found=names, expected=expected)
             _check_form("inputs", split.inputs, self.train.inputs, where)
             _check_form("targets", split.targets, self.train.targets, where)
-            if self.fields is None:
-                _check_targets(split.targets, self.classes, where)
+            _check_targets(split.targets, self.classes, where)
         _check_owners(self.owners, len(self.train), self.name)
 
     @property

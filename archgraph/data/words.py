@@ -18,7 +18,9 @@ UNKNOWN = "<unk>"
 
 def read_words(source: Source, files: Mapping[str, File], limit: int | None, bptt: int) -> Dataset:
     """Read a data set of one file per split; the vocabulary is that of the train text."""
-    train, test = (read_tokens(files[name].read(), str(files[name].path)) for name in source.files)
+    train, test = (
+        words_of(decode_text(files[name].read(), str(files[name].path))) for name in source.files
+    )
     vocabulary = tuple(dict.fromkeys(train))
     sources = [str(files[name].path) for name in source.files]
     return token_windows(source.name, vocabulary, (train, test), sources, bptt, limit)
@@ -86,21 +88,13 @@ def windows(
     return Dataset(name, "text", len(vocabulary), (bptt,), train, test, tuple(vocabulary))
 
 
-def read_tokens(content: bytes, where: str) -> list[str]:
-    r"""Split text into words at blanks, with `<eos>` at the end of every line.
-
-    Raises:
-        DataError: The text is not UTF-8.
+def words_of(text: str) -> list[str]:
+    r"""Return words between blanks, with `<eos>` at the end of every line.
 
     Example:
-        >>> read_tokens(b"a b\n\n", "example")
+        >>> words_of("a b\n\n")
         ['a', 'b', '<eos>', '<eos>']
     """
-    return words_of(decode_text(content, where))
-
-
-def words_of(text: str) -> list[str]:
-    """Return words between blanks, with `<eos>` at the end of every line."""
     # Only "\n" ends a line and only blanks part words: str.splitlines() and str.split() know more.
     lines = text.removesuffix("\n").split("\n") if text else []
     return [word for line in lines for word in (*filter(None, line.split(" ")), "<eos>")]

@@ -144,7 +144,6 @@ def _mappings() -> Mapping[str, type[pydantic.BaseModel]]:
         "experiment": experiment.ExperimentSpec,
         "data": data.DataSpec,
         **{f"data.{key}": kind for key, kind in data.DOORS.items()},
-        "target": data.TargetSpec,
         "iid": data.IidSpec,
         "dirichlet": data.DirichletSpec,
         "equal_dirichlet": data.EqualDirichletSpec,

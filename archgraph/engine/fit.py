@@ -308,8 +308,8 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
             )
     if learning.form == "any" and learning.predict == Logits() and not learning.auxiliary:
         # With an objective alone nothing is known of outputs: they are passed as they are.
-        clear = (_logits(tested) for graph in graphs for tested, _ in (results(graph),))
-        if not keys and any(said is None for said in clear):
+        tested = [results(graph)[0] for graph in graphs]
+        if not keys and any(_logits(one) is None or len(_by_key(one)) > 1 for one in tested):
             return dataclasses.replace(learning, predict=Outputs())
     if learning.predict == Logits() and len(keys) == 1:
         return dataclasses.replace(learning, predict=Logits(*keys))

@@ -104,11 +104,11 @@ def _check_transforms(transforms: Sequence[LibraryClass], data: Dataset, public:
     """Check that there are images in a known range, which keep their shape."""
     check_images(data)
     where = "local.transforms"
-    if data.fields is not None or data.train.targets.dim() > 2:
+    if data.train.targets.dim() > 2:
         raise RunError(
             "change images, and not the boxes or maps that are their targets",
             where=where,
-            found=f"targets {data.fields or list(data.train.targets.shape[1:])} ({data.name})",
+            found=f"targets {list(data.train.targets.shape[1:])} ({data.name})",
             expected="targets without positions in the image",
             hint="change image and target together in the dataset's __getitem__",
         )

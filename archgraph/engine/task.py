@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from archgraph.data import Dataset
-from archgraph.data.fields import TargetFields
 from archgraph.engine.torchmetric import torch_metric
 from archgraph.errors import RunError, SpecError
 from archgraph.federation import TASKS, LearningTask, Logits, Strategy
@@ -25,7 +24,6 @@ from archgraph.federation.metrics import (
     aligned,
     class_counts,
 )
-from archgraph.federation.outputs import Outputs
 from archgraph.language.python import import_named
 from archgraph.language.task import TaskSpec
 
@@ -42,7 +40,6 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
         SpecError: If the objective cannot be imported, or a metric is unknown or of another task.
     """
     targets = data.train.targets
-    _check_fields(spec, data)
     if spec is None:
         task = next(TASKS[name] for name in DEFAULTS if _learns(TASKS[name], targets))
         return _of_two(task, data)
@@ -59,10 +56,7 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
         )
     if spec.function is not None:
         function = _imported(spec.function, "task.objective")
-        loss = OwnLoss(function, task.form, data.fields)
-        task = dataclasses.replace(task, loss=loss)
-        if data.fields is not None and spec.output is None and not spec.auxiliary:
-            task = dataclasses.replace(task, predict=Outputs())
+        task = dataclasses.replace(task, loss=OwnLoss(function, task.form))
     if spec.output is not None:
         task = dataclasses.replace(task, predict=Logits(spec.output))
     task = dataclasses.replace(task, auxiliary=spec.auxiliary or 0.0)
@@ -75,22 +69,6 @@ def _imported(name: str, where: str) -> Callable[..., Any]:
     if not callable(function):
         raise SpecError("is not callable", where=where, found=type(function).__name__)
     return function
-
-
-def _check_fields(spec: TaskSpec | None, data: Dataset) -> None:
-    """Raise unless tensors by name, and what is for them, come together."""
-    if data.fields is None:
-        return
-    if spec is None or spec.function is None or spec.kind is not None:
-        raise RunError(
-            "targets are dictionaries of tensors, of which only an objective of yours can say "
-            "what is learned",
-            where="task",
-            found=f"{data.fields} ({data.name})",
-            expected="an objective, and no kind",
-            hint='write task: {objective: "python:losses:mine"}, a function of outputs and a list '
-            "with the dictionary of each example",
-        )
 
 
 def _of_two(task: LearningTask, data: Dataset) -> LearningTask:
@@ -130,12 +108,10 @@ class OwnLoss:
             one axis of size 1 more than their targets arrive without it, unless targets are
             classes: they would be broadcast.
         form: What a target is.
-        fields: How tensors by name stand in the targets, if these are several.
     """
 
     function: Callable[[Any, Any], Tensor]
     form: TargetForm = "any"
-    fields: TargetFields | None = None
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """As the user's function says; the mean of it where one number is asked for.
@@ -144,13 +120,10 @@ class OwnLoss:
             RunError: If it is not a loss of this batch.
         """
         # Other shapes would be averaged, too: broadcast predictions go unnoticed.
-        sizes: tuple[tuple[int, ...], ...] = ((), (1,), targets.shape[:1])
-        if self.fields is not None:
-            value = self.function(predictions, list(self.fields.unpack(targets)))
-        else:
-            alike = self.form == "classes" or not isinstance(predictions, Tensor)
-            predictions = predictions if alike else aligned(predictions, targets)
-            value, sizes = self.function(predictions, targets), (*sizes, targets.shape)
+        sizes: tuple[tuple[int, ...], ...] = ((), (1,), targets.shape[:1], targets.shape)
+        alike = self.form == "classes" or not isinstance(predictions, Tensor)
+        predictions = predictions if alike else aligned(predictions, targets)
+        value = self.function(predictions, targets)
         if not isinstance(value, Tensor) or value.shape not in map(torch.Size, sizes):
             name = getattr(self.function, "__name__", type(self.function).__name__)
             actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -176,8 +149,9 @@ class OwnLoss:
 
 
 SOFT = (
-    'for soft labels write task: {objective: "python:losses:soft"}, a function of outputs and '
-    "targets such as torch.nn.functional.cross_entropy; for the largest alone, targets.argmax(1)"
+    "for the class of the largest, as in one-hot rows, targets.argmax(1); for soft labels write "
+    'task: {objective: "python:losses:soft"}, a function of outputs and targets such as '
+    "torch.nn.functional.cross_entropy"
 )
 # With an objective of the user's and no kind: nothing is known of targets but their loss.
 _ANY = LearningTask(
@@ -202,9 +176,10 @@ def standardised(task: LearningTask, targets: Tensor) -> LearningTask:
 
 def _soft(targets: Tensor) -> bool:
     """Return whether targets are shares of classes."""
-    if targets.dtype != torch.float32 or targets.dim() != 2:
+    if targets.dim() != 2:
         return False
-    return bool((targets >= 0).all()) and torch.allclose(targets.sum(1), torch.ones(len(targets)))
+    shares = targets.float()
+    return bool((shares >= 0).all()) and torch.allclose(shares.sum(1), torch.ones(len(shares)))
 
 
 def _learns(task: LearningTask, targets: Tensor) -> bool:

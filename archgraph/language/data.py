@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
-from archgraph.errors import ErrorFacts
 from archgraph.fields import Base, Count, Mistake, Name, Share
 from archgraph.hints import unknown
 from archgraph.language.document import PathKind
@@ -166,37 +165,14 @@ class PythonData(DataSpec):
     )
 
 
-class TargetSpec(Base):
-    """What a target is: a class, yes or no for several labels, or numbers."""
-
-    classes: str | None = Field(
-        default=None, description="the column of the class", examples=["diagnosis"]
-    )
-    labels: tuple[str, ...] | None = Field(
-        default=None,
-        description="columns of 0 and 1, one for each label",
-        examples=[["fever", "cough"]],
-    )
-    values: str | tuple[str, ...] | None = Field(
-        default=None, description="the column, or columns, of numbers to be predicted"
-    )
-
-
-def _one_form(value: object) -> object:
-    # Before the union is tried, whose mistake would be "neither text nor a mapping".
-    if isinstance(value, str | TargetSpec):
-        return value
-    forms = tuple(TargetSpec.model_fields)
-    known = [key for key in value if key in forms] if isinstance(value, Mapping) else []
-    if len(known) > 1 or not isinstance(value, Mapping) or not value:
-        actual = " and ".join(known) or abbreviate(value)
-        expected = f"the name of a column, or one of {', '.join(forms)}"
-        raise Mistake("must describe the target in one way", found=actual, expected=expected)
-    return value
-
-
 Target = Annotated[
-    str | TargetSpec, pydantic.BeforeValidator(_one_form, json_schema_input_type=str | TargetSpec)
+    str | Annotated[tuple[str, ...], Field(min_length=1)] | None,
+    Field(
+        description="the column to be predicted: what the task learns; without a task whole "
+        "numbers, which are classes. Several columns are numbers (regression) or 0 and 1 "
+        "(multilabel). Left out: the next token of `text`",
+        examples=["diagnosis"],
+    ),
 ]
 TestShare = Annotated[float, Field(gt=0, lt=1)]
 TestPart = Annotated[
@@ -233,47 +209,27 @@ TextColumns = Annotated[
 ]
 
 
-def text_columns(text: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the columns that texts are read from: one, the two of pairs, or none.
+def column_names(columns: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the names of the columns of a text or a target: one, several, or none.
 
-    >>> text_columns("review"), text_columns(None)
+    >>> column_names("review"), column_names(None)
     (('review',), ())
     """
-    return (text,) if isinstance(text, str) else text or ()
+    return (columns,) if isinstance(columns, str) else columns or ()
 
 
-class _Tokenized(Protocol):
-    @property
-    def tokenizer(self) -> str | None: ...
-
-    @property
-    def length(self) -> int | None: ...
-
-
-class _Columned(_Tokenized, Protocol):
-    @property
-    def text(self) -> str | tuple[str, ...] | None: ...
-
-    @property
-    def target(self) -> str | TargetSpec | None: ...
-
-
-def _check_tokenized(spec: _Tokenized, key: str) -> None:
-    """Raise unless texts have both a tokenizer and a length."""
-    if spec.tokenizer is None or spec.length is None:
-        missing = " and no ".join(k for k in ("tokenizer", "length") if getattr(spec, k) is None)
-        facts: ErrorFacts = {
-            "found": f"no {missing}",
-            "expected": "tokenizer: tokenizer.json, length: 128",
-        }
-        raise Mistake("texts need a tokenizer and a length", place=(key,), **facts)
-
-
-def _check_columns(spec: _Columned) -> None:
+def _check_columns(spec: TableData | HuggingFaceData) -> None:
     """Raise unless texts have what they need, and other columns nothing that is for texts."""
     if spec.text is not None:
-        _check_tokenized(spec, "text")
-        if len(names := text_columns(spec.text)) > len(set(names)):
+        lacks = [key for key in ("tokenizer", "length") if getattr(spec, key) is None]
+        if lacks:
+            actual, expected = (
+                f"no {' and no '.join(lacks)}",
+                "tokenizer: tokenizer.json, length: 128",
+            )
+            message = "texts need a tokenizer and a length"
+            raise Mistake(message, place=("text",), found=actual, expected=expected)
+        if len(names := column_names(spec.text)) > len(set(names)):
             raise Mistake("names a column twice", place=("text",), found=names[0])
         if spec.target is None and not isinstance(spec.text, str):
             message = "predicts the next token of one text only"
@@ -289,11 +245,11 @@ def _check_columns(spec: _Columned) -> None:
 
 
 class FolderData(DataSpec):
-    """Images, or with a tokenizer texts (.txt, UTF-8), in a folder for each class."""
+    """Images in a folder for each class."""
 
     folder: str = Field(
-        description="the folder: CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE; texts "
-        "alike, or without a class, for the next token; relative to this file"
+        description="the folder: CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE; "
+        "relative to this file"
     )
     size: tuple[Count, Count] | None = Field(
         default=None,
@@ -302,25 +258,13 @@ class FolderData(DataSpec):
     colour: bool | None = Field(
         default=None, description="three channels, or one; left out: three if an image has colour"
     )
-    tokenizer: TokenizerPath = None
-    length: TextLength = None
     test: TestShare | None = Field(
         default=None,
         description="share of the files that is set aside for tests, of every class in proportion "
         "and the same for every seed; default: the folder test, else 0.2",
     )
 
-    located: ClassVar[Located] = {"folder": "folder", "tokenizer": "file or folder"}
-
-    @pydantic.model_validator(mode="after")
-    def _one_kind(self) -> FolderData:
-        if self.tokenizer is None and self.length is None:
-            return self
-        _check_tokenized(self, "folder")
-        for key in ("size", "colour"):
-            if getattr(self, key) is not None:
-                raise Mistake("is for images", place=(key,), found="a tokenizer, for texts")
-        return self
+    located: ClassVar[Located] = {"folder": "folder"}
 
 
 ColumnKind: TypeAlias = Literal["number", "category"]
@@ -330,12 +274,7 @@ class TableData(DataSpec):
     """Rows of a table: CSV, or Parquet."""
 
     table: str = Field(description="the file, .csv or .parquet; relative to this file")
-    target: Target | None = Field(
-        default=None,
-        description="the column to be predicted: what the task learns; without a task whole "
-        "numbers, which are classes. `{values: price}`, `{classes: grade}` or `{labels: [a, b]}` "
-        "say it, too. Left out: the next token of `text`",
-    )
+    target: Target = None
     columns: tuple[str, ...] | dict[str, ColumnKind] | None = Field(
         default=None,
         description="the columns that models see, or what each of them is; left out: all others. "
@@ -381,9 +320,7 @@ class HuggingFaceData(DataSpec):
     text: TextColumns = None
     tokenizer: TokenizerPath = None
     length: TextLength = None
-    target: Target | None = Field(
-        default=None, description="the column to be predicted, said as for a table"
-    )
+    target: Target = None
     client: str | None = Field(
         default=None, description="the column that says whose a row is; its clients come in order"
     )
@@ -415,11 +352,6 @@ class TextData(DataSpec):
     )
     tokenizer: TokenizerPath = None
     bptt: Count = Field(default=64, description="length of a text window, tokens")
-    vocabulary: Annotated[Count, Field(ge=2)] | None = Field(
-        default=None,
-        description="at most so many tokens, the most frequent ones of the training text; others "
-        "become <unk>. Left out: all",
-    )
     test: Annotated[
         TestShare | str | None,
         Field(
@@ -432,28 +364,10 @@ class TextData(DataSpec):
 
     @pydantic.model_validator(mode="after")
     def _one_vocabulary(self) -> TextData:
-        for key in ("by", "vocabulary"):
-            if self.tokenizer is not None and getattr(self, key) is not None:
-                message = "conflicts with the tokenizer, which has its own tokens"
-                raise Mistake(message, place=(key,), found=getattr(self, key))
+        if self.tokenizer is not None and self.by is not None:
+            message = "conflicts with the tokenizer, which has its own tokens"
+            raise Mistake(message, place=("by",), found=self.by)
         return self
-
-
-D = TypeVar("D", bound=DataSpec)
-_LEARNED = {"classification": "classes", "multilabel": "labels", "regression": "values"}
-
-
-def as_learned(data: D, task: str | None) -> D:
-    """Return the data with a bare target column described by the task.
-
-    >>> as_learned(TableData(table="rows.csv", target="age"), "regression").target
-    TargetSpec(values='age')
-    """
-    form, target = _LEARNED.get(task or ""), getattr(data, "target", None)
-    if form is None or not isinstance(target, str):
-        return data
-    column = (target,) if form == "labels" else target  # labels are several columns
-    return data.model_copy(update={"target": TargetSpec.model_validate({form: column})})
 
 
 DOORS: Mapping[str, type[DataSpec]] = {

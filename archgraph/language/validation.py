@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import pydantic
 from pydantic import Field
 
-from archgraph.fields import Base, Count, Mistake, bare
+from archgraph.fields import Base, Count, bare
 
 Part = Annotated[float, Field(gt=0, lt=1)]
 
@@ -15,13 +14,8 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 class ValidationSpec(Base):
     """Held-out training examples, and what is selected by them."""
 
-    clients: Part | None = Field(
-        default=None, description="share of every client's examples that it does not train on"
-    )
-    server: Part | None = Field(
-        default=None,
-        description="share of all training examples that the server holds out, from any client",
-        examples=[0.1],
+    clients: Part = Field(
+        description="share of every client's examples that it does not train on", examples=[0.1]
     )
     keep: Literal["last", "best"] = Field(
         default="last",
@@ -40,14 +34,6 @@ class ValidationSpec(Base):
         default="global",
         description="whose figure: the global model's, the worst tier's, or the clients' mean",
     )
-
-    @pydantic.model_validator(mode="after")
-    def _held_out(self) -> ValidationSpec:
-        if self.clients is None and self.server is None:
-            # Test data never selects: figures on it would be too good afterwards.
-            expected = "clients or server: a share of the training examples, e.g. clients: 0.1"
-            raise Mistake("holds out no examples to select by", expected=expected)
-        return self
 
     @property
     def selects(self) -> bool:

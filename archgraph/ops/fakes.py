@@ -63,7 +63,30 @@ def _view(mode: FakeTensorMode, input: FakeTensor, shape: tuple[int, ...]) -> Te
         return _view_meta(mode, _ATEN.view.default, input, *sizes)
 
 
+def _activation(mode: FakeTensorMode, input: Tensor, *options: object, **more: object) -> Tensor:
+    """Make the result of an activation: the decomposition takes up to nine operators."""
+    whole = not (input.is_floating_point() or input.is_complex())
+    with mode:
+        return torch.empty_like(input, dtype=torch.get_default_dtype() if whole else None)
+
+
+def _in_place(mode: FakeTensorMode, input: Tensor, *options: object, **more: object) -> Tensor:
+    return input
+
+
+# Of whole numbers those with the letter come out as such; the others are not for them.
+_ACTIVATIONS = (
+    *("elu", "gelu", "hardsigmoid", "hardswish", "leaky_relu", "mish", "sigmoid", "silu"),
+    *("softplus", "tanh"),
+)
+
 _WAYS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    **{getattr(_ATEN, name).default: _activation for name in _ACTIVATIONS},
+    **{
+        getattr(_ATEN, f"{name}_").default: _in_place
+        for name in _ACTIVATIONS
+        if hasattr(_ATEN, f"{name}_")
+    },
     _ATEN._native_batch_norm_legit.default: _training,
     _ATEN._native_batch_norm_legit_no_training.default: _evaluation,
     _ATEN.native_layer_norm.default: _layer_norm,

@@ -372,7 +372,7 @@ MISTAKES = {
     "a column that there is not": Mistake(
         own("{table: rows.csv, target: label}"),
         RUN,
-        "experiment.yaml:6: data.target: the table has no such column; found 'label'; "
+        "experiment.yaml:6: data.target: there is no such column; found 'label'; "
         "expected one of a, b, y",
     ),
     "a cell that is not a number": Mistake(

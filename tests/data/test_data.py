@@ -25,11 +25,12 @@ from archgraph.data import (
     load_dataset,
 )
 from archgraph.data.cifar import read_cifar_batch
+from archgraph.data.files import decode_text
 from archgraph.data.images import read_idx
 from archgraph.data.imagined import imagined_dataset
 from archgraph.data.source import Published, source
 from archgraph.data.values import channel_statistics
-from archgraph.data.words import read_tokens
+from archgraph.data.words import words_of
 from archgraph.errors import DataError
 
 # ---------------------------------------------------------------- small files in the real formats
@@ -555,12 +556,12 @@ def test_cifar10_gathers_its_batches_in_order_and_stops_at_the_limit(tmp_path, m
 def test_words_and_line_ends_come_back(lines):
     content = "".join(" " + " ".join(line) + " \n" for line in lines).encode()
     expected = [word for line in lines for word in [*line, "<eos>"]]
-    assert read_tokens(content, "text") == expected
+    assert words_of(decode_text(content, "text")) == expected
 
 
 def test_text_that_is_not_utf8_is_refused():
     with pytest.raises(DataError, match="text: is not UTF-8 text"):
-        read_tokens(b"caf\xe9", "text")
+        decode_text(b"caf\xe9", "text")
 
 
 def wikitext(root: Path, train: str, test: str, **options: object) -> Dataset:

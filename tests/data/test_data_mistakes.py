@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import io
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -83,9 +82,7 @@ def saved(columns: dict[str, Any], **options: Any) -> Callable[[Path], dict[str,
     return make
 
 
-def two_splits(
-    *classes: list[str], state: Callable[[Path], object] = str, **options: Any
-) -> Callable[[Path], dict[str, Any]]:
+def two_splits(*classes: list[str], **options: Any) -> Callable[[Path], dict[str, Any]]:
     """A set with a split to test on, whose classes may have names of their own."""
 
     def make(folder: Path) -> dict[str, Any]:
@@ -96,20 +93,9 @@ def two_splits(
         kinds = [Features(x=List(Value("float32")), y=ClassLabel(names=names)) for names in classes]
         parts = (Arrow.from_dict(columns, features=kind) for kind in kinds)
         DatasetDict(zip(("train", "test"), parts, strict=True)).save_to_disk(folder / "saved")
-        state(folder / "saved")
         return {**HUB, **options}
 
     return make
-
-
-def naming(file: str, key: str, value: Any) -> Callable[[Path], object]:
-    """Other names in a file of a set."""
-
-    def change(place: Path) -> None:
-        content = json.loads((place / file).read_text())
-        (place / file).write_text(json.dumps({**content, key: value}))
-
-    return change
 
 
 def deep_image(folder: Path) -> dict[str, Any]:
@@ -230,17 +216,17 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no_such_column": (
         table(target="yy"),
-        "experiment.yaml:9: data.target: the table has no such column; found 'yy'; expected "
+        "experiment.yaml:9: data.target: there is no such column; found 'yy'; expected "
         "one of x0, x1, y, who; did you mean 'y'?",
     ),
     "no_such_client_column": (
         table(client="whom"),
-        "experiment.yaml:10: data.client: the table has no such column; found 'whom'; "
+        "experiment.yaml:10: data.client: there is no such column; found 'whom'; "
         "expected one of x0, x1, y, who; did you mean 'who'?",
     ),
     "no_such_input_column": (
         table(columns=["x0", "x2"]),
-        "experiment.yaml:10: data.columns: the table has no such column; found 'x2'; expected"
+        "experiment.yaml:10: data.columns: there is no such column; found 'x2'; expected"
         " one of x0, x1, y, who",
     ),
     "target_among_inputs": (
@@ -275,9 +261,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "category}",
     ),
     "target_not_a_number": (
-        table(cell(3, 2, "high"), target={"values": "y"}),
-        "experiment.yaml:7: data: rows.csv: row 2: y: is not a number; found 'high'; expected a "
-        "number, such as -1.5 or 2e3; a class to be predicted is written target: {classes: y}",
+        table(cell(3, 2, "high"), task="regression"),
+        "experiment.yaml:8: data: rows.csv: row 2: y: is not a number; found 'high'; expected a "
+        "number, such as -1.5 or 2e3; a class to be predicted is learned by task: classification",
     ),
     "a_class_written_twice": (
         table(cell(5, 2, "00")),
@@ -285,19 +271,19 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "row 1; found '00'",
     ),
     "a_class_written_twice_with_a_point": (
-        table(cell(5, 2, "0.0"), target={"classes": "y"}),
-        "experiment.yaml:7: data: rows.csv: row 4: y: is the same number as '0' in rows.csv: "
+        table(cell(5, 2, "0.0"), task="classification"),
+        "experiment.yaml:8: data: rows.csv: row 4: y: is the same number as '0' in rows.csv: "
         "row 1; found '0.0'",
     ),
     "ragged": (
         table(lambda text: text.replace("\n", ",7\n", 3).replace(",7", "", 1)),
-        "experiment.yaml:7: data: rows.csv: is not CSV; found Error tokenizing data. C error: "
-        "Expected 4 fields in line 2, saw 5",
+        "experiment.yaml:7: data: rows.csv: table cannot be read; found Error tokenizing data. "
+        "C error: Expected 4 fields in line 2, saw 5; expected CSV",
     ),
     "semicolons": (
         table(lambda text: text.replace(",", ";")),
-        "experiment.yaml:7: data: rows.csv: the table has one column only; found "
-        'x0;x1;y;who; write separator: ";"',
+        "experiment.yaml:9: data.target: there is no such column; found 'y'; expected one of "
+        "x0;x1;y;who",
     ),
     "one_class": (
         table(lambda text: text.replace(",1,", ",0,").replace(",2,", ",0,")),
@@ -324,8 +310,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "seconds_of_an_epoch": (
         parquet("x", range(1_700_000_000, 1_700_000_008), standardise=False),
         "experiment.yaml:7: data: rows.parquet: x: values become equal when they are rounded to "
-        "32 bits; found 1 different ones of 8; expected values that 32 bits tell apart; leave "
-        "out standardise: false, or subtract what they have in common",
+        "32 bits; found 1 different ones of 8; expected values that 32 bits tell apart; subtract "
+        "what they have in common, or use their logarithms",
     ),
     "values_of_all_sizes": (
         parquet("x", [1, 2, 3, 4, 5, 6, 7, 10**12]),
@@ -334,8 +320,14 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "what they have in common, or use their logarithms",
     ),
     "targets_of_an_epoch": (
-        parquet(["x", "t"], [0.5] * 8, range(1_700_000_000, 1_700_000_008), target={"values": "t"}),
-        "experiment.yaml:7: data: rows.parquet: row 1: t: values become equal when they are "
+        parquet(
+            ["x", "t"],
+            [0.5] * 8,
+            range(1_700_000_000, 1_700_000_008),
+            target="t",
+            task="regression",
+        ),
+        "experiment.yaml:8: data: rows.parquet: row 1: t: values become equal when they are "
         "rounded to 32 bits; found 1 different ones of 8; expected values that 32 bits tell "
         "apart; subtract what they have in common, or use their logarithms",
     ),
@@ -373,8 +365,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         parquet(["x", "t"], [0.5] * 8, ["5%", "7.5 %", "8%", "9%"] * 2, target="t"),
         "experiment.yaml:7: data: rows.parquet: row 1: t: may mean several things; found '5%'; "
         "expected whole numbers (classes), or a task that says what they are; write task: "
-        "classification, or task: regression; beside another task target: {classes: t}, or "
-        "target: {values: t}",
+        "classification, or task: regression; for an objective of yours task: {kind: regression, "
+        "objective: …}",
     ),
     "integers_of_19_digits": (
         parquet("x", range(2**62, 2**62 + 8)),
@@ -387,13 +379,18 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "experiment.yaml:7: data: rows.csv: columns need different names; found ''",
     ),
     "a_label_of_three_values": (
-        table(target={"labels": ["y"]}),
-        "experiment.yaml:7: data: rows.csv: row 3: y: is not 0 or 1; found '2'",
+        table(task="multilabel"),
+        "experiment.yaml:8: data: rows.csv: row 3: y: is not 0 or 1; found '2'",
     ),
-    "target_said_twice": (
-        table(target={"values": "y", "classes": "y"}),
-        "experiment.yaml:9: data.target: must describe the target in one way; found values and "
-        "classes; expected the name of a column, or one of classes, labels, values",
+    "a_target_as_it_was_written_before": (
+        table(target={"values": "y"}),
+        "experiment.yaml:9: data.target: has a wrong value; found a mapping; expected text or a "
+        "list",
+    ),
+    "several_classes": (
+        table(target=["y", "x0"], task="classification"),
+        "experiment.yaml:10: data.target: are several columns; found task: classification; "
+        "expected one column, or task: regression or multilabel",
     ),
     "empty_table": (
         table(lambda text: text.split("\n")[0] + "\n"),
@@ -416,8 +413,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "unequal_images": (
         images(bigger, size=None),
         "experiment.yaml:7: data: images/2/0000.png: images differ in size; found 6 × 5; "
-        "expected 4 × 5, as the first one; write size: [HEIGHT, WIDTH], to which all are "
-        "scaled",
+        "expected 4 × 5, as the first one; scale them before; size: [HEIGHT, WIDTH] scales "
+        "those of a folder",
     ),
     "empty_class": (
         images(lambda place: unlink(place, "1/*")),
@@ -427,8 +424,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "not_an_image": (
         images(lambda place: (place / "1" / "notes.txt").write_text("")),
         "experiment.yaml:7: data: images/1/notes.txt: is not an image; expected .png, .jpg, "
-        ".jpeg, .bmp, .webp, .pgm, .ppm; move it elsewhere, or for texts write tokenizer: "
-        "tokenizer.json, length: 128",
+        ".jpeg, .bmp, .webp, .pgm, .ppm; move it elsewhere; texts are a column of a "
+        "table",
     ),
     "images_without_classes": (
         images(flat),
@@ -438,7 +435,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "damaged_image": (
         images(lambda place: (place / "1" / "0001.png").write_bytes(b"PNG")),
         "experiment.yaml:7: data: images/1/0001.png: image cannot be read; found cannot "
-        "identify image file 'images/1/0001.png'; expected a complete PNG file",
+        "identify image file 'images/1/0001.png'; expected a complete image, one of BMP, JPEG, "
+        "PNG, PPM, WEBP",
     ),
     "test_class_unknown": (
         images(lambda place: parts(place, 2, 3)),
@@ -477,14 +475,12 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no_such_feature": (
         saved({"x": [[1.0, 2.0]] * 9, "z": [0, 1, 2] * 3}),
-        "experiment.yaml:10: data.target: the set has no such column; found 'y'; expected one"
-        " of x, z",
+        "experiment.yaml:10: data.target: there is no such column; found 'y'; expected one of x, z",
     ),
     "unequal_rows": (
         saved({"x": [[1.0], [1.0, 2.0]] * 3, "y": [0, 1] * 3}),
-        "experiment.yaml:7: data.huggingface: x: parts differ in shape; found shape [1] at 0, and "
-        "[2] at 1; pad or cut them to one shape; if they are different things, as boxes and "
-        "labels, name them: {'boxes': …, 'labels': …}",
+        "experiment.yaml:7: data.huggingface: x: parts differ in shape; found list of 6; pad or "
+        "cut them to one shape",
     ),
     "nan_in_a_saved_set": (
         saved({"x": [[1.0], [float("nan")]] * 3, "y": [0, 1] * 3}),
@@ -507,18 +503,6 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "experiment.yaml:10: data.target: splits differ in the names or the order of classes; "
         "found y: test: c, b, a; expected a, b, c, as train has it; dataset.cast_column('y', …) "
         "gives both the same names",
-    ),
-    "a_file_outside_of_the_set": (
-        two_splits(
-            NAMES, NAMES, state=naming("test/state.json", "_data_files", [{"filename": "/a.arrow"}])
-        ),
-        "experiment.yaml:7: data: saved/test/state.json: the set names a file outside of "
-        "itself; found '/a.arrow'; save it again",
-    ),
-    "a_split_outside_of_the_set": (
-        two_splits(NAMES, NAMES, state=naming("dataset_dict.json", "splits", ["train", "../test"])),
-        "experiment.yaml:7: data: saved/dataset_dict.json: the set names a file outside of "
-        "itself; found '../test'; save it again",
     ),
     "an_image_of_16_bits": (
         deep_image,
@@ -551,8 +535,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         table(cell(7, 2, "tbd"), columns=["x0", "x1"]),
         "experiment.yaml:7: data: rows.csv: row 6: y: may mean several things; found 'tbd'; "
         "expected whole numbers (classes), or a task that says what they are; write task: "
-        "classification, or task: regression; beside another task target: {classes: y}, or target: "
-        "{values: y}",
+        "classification, or task: regression; for an objective of yours task: {kind: regression, "
+        "objective: …}",
     ),
     "other_classes_than_the_model": (
         table(cell(3, 2, "3"), columns=["x0", "x1"]),
@@ -718,8 +702,9 @@ def test_a_mistake_in_a_file(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     make, expected = MISTAKES[name]
     data = {key: value for key, value in make(tmp_path).items() if value is not None}
+    task: Any = {"task": data.pop("task")} if "task" in data else {}
     shape = (1, 4, 5) if "folder" in data else (2,)
-    file = write_experiment(tmp_path, data, shape=shape, clients=2)
+    file = write_experiment(tmp_path, data, shape=shape, clients=2, **task)
     found = message(lambda: ag.run(file, python=True), tmp_path)
     (verdict,) = verdicts([file], python=True)
     sys.modules.pop("wrong_data", None)

@@ -304,7 +304,7 @@ def test_it_agrees_with_the_learned_one_on_whole_words(tokenizer):
 
 def test_a_folder_without_a_tokenizer_is_said(tmp_path):
     pytest.importorskip("transformers", reason="needs the extra hf")
-    with pytest.raises(DataError, match="is not a tokenizer"):
+    with pytest.raises(DataError, match="tokenizer cannot be read"):
         read_tokenizer(tmp_path)
 
 

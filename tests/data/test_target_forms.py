@@ -14,9 +14,9 @@ from torch.utils.data import Dataset as TorchDataset
 
 import archgraph as ag
 from archgraph.data import dataset_of
-from archgraph.data.fields import TargetFields
 from archgraph.engine import Run
 from archgraph.engine.task import learning_task
+from archgraph.errors import DataError
 from archgraph.federation.learning import TASKS
 from archgraph.language.task import TaskSpec
 
@@ -81,19 +81,12 @@ FORMS = {
     "a label [N, 1]": Form(TRUE[:, None], TRUE[:, None], (), "multilabel"),
     "maps [N, 1, H, W]": Form(MAPS, MAPS[:, 0], (), "segmentation"),
     "a mask of pixels": Form(MAPS[:, 0] > 0, (MAPS[:, 0] > 0).long(), FLAGS, "segmentation"),
-    # -- one-hot
-    "one-hot int": Form(HOT, ONE),
-    "one-hot float": Form(HOT.float(), ONE),
-    "one-hot without its last class": Form(HOT[:, [0, 1, 2, 2]] * torch.tensor([1, 1, 1, 0]), ONE),
+    # -- several labels
     "one-hot, said to be labels": Form(HOT, HOT.bool(), (), "multilabel"),
-    "one-hot bool, said to be classes": Form(HOT.bool(), ONE),
     "labels as int, said": Form(1 - HOT, HOT == 0, (), "multilabel"),
     # -- other containers and types
-    "sparse": Form(HOT.float().to_sparse(), ONE),
-    "scipy": Form(scipy.sparse.csr_matrix(HOT.numpy()), ONE),
-    "masked classes": Form(
-        np.ma.masked_array(ONE.numpy(), ONE.numpy() == 2), torch.where(ONE == 2, -100, ONE)
-    ),
+    "sparse": Form(HOT.float().to_sparse(), HOT.bool(), (), "multilabel"),
+    "scipy": Form(scipy.sparse.csr_matrix(HOT.numpy()), HOT.bool(), (), "multilabel"),
     "a mask that hides nothing": Form(np.ma.masked_array(ONE.numpy()), ONE),
     "the other byte order": Form(ONE.numpy().astype(">i8"), ONE),
     "bytes of text": Form(np.array([word.encode() for word in WORDS]), TRUE.long(), ("no", "yes")),
@@ -104,7 +97,7 @@ FORMS = {
 
 
 WHOLE = {
-    "int", "bytes", "classes [N, 1]", "a column of a table", "items [1]", "masked classes",
+    "int", "bytes", "classes [N, 1]", "a column of a table", "items [1]",
     "a mask that hides nothing", "the other byte order", "counts, said to be numbers",
 }  # fmt: skip
 
@@ -135,12 +128,11 @@ def test_without_a_task_whole_numbers_are_classes_and_all_else_asks(about: str) 
 
 
 def test_what_a_target_means_is_found_in_all_parts_together() -> None:
-    """Names, one-hot rows and classes that one client lacks are numbered as all others' are."""
+    """Names that one client lacks are numbered as all others' are."""
     train = {"a": (INPUTS[:4], ["dog"] * 4), "b": (INPUTS[:4], ["cat", "emu"] * 2)}
     data = dataset_of((train, (INPUTS[:2], ["emu", "cat"])), task="classification")
     assert data.labels == ("cat", "dog", "emu") and data.test.targets.tolist() == [2, 0]
     assert data.train.targets.tolist() == [1] * 4 + [0, 2] * 2
-    # Rows of the first client have a single 1 each, those of the second do not.
     several = {"a": (INPUTS[:2], HOT[:2]), "b": (INPUTS[:2], 1 - HOT[:2])}
     assert dataset_of((several, (INPUTS[:2], HOT[:2])), task="multilabel").classes == 3
     with pytest.raises(ag.RunError, match="classification does not learn such targets"):
@@ -194,16 +186,17 @@ def test_one_logit_says_the_same_of_either_class() -> None:
         assert torch.equal(task.predictions(-z), said.flip(-1))
 
 
-# -- several tensors
+# -- several things, padded to one tensor
 
 
-def boxes(position: int) -> dict[str, torch.Tensor]:
+def boxes(position: int) -> torch.Tensor:
+    """Return up to three boxes with their labels, padded by -1: ``[3, 5]``."""
     generator = torch.Generator().manual_seed(position)
     count = position % 4
-    return {
-        "boxes": torch.rand(count, 4, generator=generator),
-        "labels": torch.randint(0, 3, (count,), generator=generator),
-    }
+    target = torch.full((3, 5), -1.0)
+    target[:count, :4] = torch.rand(count, 4, generator=generator)
+    target[:count, 4] = torch.randint(0, 3, (count,), generator=generator).float()
+    return target
 
 
 class Detector(nn.Module):
@@ -218,14 +211,14 @@ class Detector(nn.Module):
         return {"boxes": self.at(h).view(-1, 4, 4), "logits": self.of(h).view(-1, 4, 3)}
 
 
-def detection(outputs: dict[str, torch.Tensor], targets: list[dict[str, torch.Tensor]]) -> Any:
-    """A loss for each example: the first boxes are the true ones."""
+def detection(outputs: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    """Return a loss for each example: the first boxes are the true ones."""
     losses = []
     for at, of, target in zip(outputs["boxes"], outputs["logits"], targets, strict=True):
-        count = len(target["labels"])
-        loss = (at[:count] - target["boxes"]).abs().sum()
+        true = target[target[:, 4] >= 0]
+        loss, count = (at[: len(true)] - true[:, :4]).abs().sum(), len(true)
         losses.append(
-            loss + nn.functional.cross_entropy(of[:count], target["labels"], reduction="sum")
+            loss + nn.functional.cross_entropy(of[:count], true[:, 4].long(), reduction="sum")
         )
     return torch.stack(losses)
 
@@ -241,40 +234,25 @@ def detected(**more: Any) -> Run:
     return ag.run(told, data=ARE_BOXES, progress=False, python=True)
 
 
-def test_tensors_of_any_size_stand_in_rows_of_bytes() -> None:
-    """Law: what is packed comes back, bit by bit, whatever rows are chosen."""
-    targets = [
-        {"a": torch.rand(n, 4), "b": torch.arange(n), "c": torch.rand(n, 2) > 0.5}
-        | {"d": torch.tensor(n)}
-        for n in (2, 0, 5)
-    ]
-    fields = TargetFields.of(targets, "targets")
-    rows = fields.pack(targets)
-    chosen = torch.tensor([2, 0, 1])
-    for got, position in zip(fields.unpack(rows[chosen]), chosen.tolist(), strict=True):
-        for name, tensor in targets[position].items():
-            assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor)
-    assert str(fields) == "a float32 [·, ·], b int64 [·], c bool [·, ·], d int64 []"
-
-
 def test_boxes_and_labels_are_learned_by_an_objective_of_ones_own() -> None:
     run = detected()
     model = ag.build(*next((m.graph, m.state) for m in run.models if m.name == "global")).eval()
-    expected = detection(model(INPUTS), [boxes(i + 100) for i in range(N)])
+    expected = detection(model(INPUTS), torch.stack([boxes(i + 100) for i in range(N)]))
     losses = [line["evaluation"]["models"]["global"]["loss"] for line in run.rounds]
     assert losses[-1] == pytest.approx(expected.mean().item(), rel=1e-5) and losses[1] < losses[0]
     # The same bits in processes.
     assert detected(engine={"workers": 2}).rounds[-1]["evaluation"] == run.rounds[-1]["evaluation"]
 
 
-def test_dictionaries_come_in_three_forms() -> None:
+@pytest.mark.parametrize("form", ["items", "rows", "columns"])
+def test_dictionaries_are_refused_with_what_to_do_instead(form: str) -> None:
     rows = [{"at": INPUTS[i, :2], "of": ONE[i]} for i in range(N)]
     columns = {"at": INPUTS[:, :2], "of": ONE}
-    every = [
-        dataset_of((part, part)).train.targets
-        for part in ((INPUTS, rows), (INPUTS, columns), Items(lambda i: rows[i]))
-    ]
-    assert all(torch.equal(one, every[0]) for one in every)
+    part = {"items": Items(lambda i: rows[i]), "rows": (INPUTS, rows), "columns": (INPUTS, columns)}
+    with pytest.raises(
+        DataError, match=r"is a dictionary; found at, of; .* pad its tensors to one"
+    ):
+        dataset_of((part[form], part[form]))
 
 
 def several_outputs(outputs: Any, targets: torch.Tensor) -> torch.Tensor:

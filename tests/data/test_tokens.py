@@ -25,7 +25,7 @@ from archgraph.errors import ArchGraphError, DataError, SpecError
 from archgraph.federation import TASKS
 from archgraph.federation.metrics import IGNORED
 from archgraph.language import verdicts
-from archgraph.language.data import FolderData, HuggingFaceData, TableData, TargetSpec, TextData
+from archgraph.language.data import HuggingFaceData, TableData, TextData
 from tests.engine.own import write_experiment
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra data")
@@ -266,35 +266,28 @@ def test_padding_never_changes_a_run(files, tmp_path, strategy):
 
 
 def test_rows_stay_in_order_by_every_door(files, tmp_path):
-    """A table, a saved set and a folder give the same tokens, classes and clients, row by row."""
+    """A table and a saved set give the same tokens, classes and clients, row by row."""
     from datasets import ClassLabel
     from datasets import Dataset as Arrow
 
     texts, classes = sentences(30), ["bad", "good"] * 15
-    classes.sort()  # as a folder has them
     clients = [f"c{i % 3}" for i in range(30)]
     rows = {"t": texts, "y": classes, "who": clients}
     options: Any = {"tokenizer": str(files["pieces"]), "length": 12}
     Arrow.from_dict(rows).cast_column("y", ClassLabel(names=["bad", "good"])).save_to_disk(
         tmp_path / "saved"
     )
-    for i, (text, label) in enumerate(zip(texts, classes, strict=True)):
-        file = tmp_path / "folder" / label / f"{i:04}.txt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
     table = write_rows(tmp_path / "t.csv", rows)
-    target = TargetSpec(classes="y")
-    columns: Any = {"text": "t", "target": target, "client": "who", **options}
-    by_table = read_data(TableData(table=table, **columns))
-    by_hub = read_data(HuggingFaceData(huggingface=str(tmp_path / "saved"), **columns))
-    alone = read_data(TableData(table=table, **{**columns, "client": None}))
-    by_folder = read_data(FolderData(folder=str(tmp_path / "folder"), **options))
-    for one, other in ((by_table, by_hub), (alone, by_folder)):
-        assert one.labels == other.labels == ("bad", "good")
-        assert one.inputs == other.inputs == INPUTS and one.separate and other.separate
-        for a, b in ((one.train, other.train), (one.test, other.test)):
-            assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
-            assert all(torch.equal(a.beside[name], b.beside[name]) for name in INPUTS[1:])
+    columns: Any = {"text": "t", "target": "y", "client": "who", **options}
+    by_table = read_data(TableData(table=table, **columns), "classification")
+    by_hub = read_data(
+        HuggingFaceData(huggingface=str(tmp_path / "saved"), **columns), "classification"
+    )
+    assert by_table.labels == by_hub.labels == ("bad", "good")
+    assert by_table.inputs == by_hub.inputs == INPUTS and by_table.separate and by_hub.separate
+    for a, b in ((by_table.train, by_hub.train), (by_table.test, by_hub.test)):
+        assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
+        assert all(torch.equal(a.beside[name], b.beside[name]) for name in INPUTS[1:])
     assert {k: v.tolist() for k, v in by_table.owners.items()} == {
         k: v.tolist() for k, v in by_hub.owners.items()
     }
@@ -321,15 +314,16 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
     options: Any = {"tokenizer": str(files["pieces"]), "length": 12}
     for name, loaded in (("one", one), ("both", both), ("both", dict(both))):
         for columns in (
-            {"text": "t", "target": {"classes": "y"}, "client": "who"},
-            {"text": ("t", "u"), "target": {"classes": "y"}},
+            {"text": "t", "target": "y", "client": "who"},
+            {"text": ("t", "u"), "target": "y"},
             {"text": "t"},
         ):
             folder: Any = {"huggingface": str(tmp_path / name), **columns, **options}
-            saved = read_data(HuggingFaceData(**folder))
+            task = "classification" if "target" in columns else None
+            saved = read_data(HuggingFaceData(**folder), task)
             loads = tokenizers.Tokenizer.from_file(options["tokenizer"])
             for value in ({**folder, "huggingface": loaded, "tokenizer": loads}, folder):
-                memory = data_from_python(value)
+                memory = data_from_python(value, task)
                 assert (memory.labels, memory.inputs) == (saved.labels, saved.inputs)
                 assert memory.owners.keys() == saved.owners.keys()
                 for a, b in ((memory.train, saved.train), (memory.test, saved.test)):
@@ -346,7 +340,6 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
             None,
             "found no tokenizer and no length",
         ),
-        ({"huggingface": one, "text": "t", **options}, "classification", "needs a target"),
         ({"huggingface": one, "txt": "t"}, None, "data: txt: is an unknown key.* mean 'text'"),
         (
             {"huggingface": iter(texts), "text": "t", **options},
@@ -359,33 +352,12 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
             None,
             "data.partition: is not read from an argument",
         ),
-        (one, None, "do not say what models see; found t, u, y, who; expected data={"),
-        (both, None, "do not say what models see"),
-        ((one, one), None, "do not say what models see"),
+        (one, None, 'is not a data set; found Dataset; .*: data={"huggingface": dataset'),
+        (both, None, 'is not a data set; found DatasetDict; .*: data={"huggingface": dataset'),
+        ((one, one), None, 'of a data set of Hugging Face .*: data={"huggingface": dataset'),
     ):
         with pytest.raises((DataError, SpecError), match=message):
             data_from_python(value, task)
-
-
-def test_folders_with_splits_and_without_classes(files, tmp_path):
-    options: Any = {"tokenizer": str(files["pieces"]), "length": 12}
-    for part, texts in (("train", sentences(6)), ("test", sentences(3, 1))):
-        for i, text in enumerate(texts):
-            for label in ("bad", "good"):
-                classed = tmp_path / "classed" / part / label / f"{i}.TXT"
-                classed.parent.mkdir(parents=True, exist_ok=True)
-                classed.write_text(f"{label} {text}", encoding="utf-8-sig")
-            flat = tmp_path / "flat" / part / f"{i}.txt"
-            flat.parent.mkdir(parents=True, exist_ok=True)
-            flat.write_text(f"the {text}", encoding="utf-8")
-    data = read_data(FolderData(folder=str(tmp_path / "classed"), **options))
-    assert (len(data.train), len(data.test), data.labels) == (12, 6, ("bad", "good"))
-    # The mark that some programs write first is not part of a text.
-    good = read_tokenizer(files["pieces"]).backend.token_to_id("good")
-    assert (data.train.inputs[:, 1] == good).tolist() == (data.train.targets == 1).tolist()
-    data = read_data(FolderData(folder=str(tmp_path / "flat"), **options))
-    assert (len(data.train), len(data.test), data.train.targets.dim()) == (6, 3, 2)
-    assert not data.consecutive
 
 
 def test_running_text_is_cut_into_windows_of_tokens(files, tmp_path):
@@ -512,13 +484,6 @@ def parquet(cells: list[object]) -> Change:
     return change
 
 
-def words(folder: Path) -> dict[str, Any]:
-    for i in range(4):
-        (folder / "words" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
-        (folder / "words" / "ab"[i % 2] / f"{i}.txt").write_text("a dog" if i else " ")
-    return {"table": None, "text": None, "target": None, "folder": "words"}
-
-
 MISTAKES: dict[str, tuple[Change, str]] = {
     "no_tokenizer": (
         told(tokenizer=None, length=None),
@@ -541,10 +506,13 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         "data.tokenizer: names a file or folder that is not there; found there; expected a file "
         "or folder of this machine, absolute or relative to this file; nothing is downloaded",
     ),
-    "not_a_tokenizer": (told(tokenizer="rows.csv"), "data: rows.csv: is not a tokenizer; found E"),
+    "not_a_tokenizer": (
+        told(tokenizer="rows.csv"),
+        "data: rows.csv: tokenizer cannot be read; found e",
+    ),
     "tokenizer_of_another_kind": (
         tokenizer(dict.clear),
-        "data: t.json: is not a tokenizer; found Exception: ",
+        "data: t.json: tokenizer cannot be read; found ",
     ),
     "no_padding": (
         tokenizer(without_padding),
@@ -563,7 +531,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     "tokenizer_alone": (told(text=None), "data.tokenizer: is for texts; found no `text`; name the"),
     "no_such_text": (
         told(text="reviews"),
-        "data.text: the table has no such column; found 'reviews'; expected one of review, other, "
+        "data.text: there is no such column; found 'reviews'; expected one of review, other, "
         "label, n; did you mean 'review'?",
     ),
     "text_is_target": (told(text="label"), "data.text: label is also the target or the client; "),
@@ -588,16 +556,17 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         "data: rows.parquet: row 1: review: is not a text; found 1.5",
     ),
     "one_token": (
-        lambda folder: {"tokenizer": "b.json", "text": "other", "target": None},
+        told(tokenizer="b.json", text="other", target=None, task="next_token"),
         "data: rows.csv: row 1: other: has fewer than 2 tokens; found 'x'; remove it",
     ),
     "next_token_of_classes": (
         told(task="next_token"),
-        "data.target: conflicts with task: next_token, which predicts the text; leave it out",
+        "data: rows.csv: row 1: label: may mean several things; found 'good'; expected whole",
     ),
     "classes_without_target": (
         told(task="regression", target=None),
-        "data: regression needs a target; write target: with the column to be predicted",
+        "task: regression does not learn such targets; found targets int64 [example, 10] (rows); "
+        "expected float32, numbers; write task: next_token",
     ),
     "too_many_tokens": (
         tokenizer(with_a_token_that_does_not_occur),
@@ -606,15 +575,6 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         "tokenizer, or enlarge its embedding",
     ),
     "longer_than_the_model": (told(length=12), "family: tiny: the model does not take this data; "),
-    "folder_without_length": (
-        lambda folder: {**words(folder), "length": None},
-        "data.folder: texts need a tokenizer and a length; found no length; expected",
-    ),
-    "size_of_texts": (
-        lambda folder: {**words(folder), "size": [4, 4]},
-        "data.size: is for images; found a tokenizer, for texts",
-    ),
-    "empty_file": (words, "data: words/a/0.txt: text: the text is missing; found ' '; remove"),
     "words_by_tokens": (
         told(table=None, target=None, length=None, text="t.json", by="word"),
         "data.by: conflicts with the tokenizer, which has its own tokens; found word",
@@ -632,7 +592,8 @@ def test_a_mistake_is_said(files, tmp_path, name):
     data: dict[str, Any] = {
         "table": "rows.csv",
         "text": "review",
-        "target": {"classes": "label"},
+        "target": "label",
+        "task": "classification",
         "tokenizer": "t.json",
     }
     data = {**data, "length": 10, **change(tmp_path)}

@@ -56,15 +56,14 @@ local: {{batch: 10, lr: {lr}}}
     return write
 
 
-@pytest.mark.parametrize("said", ["0.25", "{clients: 0.25}", "{server: 0.25}"])
+@pytest.mark.parametrize("said", ["0.25", "{clients: 0.25}"])
 def test_no_client_trains_on_what_is_held_out(spec, said):
     setup = prepare(spec(said), data=rows())
     everything = np.sort(np.concatenate([*setup.shares, setup.held_out]))
     assert np.array_equal(everything, np.arange(60))
     assert len(setup.held_out) == 15
     assert [c.examples for c in setup.world.clients] == [len(own) for own in setup.shares]
-    if "server" not in said:
-        assert {len(own) for own in setup.shares} == {15}
+    assert {len(own) for own in setup.shares} == {15}
     again, other = prepare(spec(said), data=rows()), prepare(spec("0.2"), data=rows())
     assert np.array_equal(setup.held_out, again.held_out) and not np.array_equal(
         setup.held_out, other.held_out
@@ -80,30 +79,16 @@ def test_windows_of_a_text_are_held_out_at_the_end():
     assert held.tolist() == [8, 9, 18, 19] and shares[0].tolist() == list(range(8))
 
 
-@pytest.mark.parametrize("clients", [2, 20])
-def test_the_server_holds_out_windows_at_the_ends_too(clients):
-    shares = tuple(np.array_split(np.arange(60), clients))
-    held_by_server = ValidationSpec(server=0.1)
-    rest, held = hold_out(shares, held_by_server, seed=0, ordered=True)
-    assert len(held) == 6
-    for share, left in zip(shares, rest, strict=True):
-        assert left.tolist() == share[: len(left)].tolist()  # the share's beginning, without a hole
-    assert max(map(len, rest)) - min(map(len, rest)) <= 1
-
-
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize(
-    "part", [{"clients": 0.2}, {"server": 0.2}, {"clients": 0.2, "server": 0.1}]
-)
-def test_no_client_trains_on_what_another_one_holds_out(part: dict[str, Any], ordered: bool):
+def test_no_client_trains_on_what_another_one_holds_out(ordered: bool):
     """Under the scheme `whole` every client has every example."""
     same = [np.arange(50)] * 4
-    rest, out = hold_out(tuple(same), ValidationSpec(**part), seed=0, ordered=ordered)
-    assert len(out) == len(set(out.tolist())) == (10 if len(part) == 1 else 15)
+    rest, out = hold_out(tuple(same), ValidationSpec(clients=0.2), seed=0, ordered=ordered)
+    assert len(out) == len(set(out.tolist())) == 10
     assert all(sorted({*share, *out}) == list(range(50)) for share in rest)
     assert all(len(share) + len(out) == 50 for share in rest)
     parts = (np.arange(30), np.arange(20, 50))
-    rest, out = hold_out(parts, ValidationSpec(**part), seed=0)
+    rest, out = hold_out(parts, ValidationSpec(clients=0.2), seed=0)
     assert all({*left} == {*share} - {*out} for share, left in zip(parts, rest, strict=True))
 
 
@@ -239,16 +224,15 @@ def test_test_data_selects_nothing(spec, tmp_path):
     [
         (
             "{keep: best}",
-            "e.yaml:5: validation: holds out no examples to select by; expected "
-            "clients or server: a share of the training examples, e.g. clients: 0.1",
+            "e.yaml:5: validation: lacks the key 'clients'",
         ),
-        ("{patience: 3}", "e.yaml:5: validation: holds out no examples to select by"),
+        ("{patience: 3}", "e.yaml:5: validation: lacks the key 'clients'"),
         ("1.0", "e.yaml:5: validation: has a wrong value; found 1.0; expected less than 1"),
         (
             "{clients: 0.1, metric: accuracy}",
             "e.yaml:5: validation.metric: is not measured; found 'accuracy'; expected one of mse",
         ),
-        ("0.99", "validation: client 0: is left without examples to train on; found 20"),
+        ("0.99", "validation: client 0: leaves no examples to train on; found 20"),
     ],
     ids=["nothing_held_out", "patience_alone", "everything", "other_metric", "too_much"],
 )

@@ -179,11 +179,8 @@ def test_one_example_has_statistics_where_there_is_space():
 # ---------------------------------------------------------------- scales
 
 
-HELD = [{"clients": 0.25}, {"server": 0.25}, {"clients": 0.2, "server": 0.2}]
-
-
-@pytest.mark.parametrize("validation", HELD, ids=["clients", "server", "both"])
-def test_a_table_is_scaled_by_the_rows_that_are_trained_on(tmp_path: Path, validation):
+def test_a_table_is_scaled_by_the_rows_that_are_trained_on(tmp_path: Path):
+    validation = {"clients": 0.25}
     file = tmp_path / "t.csv"
     numbers = [[float(2 * (i % 2) - 1), i**2 / 7, "ab"[i % 3 == 0], 3 * i] for i in range(60)]
     lines = ["a,b,kind,y", *(",".join(map(str, row)) for row in numbers)]

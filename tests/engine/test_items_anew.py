@@ -114,12 +114,11 @@ class Stream:
 
     def __init__(self, width: int = 6, length: int | None = None) -> None:
         self.width, self.length, self.reads = width, length, 0
-        self.draws = torch.Generator().manual_seed(0)
 
     def __iter__(self) -> Any:
         for _ in itertools.count() if self.length is None else range(self.length):
             self.reads += 1
-            x = torch.rand(self.width, generator=self.draws)
+            x = torch.rand(self.width)
             yield x, int(x.sum() * 3 / self.width)
 
 
@@ -154,7 +153,7 @@ def test_clients_learn_from_streams_alike_in_any_process(tmp_path: Path, monkeyp
     assert same(weights(alone), weights(run(out=tmp_path / "run", resume=True)))
     fast = {"epochs": 2, "batch": 8, "lr": 0.5}
     long = ag.run(experiment(40, local=fast), data=streams(), progress=False)
-    assert long.evaluation["global"]["accuracy"] > 0.9 > alone.evaluation["global"]["accuracy"]
+    assert long.evaluation["global"]["accuracy"] > 0.85 > alone.evaluation["global"]["accuracy"]
 
 
 def test_each_pass_of_a_stream_is_another_and_reads_what_it_says():
@@ -164,7 +163,19 @@ def test_each_pass_of_a_stream_is_another_and_reads_what_it_says():
     assert all(torch.equal(a, b) for a, b in zip(read[0], read[2], strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(read[0], read[1], strict=True))
     stream = data.train.stream.args[0].streams[40]  # type: ignore[union-attr]
-    assert stream.reads == 40 + 3 * 40, "the first read, and three passes"
+    assert stream.reads == 40 + 16 + 3 * 40, "the first read, a second look, and three passes"
+    assert not data.notes
+
+
+def test_a_stream_with_a_generator_of_its_own_is_noted():
+    draws = torch.Generator().manual_seed(0)
+
+    def drawn() -> Any:
+        for _ in range(99):
+            yield torch.rand(6, generator=draws), int(torch.randint(3, ()))
+
+    (note,) = dataset_of(({"a": Stream(), "b": drawn}, split()), examples=40).notes
+    assert "train: items differ between two reads with the same seed" in note
 
 
 STREAMS: dict[str, tuple[Any, str]] = {
@@ -245,10 +256,8 @@ def test_a_drawn_share_is_read_anew_in_every_pass_and_nothing_beside_it():
 SUM: dict[str, Any] = {
     "words": lambda over: "yes" if over else "no",
     "true or false": bool,
-    "one-hot": lambda over: [int(not over), int(over)],
     "a column": lambda over: [int(over)],
     "floats": float,
-    "boxes": lambda over: {"boxes": torch.ones(1 + 9 * over, 4)},
 }
 
 
@@ -263,33 +272,14 @@ def test_targets_of_streams_are_what_those_of_tests_are(form: str):
 
     flags = (x.sum(1) > 3).tolist()
     tests = x, [target(flag) for flag in flags]
-    task = "own" if form == "boxes" else "classification"
-    data = dataset_of(({"a": Summed()}, tests), task=task, examples=50)
+    data = dataset_of(({"a": Summed()}, tests), task="classification", examples=50)
     assert data.train.stream is not None
     ((rows, targets),) = data.train.stream(0, 1, [50])
-    if data.fields is not None:
-        counts = torch.tensor([len(t["boxes"]) for t in data.fields.unpack(targets)])
-        targets = (counts > 1).long()
     assert torch.equal(targets, (rows["input"].sum(1) > 3).long())
-
-
-def test_inputs_of_streams_and_their_tests_are_transformed():
-    data = dataset_of(
-        ({"a": Stream()}, split()),
-        examples=9,
-        transform=lambda x: x - 5,
-        test_transform=lambda x: x + 5,
-    )
-    assert data.train.stream is not None
-    ((rows, _),) = data.train.stream(0, 1, [9])
-    assert rows["input"].max() < -3 and data.test.inputs.min() > 4
 
 
 class Turned:
     """Pictures turned at random, whose target is the turn: classes of their own in each read."""
-
-    def __init__(self, hot: bool = False) -> None:
-        self.hot = hot
 
     def __len__(self) -> int:
         return 48
@@ -297,17 +287,15 @@ class Turned:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         turn = torch.randint(3, ())
         row = torch.cat([torch.eye(3)[turn], torch.rand(3)])
-        return row, torch.eye(3)[turn].long() if self.hot else turn
+        return row, turn
 
 
 EYES = torch.cat([torch.eye(3), torch.full((3, 3), 0.5)], 1)
 
 
-@pytest.mark.parametrize("hot", [False, True])
-def test_a_target_that_is_drawn_with_its_input_is_read_with_it(hot: bool):
+def test_a_target_that_is_drawn_with_its_input_is_read_with_it():
     told = experiment(4, local={"epochs": 6, "batch": 8, "lr": 0.5}, task="classification")
-    tests = EYES, torch.eye(3).long() if hot else torch.arange(3)
-    run = ag.run(told, data=(Turned(hot), tests), progress=False)
+    run = ag.run(told, data=(Turned(), (EYES, torch.arange(3))), progress=False)
     assert run.evaluation["global"]["accuracy"] == 1
 
 
@@ -324,41 +312,3 @@ def test_clients_of_some_classes_count_these_in_what_is_read_anew():
     items = Fixed(torch.zeros(40), torch.zeros(40))
     run = ag.run(told, data=({"a": items, "b": items}, (EYES, torch.arange(3))), progress=False)
     assert run.rounds[-1]["clients"][0]["loss"] < 0.1
-
-
-def test_boxes_may_become_more_than_in_the_first_read():
-    class Boxes(Noisy):
-        def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-            count = int(torch.randint(1, 40, ()))
-            of = {"boxes": torch.full((count, 4), count / 1), "labels": torch.full((count,), count)}
-            return self.inputs[index], of
-
-    items, most = Boxes(*split()), 0
-    data = dataset_of((items, items))
-    assert data.fields is not None
-    for seed in range(30):
-        _, rows = data.train.examples(torch.arange(60), seed)
-        for target in data.fields.unpack(rows):
-            count = len(target["labels"])
-            most = max(most, count)
-            assert torch.equal(target["boxes"], torch.full((count, 4), count / 1))
-            assert torch.equal(target["labels"], torch.full((count,), count))
-    first = data.fields.unpack(data.train.targets)
-    assert most == 39 >= max(len(target["labels"]) for target in first)
-
-
-def test_generators_are_found_beside_long_lists_of_files():
-    class Folder(Noisy):
-        def __init__(self) -> None:
-            super().__init__(*split())
-            self.transform = {"crop": [np.random.default_rng(0)]}
-            self.samples = [(f"{number}.png", number) for number in range(3000)]
-            self.imgs = list(self.samples)
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            return self.inputs[index] + self.transform["crop"][0].random(), int(self.targets[index])
-
-    data = dataset_of((Folder(), split()))
-    assert not data.notes
-    (one,), _ = data.train.examples([3], seed=1)
-    assert torch.equal(one, data.train.examples([3], seed=1)[0][0])

@@ -270,7 +270,6 @@ def test_statistics_that_are_left_out_are_no_obstacle(norm):
         ("bound: 5.0", "would depend on the others"),
         ("aggregate: {clip: 1.0}", "would depend on the others"),
         ("validation: {clients: 0.2, keep: best}", "held-out examples would choose the round"),
-        ("validation: {server: 0.2}", "held-out examples would choose the round"),
     ],
 )
 def test_what_would_break_the_promise_has_no_place_beside_it(key, why):

@@ -25,19 +25,6 @@ LISTS = [[1, 2], [1]] * (N // 2)
 BOXES = {"boxes": torch.zeros(2, 4), "labels": torch.zeros(2, dtype=torch.int64)}
 
 
-def boxes(position: int) -> dict[str, Any]:
-    """An image without boxes has an empty list."""
-    return BOXES if position != 3 else {**BOXES, "boxes": torch.tensor([])}
-
-
-def named(position: int) -> dict[str, Any]:
-    return {**BOXES, "file": "a.png"}
-
-
-def unequal(position: int) -> dict[str, Any]:
-    return BOXES if position != 5 else {"boxes": BOXES["boxes"]}
-
-
 TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
     "float 0 and 1": (
         FLOATS,
@@ -59,10 +46,10 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         SEVERAL,
         None,
         3,
-        "data: targets: may mean several things; found int64 [3]; expected whole numbers (the "
-        "class of each example), or a task that says what they are; write task: segmentation or "
-        "task: next_token (a class at each place), task: multilabel (0 or 1 for each label), or "
-        "task: classification (a single 1 in each row)",
+        "data: targets: may mean several things; found int64 [3]; expected whole numbers "
+        "(the class of each example), or a task that says what they are; write task: "
+        "segmentation or task: next_token (a class at each place), or task: multilabel (0"
+        " or 1 for each label); of one-hot rows targets.argmax(1) are classes",
     ),
     "true and false": (
         TRUE,
@@ -120,15 +107,16 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         HIDDEN,
         None,
         1,
-        "data: train: targets[2]: has masked values, which are no data; found masked in 8 of "
-        "24 examples; remove these examples, or fill them: array.filled(0)",
+        "data: train: targets: has masked values, which are no data; found MaskedArray "
+        "[24]; remove these examples, or fill them: array.filled(0); the class -100 "
+        "counts for nothing",
     ),
     "a missing class": (
         pd.Series(["a", None] * (N // 2), dtype=object),
         None,
         2,
-        "data: train: targets[1]: a value is missing; found None; 12 of 24 are missing: fill "
-        "them, or remove these examples",
+        "data: train: targets[1]: a value is missing; found None; fill missing values, or"
+        " remove these examples",
     ),
     "a missing number": (
         pd.Series([1, None] * (N // 2), dtype="Int64"),
@@ -147,8 +135,8 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         ["a", 1] * (N // 2),
         None,
         2,
-        "data: train: targets: are of several types; found str at 0 and int at 1; expected "
-        "one type for all examples",
+        "data: train: targets: is not of one type; found int and str; expected numbers, "
+        "text, or true and false",
     ),
     "an empty word": (
         ["a", ""] * (N // 2),
@@ -168,30 +156,42 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         LISTS,
         None,
         2,
-        "data: train: targets: parts differ in shape; found shape [2] at 0, and [1] at 1; pad or "
-        "cut them to one shape; if they are different things, as boxes and labels, name them: "
-        "{'boxes': …, 'labels': …}",
+        "data: train: targets: parts differ in shape; found list of 24; pad or cut them "
+        "to one shape",
     ),
     "dates": (
         pd.date_range("2020-01-01", periods=N),
         None,
         1,
-        "data: train: targets: are dates; found DatetimeIndex; count from the first: (dates -"
-        " dates.min()) / np.timedelta64(1, 'D')",
+        "data: train: targets: is not made of numbers that 64 bits with a sign hold; "
+        "found DatetimeIndex, datetime64[us]; of dates count from the first: (dates - "
+        "dates.min()) / np.timedelta64(1, 'D')",
     ),
     "spans of time": (
         pd.to_timedelta(range(N), unit="h"),
         None,
         1,
-        "data: train: targets: are spans of time; found TimedeltaIndex; count them in a unit:"
-        " spans / np.timedelta64(1, 's')",
+        "data: train: targets: is not made of numbers that 64 bits with a sign hold; "
+        "found TimedeltaIndex, timedelta64[us]; of dates count from the first: (dates - "
+        "dates.min()) / np.timedelta64(1, 'D')",
     ),
     "identifiers of 64 bits": (
         np.arange(N, dtype=np.uint64) + np.uint64(2**63),
         None,
         1,
-        "data: train: targets: are too large for 64 bits with a sign; found 9223372036854775831; "
-        "to number identifiers from 0: np.unique(…, return_inverse=True)[1]",
+        "data: train: targets: is not made of numbers that 64 bits with a sign hold; "
+        "found ndarray [24], uint64; of dates count from the first: (dates - dates.min())"
+        " / np.timedelta64(1, 'D')",
+    ),
+    "one-hot rows": (
+        HOT,
+        "classification",
+        3,
+        "experiment: task: classification does not learn such targets; found targets int64 "
+        "[example, 3] (data); expected int64, one class for each example; for the class of the "
+        "largest, as in one-hot rows, targets.argmax(1); for soft labels write task: {objective: "
+        '"python:losses:soft"}, a function of outputs and targets such as '
+        "torch.nn.functional.cross_entropy",
     ),
     "numbers under classification": (
         INPUTS[:, 0],
@@ -204,10 +204,11 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         (SEVERAL / 2).float(),
         "classification",
         3,
-        "experiment: task: classification does not learn such targets; found targets float32 "
-        "[example, 3] (data); expected int64, one class for each example; for soft labels write "
-        'task: {objective: "python:losses:soft"}, a function of outputs and targets such as '
-        "torch.nn.functional.cross_entropy; for the largest alone, targets.argmax(1)",
+        "experiment: task: classification does not learn such targets; found targets "
+        "float32 [example, 3] (data); expected int64, one class for each example; for the"
+        " class of the largest, as in one-hot rows, targets.argmax(1); for soft labels "
+        'write task: {objective: "python:losses:soft"}, a function of outputs and targets'
+        " such as torch.nn.functional.cross_entropy",
     ),
     "words under regression": (
         ["a", "b"] * (N // 2),
@@ -220,10 +221,10 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         pd.DataFrame({"y": ONE, "z": ONE}),
         None,
         3,
-        "data: targets: may mean several things; found int64 [2]; expected whole numbers (the "
-        "class of each example), or a task that says what they are; write task: segmentation or "
-        "task: next_token (a class at each place), task: multilabel (0 or 1 for each label), or "
-        "task: classification (a single 1 in each row)",
+        "data: targets: may mean several things; found int64 [2]; expected whole numbers "
+        "(the class of each example), or a task that says what they are; write task: "
+        "segmentation or task: next_token (a class at each place), or task: multilabel (0"
+        " or 1 for each label); of one-hot rows targets.argmax(1) are classes",
     ),
     "a table of two columns as next tokens": (
         pd.DataFrame({"y": ONE, "z": ONE}),
@@ -234,62 +235,28 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         "[example, 2] are read as a class at each position; one class for each example is "
         "[example], as targets[:, 0]",
     ),
-    "boxes without an objective": (
+    "a dictionary by item": (
         Items(lambda _: BOXES),
         None,
         3,
-        "experiment: task: targets are dictionaries of tensors, of which only an objective of"
-        " yours can say what is learned; found boxes float32 [·, ·], labels int64 [·] (data);"
-        ' expected an objective, and no kind; write task: {objective: "python:losses:mine"}, '
-        "a function of outputs and a list with the dictionary of each example",
-    ),
-    "boxes under a task": (
-        Items(lambda _: BOXES),
-        "regression",
-        3,
-        "experiment: task: targets are dictionaries of tensors, of which only an objective of"
-        " yours can say what is learned; found boxes float32 [·, ·], labels int64 [·] (data);"
-        ' expected an objective, and no kind; write task: {objective: "python:losses:mine"}, '
-        "a function of outputs and a list with the dictionary of each example",
+        "data: train[0]: target: is a dictionary; found boxes, labels; expected one tensor for "
+        "each example; pad its tensors to one, of the same shape for all examples, which an "
+        'objective of yours takes apart: task: {objective: "python:losses:mine"}',
     ),
     "a list of dictionaries for an example": (
         Items(lambda _: [BOXES, BOXES]),
-        None,
+        "regression",
         3,
-        "data: train[0]: target: is a list of dictionaries; found list of 2; expected one "
-        "dictionary of tensors; write {'boxes': tensor [object, 4], 'labels': tensor "
-        "[object]}",
-    ),
-    "no boxes as an empty list": (
-        Items(boxes),
-        None,
-        3,
-        "data: targets[3]: boxes: targets differ in type or number of axes; found float32 "
-        "[0]; expected float32 [2, 4], as the first one; without boxes, write torch.zeros([0,"
-        " 4], dtype=torch.float32)",
-    ),
-    "a file name among tensors": (
-        Items(named),
-        None,
-        3,
-        "data: train[0]: target: file: is text, which no tensor holds; found str; leave it "
-        "out, or write a number in its place",
-    ),
-    "a tensor that one target lacks": (
-        Items(unequal),
-        None,
-        3,
-        "data: targets[5]: targets differ in the names of their tensors; found boxes; "
-        "expected boxes, labels, as the first one; each target has the same names; an empty "
-        "tensor stands for nothing",
+        "data: train[0]: target: is a dictionary; found boxes, labels; expected one tensor for "
+        "each example; pad its tensors to one, of the same shape for all examples, which an "
+        'objective of yours takes apart: task: {objective: "python:losses:mine"}',
     ),
     "a tuple of tensors": (
         Items(lambda i: (ONE[i], INPUTS[i])),
         None,
         3,
-        "data: train[0]: target: parts differ in shape; found shape [] at 0, and [6] at 1; pad or "
-        "cut them to one shape; if they are different things, as boxes and labels, name them: "
-        "{'boxes': …, 'labels': …}",
+        "data: train[0]: target: parts differ in shape; found tuple of 2; pad or cut them"
+        " to one shape",
     ),
     "words and numbers by item": (
         Items(lambda i: "a" if i % 2 else 1),
@@ -500,15 +467,14 @@ SPECS = {
         "experiment",
         "data: {dataset: digits}",
         "data: {table: rows.csv, target: y}",
-        "experiment.yaml:6: data.target: the table has no such column; found 'y'; expected "
-        "one of a, b",
+        "experiment.yaml:6: data.target: there is no such column; found 'y'; expected one of a, b",
     ),
     "a table for tests that lacks the target": (
         "experiment",
         "data: {dataset: digits}",
         "data: {table: rows.csv, target: b, test: rest.csv}",
-        "experiment.yaml:6: data: rest.csv: lacks a column of the training table; found 'b'; "
-        "expected one of a, c",
+        "experiment.yaml:6: data: rest.csv: row 1: b: a value is missing; found nan; 2 of 20 are "
+        "missing: fill them, remove the rows, or leave the column out",
     ),
 }
 

@@ -150,11 +150,6 @@ MINE = {"objective": "python:torch.nn.functional:mse_loss"}
             r"transforms: change images, and not .* maps .* found targets \[8, 8\]",
         ),
         (
-            spec_of([3, 8, 8], FLIP, task=MINE),
-            split(BYTES[:8], {"boxes": torch.rand(8, 2, 4)}),
-            r"transforms: change images, .* found targets boxes float32 \[·, ·\]",
-        ),
-        (
             spec_of([3, 8, 8], FLIP),
             split(BYTES[:8] / 127.5 - 1, CLASSES[:8]),
             r"transforms: take images whose values are between 0 and 1; found values from -1 to",

@@ -78,10 +78,11 @@ def app(tmp_path: Path) -> Callable[..., Path]:
             "family": {"model": "model.yaml", "clients": [{"name": "all", "count": 2}]},
             "data": {
                 "table": "all.csv",
-                "target": {"classes": "grade"},
+                "target": "grade",
                 "client": "site",
                 "test": "test.csv",
             },
+            "task": "classification",
             "strategy": {strategy: {}},
             "rounds": 2,
             "local": {"lr": 0.05, "batch": 8},
@@ -142,8 +143,8 @@ def test_a_strategy_that_reads_label_counts_says_so(app, tmp_path):
 @pytest.mark.parametrize(
     "change, expected",
     [
-        ("Rom", r"south\.csv: row 2: city: is not a class or category .* found 'Paris'"),
-        ("site", r"south\.csv: the table has no such column; found 'dose'"),
+        ("Rom", r"south\.csv: row 2: city: is not one of the known .* found 'Paris'"),
+        ("site", r"data\.columns: there is no such column; found 'dose'"),
         ("", r"south\.csv: is not there"),
     ],
 )
