@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch._prims_common import (
     infer_size,
     is_contiguous_or_false,
@@ -63,29 +64,30 @@ def _view(mode: FakeTensorMode, input: FakeTensor, shape: tuple[int, ...]) -> Te
         return _view_meta(mode, _ATEN.view.default, input, *sizes)
 
 
-def _activation(mode: FakeTensorMode, input: Tensor, *options: object, **more: object) -> Tensor:
-    """Make the result of an activation: the decomposition takes up to nine operators."""
-    whole = not (input.is_floating_point() or input.is_complex())
-    with mode:
-        return torch.empty_like(input, dtype=torch.get_default_dtype() if whole else None)
+def _activation(op: torch._ops.OpOverload, in_place: bool) -> Callable[..., Tensor]:
+    """Return the short way of an activation: its decomposition takes up to nine operators."""
+
+    def way(mode: FakeTensorMode, input: Tensor, *options: Any, **more: Any) -> Tensor:
+        with mode:
+            if not input.is_floating_point():  # what becomes of whole numbers differs
+                result: Tensor = decomposition_table[op](input, *options, **more)
+                return result
+            return input if in_place else torch.empty_like(input)
+
+    return way
 
 
-def _in_place(mode: FakeTensorMode, input: Tensor, *options: object, **more: object) -> Tensor:
-    return input
-
-
-# Of whole numbers those with the letter come out as such; the others are not for them.
-_ACTIVATIONS = (
+ACTIVATIONS = (
     *("elu", "gelu", "hardsigmoid", "hardswish", "leaky_relu", "mish", "sigmoid", "silu"),
     *("softplus", "tanh"),
 )
 
 _WAYS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
-    **{getattr(_ATEN, name).default: _activation for name in _ACTIVATIONS},
     **{
-        getattr(_ATEN, f"{name}_").default: _in_place
-        for name in _ACTIVATIONS
-        if hasattr(_ATEN, f"{name}_")
+        op: _activation(op, in_place=end == "_")
+        for name in ACTIVATIONS
+        for end in ("", "_")
+        if (op := getattr(getattr(_ATEN, name + end, None), "default", None)) is not None
     },
     _ATEN._native_batch_norm_legit.default: _training,
     _ATEN._native_batch_norm_legit_no_training.default: _evaluation,

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_impls import get_fast_op_impls
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from archgraph.ops.fakes import short_ways
+from archgraph.ops.fakes import ACTIVATIONS, short_ways
 
 
 def outlines(training, dtype, layout):
@@ -99,6 +99,41 @@ def test_a_view_that_is_none_raises_the_same_error(order):
     assert messages[0] == messages[1]
 
 
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "permuted": lambda x: x.permute(0, 2, 3, 1),
+    "with gaps": lambda x: x[..., ::2],
+    "repeated": lambda x: x[:, :1].expand(-1, 3, -1, -1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*ACTIVATIONS, *(f"{name}_" for name in ACTIVATIONS)])
+def test_an_activation_has_the_outline_of_the_long_way(name, layout):
+    """Of integers, too, where torch has the function for them."""
+    operator = getattr(torch.ops.aten, name, None)
+    if operator is None or (name.endswith("_") and layout == "repeated"):
+        return  # torch has no such form, or refuses to write there
+
+    def outline(dtype):
+        x = LAYOUTS[layout](torch.ones(4, 3, 5, 6).to(dtype))
+        axes = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * 3]
+        with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+            x = mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=axes))
+            assert x._has_symbolic_sizes_strides
+            try:
+                result = operator.default(x)
+            except (RuntimeError, ValueError):
+                return None
+        return str(tuple(result.shape)), result.dtype, str(result.stride())
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool):
+        expected = outline(dtype)
+        with short_ways():
+            assert outline(dtype) == expected, dtype
+
+
 def sequences(kind, first, **options):
     """Shapes, dtypes and strides of a recurrent layer's results, the batch size a symbol."""
     layer = kind(3, 6, batch_first=first, **options)
@@ -135,6 +170,11 @@ def test_the_short_ways_are_taken_and_taken_back():
     before = dict(get_fast_op_impls())
     with short_ways():
         added = get_fast_op_impls().keys() - before.keys()
-        names = ("batch_norm", "layer_norm", "view")
-        assert len(added) == 5 and all(any(n in str(op) for n in names) for op in added)
+        names = ("batch_norm", "layer_norm", "view", *ACTIVATIONS)
+        assert all(any(n in str(op) for n in names) for op in added)
+        assert {str(op).split(".")[1] for op in added} >= {
+            *ACTIVATIONS,
+            "view",
+            "native_layer_norm",
+        }
     assert get_fast_op_impls() == before
