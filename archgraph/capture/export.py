@@ -99,8 +99,8 @@ class Captured:
         examples = size_values(self.inputs, self.axes).get(BATCH_WORD)
         if examples is None:
             return self.inputs
-        least = max(2, int(self.ranges[BATCH_WORD].ends[0]))
-        return at_size(self.inputs, self.axes, BATCH_WORD, min(least, examples))
+        few = min(examples, max(2, int(self.ranges[BATCH_WORD].ends[0])))
+        return at_size(self.inputs, self.axes, BATCH_WORD, few)
 
     def larger(self, inputs: ExampleInputs) -> ExampleInputs:
         """Return inputs with one more of each open size, where the range allows."""

@@ -94,12 +94,15 @@ def _digest(tensor: Tensor) -> tuple[object, ...]:
     """Return what tells saved tensors apart: their form, and the bits of what was computed."""
     source = tensor._base if tensor._is_view() else tensor
     form = tensor.dtype, tuple(tensor.shape)
-    of_parameter = source is not None and source.is_leaf and source.requires_grad
-    if of_parameter or tensor.is_sparse or not tensor.numel():
+    if (
+        (source is not None and source.is_leaf and source.requires_grad)
+        or tensor.is_sparse
+        or not tensor.numel()
+    ):
         return form  # values of parameters are the state's, and their names are compared
     tensor = tensor.detach()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.dtype.itemsize == 1:  # of numbers in eight bits few can be reduced
         tensor = tensor.view(torch.uint8)
     return *form, int(torch.hash_tensor(tensor).view(torch.int64))

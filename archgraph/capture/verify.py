@@ -298,9 +298,10 @@ class _Verification:
     def _runs_backward(self) -> bool:
         """Return whether backward passes have to run: nothing else shows hooks of parameters."""
         if self.runs_backward is None:
-            hooked = any(p._backward_hooks for p in self._built_parameters().values())
-            trained = (p for p in self.parameters.values() if p.requires_grad)
-            self.runs_backward = hooked or not all(map(adds_plainly, trained))
+            built = self._built_parameters().values()
+            self.runs_backward = any(p._backward_hooks for p in built) or not all(
+                adds_plainly(p) for p in self.parameters.values() if p.requires_grad
+            )
         return self.runs_backward
 
     def _built_parameters(self) -> dict[str, Tensor]:

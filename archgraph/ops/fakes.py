@@ -67,11 +67,10 @@ def _view(mode: FakeTensorMode, input: FakeTensor, shape: tuple[int, ...]) -> Te
 def _activation(op: torch._ops.OpOverload, in_place: bool) -> Callable[..., Tensor]:
     """Return the short way of an activation: its decomposition takes up to nine operators."""
 
-    def way(mode: FakeTensorMode, input: Tensor, *options: Any, **more: Any) -> Tensor:
+    def way(mode: FakeTensorMode, input: Tensor, *options: Any, **more: Any) -> Any:
         with mode:
             if not input.is_floating_point():  # what becomes of whole numbers differs
-                result: Tensor = decomposition_table[op](input, *options, **more)
-                return result
+                return decomposition_table[op](input, *options, **more)
             return input if in_place else torch.empty_like(input)
 
     return way
