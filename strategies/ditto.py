@@ -79,10 +79,10 @@ class Both:
         penalty = fl.Towards(self.pull, work.state) if self.pull else None
         alone = replace(work, state=v, generator=draw)
         version = replace(self.personal, penalty=penalty)(alone)
-        changing = version.state.keys() - ag.frozen(work.graph)
+        frozen = ag.frozen(work.graph)
         metrics = {k: outcome.metrics[k] + version.metrics[k] for k in ("steps", "seen")}
         return replace(
             outcome,
-            keep={fl.VERSION + name: version.state[name] for name in changing},
+            keep={fl.VERSION + k: v for k, v in version.state.items() if k not in frozen},
             metrics={**outcome.metrics, **metrics, "own_loss": version.metrics["loss"]},
         )

@@ -84,7 +84,7 @@ class Topic:
         if self.options:
             width = max(len(option.name) for option in self.options)
             margin = " " * (width + 4)
-            wrapper = textwrap.TextWrapper(96, margin, margin)
+            wrapper = textwrap.TextWrapper(80, margin, margin)
             lines.append("")
             for option in self.options:
                 words = "" if option.default in ("", "required") else "default "

@@ -297,18 +297,3 @@ def test_a_target_that_is_drawn_with_its_input_is_read_with_it():
     told = experiment(4, local={"epochs": 6, "batch": 8, "lr": 0.5}, task="classification")
     run = ag.run(told, data=(Turned(), (EYES, torch.arange(3))), progress=False)
     assert run.evaluation["global"]["accuracy"] == 1
-
-
-def test_clients_of_some_classes_count_these_in_what_is_read_anew():
-    told = experiment(4, local={"epochs": 6, "batch": 8, "lr": 0.5})
-    told["family"]["clients"] = [{"name": "c", "count": 2, "classes": [1, 2]}]
-    digits = [(EYES[1 + i % 2] + torch.rand(()) / 9, 1 + i % 2) for i in range(40)]
-
-    class Fixed(Noisy):
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            row, target = digits[index]
-            return row + torch.rand(()) / 9, target
-
-    items = Fixed(torch.zeros(40), torch.zeros(40))
-    run = ag.run(told, data=({"a": items, "b": items}, (EYES, torch.arange(3))), progress=False)
-    assert run.rounds[-1]["clients"][0]["loss"] < 0.1

@@ -374,7 +374,7 @@ clients:
     [
         ("count: 2", "cuont: 2",
          "f.yaml:4: clients[0].cuont: is an unknown key; found 'cuont'; expected one of "
-         "name, count, model, choose, owners, classes, local, "
+         "name, count, model, choose, owners, local, "
          f"{', '.join(rewrite_rows())}, python; did you mean 'count'?"),
         ("count: 2", "count: 0",
          "f.yaml:4: clients[0].count: has a wrong value; found 0; "
