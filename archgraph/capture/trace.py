@@ -45,7 +45,7 @@ from archgraph.capture.unseen import (
     shared,
     unregistered,
 )
-from archgraph.capture.verify import down_to_one, trains_alike
+from archgraph.capture.verify import down_to_one
 from archgraph.capture.verify import verify as verified
 from archgraph.errors import GraphError, TraceError, TraceWarning
 from archgraph.graph.ir import ArchGraph, Leaf, Param, Role, TensorType, walk
@@ -324,20 +324,12 @@ def _traced(
     flags, leaves = _flags(model), Leaves.of(model)
     with buffers_on_meta(model) as values:
         work = _Capture(model, on_device_of(model, inputs), leaves, values, limit, axes, fixed)
-        without_memory = any(t.is_meta for t in (*model.parameters(), *model.buffers()))
-        compares = verify and not without_memory
-        state = leaves.state(model)
+        draft, captured = work.both(train)
         buffers = dict(model.named_buffers(remove_duplicate=False)) | values
-
-        def alike(draft: OneMode, captured: Captured) -> bool:
-            """Return whether a draft trains as the model does."""
-            graph = _graph(draft, buffers, leaves, name)[0].replace(flags=flags)
-            return compares and trains_alike(model, graph, state, captured)
-
-        draft, captured, is_compared = work.both(train, alike)
         graph, lost = _graph(draft, buffers, leaves, name)
         unread = _unread_statistics(draft, graph)
         notes = [*draft.notes, *unread.values(), *_partly_frozen(model, flags)]
+        without_memory = any(t.is_meta for t in (*model.parameters(), *model.buffers()))
         if without_memory:
             unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
             notes.append(
@@ -349,10 +341,9 @@ def _traced(
             graph = known  # the same architecture: keep its module scopes and sections
         graph = graph.replace(flags=flags, shared=_shared(model))
         _check(graph, axes)
-        traced = Traced(graph, state)
-    if compares and not _differs(notes):
-        modes = (False, True) if train and not is_compared else (False,)
-        notes += verified(model, graph, state, captured, modes=modes, train=train, unread=unread)
+        traced = Traced(graph, leaves.state(model))
+    if verify and not without_memory and not _differs(notes):
+        notes += verified(model, graph, traced.state, captured, train=train, unread=unread)
         wider = down_to_one(model, graph, traced.state, captured)
         traced = dataclasses.replace(traced, graph=wider)
     return traced, notes
@@ -397,29 +388,19 @@ class _Capture:
     axes: OpenAxes
     fixed: str
 
-    def both(
-        self, train: bool, alike: Callable[[OneMode, Captured], bool]
-    ) -> tuple[OneMode, Captured, bool]:
-        """Capture both modes as one, and evaluation by itself; the model's modes stay.
-
-        1. Where operators with a flag alone read the mode, the capture in evaluation has both.
-        2. So it does where the model trains as it says (``alike``; the third result).
-        3. Else training is captured, too.
-        """
+    def both(self, train: bool) -> tuple[OneMode, Captured]:
+        """Capture both modes as one, and evaluation by itself; the model's modes stay."""
         modes = {m: m.training for m in self.model.modules()}
         try:
             self.model.eval()
             with reading_modes() as readers:
                 evaluated, captured = self.one()
+            # If every difference between the modes is a flag of an operator, one capture has both.
             flagged = {n.scope for n in evaluated.nodes if table.row(n.op).training_flag}
-            if not train or readers.follow_flags(self.model, flagged):  # 1
-                return live_flags(evaluated, self.leaves.params), captured, False
-            with contextlib.suppress(TraceError, GraphError):  # of a draft that is no graph
-                draft = live_flags(evaluated, self.leaves.params)
-                if alike(draft, captured):  # 2
-                    return draft, captured, True
+            if not train or readers.follow_flags(self.model, flagged):
+                return live_flags(evaluated, self.leaves.params), captured
             self.model.train()
-            return self.reconciled(evaluated), captured, False  # 3
+            return self.reconciled(evaluated), captured
         finally:
             # Not .train(): a model's own may freeze a part, or raise.
             for module, mode in modes.items():

@@ -18,13 +18,11 @@ import functools
 import inspect
 import itertools
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
@@ -54,10 +52,6 @@ _ALIGNED = 64  # bytes: where memory of PyTorch's starts
 _LOUD = 1e3  # factor of the gradients that come into the second backward
 # Kernels whose last bits differ from call to call: oneDNN's recurrent layers.
 _UNSTEADY = frozenset({"aten::mkldnn_rnn_layer"})
-# What gives Python a value of a tensor, or a shape that follows from values.
-_READS = frozenset(
-    f"aten::{name}" for name in ("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "item")
-)
 _FLOOR = 1e-3  # of the largest gradient: what is smaller is compared with that
 
 
@@ -127,8 +121,7 @@ def verify(
     state: State,
     captured: Captured,
     *,
-    modes: Sequence[bool] = (False, True),
-    train: bool = True,
+    train: bool,
     unread: Collection[str] = (),
 ) -> list[Note]:
     """Compare a model with the module that is built of its graph; nothing of the calls stays.
@@ -138,9 +131,7 @@ def verify(
         graph: Its graph.
         state: Its weights.
         captured: What is known of its forward, with example inputs.
-        modes: Modes to compare: evaluation (False) and training.
-        train: Whether training is compared at all, here or before; if not, gradients of evaluation
-            are.
+        train: Compare training, too.
         unread: Modules whose buffers move in the model alone, which is noted elsewhere.
 
     Returns:
@@ -156,7 +147,7 @@ def verify(
         other = redrawn(captured.larger(inputs))
         # Not every forward takes other values, or another batch: the example has to do then.
         instead = redrawn(inputs), redrawn(example), example
-        for training in modes:
+        for training in (False, True) if train else (False,):
             work.compare(_Call(inputs, training, backward=training), (example,))
             cast = bool(captured.observed.autocast) and not training
             backward = training or not train
@@ -164,35 +155,6 @@ def verify(
         for sizes, ends in captured.ends():
             work.compare(_Call(ends, training=False, backward=False, sizes=sizes), (example,))
         return work.notes
-
-
-def trains_alike(model: nn.Module, graph: ArchGraph, state: State, captured: Captured) -> bool:
-    """Return whether a model trains as a graph says that was captured in evaluation.
-
-    1. In training it reads as many values of tensors as in evaluation, so that none decides about
-       a branch of its own, and draws no random numbers of Python or NumPy.
-    2. The two calls in training agree in everything that is compared.
-    """
-    if _too_large(state) or captured.branches or captured.observed.drew:
-        return False
-    with restored(model) as changed, _plainly(model), quiet():
-        built = filled(graph, state, shared=True)
-        work = _Verification(model, built, graph, changed, (), captured.branches)
-        inputs = captured.few()
-        draws = _draws()
-        trained = work.reads(inputs, training=True)
-        if trained is None or trained != work.reads(inputs, training=False):  # 1
-            return False
-        work.compare(_Call(inputs, training=True, backward=True))  # 2
-        other = redrawn(captured.larger(inputs))
-        work.compare(_Call(other, training=True, backward=True, second=True), (redrawn(inputs),))
-        return not (work.notes or work.failed or work.reordered) and draws == _draws()
-
-
-def _draws() -> tuple[object, ...]:
-    """Return where the random numbers of Python and NumPy are."""
-    state = np.random.get_state(legacy=False)  # noqa: NPY002  # forward may use it
-    return random.getstate(), str(state), state["state"]["key"].tobytes()
 
 
 def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Captured) -> ArchGraph:
@@ -325,7 +287,7 @@ class _Verification:
         """
         if call.training in self.failed:
             return
-        if call.backward and not self.runs_backward_passes():  # 1
+        if call.backward and not self._runs_backward():  # 1
             recorded = dataclasses.replace(call, records=True)
             results = self._both(recorded, instead)
             if results is None or self._same_backward(*results, recorded):
@@ -335,17 +297,7 @@ class _Verification:
         if results is not None:
             self._judge(*results, call)
 
-    def reads(self, inputs: ExampleInputs, training: bool) -> int | None:
-        """Return how often the model reads a value; None where the built module differs."""
-        call = _Call(inputs, training, backward=False)
-        results = self._both(call, ())
-        if results is None or any(self._differences(*results, call)):
-            return None
-        actual, expected = results
-        reads = sum(number for name, number in expected.operators.items() if name in _READS)
-        return reads if actual.drew == expected.drew else None
-
-    def runs_backward_passes(self) -> bool:
+    def _runs_backward(self) -> bool:
         """Return whether backward passes have to run: nothing else shows hooks of parameters."""
         if self.runs_backward is None:
             built = self._built_parameters().values()
