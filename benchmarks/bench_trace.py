@@ -126,7 +126,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 _PLACES = (
     ("exports", export, "_export"), ("range of the batch", export, "ranges"),
     ("passes", trace, "canonical"), ("verify", trace, "verified"),
-    ("of it forwards", verify._Verification, "_forward"),
+    ("of it calls", verify._Verification, "_run"),
 )  # fmt: skip
 
 
@@ -169,8 +169,8 @@ def _growth(work: Callable[[], None]) -> int:
 
 
 def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    _, _, rest = Path("/proc/self/status").read_text("ascii").partition(f"{name}:")
+    return int(rest.split()[0]) * 1024
 
 
 @contextlib.contextmanager
@@ -214,9 +214,8 @@ def main(names: list[str] | None = None) -> None:
         if row["ratio"] > 4:
             places = (f"{place} {row[place] / row['export']:.1f}" for place, _, _ in _PLACES)
             print(f"    in exports: {', '.join(places)}")
-    if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        print(f"geometric mean {mean:.2f}, largest {max(ratios):.1f}")
+    mean = math.exp(sum(map(math.log, ratios)) / max(len(ratios), 1))
+    print(f"geometric mean {mean:.2f}, largest {max(ratios, default=0):.1f}")
 
 
 if __name__ == "__main__":

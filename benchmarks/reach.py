@@ -70,7 +70,6 @@ draw specs/families/fedfa_digits.yaml -o {{out}}/family.pdf
 view {RESNET} -o {{out}}/net.html
 view {{out}}/depthfl -o {{out}}/run.html
 compare {RESNET} specs/models/resnet34.yaml
-compare {{out}}/fjord {{out}}/depthfl --bits
 match {RESNET} specs/models/resnet34.yaml
 match {{out}}/fedavg {{out}}/fedavg --weights
 fit {RESNET} --parameters 50%

@@ -1,13 +1,11 @@
 """Verify: a model and the module that is built of its graph run side by side.
 
-Two calls in evaluation and two in training, from one seed: outputs, gradients of all parameters
-and buffers must agree. So whatever a capture cannot show (a function with a gradient of its own, a
-hook, an attribute that the next call reads) is found by what it does. What acts only at a later
-call, at another hour or for other values is out of reach.
-
-1. Where the batch is open, the calls take as few examples as can tell: two and three.
-2. A backward pass runs only where the two forward passes did not record the same one.
-3. The built module has the parameters of the state itself: nothing writes to them.
+Two calls in evaluation, two in training with backward, from one seed, with two and three examples
+where the batch is open: outputs, gradients of all parameters and buffers must agree. So whatever a
+capture cannot show (a function with a gradient of its own, a hook, an attribute that the next call
+reads) is found by what it does. What acts only at a later call, at another hour, for other values
+or in larger batches is out of reach. The built module has the parameters of the state itself:
+nothing writes to them.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from torch.utils._pytree import PyTree
 from archgraph.capture.examples import ExampleInputs, at_size, redrawn
 from archgraph.capture.export import Captured
 from archgraph.capture.failures import first_line
-from archgraph.capture.gradients import Recorded, adds_plainly, same_backward
 from archgraph.capture.places import definition_of, is_users
 from archgraph.capture.restored import restored
 from archgraph.capture.signature import forward_arguments
@@ -64,7 +61,6 @@ class _Results:
         backward: How many nodes of each kind the backward pass has: equal where operators are.
         functions: Functions of the user's in it, with a gradient of their own.
         recomputed: A buffer that the backward pass changed; empty if it changed none.
-        recorded: What was left for a backward pass that did not run.
     """
 
     outputs: Mapping[str, Tensor]
@@ -74,7 +70,6 @@ class _Results:
     backward: Counter[str] = field(default_factory=Counter)
     functions: Sequence[type[Function]] = ()
     recomputed: str = ""
-    recorded: Recorded = field(default_factory=Recorded)
 
     @functools.cached_property
     def floor(self) -> float:
@@ -99,7 +94,6 @@ class _Call:
     training: bool
     backward: bool
     second: bool = False
-    records: bool = False  # the backward pass, which does not run
     cast: bool = False  # under autocast
     sizes: str = ""  # at the end of a range
 
@@ -273,58 +267,27 @@ class _Verification:
     failed: set[bool] = field(default_factory=set)  # modes
     reordered: bool = False  # random numbers, in training
     alike: bool = False  # whether later calls ran the operators of the first
-    runs_backward: bool | None = None  # whether backward passes have to run; None: not yet known
 
     def __post_init__(self) -> None:
         self.parameters = dict(self.model.named_parameters())  # before the first call
         self.parts = _parts(self.model)
 
     def compare(self, call: _Call, instead: Sequence[ExampleInputs] = ()) -> None:
-        """Run both modules and note what differs; ``instead``: inputs where the model raises.
-
-        1. A backward pass is recorded first. If both record the same one, it need not run.
-        2. Else both modules are called again, and their backward passes run, from then on.
-        """
+        """Run both modules and note what differs; ``instead``: inputs where the model raises."""
         if call.training in self.failed:
             return
-        if call.backward and not self._runs_backward():  # 1
-            recorded = dataclasses.replace(call, records=True)
-            results = self._both(recorded, instead)
-            if results is None or self._same_backward(*results, recorded):
-                return
-            self.runs_backward = True
-        results = self._both(call, instead)  # 2
-        if results is not None:
-            self._judge(*results, call)
-
-    def _runs_backward(self) -> bool:
-        """Return whether backward passes have to run: nothing else shows hooks of parameters."""
-        if self.runs_backward is None:
-            built = self._built_parameters().values()
-            self.runs_backward = any(p._backward_hooks for p in built) or not all(
-                adds_plainly(p) for p in self.parameters.values() if p.requires_grad
-            )
-        return self.runs_backward
-
-    def _built_parameters(self) -> dict[str, Tensor]:
-        """Return the built module's parameters by the model's names."""
         theirs = dict(self.built.named_parameters(remove_duplicate=False))
-        return {name: theirs[name] for name in self.parameters if name in theirs}
-
-    def _both(
-        self, call: _Call, instead: Sequence[ExampleInputs]
-    ) -> tuple[_Results, _Results] | None:
-        """Return what the built module and the model give; None where that cannot be compared."""
-        theirs = self._built_parameters()
+        theirs = {name: theirs[name] for name in self.parameters if name in theirs}
         try:
             expected = self._run(self.model, self.parameters, call)
         except Exception as error:  # whatever the user's forward raises
             if instead:
-                return self._both(dataclasses.replace(call, inputs=instead[0]), instead[1:])
+                self.compare(dataclasses.replace(call, inputs=instead[0]), instead[1:])
+                return
             self.failed.add(call.training)
             reason = f"the model raises {type(error).__name__}: {first_line(error)}"
             self.notes.append(f"not verified in {call.name}: {reason}")
-            return None
+            return
         try:
             actual = self._run(self.built, theirs, call)
         except Exception as error:  # whatever the operators raise
@@ -332,18 +295,14 @@ class _Verification:
             reason = f"{type(error).__name__}: {first_line(error)}"
             text = f"the built module raises in {call.name} and the model does not: {reason}"
             self.notes.append(TraceError(text, where=type(self.model).__name__))
-            return None
+            return
         replaced = sorted(_parts(self.model).items() ^ self.parts.items())
         if replaced:
             self.failed |= {False, True}
             text = "forward makes or replaces this part, which the graph does not; do it once first"
             forward = definition_of(type(self.model).forward)
             self.notes.append(TraceError(text, where=replaced[0][0], found=forward))
-            return None
-        return actual, expected
-
-    def _judge(self, actual: _Results, expected: _Results, call: _Call) -> None:
-        """Note what differs between the results of a call."""
+            return
         differences = [*self._differences(actual, expected, call)]
         if differences and expected.drew and not call.second:
             self.reordered = True  # the second call tells whether only the order differs
@@ -363,33 +322,6 @@ class _Verification:
             ]
 
     def _run(self, module: nn.Module, parameters: Mapping[str, Tensor], call: _Call) -> _Results:
-        outputs, results = self._forward(module, parameters, call)
-        if not call.backward or call.records:
-            return results
-        smooth = [tensor for tensor in outputs.values() if tensor.requires_grad]
-        backward, functions = _backward(smooth)  # before it runs, which frees it
-        generator = torch.Generator().manual_seed(2)
-        incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        if smooth:
-            torch.autograd.backward(smooth, incoming)
-        changed = (
-            n
-            for n, b in module.named_buffers()
-            if n in buffers and largest_difference(b, buffers[n])
-        )
-        return dataclasses.replace(
-            results,
-            gradients={name: parameter.grad for name, parameter in parameters.items()},
-            backward=backward,
-            functions=functions,
-            recomputed=next(changed, ""),
-        )
-
-    def _forward(
-        self, module: nn.Module, parameters: Mapping[str, Tensor], call: _Call
-    ) -> tuple[dict[str, Tensor], _Results]:
-        """Call a module; return its tensors, and results without those of a backward pass."""
         module.train(call.training)
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, call.inputs)
         if module is self.built:  # whose arguments are the tensors alone
@@ -399,11 +331,10 @@ class _Verification:
             for parameter in parameters.values():
                 parameter.grad = None
         torch.manual_seed(int(call.second))
-        drawn, operators, recorded = torch.get_rng_state(), _Operators(), Recorded()
+        drawn = torch.get_rng_state()
+        operators = _Operators()
         mode: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if call.records:
-            mode = recorded.recording()
-        elif self.reordered and call.second:
+        if self.reordered and call.second:
             mode = _SameDraws()
         elif not (call.second or call.backward or self.branches):
             mode = operators
@@ -412,10 +343,24 @@ class _Verification:
         with torch.set_grad_enabled(call.backward), mode, cast:
             outputs = _named_tensors(module(*args, **kwargs))
         drew = not torch.equal(drawn, torch.get_rng_state())
-        values = {name: tensor.detach().clone() for name, tensor in outputs.items()}
-        if call.records:
-            recorded.finish(outputs.values())
-        return outputs, _Results(values, operators.counts, drew, recorded=recorded)
+        results = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+        if not call.backward:
+            return _Results(results, operators.counts, drew)
+        smooth = [tensor for tensor in outputs.values() if tensor.requires_grad]
+        backward, functions = _backward(smooth)  # before it runs, which frees it
+        generator = torch.Generator().manual_seed(2)
+        incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        if smooth:
+            torch.autograd.backward(smooth, incoming)
+        gradients = {name: parameter.grad for name, parameter in parameters.items()}
+        changed = (
+            n
+            for n, b in module.named_buffers()
+            if n in buffers and largest_difference(b, buffers[n])
+        )
+        recomputed = next(changed, "")
+        return _Results(results, operators.counts, drew, gradients, backward, functions, recomputed)
 
     def _differences(
         self, actual: _Results, expected: _Results, call: _Call
@@ -433,7 +378,7 @@ class _Verification:
             return
         for value, (name, other) in zip(ours, theirs.items(), strict=True):
             yield from _beyond("output", name, value, other, allowed)
-        if call.backward and not call.records:
+        if call.backward:
             for name, gradient in expected.gradients.items():
                 computed = actual.gradients.get(name)
                 floor = functools.partial(getattr, expected, "floor")  # where something differs
@@ -442,16 +387,6 @@ class _Verification:
         for name, buffer in self.model.named_buffers():
             if name in buffers and name.rpartition(".")[0] not in self.unread:
                 yield from _beyond("buffer", name, buffers[name], buffer, allowed)
-
-    def _same_backward(self, actual: _Results, expected: _Results, call: _Call) -> bool:
-        """Return whether results agree, and both forwards recorded one backward pass."""
-        ours, theirs = (
-            {tensor: name for name, tensor in parameters.items()}
-            for parameters in (self._built_parameters(), self.parameters)
-        )
-        return not any(self._differences(actual, expected, call)) and same_backward(
-            actual.recorded, expected.recorded, ours, theirs
-        )
 
     def _same_operators(self, actual: _Results, expected: _Results) -> bool:
         """Return whether both compute the same on memory in the same order: then bits agree."""

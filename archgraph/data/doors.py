@@ -26,6 +26,7 @@ from archgraph.language.data import (
     TextData,
 )
 from archgraph.language.document import Document, places
+from archgraph.language.task import OWN
 from archgraph.plain import Json
 
 
@@ -113,6 +114,10 @@ def _read_rows(
     reader: Callable[[Any, str | None], Dataset], spec: DataSpec, task: str | None
 ) -> Dataset:
     """Return the rows that a spec names; a task or the spec says what targets are."""
+    alone = getattr(spec, "text", None) is not None and getattr(spec, "target", None) is None
+    if alone and task not in (None, OWN, "next_token"):
+        hint = "write target: with the column to be predicted"
+        raise DataError(f"{task} needs a target", where="data", hint=hint)
     data = reader(spec, task)
     if task is None and getattr(spec, "target", None) is not None:
         check_said(row_form(data.train.targets), "data.target")

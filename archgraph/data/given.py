@@ -162,7 +162,7 @@ def dataset_of(
     anew = [part.items for part in parts if part.items is not None and not cache]
     again = None if len(anew) < len(parts) else _reading(parts, anew, said, data)
     # Only after everything is read: a second read may advance the data set's own generators.
-    read = {"train": [part.items for part in parts][:4], "test": [tested.items]}
+    read = {"train": [part.items for part in parts], "test": [tested.items]}
     notes = []
     for split, sources in read.items():
         is_once = again is None or split == "test"

@@ -116,7 +116,6 @@ def check_apart(
     rounded: Tensor,
     where: str,
     names: Sequence[str] = (),
-    hint: str = "subtract what they have in common, or use their logarithms",
 ) -> None:
     """Raise if most numbers become equal when they are rounded to 32 bits.
 
@@ -125,7 +124,6 @@ def check_apart(
         rounded: The same numbers, rounded to 32 bits.
         where: Name of the numbers, for errors.
         names: Names of the columns, if they have any.
-        hint: Advice for the error.
 
     Raises:
         DataError: If most values of a column become equal.
@@ -157,7 +155,7 @@ common, or use their logarithms
             where=f"{where}: {names[column]}" if names else where,
             found=f"{left[column]} different ones of {distinct[column]}",
             expected="values that 32 bits tell apart",
-            hint=hint,
+            hint="subtract what they have in common, or use their logarithms",
         )
 
 

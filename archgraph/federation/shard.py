@@ -151,8 +151,12 @@ class Shard:
 
     @functools.cached_property
     def _all_count(self) -> bool:
-        """Whether no target is of class -100: read from the data's device once."""
-        return self.stream is None and not bool((self.targets == IGNORED).any())
+        """Whether no target is of class -100: read from the data's device once.
+
+        Not known where targets are read anew.
+        """
+        anew = self.stream is not None or self.again is not None
+        return not anew and not bool((self.targets == IGNORED).any())
 
     @functools.cached_property
     def _lengths(self) -> Tensor:

@@ -15,6 +15,7 @@ import pydantic
 from pydantic import Field
 from pydantic_core import CoreSchema, core_schema
 
+from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE, Base, Count, Mistake, Name, Version, bare
 from archgraph.graph.sizes import OpenSize, is_size_name
 from archgraph.graph.values import BATCH_WORD
@@ -286,6 +287,9 @@ class AuthoredModel(_WithInputs):
 READER, FOLDER = "from_pretrained", "pretrained_model_name_or_path"
 
 
+WEIGHTS_FILE = "checkpoint_path"  # argument of timm's callables: other files may hold pickles
+
+
 def reads_folder(name: str) -> bool:
     """Return whether a callable, ``package.module:callable``, reads a folder.
 
@@ -319,10 +323,14 @@ def anchored(value: Json, base: Path) -> Json:
         result["onnx"] = absolute_path(file, base)
     # A new mapping: what was read from the file is shared by all who read it.
     name, args = result.get("python"), result.get("args")
-    if isinstance(name, str) and reads_folder(name) and isinstance(args, dict):
-        folder = args.get(FOLDER)
-        if isinstance(folder, str) and folder:  # else the mistake is reported with its line
-            args[FOLDER] = absolute_path(folder, base)
+    if isinstance(name, str) and isinstance(args, dict):
+        key = FOLDER if reads_folder(name) else WEIGHTS_FILE
+        file = args.get(key)
+        if isinstance(file, str) and file:  # else the mistake is reported with its line
+            args[key] = absolute_path(file, base)
+            if key == WEIGHTS_FILE and not file.endswith(".safetensors"):
+                message = "weights are no safetensors file"
+                raise SpecError(message, where=f"args.{key}", found=file)
     return result
 
 
