@@ -565,8 +565,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "classes_without_target": (
         told(task="regression", target=None),
-        "task: regression does not learn such targets; found targets int64 [example, 10] (rows); "
-        "expected float32, numbers; write task: next_token",
+        "data: regression needs a target; write target: with the column to be predicted",
     ),
     "too_many_tokens": (
         tokenizer(with_a_token_that_does_not_occur),

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from archgraph.federation import Examples
 from archgraph.federation.learning import CLASSIFICATION, TASKS
 from archgraph.federation.metrics import Metric
 from archgraph.federation.objectives import counted_logits
+from archgraph.federation.shard import Shard
 from archgraph.federation.training_loss import trained_task
 from archgraph.language.local import LocalOptions
 from archgraph.strategies.depthfl import MutualDistillation
@@ -275,3 +277,15 @@ def test_a_node_that_does_not_count_by_class_says_how_many_targets_count():
     rows = ClientRows.of(data_from_python(((torch.randn(6, 4), targets),) * 2, None))
     unsaid = ClientRows.read(dataclasses.replace(rows, histogram=None).report())
     assert (unsaid.targets, unsaid.histogram) == (4, None)
+
+
+def test_targets_that_are_read_anew_may_be_ignored_ones():
+    """They were compared with padding: the first read had none."""
+    inputs, targets = (torch.zeros(4, 2, 3),), torch.tensor([[0, 1]] * 4)
+    fixed = Shard(inputs, targets, (4, 4))
+    anew = replace(fixed, again=lambda rows, seed: (inputs, torch.tensor([[0, -100]] * 4)))
+    rows = []
+    for shard in (fixed, anew):
+        (batch,) = shard.batches(torch.Generator(), 4)
+        rows.append(len(counted_logits(torch.zeros(4, 2, 5), batch)))
+    assert rows == [8, 4]
