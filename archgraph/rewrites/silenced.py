@@ -12,7 +12,7 @@ from archgraph.analysis.structure import Block
 from archgraph.analysis.summands import Summand, summands
 from archgraph.graph.ir import ArchGraph, Node, Ref, Value
 from archgraph.graph.passes import prune, reachable, renaming, specialise
-from archgraph.ops.table import row
+from archgraph.ops.table import growth, row
 from archgraph.rewrites.insert import fresh
 
 
@@ -24,7 +24,8 @@ def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGrap
        layers. There the operand is multiplied by zero.
     2. An operator that combines the stream with a result or a parameter which is not the block's
        stays as it is, wherever the block is said to begin and to end.
-    3. What the block does between these (a norm, a plain layer) is the identity.
+    3. What the block does between these (a norm, a plain layer) is the identity. What only moves
+       positions there (a partition into windows) stays.
 
     Args:
         graph: The graph.
@@ -49,7 +50,9 @@ def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGrap
         last = block.entry
         for name, before in (*sorted(steps, key=lambda s: position[s[0]]), ("", block.exit)):
             same = graph.node[before].types == graph.node[last].types
-            if before != last and same and before in _below(graph, last):
+            between = _below(graph, last) & reachable([before], lambda n: graph.node[n].uses())
+            computes = not all(growth(graph.node[n].op).picks for n in between - {last})
+            if same and computes and before in between:
                 stands_in[before] = last
             last = name
         stands_in |= {n: v for n, v in _norms(graph, inside) if n not in stands_in}
