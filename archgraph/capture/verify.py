@@ -32,6 +32,7 @@ from torch.utils._pytree import PyTree
 from archgraph.capture.examples import ExampleInputs, at_size, redrawn
 from archgraph.capture.export import Captured
 from archgraph.capture.failures import first_line
+from archgraph.capture.formulas import Formulas, Unclear
 from archgraph.capture.places import definition_of, is_users
 from archgraph.capture.restored import restored
 from archgraph.capture.signature import forward_arguments
@@ -120,6 +121,10 @@ def verify(
 ) -> list[Note]:
     """Compare a model with the module that is built of its graph; nothing of the calls stays.
 
+    1. Run both without numbers, and once with numbers in evaluation. Equal formulas say that both
+       compute the same in all calls.
+    2. Where formulas differ, or forward looks at numbers, run all calls with numbers.
+
     Args:
         model: The model.
         graph: Its graph.
@@ -131,17 +136,27 @@ def verify(
     Returns:
         Errors for what differs, notes for what could not be compared.
     """
+    example, inputs = captured.inputs, captured.few()
+    other = redrawn(captured.larger(inputs))
+    modes = (False, True) if train else (False,)
+    with restored(model) as changed, _plainly(model), quiet():  # 1
+        built = filled(graph, state, shared=True)
+        work = _Verification(model, built, graph, changed, unread, captured.branches)
+        calls = [_Call(i, mode, True, i is other) for mode in modes for i in (inputs, other)]
+        calls += (_Call(ends, training=False, backward=False) for _, ends in captured.ends())
+        if not captured.observed.autocast and work.equal_formulas(calls):
+            work.compare(_Call(inputs, training=False, backward=False))
+            if not work.notes:
+                return []
     reason = _too_large(state)
     if reason:
         return [f"not verified: {reason}"]
-    with restored(model) as changed, _plainly(model), quiet():
+    with restored(model) as changed, _plainly(model), quiet():  # 2
         built = filled(graph, state, shared=True)
         work = _Verification(model, built, graph, changed, unread, captured.branches)
-        example, inputs = captured.inputs, captured.few()
-        other = redrawn(captured.larger(inputs))
         # Not every forward takes other values, or another batch: the example has to do then.
         instead = redrawn(inputs), redrawn(example), example
-        for training in (False, True) if train else (False,):
+        for training in modes:
             work.compare(_Call(inputs, training, backward=training), (example,))
             cast = bool(captured.observed.autocast) and not training
             backward = training or not train
@@ -276,8 +291,7 @@ class _Verification:
         """Run both modules and note what differs; ``instead``: inputs where the model raises."""
         if call.training in self.failed:
             return
-        theirs = dict(self.built.named_parameters(remove_duplicate=False))
-        theirs = {name: theirs[name] for name in self.parameters if name in theirs}
+        theirs = self._built_parameters()
         try:
             expected = self._run(self.model, self.parameters, call)
         except Exception as error:  # whatever the user's forward raises
@@ -321,12 +335,81 @@ class _Verification:
                 for function in expected.functions
             ]
 
+    def _built_parameters(self) -> dict[str, Tensor]:
+        """Return the parameters of the built module that the model has, too."""
+        theirs = dict(self.built.named_parameters(remove_duplicate=False))
+        return {name: theirs[name] for name in self.parameters if name in theirs}
+
+    def _arguments(self, module: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
+        """Return copies of inputs as a module takes them."""
+        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
+        if module is self.model:
+            return args, kwargs
+        by_name = forward_arguments(self.model, args, kwargs)
+        return (), {name: by_name[name] for name, _ in self.graph.inputs}  # the tensors alone
+
+    def equal_formulas(self, calls: Sequence[_Call]) -> bool:
+        """Return whether calls of both modules have equal formulas, forward and backward."""
+        formulas, theirs = Formulas(), self._built_parameters()
+        try:
+            for call in calls:
+                expected = self._formulas(formulas, self.model, self.parameters, call)
+                if expected != self._formulas(formulas, self.built, theirs, call):
+                    return False
+        except Exception:  # whatever forward raises
+            return False
+        return _parts(self.model) == self.parts and not formulas.unclear
+
+    def _formulas(
+        self,
+        formulas: Formulas,
+        module: nn.Module,
+        parameters: Mapping[str, Tensor],
+        call: _Call,
+    ) -> PyTree:
+        """Run a module without numbers; return formulas of all that a call gives and leaves.
+
+        Raises:
+            Unclear: If only numbers can tell.
+        """
+        module.train(call.training)
+        args, kwargs = self._arguments(module, call.inputs)
+        if not call.second:  # else gradients add up, as in a step of several
+            for parameter in parameters.values():
+                parameter.grad = None
+        torch.manual_seed(int(call.second))
+        with formulas.of(parameters), torch.set_grad_enabled(call.backward):
+            outputs = list(_named_tensors(module(*args, **kwargs)).values())
+        smooth = [tensor for tensor in outputs if tensor.requires_grad]
+        results = [(tensor.requires_grad, formulas.value(tensor)) for tensor in outputs]
+        _, functions = _backward(smooth)
+        both = (self.model, self.built)
+        names, others = (dict(m.named_buffers(remove_duplicate=False)).keys() for m in both)
+        buffers = {
+            name: buffer
+            for name, buffer in module.named_buffers(remove_duplicate=False)
+            if name in names & others and name.rpartition(".")[0] not in self.unread
+        }
+        kept = {name: formulas.value(buffer) for name, buffer in buffers.items()}
+        if smooth:
+            generator = torch.Generator().manual_seed(2)
+            incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
+            with formulas.of(parameters):
+                torch.autograd.backward(smooth, incoming)
+        after = {name: formulas.value(buffer) for name, buffer in buffers.items()}
+        if functions or after != kept:
+            raise Unclear("a backward pass of one's own")
+        values = {name: formulas.value(parameter) for name, parameter in parameters.items()}
+        gradients = {
+            name: formulas.value(parameter.grad)
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
+        return results, kept, values, gradients, torch.get_rng_state().tolist()
+
     def _run(self, module: nn.Module, parameters: Mapping[str, Tensor], call: _Call) -> _Results:
         module.train(call.training)
-        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, call.inputs)
-        if module is self.built:  # whose arguments are the tensors alone
-            by_name = forward_arguments(self.model, args, kwargs)
-            args, kwargs = (), {name: by_name[name] for name, _ in self.graph.inputs}
+        args, kwargs = self._arguments(module, call.inputs)
         if not call.second or self.reordered:  # else gradients add up, as in a step of several
             for parameter in parameters.values():
                 parameter.grad = None

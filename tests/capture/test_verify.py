@@ -288,24 +288,42 @@ class Counted(nn.Module):
 CALLS: list[Any] = []
 
 
-def test_a_model_runs_four_times_on_values_like_those_of_the_example():
+def test_a_model_runs_without_numbers_in_both_modes_and_once_with_numbers():
+    CALLS.clear()
+    x, ids, mask = torch.rand(1, 3), torch.tensor([5]), torch.tensor([1.0])
+    ag.trace(Counted(), x, ids, mask)
+    assert [(training, graded) for training, graded, *_ in CALLS] == [
+        (False, True), (False, True), (True, True), (True, True), (False, False),
+    ]  # fmt: skip
+    _check_values(x, *CALLS[:4])
+    CALLS.clear()
+    ag.trace(Counted(), x, ids, mask, train=False)
+    assert [training for training, *_ in CALLS] == [False, False, False]
+    CALLS.clear()
+    ag.trace(Counted(), x, ids, mask, verify=False)
+    assert CALLS == []
+
+
+def test_a_model_whose_formulas_differ_runs_four_times_with_numbers(monkeypatch):
+    monkeypatch.setattr(verify._Verification, "equal_formulas", lambda *_: False)
     CALLS.clear()
     x, ids, mask = torch.rand(1, 3), torch.tensor([5]), torch.tensor([1.0])
     ag.trace(Counted(), x, ids, mask)
     assert [(training, graded) for training, graded, *_ in CALLS] == [
         (False, False), (False, False), (True, True), (True, True),
     ]  # fmt: skip
-    first, second, third, fourth = (values[2] for values in CALLS)
-    assert torch.equal(first, x.expand(2, 3)) and torch.equal(third, first)  # two at least
-    assert second.shape == (3, 3) and torch.equal(second, fourth)  # another batch, other numbers
-    assert 0 <= second.min() and second.max() <= x.max() and len(second.unique()) == 9
-    assert all(set(values[3].tolist()) == {5} for values in CALLS)
+    _check_values(x, *CALLS)
     CALLS.clear()
     ag.trace(Counted(), x, ids, mask, train=False)
     assert [(training, graded) for training, graded, *_ in CALLS] == [(False, False), (False, True)]
-    CALLS.clear()
-    ag.trace(Counted(), x, ids, mask, verify=False)
-    assert CALLS == []
+
+
+def _check_values(x, *calls):
+    first, second, third, fourth = (values[2] for values in calls)
+    assert torch.equal(first, x.expand(2, 3)) and torch.equal(third, first)  # two at least
+    assert second.shape == (3, 3) and torch.equal(second, fourth)  # another batch, other numbers
+    assert 0 <= second.min() and second.max() <= x.max() and len(second.unique()) == 9
+    assert all(set(values[3].tolist()) == {5} for values in calls)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +389,8 @@ def test_an_input_that_only_the_example_fits_is_used_again():
 
 def test_a_model_that_is_too_large_for_the_memory_is_noted(monkeypatch):
     monkeypatch.setattr(verify, "_free_memory", lambda: 1000.0)
+    assert ag.trace(nn.Linear(30, 20), torch.zeros(2, 30)).notes == ()  # without numbers
+    monkeypatch.setattr(verify._Verification, "equal_formulas", lambda *_: False)
     small = ag.trace(nn.Linear(3, 2), X)
     assert small.notes == ()
     (note,) = ag.trace(nn.Linear(30, 20), torch.zeros(2, 30)).notes
