@@ -9,6 +9,7 @@ equal formulas compute equal results, and that costs a thousandth of computing t
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -28,7 +29,6 @@ Dims: TypeAlias = tuple[tuple[int, int], ...]  # sizes with strides
 Places: TypeAlias = tuple[int, Dims, int]  # an offset, dimensions and the bytes of an item
 # What shows the memory of a tensor to code that runs no operator.
 _LOOKS = ("numpy", "tolist", "__array__", "data_ptr", "storage", "untyped_storage", "__dlpack__")
-# Operators of which one has to see numbers, and those that give a tensor other memory.
 _NUMBERS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 _MEMORY = frozenset((_aten.set_, _aten.resize_, _aten.resize_as_, _aten._resize_output_))
 # Its result has the operand's memory, which its schema does not say.
@@ -44,6 +44,7 @@ _COPIES: Mapping[object, Callable[..., bool]] = {
     _aten.constant_pad_nd.default: lambda x, sizes, *value: not any(sizes),
     _aten.slice_backward.default: lambda x, shape, *bounds: x.shape == tuple(shape),
 }
+_SUMS = frozenset({_aten.add.Tensor, _aten.add_.Tensor})
 # The arguments that it writes to in training, which its schema does not say.
 _STATISTICS = {_aten.native_batch_norm.default: (3, 4)}
 
@@ -106,6 +107,7 @@ class Formulas(TorchDispatchMode):
         self._numbers: dict[Hashable, int] = {}  # of all formulas so far
         self._parts: dict[int, tuple[int, Places]] = {}  # formulas that are parts of another one
         self._metas: dict[Hashable, Sequence[Any]] = {}  # results without memory, by call
+        self._counts: dict[int, int] = {}  # of the values of a formula
         self._draws = 0
         self._memory: dict[int, tuple[int, Places]] = {}  # what was written, and where, by address
         self._kept: list[object] = []  # so that no address is used twice
@@ -136,7 +138,13 @@ class Formulas(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: PyTree, args: PyTree = (), kwargs: PyTree = None
     ) -> PyTree:
-        kwargs = kwargs or {}
+        try:
+            return self._called(func, args, kwargs or {})
+        except Exception as error:  # forward may catch it
+            self.unclear = self.unclear or str(error) or type(error).__name__
+            raise
+
+    def _called(self, func: torch._ops.OpOverload, args: PyTree, kwargs: PyTree) -> PyTree:
         tensors: list[Tensor] = []
         settings = _described((args, tuple(kwargs.items())), tensors)
         known = any(_address(tensor) in self._memory for tensor in tensors)
@@ -144,6 +152,11 @@ class Formulas(TorchDispatchMode):
         if (views and func._overloadpacket not in _MEMORY) or not known:  # 1
             return func(*args, **kwargs)
         self._check(func, tensors)
+        copied = func in _COPIES and _COPIES[func](*args)
+        if func in _SUMS and self._computed(args[1]):  # a mask that masks nothing
+            copied = args[0].shape == _broadcast(args) and not args[1].any()
+        if copied and func._schema.is_mutable:
+            return args[0]
         formula = self._operator(func, args, kwargs, settings, tensors)  # 2
         written = self._written(func, args, kwargs, formula)
         if written:
@@ -152,14 +165,12 @@ class Formulas(TorchDispatchMode):
         if call not in self._metas:
             self._metas[call] = self._without_memory(func, args, kwargs, tensors)
         metas = self._metas[call]
-        copied = func in _COPIES and _COPIES[func](*args)
-        if func is _aten.add.Tensor and self._computed(args[1]):  # a mask that masks nothing
-            copied = args[0].shape == _broadcast(args) and not args[1].any()
         results = [
             self._result(meta, tensors[0] if copied else None, (formula, place))
             for place, meta in enumerate(metas)
         ]
-        return results if len(results) > 1 else results[0]
+        single = [str(result.type) for result in func._schema.returns] == ["Tensor"]
+        return results[0] if single else results
 
     def _result(
         self, meta: Tensor | None, copied: Tensor | None, formula: Hashable
@@ -225,6 +236,8 @@ class Formulas(TorchDispatchMode):
             composed = _composed(mine, outer)
             if composed is not None:
                 written, mine = around, composed
+        if mine[:2] == (0, _merged([(self._counts.get(written, -1), 1)])):
+            return written
         number = self._number(("part", written, mine))
         self._parts[number] = written, mine
         return number
@@ -234,11 +247,9 @@ class Formulas(TorchDispatchMode):
 
     def _check(self, func: torch._ops.OpOverload, tensors: Sequence[Tensor]) -> None:
         """Refuse what formulas cannot say."""
-        if func is _aten.index.Tensor:  # whose result has an open shape for masks alone
-            needs_numbers = any(tensor.dtype == torch.bool for tensor in tensors[1:])
-        else:
-            needs_numbers = not _NUMBERS.isdisjoint(func.tags)
-        if needs_numbers or func._overloadpacket in _MEMORY:
+        # Only masks give an indexed tensor an open shape.
+        indexed = func is _aten.index.Tensor and all(t.dtype != torch.bool for t in tensors[1:])
+        if _needs_numbers(func) and not indexed:
             raise self._stop(f"{func}, which needs numbers")
         for tensor in tensors:
             if type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type != "cpu":
@@ -283,6 +294,7 @@ class Formulas(TorchDispatchMode):
             before = self._read(everything)
             formula = self._number(("written", before, places, formula))
             places = _places(everything)
+        self._counts[formula] = memory.nbytes() // tensor.itemsize
         self._memory[memory._cdata] = formula, places
 
     def _without_memory(
@@ -311,6 +323,14 @@ class Formulas(TorchDispatchMode):
         inside, named = pytree.tree_map_only(Tensor, _meta, (args, kwargs))
         results = func(*inside, **named)
         return [results] if isinstance(results, Tensor) else results
+
+
+@functools.cache
+def _needs_numbers(func: torch._ops.OpOverload) -> bool:
+    """Return whether one has to see numbers, or an operator gives a tensor other memory."""
+    results = {str(result.type) for result in func._schema.returns}
+    tagged = not _NUMBERS.isdisjoint(func.tags)
+    return tagged or func._overloadpacket in _MEMORY or not results <= {"Tensor", "List[Tensor]"}
 
 
 def _described(value: object, tensors: list[Tensor]) -> Hashable:
