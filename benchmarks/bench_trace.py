@@ -154,6 +154,29 @@ def figures(name: str) -> dict[str, float]:
     return {"export": once, "trace": whole, "ratio": whole / once, "memory": memory, **spent}
 
 
+def pruning() -> float:
+    """Return what a trace, a cut in half and its weights cost over pruning by Torch-Pruning."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    library = importlib.import_module("torch_pruning")
+    model, example = _vision("resnet50")
+
+    def cut() -> None:
+        graph, state = ag.trace(model, example)
+        ag.take(graph, 0.5).transfer.pull(state)
+
+    def pruned() -> float:
+        copy, _ = _vision("resnet50")
+        return _seconds(
+            lambda: library.pruner.BasePruner(
+                copy, example, library.importance.MagnitudeImportance(), pruning_ratio=0.5
+            ).step()
+        )
+
+    cut(), pruned()  # import what they need
+    return min(_seconds(cut) for _ in range(REPEATS)) / min(pruned() for _ in range(REPEATS))
+
+
 def _seconds(work: Callable[[], None]) -> float:
     began = time.process_time()
     work()
@@ -216,6 +239,9 @@ def main(names: list[str] | None = None) -> None:
             print(f"    in exports: {', '.join(places)}")
     mean = math.exp(sum(map(math.log, ratios)) / max(len(ratios), 1))
     print(f"geometric mean {mean:.2f}, largest {max(ratios, default=0):.1f}")
+    if not names:
+        with contextlib.suppress(ModuleNotFoundError):
+            print(f"trace, take and pull of ResNet-50 over Torch-Pruning's step: {pruning():.1f}")
 
 
 if __name__ == "__main__":

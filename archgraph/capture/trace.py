@@ -125,10 +125,10 @@ def trace(
             because of hooks on gradients, memory that two parameters share, attributes that the
             next call reads, or whatever ``verify`` finds. If False, warn instead and add a note.
         verify: Run the model and the built module side by side, two calls in eval mode and two in
-            train mode with backward, on two and three examples where the batch is open, and compare
-            outputs, gradients and buffers. Skipped, with a note, for a model on the meta device or
-            if memory is short. What only shows at a later call, for other values or in larger
-            batches, is not detected.
+            train mode, forward and backward, on two and three examples where the batch is open, and
+            compare outputs, gradients and buffers: their formulas, or their numbers where formulas
+            differ. Skipped, with a note, for a model on the meta device or if memory is short. What
+            only shows at a later call, for other values or in larger batches, is not detected.
         name: Label of the graph. Default: the name of the model's class.
         open: Names of axes whose size stays open, by input and dimension: ``{"ids": {1:
             "length"}}``. Axes of one name have one size; ``batch`` is a name, too, for a batch that

@@ -1,11 +1,11 @@
 """Verify: a model and the module that is built of its graph run side by side.
 
-Two calls in evaluation, two in training with backward, from one seed, with two and three examples
-where the batch is open: outputs, gradients of all parameters and buffers must agree. So whatever a
-capture cannot show (a function with a gradient of its own, a hook, an attribute that the next call
-reads) is found by what it does. What acts only at a later call, at another hour, for other values
-or in larger batches is out of reach. The built module has the parameters of the state itself:
-nothing writes to them.
+Two calls in evaluation, two in training, forward and backward, from one seed, with two and three
+examples where the batch is open: outputs, gradients of all parameters and buffers must agree. So
+whatever a capture cannot show (a function with a gradient of its own, a hook, an attribute that the
+next call reads) is found by what it does. Formulas are compared first, then numbers if formulas do
+not agree. What acts only at a later call, at another hour or in larger batches is out of reach. The
+built module has the parameters of the state itself: nothing writes to them.
 """
 
 from __future__ import annotations
