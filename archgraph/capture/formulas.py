@@ -38,15 +38,8 @@ _FILLED = frozenset(
     getattr(_aten, name).default
     for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 )
-# Operators whose result has the values of the operand, and for which arguments.
-_COPIES: Mapping[object, Callable[..., bool]] = {
-    _aten.clone.default: lambda *args: True,
-    _aten.constant_pad_nd.default: lambda x, sizes, *value: not any(sizes),
-    _aten.slice_backward.default: lambda x, shape, *bounds: x.shape == tuple(shape),
-}
-_SUMS = frozenset({_aten.add.Tensor, _aten.add_.Tensor})
-# The arguments that it writes to in training, which its schema does not say.
-_STATISTICS = {_aten.native_batch_norm.default: (3, 4)}
+# What a batch norm writes to in training, which its schema does not say.
+_STATISTICS = (3, 4)
 
 
 def _attention(args: PyTree, kwargs: PyTree, mask: Tensor | None) -> tuple[PyTree, PyTree]:
@@ -70,6 +63,21 @@ def _slice(args: PyTree, kwargs: PyTree, _: Tensor | None) -> tuple[PyTree, PyTr
     return (incoming, shape, dim % len(shape), *bounds, step), kwargs
 
 
+def _adds_nothing(computed: Callable[[object], bool], x: Tensor, other: object, *_: object) -> bool:
+    """Return whether what is added was computed, is zero and leaves the shape: a mask, say."""
+    if not isinstance(other, Tensor) or not computed(other):
+        return False
+    return x.shape == _broadcast([x, other]) and not other.any()
+
+
+# Calls whose result has the values of the first operand.
+_COPIES: Mapping[object, Callable[..., bool]] = {
+    _aten.clone.default: lambda computed, x, *_: True,
+    _aten.constant_pad_nd.default: lambda computed, x, sizes, *_: not any(sizes),
+    _aten.slice_backward.default: lambda computed, x, shape, *_: x.shape == tuple(shape),
+    _aten.add.Tensor: _adds_nothing,
+    _aten.add_.Tensor: _adds_nothing,
+}
 # One spelling for calls that compute the same; with a mask that was computed, if there is one.
 _SPELLINGS: Mapping[object, Callable[..., tuple[PyTree, PyTree]]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
@@ -152,9 +160,7 @@ class Formulas(TorchDispatchMode):
         if (views and func._overloadpacket not in _MEMORY) or not known:  # 1
             return func(*args, **kwargs)
         self._check(func, tensors)
-        copied = func in _COPIES and _COPIES[func](*args)
-        if func in _SUMS and self._computed(args[1]):  # a mask that masks nothing
-            copied = args[0].shape == _broadcast(args) and not args[1].any()
+        copied = func in _COPIES and _COPIES[func](self._computed, *args)
         if copied and func._schema.is_mutable:
             return args[0]
         formula = self._operator(func, args, kwargs, settings, tensors)  # 2
@@ -164,26 +170,23 @@ class Formulas(TorchDispatchMode):
         call = func, settings, tuple(map(_layout, tensors))
         if call not in self._metas:
             self._metas[call] = self._without_memory(func, args, kwargs, tensors)
-        metas = self._metas[call]
-        results = [
-            self._result(meta, tensors[0] if copied else None, (formula, place))
-            for place, meta in enumerate(metas)
-        ]
-        single = [str(result.type) for result in func._schema.returns] == ["Tensor"]
-        return results[0] if single else results
+        results = self._results(self._metas[call], formula, tensors[0] if copied else None)  # 3
+        return results[0] if _gives_one(func) else results
 
-    def _result(
-        self, meta: Tensor | None, copied: Tensor | None, formula: Hashable
-    ) -> Tensor | None:
-        """Return a result without numbers: a copy of an operand, or of a formula."""
-        if meta is None:
-            return None
-        result = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
-        if copied is not None and copied.dtype == result.dtype:
-            self._write(result, self._read(copied))
-        else:
-            self._write(result, self._number(formula))
-        return result
+    def _results(
+        self, metas: Sequence[Any], formula: int, copied: Tensor | None
+    ) -> list[Tensor | None]:
+        """Return the results of a call without numbers: of a formula, or copies of an operand."""
+        results: list[Tensor | None] = []
+        for place, meta in enumerate(metas):
+            result, values = None, self._number((formula, place))
+            if meta is not None:
+                result = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
+                if copied is not None and copied.dtype == meta.dtype:
+                    values = self._read(copied)
+                self._write(result, values)
+            results.append(result)
+        return results
 
     def _operator(
         self,
@@ -236,7 +239,7 @@ class Formulas(TorchDispatchMode):
             composed = _composed(mine, outer)
             if composed is not None:
                 written, mine = around, composed
-        if mine[:2] == (0, _merged([(self._counts.get(written, -1), 1)])):
+        if written in self._counts and mine[:2] == (0, _merged([(self._counts[written], 1)])):
             return written
         number = self._number(("part", written, mine))
         self._parts[number] = written, mine
@@ -263,26 +266,20 @@ class Formulas(TorchDispatchMode):
         self, func: torch._ops.OpOverload, args: PyTree, kwargs: PyTree, formula: int
     ) -> list[Tensor]:
         """State what an operator writes to; return it if the operator does."""
-        if func in _STATISTICS and args[5]:
-            for place in _STATISTICS[func]:
-                if args[place] is not None:
-                    self._write(args[place], self._number((formula, "argument", place)))
+        for place in _STATISTICS if func is _aten.native_batch_norm.default and args[5] else ():
+            if args[place] is not None:
+                self._write(args[place], self._number((formula, "argument", place)))
         if not func._schema.is_mutable:
             return []
-        written = []
-        for place, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                tensor = args[place] if place < len(args) else kwargs.get(argument.name)
-                if not isinstance(tensor, Tensor):
-                    raise self._stop(f"{func}, which writes to several tensors")
-                written.append(tensor)
-        returned = [result.alias_info is not None for result in func._schema.returns]
-        if any(returned) and (not all(returned) or len(returned) != len(written)):
-            raise self._stop(f"{func}, which returns something new beside what it wrote")
-        for place, tensor in enumerate(written):
-            key = (formula, place) if any(returned) else (formula, "argument", place)
+        places, returned = _writes(func)
+        arguments = dict(enumerate(args)) | kwargs
+        written = [arguments.get(place, arguments.get(name)) for place, name in places]
+        if returned is None or not all(isinstance(tensor, Tensor) for tensor in written):
+            raise self._stop(f"{func}, which writes to something else than what it returns")
+        for i, tensor in enumerate(written):
+            key = (formula, i) if returned else (formula, "argument", i)
             self._write(tensor, self._number(key))
-        return written if any(returned) else []
+        return written if returned else []
 
     def _write(self, tensor: Tensor, formula: int) -> None:  # 4
         """State what a tensor's memory holds from now on."""
@@ -331,6 +328,25 @@ def _needs_numbers(func: torch._ops.OpOverload) -> bool:
     results = {str(result.type) for result in func._schema.returns}
     tagged = not _NUMBERS.isdisjoint(func.tags)
     return tagged or func._overloadpacket in _MEMORY or not results <= {"Tensor", "List[Tensor]"}
+
+
+@functools.cache
+def _writes(func: torch._ops.OpOverload) -> tuple[list[tuple[int, str]], bool | None]:
+    """Return which arguments an operator writes to, and whether it returns them; None: in part."""
+    places = [
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    returned = [result.alias_info is not None for result in func._schema.returns]
+    whole = not any(returned) or (all(returned) and len(returned) == len(places))
+    return places, any(returned) if whole else None
+
+
+@functools.cache
+def _gives_one(func: torch._ops.OpOverload) -> bool:
+    """Return whether an operator gives a tensor, not several."""
+    return [str(result.type) for result in func._schema.returns] == ["Tensor"]
 
 
 def _described(value: object, tensors: list[Tensor]) -> Hashable:
@@ -412,10 +428,10 @@ def _composed(inner: Places, outer: Places) -> Places | None:
         pieces: list[tuple[int, int]] = []
         for i, (length, apart) in reversed([*enumerate(around)]):
             step, between = divmod(stride, spans[i])
-            if size == 1 or between or not 0 < step < length:
+            if between or not 0 < step < length:
                 continue
             count = size if at[i] + (size - 1) * step < length else length // step
-            if count < size and (at[i] or length % step or size % count):
+            if size % count or (count < size and at[i] + length % step):
                 return None
             at[i] += (count - 1) * step
             pieces.insert(0, (count, step * apart))

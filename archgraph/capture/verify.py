@@ -341,6 +341,16 @@ class _Verification:
         theirs = dict(self.built.named_parameters(remove_duplicate=False))
         return {name: theirs[name] for name in self.parameters if name in theirs}
 
+    def _common_buffers(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the buffers that both modules have and that a graph says how to update."""
+        both = (self.model, self.built)
+        names, others = (dict(m.named_buffers(remove_duplicate=False)).keys() for m in both)
+        return {
+            name: buffer
+            for name, buffer in module.named_buffers(remove_duplicate=False)
+            if name in names & others and name.rpartition(".")[0] not in self.unread
+        }
+
     def _arguments(self, module: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
         """Return copies of inputs as a module takes them."""
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
@@ -379,26 +389,19 @@ class _Verification:
             for parameter in parameters.values():
                 parameter.grad = None
         torch.manual_seed(int(call.second))
-        with formulas.of(parameters), torch.set_grad_enabled(call.backward):
-            outputs = list(_named_tensors(module(*args, **kwargs)).values())
-        smooth = [tensor for tensor in outputs if tensor.requires_grad]
-        results = [(tensor.requires_grad, formulas.value(tensor)) for tensor in outputs]
-        _, functions = _backward(smooth)
-        both = (self.model, self.built)
-        names, others = (dict(m.named_buffers(remove_duplicate=False)).keys() for m in both)
-        buffers = {
-            name: buffer
-            for name, buffer in module.named_buffers(remove_duplicate=False)
-            if name in names & others and name.rpartition(".")[0] not in self.unread
-        }
-        kept = {name: formulas.value(buffer) for name, buffer in buffers.items()}
-        if smooth:
-            generator = torch.Generator().manual_seed(2)
-            incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
-            with formulas.of(parameters):
+        with formulas.of(parameters):
+            with torch.set_grad_enabled(call.backward):
+                outputs = list(_named_tensors(module(*args, **kwargs)).values())
+            results = [(tensor.requires_grad, formulas.value(tensor)) for tensor in outputs]
+            smooth = [tensor for tensor in outputs if tensor.requires_grad]
+            _, functions = _backward(smooth)
+            buffers = self._common_buffers(module)
+            kept = {name: formulas.value(buffer) for name, buffer in buffers.items()}
+            if smooth:
+                generator = torch.Generator().manual_seed(2)
+                incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
                 torch.autograd.backward(smooth, incoming)
-        after = {name: formulas.value(buffer) for name, buffer in buffers.items()}
-        if functions or after != kept:
+        if functions or kept != {name: formulas.value(buffer) for name, buffer in buffers.items()}:
             raise Unclear("a backward pass of one's own")
         values = {name: formulas.value(parameter) for name, parameter in parameters.items()}
         gradients = {

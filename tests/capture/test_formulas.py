@@ -43,6 +43,7 @@ STEPS = st.one_of(
     st.tuples(st.just("slice"), st.integers(0, 3), st.integers(0, 2), st.integers(1, 3)),
     st.tuples(st.just("transpose"), st.integers(0, 3), st.integers(0, 3)),
     st.tuples(st.just("clone")),
+    st.tuples(st.just("copy")),
     st.tuples(st.just("reshape"), st.integers(0, 7)),
     st.tuples(st.just("expand")),
     st.tuples(st.just("unsqueeze")),
@@ -63,6 +64,8 @@ def stepped(x: Tensor, step: tuple[Any, ...]) -> Tensor:
             return x.transpose(dim, more[1] % x.dim())
         case "clone":
             return x.clone(memory_format=torch.contiguous_format)
+        case "copy":  # in the order of memory
+            return x.clone()
         case "reshape" if x.numel() == 24:
             return x.reshape(SHAPES[more[0]])
         case "expand" if 0 < x.dim() < 4:
@@ -92,11 +95,11 @@ def test_equal_formulas_of_parts_are_equal_values(first, second):
 def test_a_part_of_a_part_has_the_places_of_both(first, second):
     x = torch.arange(24).reshape(2, 3, 4)
     for step in first:
-        x = stepped(x, step) if step[0] not in ("clone", "reshape") else x
+        x = stepped(x, step) if step[0] not in ("clone", "copy", "reshape") else x
     flat = x.contiguous().view(-1)
     inner = flat.view(x.shape)
     for step in second:
-        inner = stepped(inner, step) if step[0] not in ("clone", "reshape") else inner
+        inner = stepped(inner, step) if step[0] not in ("clone", "copy", "reshape") else inner
     if inner.data_ptr() < flat.data_ptr() or not inner.numel():
         return
     relative = int(inner.storage_offset() - flat.storage_offset()), *_places(inner)[1:]
