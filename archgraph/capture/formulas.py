@@ -9,9 +9,13 @@ equal formulas compute equal results, and that costs a thousandth of computing t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import gc
 import math
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
@@ -28,7 +32,19 @@ _aten = torch.ops.aten
 Dims: TypeAlias = tuple[tuple[int, int], ...]  # sizes with strides
 Places: TypeAlias = tuple[int, Dims, int]  # an offset, dimensions and the bytes of an item
 # What shows the memory of a tensor to code that runs no operator.
-_LOOKS = ("numpy", "tolist", "__array__", "data_ptr", "storage", "untyped_storage", "__dlpack__")
+_LOOKS = (
+    *("numpy", "tolist", "__array__", "data_ptr", "storage", "untyped_storage", "__dlpack__"),
+    *(
+        "item",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__complex__",
+        "__index__",
+    ),  # `torch.tensor([x])`
+)
+# Another thread would compute with numbers.
+_THREADS = ((threading.Thread, "start"), (ThreadPoolExecutor, "submit"))
 _NUMBERS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 _MEMORY = frozenset((_aten.set_, _aten.resize_, _aten.resize_as_, _aten._resize_output_))
 # Its result has the operand's memory, which its schema does not say.
@@ -107,18 +123,20 @@ class Formulas(TorchDispatchMode):
     Attributes:
         unclear: What has no formula; empty if everything has one. Forward may have caught the
             exception.
+        drew: Whether random numbers would have been drawn.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.unclear = ""
+        self.drew = False
         self._numbers: dict[Hashable, int] = {}  # of all formulas so far
         self._parts: dict[int, tuple[int, Places]] = {}  # formulas that are parts of another one
         self._metas: dict[Hashable, Sequence[Any]] = {}  # results without memory, by call
         self._counts: dict[int, int] = {}  # of the values of a formula
-        self._draws = 0
         self._memory: dict[int, tuple[int, Places]] = {}  # what was written, and where, by address
-        self._kept: list[object] = []  # so that no address is used twice
+        self._kept: list[torch.UntypedStorage] = []  # so that no address is used twice
+        self._made: list[torch.UntypedStorage] = []  # memory of results
 
     @contextlib.contextmanager
     def of(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
@@ -126,7 +144,6 @@ class Formulas(TorchDispatchMode):
 
         Code that looks at numbers of a tensor that has none raises.
         """
-        self._draws = 0
         for name, parameter in parameters.items():
             if _address(parameter) not in self._memory:
                 self._write(parameter, self._number(name))
@@ -139,9 +156,34 @@ class Formulas(TorchDispatchMode):
 
             return method
 
-        looks = [(Tensor, name, guarded(getattr(Tensor, name))) for name in _LOOKS]
-        with replaced(looks), self:
-            yield
+        def threaded(*args: Any, **kwargs: Any) -> Any:
+            raise self._stop("code that runs in another thread")
+
+        looks = ((Tensor, name, guarded(getattr(Tensor, name))) for name in _LOOKS)
+        threads = ((owner, name, threaded) for owner, name in _THREADS)
+        settings: Any = torch.utils.deterministic
+        fills, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
+        try:
+            with replaced((*looks, *threads)), self:
+                yield
+        finally:
+            settings.fill_uninitialized_memory = fills
+
+    def kept_outside(self) -> bool:
+        """Return whether anybody still has a result; fill what is there with NaN.
+
+        Call it when one's own results are gone.
+        """
+
+        def alive() -> list[torch.UntypedStorage]:
+            return [m for m in self._made if torch._C._storage_Use_Count(m._cdata) > 1]
+
+        if alive():
+            gc.collect()  # autograd and forward may hold one another
+        kept = alive()
+        for memory in kept:
+            torch.empty(0, dtype=torch.uint8).set_(memory).fill_(255)
+        return bool(kept)
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: PyTree, args: PyTree = (), kwargs: PyTree = None
@@ -158,10 +200,17 @@ class Formulas(TorchDispatchMode):
         known = any(_address(tensor) in self._memory for tensor in tensors)
         views = func.is_view or torch.Tag.inplace_view in func.tags or func in _VIEWS | _FILLED
         if (views and func._overloadpacket not in _MEMORY) or not known:  # 1
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if known and func not in _FILLED and not self._shares(result):
+                raise self._stop(f"{func}, which copies in inference mode")
+            return result
         self._check(func, tensors)
-        copied = func in _COPIES and _COPIES[func](self._computed, *args)
+        copied = func in _COPIES and "alpha" not in kwargs
+        copied = copied and _COPIES[func](self._computed, *args)
         if copied and func._schema.is_mutable:
+            return args[0]
+        if func is _aten.copy_.default and _alike(*args[:2]):
+            self._write(args[0], self._read(args[1]))
             return args[0]
         formula = self._operator(func, args, kwargs, settings, tensors)  # 2
         written = self._written(func, args, kwargs, formula)
@@ -173,6 +222,10 @@ class Formulas(TorchDispatchMode):
         results = self._results(self._metas[call], formula, tensors[0] if copied else None)  # 3
         return results[0] if _gives_one(func) else results
 
+    def _shares(self, results: PyTree) -> bool:
+        """Return whether views have the memory of what has a formula."""
+        return all(not self._computed(result) for result in pytree.tree_leaves(results))
+
     def _results(
         self, metas: Sequence[Any], formula: int, copied: Tensor | None
     ) -> list[Tensor | None]:
@@ -182,9 +235,10 @@ class Formulas(TorchDispatchMode):
             result, values = None, self._number((formula, place))
             if meta is not None:
                 result = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
-                if copied is not None and copied.dtype == meta.dtype:
+                if copied is not None and copied.dtype == meta.dtype and _is_plain(copied):
                     values = self._read(copied)
                 self._write(result, values)
+                self._made.append(self._kept[-1])
             results.append(result)
         return results
 
@@ -207,13 +261,19 @@ class Formulas(TorchDispatchMode):
         if torch.Tag.pointwise in func.tags:  # whose operands repeat by themselves
             more = tuple(_broadcast(tensors))
             tensors = [_least(t) if self._computed(t) else t for t in tensors]
-        # In the order of memory. Attention on a CPU has no dropout, whatever its tags say.
+        # Attention on a CPU has no dropout, whatever its tags say.
         if torch.Tag.nondeterministic_seeded in func.tags and func not in _SPELLINGS:
-            self._draws += 1
-            more = self._draws, *map(_layout, tensors)
+            self.drew = True
+            more = self._drawn(), *map(_layout, tensors)  # in the order of memory
         name = func._schema.name.removesuffix("_"), func._schema.overload_name
         operands = tuple(map(self.value, tensors))
         return self._number((name, settings, more, operands))
+
+    def _drawn(self) -> bytes:
+        """Return the state of the generator, and go on from it: the next draw is another one."""
+        state = _hash(torch.get_rng_state())
+        torch.default_generator.manual_seed(int.from_bytes(state[:7], "little"))
+        return state
 
     def _computed(self, operand: object) -> bool:
         """Return whether an operand is a tensor with numbers."""
@@ -284,6 +344,10 @@ class Formulas(TorchDispatchMode):
     def _write(self, tensor: Tensor, formula: int) -> None:  # 4
         """State what a tensor's memory holds from now on."""
         memory, places = TensorBase.untyped_storage(tensor), _places(tensor)
+        if not memory.resizable():  # NumPy has it, too
+            raise self._stop("code that writes to memory of an array")
+        if any(size > 1 and not stride for size, stride in places[1]):
+            raise self._stop("code that writes to one place several times")
         self._kept.append(memory)
         whole = memory.nbytes() == tensor.nbytes and _is_dense(tensor)
         if not whole:
@@ -324,9 +388,9 @@ class Formulas(TorchDispatchMode):
 
 @functools.cache
 def _needs_numbers(func: torch._ops.OpOverload) -> bool:
-    """Return whether one has to see numbers, or an operator gives a tensor other memory."""
+    """Return whether one has to see numbers, or what an operator does is unknown."""
     results = {str(result.type) for result in func._schema.returns}
-    tagged = not _NUMBERS.isdisjoint(func.tags)
+    tagged = func.namespace != "aten" or not _NUMBERS.isdisjoint(func.tags)
     return tagged or func._overloadpacket in _MEMORY or not results <= {"Tensor", "List[Tensor]"}
 
 
@@ -356,13 +420,24 @@ def _described(value: object, tensors: list[Tensor]) -> Hashable:
         return Tensor
     if isinstance(value, tuple | list):
         return tuple(_described(item, tensors) for item in value)
-    return type(value), value
+    return type(value), repr(value) if isinstance(value, float) else value  # 0.0 is not -0.0
 
 
 def _broadcast(tensors: Sequence[Tensor]) -> Sequence[int]:
     """Return the shape of a pointwise operator's result."""
     shapes = {tensor.shape for tensor in tensors}
     return shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether memory holds a tensor's values as they are."""
+    return not (tensor.is_conj() or tensor.is_neg())
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether a tensor can be a copy of another one as it is."""
+    same = (one.shape, one.dtype) == (other.shape, other.dtype)
+    return same and _is_plain(one) and _is_plain(other)
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -375,7 +450,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 def _least(tensor: Tensor) -> Tensor:
     """Return a tensor without the first dimensions along which it repeats."""
-    while tensor.dim() and len(tensor) and bool((tensor == tensor[:1]).all()):
+    while tensor.dim() and len(tensor) and _bytes(tensor) == _bytes(tensor[:1].expand_as(tensor)):
         tensor = tensor[0]
     return tensor
 
@@ -418,7 +493,7 @@ def _composed(inner: Places, outer: Places) -> Places | None:
        alone, or through all of it and on.
     """
     (start, dims, item), (offset, around, outer_item) = inner, outer
-    if item != outer_item:
+    if item != outer_item or (0, 1) in dims:
         return None
     spans = [math.prod(size for size, _ in around[i + 1 :]) for i in range(len(around))]
     at = [start // span % size for span, (size, _) in zip(spans, around, strict=True)]  # 1
@@ -430,8 +505,9 @@ def _composed(inner: Places, outer: Places) -> Places | None:
             step, between = divmod(stride, spans[i])
             if between or not 0 < step < length:
                 continue
-            count = size if at[i] + (size - 1) * step < length else length // step
-            if size % count or (count < size and at[i] + length % step):
+            fits = at[i] + (size - 1) * step < length
+            count = size if fits else length // step
+            if not fits and (at[i] or length % step or size % count):
                 return None
             at[i] += (count - 1) * step
             pieces.insert(0, (count, step * apart))
@@ -483,5 +559,11 @@ _SHAPES: Mapping[object, Callable[..., PyTree]] = {
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    return blake2b(flat.view(torch.uint8).numpy().tobytes() if len(flat) else b"").digest()
+    """Return a hash of a tensor's values in order; NumPy would keep a hold on its memory."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return _hash(flat)
+
+
+def _hash(tensor: Tensor) -> bytes:
+    """Return a hash of the memory of a tensor in order."""
+    return blake2b(ctypes.string_at(TensorBase.data_ptr(tensor), tensor.nbytes)).digest()

@@ -43,7 +43,7 @@ def restored(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
     others = (value for value, _ in memory if not isinstance(value, nn.Parameter))
     copies = [(value, _copy(value)) for value in others]
     devices = {t.device.index for t, _ in memory if isinstance(t, Tensor) and t.is_cuda}
-    caches = {cache: cache.cache_info().currsize for cache in _caches()}
+    caches = {cache: cache.cache_info().currsize for cache in _caches(model)}
 
     def changed() -> list[str]:
         names = (
@@ -117,20 +117,26 @@ def _joined(path: str, key: object) -> str:
     return f"{path[:-1]}.{key}" if path.endswith(":") else f"{path}[{key!r}]"
 
 
-def _caches() -> set[functools._lru_cache_wrapper[object]]:
-    """Return ``functools.cache`` functions of all loaded modules except the capture's."""
+def _caches(model: nn.Module) -> set[functools._lru_cache_wrapper[object]]:
+    """Return ``functools.cache`` functions and methods of a model and all loaded modules.
+
+    Those of the capture's modules are left out.
+    """
 
     def is_others(name: str) -> bool:
         return name.partition(".")[0] not in _CAPTURE
 
     # Lists: a module may be imported meanwhile, by another thread.
-    return {
-        value
+    modules = [
+        module
         for name, module in [*sys.modules.items()]
         if is_others(name) and is_users(_file(module))
-        for value in [*vars(module).values()]
-        if type(value) is _CACHE and is_others(value.__module__)
-    }
+    ]
+    values = [value for module in modules for value in [*vars(module).values()]]
+    classes = [value for value in values if isinstance(value, type)]
+    classes += [base for module in model.modules() for base in type(module).__mro__]
+    values += [value for class_ in classes for value in [*vars(class_).values()]]
+    return {value for value in values if type(value) is _CACHE and is_others(value.__module__)}
 
 
 def _file(module: ModuleType) -> str:

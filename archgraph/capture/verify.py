@@ -121,9 +121,10 @@ def verify(
 ) -> list[Note]:
     """Compare a model with the module that is built of its graph; nothing of the calls stays.
 
-    1. Run both without numbers, and once with numbers in evaluation. Equal formulas say that both
-       compute the same in all calls.
-    2. Where formulas differ, or forward looks at numbers, run all calls with numbers.
+    1. Run both without numbers. Equal formulas say that both compute the same in all calls.
+    2. Run them with numbers in evaluation; in training, too, where random numbers are drawn, whose
+       order depends on memory.
+    3. Where formulas differ, or forward looks at numbers, run all calls with numbers.
 
     Args:
         model: The model.
@@ -136,23 +137,27 @@ def verify(
     Returns:
         Errors for what differs, notes for what could not be compared.
     """
-    example, inputs = captured.inputs, captured.few()
-    other = redrawn(captured.larger(inputs))
-    modes = (False, True) if train else (False,)
-    with restored(model) as changed, _plainly(model), quiet():  # 1
-        built = filled(graph, state, shared=True)
-        work = _Verification(model, built, graph, changed, unread, captured.branches)
-        calls = [_Call(i, mode, True, i is other) for mode in modes for i in (inputs, other)]
-        calls += (_Call(ends, training=False, backward=False) for _, ends in captured.ends())
-        without = captured.branches or captured.observed.autocast  # a formula for each operator
-        if not without and work.equal_formulas(calls):
-            work.compare(_Call(inputs, training=False, backward=False))
-            if not work.notes:
-                return []
+    formulas, notes = Formulas(), list[Note]()
+    inputs, modes = captured.few(), (False, True) if train else (False,)
+    alike = _equal_formulas(formulas, model, graph, state, captured, modes, unread)  # 1
+    if formulas.kept_outside():
+        notes.append(
+            "forward keeps results outside of the model (in a global, a class, a closure); what it "
+            "kept while it was traced is NaN"
+        )
+    if alike:
+        with restored(model) as changed, _plainly(model), quiet():  # 2
+            built = filled(graph, state, shared=True)
+            work = _Verification(model, built, graph, changed, unread, captured.branches)
+            for training in modes[: 1 + formulas.drew]:
+                work.compare(_Call(inputs, training, backward=False))
+            if not work.notes and not work.reordered:
+                return notes
     reason = _too_large(state)
     if reason:
-        return [f"not verified: {reason}"]
-    with restored(model) as changed, _plainly(model), quiet():  # 2
+        return [*notes, f"not verified: {reason}"]
+    example, other = captured.inputs, redrawn(captured.larger(inputs))
+    with restored(model) as changed, _plainly(model), quiet():  # 3
         built = filled(graph, state, shared=True)
         work = _Verification(model, built, graph, changed, unread, captured.branches)
         # Not every forward takes other values, or another batch: the example has to do then.
@@ -164,7 +169,31 @@ def verify(
             work.compare(_Call(other, training, backward, second=True, cast=cast), instead)
         for sizes, ends in captured.ends():
             work.compare(_Call(ends, training=False, backward=False, sizes=sizes), (example,))
-        return work.notes
+        return [*notes, *work.notes]
+
+
+def _equal_formulas(
+    formulas: Formulas,
+    model: nn.Module,
+    graph: ArchGraph,
+    state: State,
+    captured: Captured,
+    modes: Collection[bool],
+    unread: Collection[str],
+) -> bool:
+    """Return whether a model and the module of its graph have equal formulas in all calls."""
+    if captured.branches or captured.observed.autocast:  # no formula for each operator
+        return False
+    inputs = captured.few()
+    other = redrawn(captured.larger(inputs))
+    calls = [_Call(i, mode, True, i is other) for mode in modes for i in (inputs, other)]
+    # Twice without gradients as well: what a call leaves, the next one may read.
+    calls += [_Call(i, training=False, backward=False) for i in (inputs, other)]
+    calls += (_Call(ends, training=False, backward=False) for _, ends in captured.ends())
+    with restored(model) as changed, _plainly(model), quiet():
+        built = filled(graph, state, shared=True)
+        work = _Verification(model, built, graph, changed, unread, captured.branches)
+        return work.equal_formulas(formulas, calls)
 
 
 def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Captured) -> ArchGraph:
@@ -359,9 +388,9 @@ class _Verification:
         by_name = forward_arguments(self.model, args, kwargs)
         return (), {name: by_name[name] for name, _ in self.graph.inputs}  # the tensors alone
 
-    def equal_formulas(self, calls: Sequence[_Call]) -> bool:
+    def equal_formulas(self, formulas: Formulas, calls: Sequence[_Call]) -> bool:
         """Return whether calls of both modules have equal formulas, forward and backward."""
-        formulas, theirs = Formulas(), self._built_parameters()
+        theirs = self._built_parameters()
         try:
             for call in calls:
                 expected = self._formulas(formulas, self.model, self.parameters, call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def value(make: Callable[[Tensor], Tensor], formulas: Formulas | None = None) ->
     """Return the number of what a function makes of a weight."""
     formulas = formulas or Formulas()
     weight = WEIGHT.detach().clone()
+    torch.manual_seed(0)
     with formulas.of({"weight": weight}):
         return formulas.value(make(weight))
 
@@ -183,10 +185,21 @@ def test_masks_and_scales_of_attention_have_one_spelling():
     assert same(attended, lambda w: attended(w, scale=0.5))
 
 
-def test_random_numbers_are_counted_in_the_order_of_memory():
+def test_random_numbers_go_by_the_generator_and_the_order_of_memory():
     assert same(lambda w: F.dropout(w), lambda w: F.dropout(w))
     assert not same(lambda w: F.dropout(w), lambda w: (F.dropout(w * 2), F.dropout(w))[1])
     assert not same(lambda w: F.dropout(w.mT).mT, lambda w: F.dropout(w))
+    assert not same(
+        lambda w: torch.rand(3, 4) + w, lambda w: (F.dropout(w), torch.rand(3, 4) + w)[1]
+    )
+
+    def again(w: Tensor) -> Tensor:
+        state = torch.get_rng_state()
+        F.dropout(w)
+        torch.set_rng_state(state)
+        return F.dropout(w)
+
+    assert same(again, F.dropout)
 
 
 # -- code that looks at numbers -------------------------------------------------------------------
@@ -205,6 +218,9 @@ LOOKS: dict[str, Callable[[Tensor], object]] = {
     "pickle": lambda x: pickle.dumps(x),
     "address": lambda x: x.data_ptr(),
     "memory": lambda x: x.untyped_storage(),
+    "list": lambda x: torch.tensor([x.sum()]),
+    "inference": lambda x: torch.inference_mode()(Tensor.contiguous)(x.mT),
+    "array": lambda x: torch.from_numpy(np.zeros(3, np.float32)).copy_(x[0, 0, :3]),
     "dlpack": lambda x: torch.utils.dlpack.from_dlpack(x),
 }
 
@@ -213,11 +229,18 @@ LOOKS: dict[str, Callable[[Tensor], object]] = {
 def test_code_that_looks_at_numbers_is_noticed(look):
     formulas, weight = Formulas(), WEIGHT.detach().clone()
     with formulas.of({"weight": weight}):
-        look(torch.ones(3))  # what depends on no parameter has numbers
+        look(torch.ones(2, 3, 4))  # what depends on no parameter has numbers
         with pytest.raises(Unclear):
             look(weight * 2)
     assert formulas.unclear
     look(weight * 2)  # afterwards everything is as ever
+
+
+def test_other_threads_are_noticed():
+    formulas = Formulas()
+    with formulas.of({}), pytest.raises(Unclear, match="thread"):
+        threading.Thread(target=print).start()
+    assert formulas.unclear
 
 
 def test_memory_is_not_touched():
@@ -229,6 +252,16 @@ def test_memory_is_not_touched():
     with formulas.of({"weight": weight}):
         assert formulas.value(weight.repeat(2**29).exp() * 2)  # 2 GiB each
     assert resident() - before < 2**28
+
+
+def test_what_is_kept_outside_is_nan():
+    kept: list[Tensor] = []
+    formulas, weight = Formulas(), WEIGHT.detach().clone()
+    with formulas.of({"weight": weight}):
+        kept.append((weight * 2)[0])
+    assert formulas.kept_outside() and kept[0].isnan().all()
+    kept.clear()
+    assert not formulas.kept_outside()
 
 
 # -- modules --------------------------------------------------------------------------------------
@@ -263,7 +296,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize(("make", "shape"), MODULES.values(), ids=MODULES)
-def test_modules_run_once_with_numbers(make, shape, monkeypatch):
+def test_modules_run_once_with_numbers_in_each_mode_that_draws(make, shape, monkeypatch):
     calls = []
     run = verify._Verification._run
 
@@ -275,6 +308,7 @@ def test_modules_run_once_with_numbers(make, shape, monkeypatch):
     model = make()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     ag.trace(model, torch.randn(shape))
-    assert [call.training for call in calls] == [False, False]  # the model, and what was built
+    draws = any(isinstance(module, nn.Dropout) for module in model.modules())
+    assert [call.training for call in calls] == [False, False, *[True, True] * draws]
     assert all(torch.equal(buffers[name], buffer) for name, buffer in model.named_buffers())
     assert all(parameter.grad is None for parameter in model.parameters())

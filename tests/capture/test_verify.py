@@ -293,12 +293,13 @@ def test_a_model_runs_without_numbers_in_both_modes_and_once_with_numbers():
     x, ids, mask = torch.rand(1, 3), torch.tensor([5]), torch.tensor([1.0])
     ag.trace(Counted(), x, ids, mask)
     assert [(training, graded) for training, graded, *_ in CALLS] == [
-        (False, True), (False, True), (True, True), (True, True), (False, False),
+        (False, True), (False, True), (True, True), (True, True),
+        (False, False), (False, False), (False, False),
     ]  # fmt: skip
     _check_values(x, *CALLS[:4])
     CALLS.clear()
     ag.trace(Counted(), x, ids, mask, train=False)
-    assert [training for training, *_ in CALLS] == [False, False, False]
+    assert [training for training, *_ in CALLS] == [False] * 5
     CALLS.clear()
     ag.trace(Counted(), x, ids, mask, verify=False)
     assert CALLS == []
