@@ -159,7 +159,9 @@ class Formulas(TorchDispatchMode):
         def threaded(*args: Any, **kwargs: Any) -> Any:
             raise self._stop("code that runs in another thread")
 
-        looks = ((Tensor, name, guarded(getattr(Tensor, name))) for name in _LOOKS)
+        looks: list[tuple[object, str, object]]
+        looks = [(Tensor, name, guarded(getattr(Tensor, name))) for name in _LOOKS]
+        looks += ((m, "to_dlpack", guarded(m.to_dlpack)) for m in (torch, torch.utils.dlpack))
         threads = ((owner, name, threaded) for owner, name in _THREADS)
         settings: Any = torch.utils.deterministic
         fills, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
