@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -19,6 +19,7 @@ from archgraph.errors import DataError, GraphError, RewriteError
 from archgraph.rewrites.laws import in_float64, masked, random_inputs, random_state
 from archgraph.states.importance import Importance
 from archgraph.states.pieces import position_sums
+from tests.examples import at_most
 from tests.nets import FOREIGN, image, networks
 
 METHODS: tuple[ImportanceMethod, ...] = ("weights", "taylor")
@@ -49,7 +50,7 @@ def scored(graph: ag.ArchGraph, state: Any, method: Any) -> Importance:
 # -- laws --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=6)
+@at_most(3)
 @given(networks())
 def test_a_position_touches_what_its_cut_removes(net):
     graph = ag.trace(net, image()).graph
@@ -66,7 +67,7 @@ def test_a_position_touches_what_its_cut_removes(net):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=5)
+@at_most(2)
 @given(networks(), st.randoms(use_true_random=False))
 def test_scores_follow_a_permutation_of_the_axes(method, net, random):
     graph, state = in_double(net)
@@ -86,7 +87,7 @@ def test_scores_follow_a_permutation_of_the_axes(method, net, random):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=5)
+@at_most(2)
 @given(networks(), st.integers(0, 99))
 def test_a_position_without_weights_is_the_least_important(method, net, at):
     graph, state = in_double(net)
@@ -100,7 +101,7 @@ def test_a_position_without_weights_is_the_least_important(method, net, at):
     assert scores.max() > 0
 
 
-@settings(max_examples=6)
+@at_most(3)
 @given(networks(), st.sampled_from([0.25, 0.5, 0.75]))
 def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
     graph, state = ag.trace(net, image())
@@ -214,6 +215,7 @@ def test_the_influence_of_a_dense_block_is_that_of_what_it_appends(factor):
     assert scores.blocks["1"] == pytest.approx(1 - 1 / np.sqrt(1 + factor**2), abs=1e-12)
 
 
+@pytest.mark.full
 def test_heads_are_scored_whole():
     """A head is worth the sum of what its positions are worth."""
     foreign = FOREIGN["bert"]()

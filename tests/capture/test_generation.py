@@ -110,7 +110,7 @@ def _tensors(results: Any) -> dict[str, torch.Tensor]:
     return {k: v for k, v in results.items() if isinstance(v, torch.Tensor)}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_default_configuration_gives_the_same_results(name):
     net, inputs = model(name)
@@ -182,6 +182,7 @@ def test_settings_are_taken_back_where_they_do_not_help():
     assert vars(net.config) == before
 
 
+@pytest.mark.full
 def test_embeddings_and_a_mask_as_inputs():
     net, inputs = model("llama")
     given = {

@@ -46,6 +46,7 @@ class Net(nn.Module):
 # -- parametrised modules -----------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -98,6 +99,7 @@ def test_containers_that_forward_fills_are_emptied():
 # -- precision ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(dtype):
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).to(dtype)
@@ -134,6 +136,7 @@ def cast_region_without_gradient(net, x):
     return y.float() + z.float().mean()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "body",
     [
@@ -272,6 +275,7 @@ class Elsewhere(nn.Module):
         return self.layer(x) @ weight.T + shift
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "hold",
     [
@@ -887,6 +891,7 @@ class ByBatch(nn.Module):
         return self.layer(x) * 2 if self.asks(x.shape[0]) else self.layer(x)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("batch", [3, 4, 8])
 def test_a_branch_on_the_batch_size_limits_it(batch):
     """Within the sizes of one branch the batch is free; for others the built module refuses."""
@@ -907,6 +912,7 @@ def test_a_branch_on_the_batch_size_limits_it(batch):
                     built(x)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("batch", [3, 70, 300])
 def test_a_branch_on_the_batch_size_that_computes_the_same_leaves_it_free(batch):
     def body(net, x):
@@ -933,6 +939,7 @@ def test_ranges_of_both_modes_are_laid_over_one_another():
     assert dict(traced.graph.nodes[0].args) == {"min": 4, "max": 8}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("batch", [3, 4, 8])
 def test_a_branch_on_the_parity_of_the_batch_size_fixes_it(batch):
     net, x = ByBatch(lambda n: n % 2 == 0), torch.randn(batch, 3)

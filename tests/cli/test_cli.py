@@ -25,6 +25,7 @@ from archgraph.language.elsewhere import GONE
 from archgraph.tables import Table, count, elided, head_length
 from archgraph.viewer.document import decode_data
 from tests.cli.terminal import EXPERIMENT, FAMILY, MODEL, call, refused
+from tests.examples import at_most
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy():
@@ -167,6 +168,7 @@ def test_no_width_cuts_a_word(monkeypatch: pytest.MonkeyPatch, columns: int):
 
 
 @given(NAMES, st.lists(FIGURES, min_size=1, max_size=14), st.sampled_from([40, 60, 80, 120, 200]))
+@at_most(12)
 def test_no_width_cuts_a_figure_or_a_name(names: list[str], figures: list[str], width: int):
     heads = ("experiment", *(f"figure that is no {i}" for i in range(len(figures))))
     rows = tuple((name, *figures) for name in names)
@@ -184,6 +186,7 @@ def test_no_width_cuts_a_figure_or_a_name(names: list[str], figures: list[str], 
     assert all(name in text for name in names)
 
 
+@pytest.mark.full
 def test_comparisons_and_runs_keep_their_names_and_figures(here: Path, monkeypatch):
     names = [f"digits_of_a_rather_long_name_{i}" for i in "ab"]
     for name in names:
@@ -897,6 +900,7 @@ def test_a_reader_that_has_enough_is_no_error(here: Path):
     assert (done.stdout, done.stderr, done.returncode) == ("digraph tiny {\n", "", 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_can_go_on(here: Path, number: signal.Signals):
     command = [sys.executable, "-m", "archgraph", "run", "experiment.yaml", "--out", "run"]
@@ -925,6 +929,7 @@ def test_an_interrupted_run_can_go_on(here: Path, number: signal.Signals):
     refused(call("run", "experiment.yaml", "--out", "run", "--resume", *other), "another experim")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_demo_goes_the_whole_way(here: Path):
     result = call("demo", "--out", "shown", "--rounds", "1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -50,13 +51,14 @@ DATA = Dataset(
 )  # fmt: skip
 
 
-def traced(**options: Any) -> Any:
+OPEN = {"ids": {1: "length"}, "mask": {1: "length"}}
+
+
+@functools.cache
+def traced(*, opened: bool = False) -> Any:
     torch.manual_seed(0)
     ids, mask = torch.ones(2, LENGTH).long(), torch.ones(2, LENGTH).long()
-    return ag.trace(Texts(), ids, mask, **options)
-
-
-OPEN = {"ids": {1: "length"}, "mask": {1: "length"}}
+    return ag.trace(Texts(), ids, mask, open=OPEN if opened else {})
 
 
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -88,7 +90,7 @@ def test_batches_end_with_their_longest_text(tmp_path: Any, monkeypatch: Any) ->
     fixed = run(traced(), DATA, tmp_path / "fixed")
     assert set(lengths) == {LENGTH}
     lengths.clear()
-    opened = run(traced(open=OPEN), DATA, tmp_path / "open")
+    opened = run(traced(opened=True), DATA, tmp_path / "open")
     assert max(lengths) <= 15 and len(set(lengths)) > 1
     ours, theirs = (dict(run.models[0].state) for run in (opened, fixed))
     for name, value in theirs.items():
@@ -185,4 +187,4 @@ def test_a_text_that_is_too_long_is_refused(tmp_path: Any) -> None:
     names = ("ids", "mask")
     data = Dataset("long", "text", 3, (30,), split, split, ("a", "b", "c"), names)
     with pytest.raises(RunError, match="the model does not take this data"):
-        run(traced(open=OPEN), data, tmp_path / "r")
+        run(traced(opened=True), data, tmp_path / "r")

@@ -351,6 +351,7 @@ def test_a_round_of_all_clients_is_the_gaussian_mechanism():
     assert delta(found) < 1e-5 < delta(found - 0.6)
 
 
+@pytest.mark.full
 def test_the_published_table_is_what_a_run_accounts_for():
     page = (Path(__file__).parents[2] / "docs" / "trust" / "epsilon.md").read_text()
     for noise, sampling in ((1.0, "poisson"), (4.0, "fixed")):

@@ -104,7 +104,7 @@ def traced(name: str) -> tuple[Foreign, ag.ArchGraph, dict[str, torch.Tensor]]:
     return net, graph, state | spread
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(500)
 @pytest.mark.parametrize(("name", "cut"), CASES, ids=[f"{n}-{c.__name__}" for n, c in CASES])
 def test_another_process_computes_the_same(name, cut, fresh, tmp_path):
     net, graph, state = traced(name)
@@ -130,6 +130,7 @@ def test_values_that_no_shape_shows_are_found_too(tmp_path):
     assert config["num_attention_heads"] == 2 and config["architectures"]
 
 
+@pytest.mark.full
 def test_lists_of_a_configuration_are_changed_by_item(tmp_path):
     net, graph, state = traced("swin")
     small, transfer = shorter(graph)
@@ -137,6 +138,7 @@ def test_lists_of_a_configuration_are_changed_by_item(tmp_path):
     assert changes == {"depths.0": 1}
 
 
+@pytest.mark.full
 def test_the_original_may_be_a_folder(tmp_path):
     net, graph, state = traced("bert")
     author(net).save_pretrained(net.model, tmp_path / "original")
@@ -177,7 +179,7 @@ REFUSED: dict[str, tuple[str, Cut, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", REFUSED)
 def test_where_no_configuration_exists_the_axis_is_named(case, tmp_path):
     name, cut, message = REFUSED[case]

@@ -9,6 +9,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.hypernet import GatedGNN, Vocabulary, sweeps, to_batch, to_data
+from tests.examples import at_most
 from tests.nets import image, networks
 
 WIDTH = 8
@@ -55,8 +56,8 @@ def gradients(gnn, features, result):
     return torch.autograd.grad((result * weights).sum(), [features, *gnn.parameters()])
 
 
-@pytest.mark.sample(2)
-@settings(max_examples=5)
+@pytest.mark.sample(4)
+@at_most(2)
 @given(net=networks())
 @pytest.mark.parametrize(("steps", "reach"), [(1, 1), (2, 1), (1, 3), (2, 50)])
 def test_equals_a_loop_over_nodes_forward_and_gradients(net, steps, reach):

@@ -322,6 +322,7 @@ def test_sizes_overflow_as_those_of_the_file_do(tmp_path: Path):
     torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.full
 def test_large_weights_are_no_results(tmp_path: Path):
     """More elements than a result may have: of one value, and transposed by the node."""
     nodes = [

@@ -148,7 +148,7 @@ def sequences(kind, first, **options):
     return [(str(tuple(t.shape)), t.dtype) for t in results], str(y.stride())
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda k: k.__name__)
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("ways", [1, 2])

@@ -31,7 +31,7 @@ def test_there_is_no_other_strategy() -> None:
     assert set(STRATEGIES) == {e.name for e in entry_points(group="archgraph.strategies")}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_has_the_same_bits_in_processes(name: str, tmp_path) -> None:
     spec = ag.load_experiment(experiment_of(name, tmp_path))
@@ -398,6 +398,7 @@ def test_processes_that_wait_end_when_nobody_can_call_them() -> None:
     assert not any(map(running, pids))
 
 
+@pytest.mark.full
 def test_python_ends_with_processes_that_wait() -> None:
     script = (
         "from archgraph.processes.workers import Workers\n"
@@ -548,6 +549,7 @@ print(Counted.made)
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimiser", ["SGD", "Adam"])
 def test_two_processes_train_all_clients_of_a_run(optimiser: str) -> None:
     """Twelve turns of clients in two processes, and each of three tests in none or two."""

@@ -84,6 +84,7 @@ def test_vggs_join_to_the_deepest_and_widest() -> None:
     assert stages(without.graph) == stages(vgg(VGG[19], WIDER))
 
 
+@pytest.mark.full
 def test_each_may_be_deepest_somewhere() -> None:
     a, b = vgg((2, 2, 4, 2, 2)), vgg((2, 1, 2, 4, 3), WIDER)
     for pair in ([a, b], [b, a]):
@@ -160,6 +161,7 @@ def test_lenet_and_its_small_sister() -> None:
     assert str(weight).endswith("[:, :125]")  # a prefix of channels, all their pixels
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [ag.join, ag.meet])
 def test_strangers_are_refused_with_the_reason(make) -> None:
     models = pytest.importorskip("torchvision.models")

@@ -45,6 +45,7 @@ class Branches(nn.Module):
         return self.last(torch.relu(one * other if self.product else one + other))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("product", [False, True])
 def test_operands_of_one_form_are_told_apart_by_name_then_by_width(product: bool) -> None:
     whole = flat(Branches(4, 16, product=product))

@@ -515,6 +515,7 @@ def test_a_figure_of_a_paper_is_as_wide_as_asked_and_its_letters_can_be_read(tmp
     assert b"/Type3" not in picture(drawn[0][1], "pdf")  # text of a PDF stays text
 
 
+@pytest.mark.full
 def test_each_panel_of_a_paper_is_a_file(tmp_path: Path):
     made(tmp_path / "run", accuracies(0.3, 0.3))
 

@@ -108,6 +108,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     assert float((a - b).norm()) <= 1e-12 * max(1.0, float(b.norm()))
 
 
+@pytest.mark.sample(2)
 @settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**31),
@@ -313,6 +314,7 @@ def test_a_direction_that_is_rounding_gets_a_new_first_factor(build, dtype):
         assert error < (1e-6 if dtype == torch.float32 else 1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("method", ALL)
 def test_one_adapter_at_weight_one_is_itself(build, lab, method, scaling):

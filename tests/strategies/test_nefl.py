@@ -360,6 +360,7 @@ def test_without_steps_the_tiers_graph_is_sent(lab, family):
 
 # Table XV (ResNet56): step sizes that NeFL-DO starts from, 0 for a block that is left out; and
 # what METHODS' rule says of patterns in the middle (Table XIII), and of a missing beginning.
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "starts",
     [

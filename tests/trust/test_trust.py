@@ -177,8 +177,11 @@ def test_differences_of_runs_are_named():
 @pytest.mark.parametrize(
     "command",
     [
-        ("fuzz", "--count", "40"),
-        ("kills", "--kills", "2", "--strategy", "heterofl", "--workers", "2"),
+        ("fuzz", "--count", "10"),
+        pytest.param(
+            ("kills", "--kills", "2", "--strategy", "heterofl", "--workers", "2"),
+            marks=pytest.mark.full,
+        ),
     ],
     ids=lambda command: command[0],
 )

@@ -20,6 +20,7 @@ from tests.zoo.exported import File, Report, examine, line, table
 from tests.zoo.report import Failure
 
 
+@pytest.mark.full
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["torchvision/squeezenet1_1", "transformers/bert"])
