@@ -112,7 +112,7 @@ def test_sizes_at_which_an_operator_cannot_run_are_passed_over():
         assert ag.cost(small).parameters <= number / 100 * ag.cost(graph).parameters
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_handmade_models(name):
     made = HANDMADE[name]()

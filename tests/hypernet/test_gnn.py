@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import nn
 
 import archgraph as ag
@@ -85,7 +85,7 @@ def test_single_precision_stays_within_a_millionth_on_a_deep_network():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-@settings(max_examples=5)
+@at_most(2)
 @given(net=networks())
 def test_the_order_of_nodes_of_a_level_changes_nothing(net):
     graph, _ = ag.trace(net, image())
@@ -107,7 +107,7 @@ def test_the_order_of_nodes_of_a_level_changes_nothing(net):
     torch.testing.assert_close(found, expected[order], rtol=0, atol=1e-12)
 
 
-@settings(max_examples=5)
+@at_most(2)
 @given(net=networks())
 def test_clients_do_not_see_one_another(net):
     graph, _ = ag.trace(net, image())

@@ -42,7 +42,7 @@ def original(name: str) -> ArchGraph:
     return load_model(parse_document(re.sub(r"\b(d\d): \d", r"\1: 1", text), name))[0]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
 def test_models_are_lawful_and_run(file: Path) -> None:
     graph = load(file)
@@ -56,12 +56,14 @@ def test_models_are_lawful_and_run(file: Path) -> None:
     assert flat.read_flat(parse_document(flat.dump(graph), "flat")) == graph
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "transformer", "efficientnet_v2"])
+@pytest.mark.parametrize(
+    "name", ["small_cnn", "transformer", pytest.param("efficientnet_v2", marks=pytest.mark.full)]
+)
 def test_models_trace_to_themselves(name: str) -> None:
     assert_traces_to_itself(load(SPECS / "models" / f"{name}.yaml"))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
 def test_every_candidate_can_be_chosen(file: Path) -> None:
     document = read_document(file)

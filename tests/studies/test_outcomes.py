@@ -50,6 +50,7 @@ def test_holm_keeps_one_false_verdict_in_twenty():
     assert wrong / repeats < LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / repeats)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("level", [LEVEL, LEVEL / 12])
 def test_a_detectable_difference_is_found_as_often_as_it_says(level: float):
     """The true mean is `detectable` for the true spread: the t test finds it at its power."""

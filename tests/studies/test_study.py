@@ -330,6 +330,7 @@ def test_what_is_done_is_not_run_again_and_equal_cells_are_one(result: StudyResu
     assert not {one.folder for one in unlike.runs} & set(before) and unlike.done == 0
 
 
+@pytest.mark.full
 def test_a_killed_study_goes_on_to_the_same_bits(result: StudyResult, place: Path):
     """Two workers die with the process that started them; the last run is cut off by hand."""
     out = place / "killed"
@@ -566,6 +567,7 @@ def test_what_ends_after_it_was_read_does_not_count(tmp_path: Path):
 # ---------------------------------------------------------------- equal cost
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, 3), (0.7, 2), (0.34, 1)])
 def test_a_budget_counts_the_last_test_within_it(
     result: StudyResult, place: Path, share: float, rounds: int
