@@ -322,6 +322,7 @@ SAM: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 def test_two_way_attention_has_blocks_of_both_streams():
     inputs = {"pixel_values": torch.zeros(1, 3, 32, 32), "input_points": torch.ones(1, 1, 2, 2)}
     graph = transformer("SamModel", "SamConfig", SAM, **inputs)
@@ -333,7 +334,7 @@ def test_two_way_attention_has_blocks_of_both_streams():
     assert {f"{decoder}.layers.1.self_attn", f"{decoder}.final_attn_token_to_image"} < {*removable}
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_layers_of_transformers(name):
     model, config, options, inputs, expected = TRANSFORMERS[name]
@@ -722,6 +723,7 @@ def _renamed(graph: ArchGraph) -> tuple[ArchGraph, dict[str, str]]:
     )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", sorted(nets.BLOCKS))
 def test_no_name_matters(kind):
     graph = graph_of(nets.Net(nets.BLOCKS[kind], (2, 3), (8, 12)), train=True)
@@ -804,6 +806,7 @@ class Trunk(nn.Module):
         return self.out(x)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("depths", [(3,), (2, 3)])
 @pytest.mark.parametrize("outside", ["", "encoder.", "net.encoder."])
 def test_blocks_of_nested_lists_are_named_by_their_path(depths, outside):

@@ -112,7 +112,7 @@ def test_sizes_at_which_an_operator_cannot_run_are_passed_over():
         assert ag.cost(small).parameters <= number / 100 * ag.cost(graph).parameters
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_handmade_models(name):
     made = HANDMADE[name]()
@@ -122,6 +122,7 @@ def test_handmade_models(name):
         assert ag.cost(small).parameters <= 0.6 * ag.cost(graph).parameters
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.full)])
 @pytest.mark.parametrize("measure", COUNTED)
 def test_budgets_of_foreign_models_are_used(name, measure):

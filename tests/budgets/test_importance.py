@@ -66,6 +66,7 @@ def test_a_position_touches_what_its_cut_removes(net):
                 assert float(sums[axis.name][gone]) == pytest.approx(float(tensor.sum() - cut))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", METHODS)
 @at_most(2)
 @given(networks(), st.randoms(use_true_random=False))
@@ -86,6 +87,7 @@ def test_scores_follow_a_permutation_of_the_axes(method, net, random):
             assert before.blocks[name] == pytest.approx(after.blocks[name], abs=1e-9), name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", METHODS)
 @at_most(2)
 @given(networks(), st.integers(0, 99))
@@ -122,6 +124,7 @@ def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
     assert ag.take(graph, sizes=sizes, importance=alike) == ag.take(graph, sizes=sizes)
 
 
+@pytest.mark.full
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["vit", "bert", "densenet121", "mobilenet_v2", "swin_t"])
 def test_foreign_models_are_scored_by_every_method(name):

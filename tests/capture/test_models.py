@@ -195,6 +195,7 @@ def test_gradient_regions(body):
     assert_faithful(Net(body), X)
 
 
+@pytest.mark.full
 def test_condition_on_a_tensor_runs_both_branches():
     def body(net, x):
         return torch.cond(x.sum() > 0, lambda x: net.layer(x).relu(), lambda x: -net.layer(x), (x,))
@@ -768,6 +769,7 @@ def counted(net, x):
     return y if torch.isfinite(y).all() else y.nan_to_num()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -834,6 +836,7 @@ def test_a_mask_that_is_given_needs_a_word_on_whether_it_is_causal():
     ag.trace(net, *given)
 
 
+@pytest.mark.full
 def test_a_causal_mask_of_the_length_that_is_the_first_axis_fixes_that():
     def body(net, x):
         mask = nn.Transformer.generate_square_subsequent_mask(len(x))

@@ -122,6 +122,7 @@ def test_the_graph_reads_back_and_is_saved(case: tuple[nn.Module, Traced], tmp_p
     assert ag.load(tmp_path / "net").graph == traced.graph
 
 
+@pytest.mark.full
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["tokens", "pixels"])
 def test_costs_are_those_of_the_model_traced_at_the_sizes(name: str) -> None:

@@ -305,6 +305,7 @@ def test_rewrite_makes_another_model(here: Path):
     assert told.exit_code == 0 and "dropped: " in told.output
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("words", "made"),
     [
@@ -832,6 +833,7 @@ def test_run_that_diverges_says_who_and_fails(here: Path):
     assert "training has diverged" in wild.output
 
 
+@pytest.mark.full
 def test_compare_puts_seeds_together(here: Path):
     for seed in (0, 1):
         call("run", "experiment.yaml", "--out", f"runs/{seed}", "--set", f"seed={seed}")
@@ -892,6 +894,7 @@ def test_schema_is_json(here: Path):
     assert call("schema", "models").exit_code == 2
 
 
+@pytest.mark.full
 def test_a_reader_that_has_enough_is_no_error(here: Path):
     command = f"{sys.executable} -m archgraph draw model.yaml --detail node | head -n 1"
     done = subprocess.run(

@@ -146,6 +146,7 @@ class Words(Texts):
         return self.head(self.embed(ids) * mask[..., None])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("form", "positions"), [(Labels, False), (Words, True)])
 def test_targets_are_cut_where_results_have_positions(
     form: Any, positions: bool, tmp_path: Any, monkeypatch: Any
@@ -180,6 +181,7 @@ def test_each_minibatch_ends_with_its_own_longest_text() -> None:
     assert [batch.inputs[0].shape[1] for batch in shard.batches(None, 2)] == [3, 5]
 
 
+@pytest.mark.full
 def test_a_text_that_is_too_long_is_refused(tmp_path: Any) -> None:
     split = Split(
         torch.ones(6, 30).short(), torch.arange(6) % 3, beside={"mask": torch.ones(6, 30)}

@@ -80,6 +80,7 @@ def weights(run: Run) -> dict[str, Tensor]:
 # -- the mean -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("strategy", "clients"),
     [

@@ -189,6 +189,7 @@ def test_no_node_at_all_ends_the_run(write):
         execute(setup, progress=False, elsewhere=nodes)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("private", ["server", "node"])
 def test_a_killed_server_resumes_to_the_bits_of_the_whole_run(write, tmp_path, private):
     """Killed in round 2 after two clients; what the nodes trained then leaves no trace."""

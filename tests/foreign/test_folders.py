@@ -150,6 +150,7 @@ def test_another_process_computes_the_same(name, cut, fresh, tmp_path):  # noqa:
     torch.testing.assert_close(outputs["logits"], expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_the_graph_of_a_folder_is_that_of_its_model(tmp_path):
     model = saved("qwen2", tmp_path)
     graph, state = ag.from_transformers(tmp_path)
@@ -160,6 +161,7 @@ def test_the_graph_of_a_folder_is_that_of_its_model(tmp_path):
     assert graph.param["model.embed_tokens.weight"].aliases == ("lm_head.weight",)
 
 
+@pytest.mark.full
 def test_a_folder_cannot_name_code_of_kernels(tmp_path):
     saved("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -169,6 +171,7 @@ def test_a_folder_cannot_name_code_of_kernels(tmp_path):
     assert any(node.op == "aten.scaled_dot_product_attention" for node in graph.nodes)
 
 
+@pytest.mark.full
 def test_a_body_alone_and_names_of_older_files(tmp_path):
     model = saved("gpt_neox", tmp_path)
     body = {k.removeprefix("gpt_neox."): v for k, v in model.state_dict().items()}

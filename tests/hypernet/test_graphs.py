@@ -166,6 +166,7 @@ def test_forms_follow_the_operator_table(everything):
     torch.testing.assert_close(weight.formed(p), 0.02 * p)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model", zoo("handmade")[::20], ids=lambda e: e.name)
 def test_handmade_models_are_generated_or_local(model):
     foreign = model.make()

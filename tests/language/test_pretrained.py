@@ -132,6 +132,7 @@ def test_adapters_keep_what_is_pretrained_and_start_as_the_identity(folders, tmp
     assert torch.equal(found, expected)
 
 
+@pytest.mark.full
 def test_a_global_model_brings_its_weights_through_adapters(folders, tmp_path):
     write(tmp_path / "m.yaml", "DistilBert", folders / "DistilBert")
     (tmp_path / "family.yaml").write_text(
@@ -144,6 +145,7 @@ def test_a_global_model_brings_its_weights_through_adapters(folders, tmp_path):
         assert torch.equal(found.state[f"distilbert.{key}"], value)
 
 
+@pytest.mark.full
 def test_folders_are_named_relative_to_the_file(folders, tmp_path, monkeypatch):
     shutil.copytree(folders / "Bert", tmp_path / "weights" / "bert")
     (tmp_path / "specs").mkdir()
@@ -173,6 +175,7 @@ def test_a_model_in_place_is_found_from_where_its_run_is_recorded(folders, tmp_p
     assert all(torch.equal(first.state[k], v) for k, v in second.state.items())
 
 
+@pytest.mark.full
 def test_a_configuration_may_come_from_a_folder_without_weights(folders, tmp_path):
     (tmp_path / "config").mkdir()
     shutil.copy(folders / "Bert" / "config.json", tmp_path / "config")
@@ -265,6 +268,7 @@ def test_a_model_inside_another_is_read_as_strictly(folders, tmp_path, refused):
     assert not sprung.exists()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # transformers' own about another kind of model
 def test_weights_of_another_model_are_an_error_not_a_fresh_start(folders, tmp_path):
     file = write(tmp_path / "m.yaml", "Bert", folders / "DistilBert")

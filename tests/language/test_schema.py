@@ -83,6 +83,7 @@ def test_every_step_of_the_table_is_tried() -> None:
     assert set(STEPS) <= tried | elsewhere
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -129,6 +130,7 @@ def test_malformed_families_and_experiments_are_invalid(
         validator(kind).validate(plain(text.replace(old, new)))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("door", DOORS)
 def test_each_kind_of_data_is_valid_alone(door: str) -> None:
     whole = {"name": "e", "family": "f.yaml", "strategy": {"fedavg": {}}, "rounds": 1}

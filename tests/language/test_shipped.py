@@ -137,6 +137,7 @@ def test_a_plain_twin_is_the_model_with_every_shortcut_cut(name: str) -> None:
 TWINS = sorted((SPECS / "families").glob("fedfa_[!s]*_plain.yaml"))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("file", TWINS, ids=lambda f: f.stem)
 def test_families_of_twins_differ_in_shortcuts_only(file: Path) -> None:
     skip = file.with_name(file.name.replace("_plain", "_skip"))
@@ -217,6 +218,7 @@ def test_the_docs_list_every_study() -> None:
     assert sorted(listed) == sorted((load_study(file).study, file.stem) for file in STUDIES)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("file", STUDIES, ids=lambda f: f.stem)
 def test_every_cell_of_a_study_is_an_experiment_with_a_strategy(file: Path) -> None:
     study = load_study(file)

@@ -66,7 +66,7 @@ def test_random_submodels_of_random_networks(graph, data):
     agree(graph, costs, data)
 
 
-@pytest.mark.sample(36)
+@pytest.mark.sample(48)
 @pytest.mark.parametrize("name", HANDMADE)
 @given(data=st.data())
 @at_most(2)

@@ -261,6 +261,7 @@ def test_a_cut_keeps_the_same_units_in_every_gate():
     assert torch.equal(pulled["layer.bias_ih_l0"], state["layer.bias_ih_l0"][rows])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ways", [1, 2])
 @pytest.mark.parametrize("projected", [0, 3])

@@ -135,6 +135,7 @@ def test_constants_of_the_architecture_are_part_of_the_fingerprint(file: Path, t
         ag.load(tmp_path / "other.onnx")
 
 
+@pytest.mark.full
 def test_a_client_and_the_parts_of_a_split(traced, tmp_path: Path):
     small = ag.take(traced.graph, 0.5)
     graph, state = ag.load(

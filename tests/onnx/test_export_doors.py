@@ -89,6 +89,7 @@ def test_results_rename_neither_inputs_nor_weights(results, tmp_path: Path):
     assert not ag.load(tmp_path / "zeros.onnx").state["weight"].any() and state["weight"].any()
 
 
+@pytest.mark.full
 def test_a_file_does_not_say_on_which_machine_it_was_made(tmp_path: Path):
     graph, state = traced(nn.LSTM(3, 2, batch_first=True), torch.randn(2, 4, 3))
     content = ag.export(graph, state, tmp_path / "l.onnx").read_bytes()
@@ -111,6 +112,7 @@ def test_a_batch_that_is_fixed_is_a_number_in_the_file(tmp_path: Path):
         runtime.InferenceSession(path).run(None, {"x": torch.ones(4, 3).numpy()})
 
 
+@pytest.mark.full
 def test_buffers_that_evaluation_writes_and_chance_are_named(tmp_path: Path):
     class Counter(nn.Module):
         seen: torch.Tensor
@@ -223,6 +225,7 @@ def test_convolutions_of_volumes(bias: bool, tmp_path: Path):
     assert ag.load(ag.export(graph, state, tmp_path / "c.onnx")).graph == graph
 
 
+@pytest.mark.full
 def test_what_onnxruntime_cannot_run_is_refused(results, tmp_path: Path, monkeypatch):
     def fails(*given):
         raise RuntimeError("no kernel\nfor it")

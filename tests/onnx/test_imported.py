@@ -293,6 +293,7 @@ def test_open_sizes_are_written(name: str, tmp_path: Path):
         ag.load(path, {"depth": 3})
 
 
+@pytest.mark.full
 def test_the_length_of_a_recurrent_layer_is_a_number_in_a_file(tmp_path: Path):
     axes = {"input": {0: "length", 1: "batch"}}
     graph, state = ag.trace(torch.nn.LSTM(3, 4), torch.zeros(5, 2, 3), open=axes)

@@ -282,6 +282,7 @@ TOO_LARGE: dict[str, tuple[list[tuple[Any, ...]], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shown", [False, True], ids=["for its shape", "as a result"])
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_what_takes_too_much_memory_is_refused_before_it_does(name: str, shown: bool, tmp_path):

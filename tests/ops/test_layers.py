@@ -147,6 +147,7 @@ class Pair(nn.Module):
         return self.layer(x, h)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "layer", [nn.GRUCell(4, 3), nn.RNNCell(4, 3, nonlinearity="relu"), nn.Bilinear(4, 3, 2)]
 )

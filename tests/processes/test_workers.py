@@ -316,6 +316,7 @@ for item, done in Workers(2, always=True).calls(work, [1, 60]):
 """
 
 
+@pytest.mark.full
 def test_processes_leave_interrupts_to_the_first_and_end_with_it() -> None:
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
@@ -598,6 +599,7 @@ print("same")
 """
 
 
+@pytest.mark.full
 def test_beside_other_threads_a_fork_server_starts_processes_that_give_the_same_bits(
     tmp_path: Path,
 ) -> None:

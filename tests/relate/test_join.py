@@ -72,6 +72,7 @@ def test_values_show_themselves_on_one_line() -> None:
         assert len(repr(value)) < 160 and value._repr_html_().startswith("<table")
 
 
+@pytest.mark.full
 def test_vggs_join_to_the_deepest_and_widest() -> None:
     users = [vgg(d) for d in VGG.values()] + [vgg(VGG[16], WIDER), vgg(VGG[19], WIDER)]
     joined = ag.join(users)
@@ -126,6 +127,7 @@ def test_a_block_of_another_form_is_put_in() -> None:
     assert shapes(ag.meet([a, b]).graph) == shapes(net(0, 1))
 
 
+@pytest.mark.full
 def test_two_users_resnets_join() -> None:
     mine = trace(Mine((1, 3, 1, 1), (80, 64, 8, 8)))
     theirs = resnet(2, 1, 1, 1)

@@ -90,6 +90,7 @@ class Scaled(nn.Module):
         return self.last(torch.relu(torch.add(one, other, alpha=self.alpha)))
 
 
+@pytest.mark.full
 def test_operands_of_a_weighted_sum_are_not_exchanged() -> None:
     for alpha in (2, 0.5, -1):
         found = ag.align(flat(Scaled(alpha)), flat(Scaled(alpha, flip=True)))

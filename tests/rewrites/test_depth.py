@@ -146,6 +146,7 @@ class Sliced(nn.Module):
         return x[:, 2:6]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "block",
     [

@@ -145,6 +145,7 @@ def post_norm() -> ag.ArchGraph:
     return ag.trace(PostNorm(), torch.randn(2, 3)).graph
 
 
+@pytest.mark.full
 def test_a_transformer_of_half_the_width_and_depth_grows_exactly(attention):
     half = ag.take(attention, 0.5)
     assert gap(attention, half) < 1e-10

@@ -145,6 +145,7 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 # ---------------------------------------------------------------- what a round changes
 
 
+@pytest.mark.full
 @settings(max_examples=15)
 @given(
     dropped=st.lists(st.sets(st.sampled_from(BLOCKS), max_size=5), min_size=2, max_size=3),
