@@ -365,6 +365,7 @@ def test_both_towers_open():
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_shared_layer_is_one_block():
     options = SMALL | {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2}
     graph = transformer("AlbertForSequenceClassification", "AlbertConfig", options, **TOKENS)
@@ -452,6 +453,7 @@ def test_inception_modules():
 # -- small models ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["basic", "preact", "inverted", "branches"])
 def test_stages_of_blocks(kind):
     graph = nets.net_graph(nets.BLOCKS[kind], (2, 3), (8, 12))

@@ -251,6 +251,7 @@ def a_norm_made_inside(net, x):
     return nn.BatchNorm1d(4)(torch.cat([net.layer(x)] * 2))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "body", [lifted_constants, modules_made_inside, a_layer_made_inside, a_norm_made_inside]
 )
@@ -347,6 +348,7 @@ def test_structured_inputs(example):
     assert not any("the graph holds for" in note for note in graph.notes)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -823,6 +825,7 @@ def test_causal_masks_of_torchs_layers(held):
     assert len(notes) == held and len(traced.notes) == held
 
 
+@pytest.mark.full
 def test_a_mask_that_is_given_needs_a_word_on_whether_it_is_causal():
     class Given(Causal):
         def forward(self, x, mask):
@@ -985,6 +988,7 @@ class Residual(nn.Module):
         return x + self.norm(self.conv(x)).relu()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("mode", [True, False])
 def test_a_norm_without_momentum_averages_over_all_batches(train, mode):

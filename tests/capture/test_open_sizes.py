@@ -359,6 +359,7 @@ class Branch(nn.Module):
         return y * 2.0 if self.doubles(*x.shape[:-1]) else y
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("doubles", "shape"),
     [

@@ -152,6 +152,7 @@ def _chain():
     return ag.trace(net, torch.zeros(2, 4)).graph
 
 
+@pytest.mark.full
 def test_optimised_files_are_read_as_files_of_another_program(traced, tmp_path: Path):
     path = ag.export(traced.graph, traced.state, tmp_path / "o.onnx", optimize=True)
     kinds = [n.op_type for n in onnx.load(path).graph.node]
