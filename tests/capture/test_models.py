@@ -189,6 +189,7 @@ def inference_mode(net, x):
     return net.head(y.clone())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("body", [checkpointed, checkpointed_reentrant, no_grad, inference_mode])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_gradient_regions(body):
@@ -333,6 +334,7 @@ class Pair(NamedTuple):
     b: torch.Tensor
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "example",
     [Batched(X, X + 1), Pair(X, X + 1), {"a": X, "b": X + 1}],
@@ -578,6 +580,7 @@ FIXED: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(FIXED))
 def test_a_fixed_batch_is_noted_with_the_line_that_fixes_it(name):
     net, body = Net(FIXED[name]), FIXED[name].__code__

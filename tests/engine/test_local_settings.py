@@ -645,6 +645,7 @@ MISTAKES = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("wrong", MISTAKES, ids=lambda wrong: wrong.about)
 def test_mistakes_are_answered(wrong: Wrong, write):
     file = write(**wrong.more)

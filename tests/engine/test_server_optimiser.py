@@ -218,7 +218,7 @@ def with_server(file: Path, server: Any, **more: Any) -> Any:
     return spec.model_copy(update={"server": ServerSpec(optimiser=server), **more})
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", AVERAGING)
 def test_every_averaging_strategy_has_one_or_says_why_not(name: str, tmp_path: Path):
     spec = with_server(experiment_of(name, tmp_path), "adam")

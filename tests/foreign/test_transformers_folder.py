@@ -104,6 +104,7 @@ def traced(name: str) -> tuple[Foreign, ag.ArchGraph, dict[str, torch.Tensor]]:
     return net, graph, state | spread
 
 
+@pytest.mark.full
 @pytest.mark.sample(500)
 @pytest.mark.parametrize(("name", "cut"), CASES, ids=[f"{n}-{c.__name__}" for n, c in CASES])
 def test_another_process_computes_the_same(name, cut, fresh, tmp_path):
@@ -128,6 +129,10 @@ def test_values_that_no_shape_shows_are_found_too(tmp_path):
     assert changes == {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["num_attention_heads"] == 2 and config["architectures"]
+    again = author(net).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        expected = ag.build(small, transfer.pull(state)).eval()(**net.kwargs)["logits"]
+        torch.testing.assert_close(again(**net.kwargs).logits, expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.full

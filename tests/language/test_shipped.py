@@ -57,7 +57,12 @@ def test_models_are_lawful_and_run(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["small_cnn", "transformer", pytest.param("efficientnet_v2", marks=pytest.mark.full)]
+    "name",
+    [
+        "small_cnn",
+        pytest.param("transformer", marks=pytest.mark.full),
+        pytest.param("efficientnet_v2", marks=pytest.mark.full),
+    ],
 )
 def test_models_trace_to_themselves(name: str) -> None:
     assert_traces_to_itself(load(SPECS / "models" / f"{name}.yaml"))

@@ -258,8 +258,9 @@ def test_sizes_that_a_file_leaves_open_stay_open_or_are_given(tmp_path: Path):
     assert ag.load(fixed, {"width": 7}).graph.nodes[-1].type.shape[1:] == (3,)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's own
-@pytest.mark.parametrize("name", ["tokens", pytest.param("pixels", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["tokens", "pixels"])
 def test_open_sizes_of_pytorchs_files_stay_open(name: str, tmp_path: Path):
     make, args, axes = CASES[name]
     torch.manual_seed(0)

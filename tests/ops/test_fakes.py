@@ -108,6 +108,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*ACTIVATIONS, *(f"{name}_" for name in ACTIVATIONS)])
 def test_an_activation_has_the_outline_of_the_long_way(name, layout):

@@ -90,7 +90,7 @@ def name(example):
     return f"{example.key}-{example.kind}-{example.expect.replace(' ', '+')}"
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("example", EXAMPLES + PINNING, ids=name)
 def test_rows_cut_as_they_say(example):
     net = Net(example)

@@ -46,6 +46,7 @@ def test_another_users_resnet_is_the_same_network() -> None:
     torch.testing.assert_close(nets[0](image), nets[1](image), rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_without_a_common_form_there_is_a_reason() -> None:
     plain, normed = vgg(VGG[11]), vgg(VGG[11], WIDTHS, True)
     found = ag.align(plain, normed)

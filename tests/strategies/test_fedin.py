@@ -1008,6 +1008,7 @@ class Tokens(nn.Module):
         return self.net(tokens).logits
 
 
+@pytest.mark.full
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("make", "inputs", "shapes"),

@@ -502,6 +502,7 @@ def test_a_folder_of_studies_writes_the_files_of_each(
     assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
 
 
+@pytest.mark.full
 def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Path):
     """Without a run folder and without data, the same figures, verdicts, tables and plots."""
     records = tmp_path / "records"

@@ -175,15 +175,12 @@ def test_differences_of_runs_are_named():
     assert differing({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == ["b", "c"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command",
     [
-        ("fuzz", "--count", "10"),
-        pytest.param(
-            ("kills", "--kills", "2", "--strategy", "heterofl", "--workers", "2"),
-            marks=pytest.mark.full,
-        ),
+        ("fuzz", "--count", "40"),
+        ("kills", "--kills", "2", "--strategy", "heterofl", "--workers", "2"),
     ],
     ids=lambda command: command[0],
 )
