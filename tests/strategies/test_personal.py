@@ -87,7 +87,6 @@ def test_what_clients_keep_survives_a_resumed_run_and_workers(tmp_path: Path, me
     same_bits(tmp_path / "whole", tmp_path / "workers")
 
 
-@pytest.mark.full
 def test_ditto_trains_its_own_model_beside_fedavgs(tmp_path: Path):
     """With λ = 0 it is Standalone's, bit for bit; the global one is FedAvg's whatever λ is."""
     alone = run(tmp_path, "standalone", out="alone")
