@@ -596,6 +596,7 @@ def test_blocks_under_a_long_connection():
     assert structure(graph).block("last").reason.startswith("ends a long connection")
 
 
+@pytest.mark.full
 def test_encoder_and_decoder():
     graph = graph_of(
         nets.EncoderDecoder(), torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 5))

@@ -220,6 +220,7 @@ def test_recurrent_layers_take_sequences_first(layer: str) -> None:
     ag.take(graph, 0.5, verify=True)
 
 
+@pytest.mark.full
 def test_what_is_out_of_range_or_unequal_is_refused() -> None:
     graph, state = ag.trace(Tokens(), torch.zeros(2, 11).long(), open={"ids": {1: "length"}})
     assert open_sizes(graph)["length"].range == "24 or less"

@@ -99,7 +99,7 @@ MODELS: dict[str, Callable[[], ArchGraph]] = {
     "bert": lambda: foreign("bert"),
     "vit": lambda: foreign("vit"),
 }
-LARGE = {"resnet18", "bert"}
+LARGE = {"resnet18", "bert", "vit"}
 
 
 @functools.cache

@@ -45,7 +45,13 @@ PAGES = sorted(
 )
 SNIPPETS = [page for page in PAGES if "```" in page.read_text()]
 # Pages that take longest; other pages of their areas show most of the same commands.
-LONG = {"docs/data-tokens.md", "docs/fine-tune.md", "docs/hugging-face.md", "docs/rewrites.md"}
+LONG = {
+    "docs/data-tokens.md",
+    "docs/fine-tune.md",
+    "docs/hugging-face.md",
+    "docs/rewrites.md",
+    "docs/seeing.md",
+}
 FOLDERS = ("archgraph", "benchmarks", "docs", "specs", "strategies", "tests")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Commands that take seconds at most; the arguments of the others are only parsed.

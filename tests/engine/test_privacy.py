@@ -371,6 +371,7 @@ def test_epsilon_grows_by_round_and_shrinks_with_noise_and_sampling():
     assert math.isinf(epsilon(private(noise=0), 10, 100, 1))
 
 
+@pytest.mark.full
 def test_it_is_in_the_record_of_every_round(tmp_path):
     made = setup(f"{PRIVACY}\nsample: 3", rounds=3)
     run = execute(made, out=tmp_path / "run")

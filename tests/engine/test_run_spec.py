@@ -206,6 +206,7 @@ def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkey
         assert all(line["rejected"] == line["failed"] == [] for line in (ours, theirs))
 
 
+@pytest.mark.full
 @pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.1])

@@ -48,7 +48,7 @@ RUNS = (
 )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("method", "private"), RUNS, ids=[", ".join(run) for run in RUNS])
 def test_a_run_through_messages_has_the_bits_of_a_local_one(write, method, private):
     file = write(method)

@@ -51,7 +51,7 @@ SHIPPED = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("kind", "file"), SHIPPED, ids=lambda value: getattr(value, "stem", value))
 def test_shipped_files_are_valid(kind: Any, file: Path) -> None:
     assert not [e.message for e in validator(kind).iter_errors(plain(file.read_text()))]

@@ -550,6 +550,7 @@ print(Counted.made)
 """
 
 
+@pytest.mark.full
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("optimiser", ["SGD", "Adam"])
 def test_two_processes_train_all_clients_of_a_run(optimiser: str) -> None:

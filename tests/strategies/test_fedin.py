@@ -739,6 +739,7 @@ def test_ablations_differ_as_they_should(nets):
         assert pickle.loads(pickle.dumps(program)) == program
 
 
+@pytest.mark.full
 def test_runs_of_all_variants_train_strangers_together(nets):
     """Through the engine; each variant ends elsewhere, and all learn."""
     world = world_of(nets, ["two", "four", "other"], rounds=4)

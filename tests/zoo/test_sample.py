@@ -28,6 +28,7 @@ NAMES = [f"transformers/{n}" for n in TRANSFORMERS] + [f"torchvision/{n}" for n 
 PINNED = {"transformers/clip": 0.75, "transformers/t5": 0.94}
 
 
+@pytest.mark.full
 @pytest.mark.sample(22)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_check_of_the_examination(name):
