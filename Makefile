@@ -41,7 +41,7 @@ test: lint docs
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --durations 15
 
 full: lint docs
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --durations 15 -m ""
+	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --durations 15 -m ""
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -50,9 +50,13 @@ if importlib.util.find_spec("torchvision") is not None and torch.version.cuda is
     _torchvision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _torchvision.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-# `ci` gives the same examples every time; `HYPOTHESIS_PROFILE=explore` looks for new ones.
+# `ci` gives the same examples every time, and `full` more of them (`make full`);
+# `HYPOTHESIS_PROFILE=explore` looks for new ones.
 hypothesis.settings.register_profile(
     "ci", derandomize=True, deadline=None, max_examples=50, print_blob=True
+)
+hypothesis.settings.register_profile(
+    "full", derandomize=True, deadline=None, max_examples=150, print_blob=True
 )
 hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, max_examples=3)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ def graph_of(model: nn.Module, *args: Any, train: bool = False, **kwargs: Any) -
     """Graph of a model; without arguments for an image."""
     if not args and not kwargs:
         args = (torch.randn(2, 3, PIXELS, PIXELS, generator=torch.Generator().manual_seed(0)),)
-    graph: ArchGraph = ag.trace(model, *args, train=train, **kwargs).graph
+    graph: ArchGraph = ag.trace(model, *args, train=train, verify=False, **kwargs).graph
     return graph
 
 
@@ -165,6 +166,14 @@ class Net(nn.Module):
         for i in range(self.depth):
             x = getattr(self, f"stage{i + 1}")(x)
         return self.fc(x.mean((2, 3)))
+
+
+@functools.cache
+def net_graph(
+    kind: Callable[..., nn.Module], depths: tuple[int, ...], widths: tuple[int, ...]
+) -> ArchGraph:
+    """Graph of a network of stages in evaluation, traced once."""
+    return graph_of(Net(kind, depths, widths))
 
 
 class Layer(nn.Module):

@@ -194,6 +194,12 @@ def test_patterns_roles_and_prefixes_find_axes():
     assert error.value.hint == "did you mean '4.out'?"  # whose error says why it cannot
 
 
+@pytest.fixture(scope="module")
+def perceptron() -> ag.ArchGraph:
+    net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+    return ag.trace(net, torch.randn(2, 3), train=False).graph
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
@@ -213,12 +219,10 @@ def test_patterns_roles_and_prefixes_find_axes():
         ({"positions": 3}, "must be a list of whole numbers"),
     ],
 )
-def test_impossible_choices_are_refused(choice, message):
-    net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
-    graph = ag.trace(net, torch.randn(2, 3), train=False).graph
+def test_impossible_choices_are_refused(choice, message, perceptron):
     with pytest.raises(ag.RewriteError, match=message):
         words: dict[str, Any] = {word: {"0.out": value} for word, value in choice.items()}
-        ag.take(graph, **words)
+        ag.take(perceptron, **words)
 
 
 def test_a_choice_does_not_depend_on_how_a_number_is_typed():

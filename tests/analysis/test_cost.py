@@ -11,7 +11,7 @@ import archgraph as ag
 from tests.nets import FOREIGN
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "densenet121", "googlenet"])
 def test_macs_are_half_the_flops_of_torch(name):
     foreign = FOREIGN[name]()

@@ -150,7 +150,7 @@ HEAVY = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in HEAVY)) for n in VISION]
 )
@@ -322,6 +322,7 @@ SAM: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 def test_two_way_attention_has_blocks_of_both_streams():
     inputs = {"pixel_values": torch.zeros(1, 3, 32, 32), "input_points": torch.ones(1, 1, 2, 2)}
     graph = transformer("SamModel", "SamConfig", SAM, **inputs)
@@ -333,7 +334,7 @@ def test_two_way_attention_has_blocks_of_both_streams():
     assert {f"{decoder}.layers.1.self_attn", f"{decoder}.final_attn_token_to_image"} < {*removable}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_layers_of_transformers(name):
     model, config, options, inputs, expected = TRANSFORMERS[name]
@@ -342,6 +343,7 @@ def test_layers_of_transformers(name):
     assert all(b.removable != bool(b.reason) for b in structure(graph).blocks)
 
 
+@pytest.mark.full
 def test_both_towers_open():
     import transformers
 
@@ -363,6 +365,7 @@ def test_both_towers_open():
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_shared_layer_is_one_block():
     options = SMALL | {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2}
     graph = transformer("AlbertForSequenceClassification", "AlbertConfig", options, **TOKENS)
@@ -386,6 +389,7 @@ def test_what_leads_from_stage_to_stage():
         assert found == dict.fromkeys(expected, (1, 0))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_resnet():
     graph = foreign("resnet18")
@@ -412,6 +416,7 @@ def test_vgg_has_a_section_per_width():
     assert parts(graph)["head"] == ["classifier.0", "classifier.3", "classifier.6"]
 
 
+@pytest.mark.full
 def test_inverted_bottlenecks_without_a_shortcut_are_one_block():
     graph = vision("mobilenet_v2", 32)
     assert [n for b in stages(graph).values() for n in b] == [f"features.{i}" for i in range(1, 18)]
@@ -419,6 +424,7 @@ def test_inverted_bottlenecks_without_a_shortcut_are_one_block():
     assert parts(graph)["head"] == ["features.18", "classifier.1"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_dense_layers_are_removable_blocks():
     block = structure(vision("densenet121", 32)).block("features.denseblock2.denselayer3")
@@ -447,15 +453,16 @@ def test_inception_modules():
 # -- small models ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["basic", "preact", "inverted", "branches"])
 def test_stages_of_blocks(kind):
-    graph = graph_of(nets.Net(nets.BLOCKS[kind], (2, 3), (8, 12)))
+    graph = nets.net_graph(nets.BLOCKS[kind], (2, 3), (8, 12))
     assert parts(graph) == {"stem": ["stem"], **STAGES, "head": ["fc"]}
     assert structure(graph).section("stage2").kind == "stage"
 
 
 def test_plain_layers_by_width():
-    graph = graph_of(nets.Net(nets.ConvReLU, (2, 3), (8, 12)))
+    graph = nets.net_graph(nets.ConvReLU, (2, 3), (8, 12))
     assert parts(graph) == {"stem": ["stem"], **STAGES, "head": ["fc"]}
     assert removable(graph) == ["stage1.0", "stage1.1", "stage2.1", "stage2.2"]
 
@@ -589,6 +596,7 @@ def test_blocks_under_a_long_connection():
     assert structure(graph).block("last").reason.startswith("ends a long connection")
 
 
+@pytest.mark.full
 def test_encoder_and_decoder():
     graph = graph_of(
         nets.EncoderDecoder(), torch.randint(0, 9, (2, 6)), torch.randint(0, 9, (2, 5))
@@ -718,6 +726,7 @@ def _renamed(graph: ArchGraph) -> tuple[ArchGraph, dict[str, str]]:
     )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", sorted(nets.BLOCKS))
 def test_no_name_matters(kind):
     graph = graph_of(nets.Net(nets.BLOCKS[kind], (2, 3), (8, 12)), train=True)
@@ -729,7 +738,7 @@ def test_no_name_matters(kind):
 
 
 def test_the_users_sections_override():
-    graph = graph_of(nets.Net(nets.Basic, (2, 3), (8, 12)))
+    graph = nets.net_graph(nets.Basic, (2, 3), (8, 12))
     mine = graph.replace(
         sections=(("early", ("stage1.0", "stage1.1", "stage2.0")), ("late", ("stage2.1",)))
     )
@@ -751,7 +760,7 @@ def test_the_users_sections_override():
 
 
 def test_errors_name_the_nearest():
-    found = structure(graph_of(nets.Net(nets.Basic, (1, 1), (8, 8))))
+    found = structure(nets.net_graph(nets.Basic, (1, 1), (8, 8)))
     with pytest.raises(
         GraphError,
         match=r"no such block; found 'stage1\.1'; expected one of .*did you mean 'stage1\.0'",
@@ -764,7 +773,7 @@ def test_errors_name_the_nearest():
 
 
 def test_prints_readably():
-    found = structure(graph_of(nets.Net(nets.Basic, (1, 2), (8, 12))))
+    found = structure(nets.net_graph(nets.Basic, (1, 2), (8, 12)))
     text, size = str(found), len(found.block("stage1.0").nodes)
     assert text.splitlines()[:4] == [
         "stem (stem)",
@@ -800,6 +809,7 @@ class Trunk(nn.Module):
         return self.out(x)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("depths", [(3,), (2, 3)])
 @pytest.mark.parametrize("outside", ["", "encoder.", "net.encoder."])
 def test_blocks_of_nested_lists_are_named_by_their_path(depths, outside):
@@ -930,16 +940,16 @@ class Chain(nn.Module):
         return self.out(x)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("make", "example"),
     [
+        (lambda: Chain(appends=True), torch.zeros(2, 8)),
+        (lambda: Chain(appends=False), torch.zeros(2, 8)),
         (Language, torch.zeros(2, 5, dtype=torch.int64)),
         (lambda: Language(sums=True), torch.zeros(2, 5, dtype=torch.int64)),
-        (lambda: Chain(appends=False), torch.zeros(2, 8)),
-        (lambda: Chain(appends=True), torch.zeros(2, 8)),
     ],
-    ids=["norms", "sums", "activations", "terms"],
+    ids=["terms", "activations", "norms", "sums"],
 )
 def test_precision_moves_no_block(make, example):
     def found(dtype):

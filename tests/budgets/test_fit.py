@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +16,7 @@ import archgraph as ag
 from archgraph.budgets.amounts import MEASURES, limit_of
 from archgraph.errors import GraphError, RewriteError, SpecError
 from archgraph.states.nested import nested
+from tests.examples import at_most
 from tests.nets import FOREIGN, image, networks
 from tests.structures import graph_of, models
 from tests.zoo.handmade import HANDMADE
@@ -36,12 +38,19 @@ def fitted(graph: ag.ArchGraph, **options: Any) -> ag.Rewritten:
         raise
 
 
+@functools.cache
+def foreign_graph(name: str) -> ag.ArchGraph:
+    """Return the graph of a model of another library, traced once."""
+    foreign = FOREIGN[name]()
+    return ag.trace(foreign.model, *foreign.args, train=False).graph
+
+
 def sizes(graph: ag.ArchGraph) -> dict[str, int]:
     return {axis.name: axis.size for axis in ag.axes(graph).free}
 
 
 @given(graphs, budgets, st.sampled_from(["free", "nested", "uniform"]), st.booleans())
-@settings(max_examples=15)
+@at_most(4)
 def test_no_budget_is_exceeded_and_the_submodel_obeys_the_laws(graph, shares, shape, depth):
     skip = "*" if depth else ()
     small = fitted(graph, **shares, shape=shape, skip=skip, verify=True).graph
@@ -51,7 +60,7 @@ def test_no_budget_is_exceeded_and_the_submodel_obeys_the_laws(graph, shares, sh
 
 
 @given(graphs, budgets)
-@settings(max_examples=15)
+@at_most(4)
 def test_a_free_submodel_has_no_axis_that_could_be_wider(graph, shares):
     small = fitted(graph, **shares)
     costs, chosen, full = ag.cost(graph).polynomial, sizes(small.graph), sizes(graph)
@@ -64,7 +73,7 @@ def test_a_free_submodel_has_no_axis_that_could_be_wider(graph, shares):
 
 
 @given(graphs, budgets)
-@settings(max_examples=15)
+@at_most(3)
 def test_a_uniform_submodel_has_the_largest_share_that_fits(graph, shares):
     small, full = fitted(graph, **shares, shape="uniform").graph, sizes(graph)
     kept = {name: sizes(small).get(name, size) for name, size in full.items()}
@@ -78,7 +87,7 @@ def test_a_uniform_submodel_has_the_largest_share_that_fits(graph, shares):
 
 
 @given(graphs, budgets, budgets, st.sampled_from(["nested", "uniform"]))
-@settings(max_examples=15)
+@at_most(3)
 def test_of_two_submodels_one_lies_within_the_other(graph, first, second, shape):
     a, b = fitted(graph, **first, shape=shape), fitted(graph, **second, shape=shape)
     x, y = sizes(a.graph), sizes(b.graph)
@@ -103,7 +112,7 @@ def test_sizes_at_which_an_operator_cannot_run_are_passed_over():
         assert ag.cost(small).parameters <= number / 100 * ag.cost(graph).parameters
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_handmade_models(name):
     made = HANDMADE[name]()
@@ -113,11 +122,11 @@ def test_handmade_models(name):
         assert ag.cost(small).parameters <= 0.6 * ag.cost(graph).parameters
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.full)])
 @pytest.mark.parametrize("measure", COUNTED)
 def test_budgets_of_foreign_models_are_used(name, measure):
-    foreign = FOREIGN[name]()
-    graph = ag.trace(foreign.model, *foreign.args).graph
+    graph = foreign_graph(name)
     for share in (0.5, 0.25):
         small = fitted(graph, **{measure: share}).graph
         used = getattr(ag.cost(small), measure) / getattr(ag.cost(graph), measure) / share
@@ -125,7 +134,7 @@ def test_budgets_of_foreign_models_are_used(name, measure):
 
 
 @given(graphs, st.sampled_from([0.8, 0.5]), st.sampled_from(["momentum", "adam"]), st.booleans())
-@settings(max_examples=8)
+@at_most(3)
 def test_a_training_step_stays_within_its_memory(graph, share, optimizer, depth):
     skip = "*" if depth else ()
     small = fitted(graph, memory=share, batch=16, optimizer=optimizer, skip=skip).graph
@@ -169,7 +178,7 @@ def test_what_is_named_stays():
 
 
 def test_blocks_are_left_out_where_that_is_allowed():
-    graph = ag.trace(FOREIGN["resnet18"]().model, *FOREIGN["resnet18"]().args).graph
+    graph = foreign_graph("resnet18")
     blocks = {b.name for b in ag.structure(graph).blocks}
     small = ag.fit(graph, macs=0.1, skip="*").graph
     gone = blocks - {b.name for b in ag.structure(small).blocks}
@@ -202,7 +211,7 @@ def test_one_share_of_the_scores_of_every_axis_stays():
 
 
 def test_blocks_go_in_the_order_of_their_scores():
-    graph = ag.trace(FOREIGN["resnet18"]().model, *FOREIGN["resnet18"]().args).graph
+    graph = foreign_graph("resnet18")
     alike = {axis.name: [1.0] * axis.size for axis in ag.axes(graph).free}
     removable = [b.name for b in ag.structure(graph).blocks if b.removable]
     for first in removable[:2]:

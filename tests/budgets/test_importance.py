@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -19,6 +19,7 @@ from archgraph.errors import DataError, GraphError, RewriteError
 from archgraph.rewrites.laws import in_float64, masked, random_inputs, random_state
 from archgraph.states.importance import Importance
 from archgraph.states.pieces import position_sums
+from tests.examples import at_most
 from tests.nets import FOREIGN, image, networks
 
 METHODS: tuple[ImportanceMethod, ...] = ("weights", "taylor")
@@ -49,7 +50,7 @@ def scored(graph: ag.ArchGraph, state: Any, method: Any) -> Importance:
 # -- laws --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=6)
+@at_most(3)
 @given(networks())
 def test_a_position_touches_what_its_cut_removes(net):
     graph = ag.trace(net, image()).graph
@@ -65,8 +66,9 @@ def test_a_position_touches_what_its_cut_removes(net):
                 assert float(sums[axis.name][gone]) == pytest.approx(float(tensor.sum() - cut))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=5)
+@at_most(2)
 @given(networks(), st.randoms(use_true_random=False))
 def test_scores_follow_a_permutation_of_the_axes(method, net, random):
     graph, state = in_double(net)
@@ -85,8 +87,9 @@ def test_scores_follow_a_permutation_of_the_axes(method, net, random):
             assert before.blocks[name] == pytest.approx(after.blocks[name], abs=1e-9), name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=5)
+@at_most(2)
 @given(networks(), st.integers(0, 99))
 def test_a_position_without_weights_is_the_least_important(method, net, at):
     graph, state = in_double(net)
@@ -100,7 +103,7 @@ def test_a_position_without_weights_is_the_least_important(method, net, at):
     assert scores.max() > 0
 
 
-@settings(max_examples=6)
+@at_most(3)
 @given(networks(), st.sampled_from([0.25, 0.5, 0.75]))
 def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
     graph, state = ag.trace(net, image())
@@ -121,6 +124,7 @@ def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
     assert ag.take(graph, sizes=sizes, importance=alike) == ag.take(graph, sizes=sizes)
 
 
+@pytest.mark.full
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["vit", "bert", "densenet121", "mobilenet_v2", "swin_t"])
 def test_foreign_models_are_scored_by_every_method(name):
@@ -214,6 +218,7 @@ def test_the_influence_of_a_dense_block_is_that_of_what_it_appends(factor):
     assert scores.blocks["1"] == pytest.approx(1 - 1 / np.sqrt(1 + factor**2), abs=1e-12)
 
 
+@pytest.mark.full
 def test_heads_are_scored_whole():
     """A head is worth the sum of what its positions are worth."""
     foreign = FOREIGN["bert"]()

@@ -412,6 +412,7 @@ def _run(module: nn.Module, inputs: Any, training: bool) -> list[torch.Tensor]:
     return [*outputs, *(p.grad for p in module.parameters() if p.grad is not None)]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", list(ADVICE))
 def test_advice_works_when_it_is_followed(name):
     advice = ADVICE[name]

@@ -68,6 +68,7 @@ def products(net, x):
     return torch.polar(y.abs(), y.imag).real + F.linear(y.mT, net.weight[..., 1]).mT.imag
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("body", [fourier, filtered, components, numbers, products])
 def test_channels_of_complex_numbers_are_free(body):
     graph, _ = assert_faithful(Net(body), X, tolerance=1e-5)

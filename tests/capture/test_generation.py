@@ -110,7 +110,7 @@ def _tensors(results: Any) -> dict[str, torch.Tensor]:
     return {k: v for k, v in results.items() if isinstance(v, torch.Tensor)}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_default_configuration_gives_the_same_results(name):
     net, inputs = model(name)
@@ -138,6 +138,8 @@ def _in_training(net: Any, built: Any, inputs: dict[str, Any]) -> None:
         torch.testing.assert_close(others[key], gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.full
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
 def test_experts_run_without_branches_for_the_capture(implementation):
     import transformers
@@ -182,6 +184,7 @@ def test_settings_are_taken_back_where_they_do_not_help():
     assert vars(net.config) == before
 
 
+@pytest.mark.full
 def test_embeddings_and_a_mask_as_inputs():
     net, inputs = model("llama")
     given = {

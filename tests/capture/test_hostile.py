@@ -67,7 +67,7 @@ def assert_equal(module: nn.Module, entry: Hostile) -> None:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", [name for name, entry in HOSTILE.items() if not entry.refused])
 def test_equal(name):
     entry = HOSTILE[name]
@@ -75,7 +75,7 @@ def test_equal(name):
     assert_equal(entry.make(), entry)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", [name for name, entry in HOSTILE.items() if entry.refused])
 def test_refused(name):
     entry = HOSTILE[name]

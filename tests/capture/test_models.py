@@ -46,6 +46,7 @@ class Net(nn.Module):
 # -- parametrised modules -----------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -98,6 +99,7 @@ def test_containers_that_forward_fills_are_emptied():
 # -- precision ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(dtype):
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).to(dtype)
@@ -134,6 +136,7 @@ def cast_region_without_gradient(net, x):
     return y.float() + z.float().mean()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "body",
     [
@@ -186,12 +189,14 @@ def inference_mode(net, x):
     return net.head(y.clone())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("body", [checkpointed, checkpointed_reentrant, no_grad, inference_mode])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_gradient_regions(body):
     assert_faithful(Net(body), X)
 
 
+@pytest.mark.full
 def test_condition_on_a_tensor_runs_both_branches():
     def body(net, x):
         return torch.cond(x.sum() > 0, lambda x: net.layer(x).relu(), lambda x: -net.layer(x), (x,))
@@ -247,6 +252,7 @@ def a_norm_made_inside(net, x):
     return nn.BatchNorm1d(4)(torch.cat([net.layer(x)] * 2))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "body", [lifted_constants, modules_made_inside, a_layer_made_inside, a_norm_made_inside]
 )
@@ -272,6 +278,7 @@ class Elsewhere(nn.Module):
         return self.layer(x) @ weight.T + shift
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "hold",
     [
@@ -327,6 +334,7 @@ class Pair(NamedTuple):
     b: torch.Tensor
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "example",
     [Batched(X, X + 1), Pair(X, X + 1), {"a": X, "b": X + 1}],
@@ -342,6 +350,7 @@ def test_structured_inputs(example):
     assert not any("the graph holds for" in note for note in graph.notes)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -571,6 +580,7 @@ FIXED: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(FIXED))
 def test_a_fixed_batch_is_noted_with_the_line_that_fixes_it(name):
     net, body = Net(FIXED[name]), FIXED[name].__code__
@@ -764,6 +774,7 @@ def counted(net, x):
     return y if torch.isfinite(y).all() else y.nan_to_num()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -817,6 +828,7 @@ def test_causal_masks_of_torchs_layers(held):
     assert len(notes) == held and len(traced.notes) == held
 
 
+@pytest.mark.full
 def test_a_mask_that_is_given_needs_a_word_on_whether_it_is_causal():
     class Given(Causal):
         def forward(self, x, mask):
@@ -830,6 +842,7 @@ def test_a_mask_that_is_given_needs_a_word_on_whether_it_is_causal():
     ag.trace(net, *given)
 
 
+@pytest.mark.full
 def test_a_causal_mask_of_the_length_that_is_the_first_axis_fixes_that():
     def body(net, x):
         mask = nn.Transformer.generate_square_subsequent_mask(len(x))
@@ -887,6 +900,7 @@ class ByBatch(nn.Module):
         return self.layer(x) * 2 if self.asks(x.shape[0]) else self.layer(x)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("batch", [3, 4, 8])
 def test_a_branch_on_the_batch_size_limits_it(batch):
     """Within the sizes of one branch the batch is free; for others the built module refuses."""
@@ -907,6 +921,7 @@ def test_a_branch_on_the_batch_size_limits_it(batch):
                     built(x)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("batch", [3, 70, 300])
 def test_a_branch_on_the_batch_size_that_computes_the_same_leaves_it_free(batch):
     def body(net, x):
@@ -933,6 +948,7 @@ def test_ranges_of_both_modes_are_laid_over_one_another():
     assert dict(traced.graph.nodes[0].args) == {"min": 4, "max": 8}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("batch", [3, 4, 8])
 def test_a_branch_on_the_parity_of_the_batch_size_fixes_it(batch):
     net, x = ByBatch(lambda n: n % 2 == 0), torch.randn(batch, 3)
@@ -975,6 +991,7 @@ class Residual(nn.Module):
         return x + self.norm(self.conv(x)).relu()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("mode", [True, False])
 def test_a_norm_without_momentum_averages_over_all_batches(train, mode):

@@ -61,7 +61,7 @@ TWO: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("name", "count"), [*((n, 1) for n in ONE), *((n, 2) for n in TWO)])
 def test_a_second_capture_is_made_where_it_can_differ(name, count, monkeypatch):
     room, exports = importlib.import_module("archgraph.capture.trace"), []
@@ -82,6 +82,7 @@ def test_a_second_capture_is_made_where_it_can_differ(name, count, monkeypatch):
     assert len(exports) == 2 + count
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ONE)
 def test_one_capture_is_right_in_both_modes(name):
     torch.manual_seed(0)

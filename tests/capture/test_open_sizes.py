@@ -78,7 +78,9 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], dict[str, dict[int, str]]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(CASES))
+@pytest.fixture(
+    scope="module", params=[pytest.param("pixels", marks=pytest.mark.full), "tokens", "words"]
+)
 def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Traced]:
     make, args, axes = CASES[request.param]
     torch.manual_seed(0)
@@ -120,6 +122,8 @@ def test_the_graph_reads_back_and_is_saved(case: tuple[nn.Module, Traced], tmp_p
     assert ag.load(tmp_path / "net").graph == traced.graph
 
 
+@pytest.mark.full
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["tokens", "pixels"])
 def test_costs_are_those_of_the_model_traced_at_the_sizes(name: str) -> None:
     make, args, axes = CASES[name]
@@ -201,6 +205,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layer", RECURRENT)
 def test_recurrent_layers_take_sequences_first(layer: str) -> None:
     torch.manual_seed(0)
@@ -215,6 +220,7 @@ def test_recurrent_layers_take_sequences_first(layer: str) -> None:
     ag.take(graph, 0.5, verify=True)
 
 
+@pytest.mark.full
 def test_what_is_out_of_range_or_unequal_is_refused() -> None:
     graph, state = ag.trace(Tokens(), torch.zeros(2, 11).long(), open={"ids": {1: "length"}})
     assert open_sizes(graph)["length"].range == "24 or less"
@@ -354,6 +360,7 @@ class Branch(nn.Module):
         return y * 2.0 if self.doubles(*x.shape[:-1]) else y
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("doubles", "shape"),
     [

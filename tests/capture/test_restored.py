@@ -124,6 +124,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_trace_leaves_everything_as_it_was(name, verify):

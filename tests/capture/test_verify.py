@@ -245,7 +245,7 @@ def an_error(net):
     _result(net, lambda m, r: 1 / 0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_differs_is_refused_by_name(name, monkeypatch):
     change, words = FAULTS[name]

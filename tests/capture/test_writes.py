@@ -213,6 +213,7 @@ def without_gradient(net, x):
     return net.layer(x) * net.row.sum() + net.table.sum()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "body", [moving_average, assigned, copied, parts_of_a_buffer, without_gradient]
 )

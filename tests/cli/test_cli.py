@@ -25,6 +25,7 @@ from archgraph.language.elsewhere import GONE
 from archgraph.tables import Table, count, elided, head_length
 from archgraph.viewer.document import decode_data
 from tests.cli.terminal import EXPERIMENT, FAMILY, MODEL, call, refused
+from tests.examples import at_most
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy():
@@ -167,6 +168,7 @@ def test_no_width_cuts_a_word(monkeypatch: pytest.MonkeyPatch, columns: int):
 
 
 @given(NAMES, st.lists(FIGURES, min_size=1, max_size=14), st.sampled_from([40, 60, 80, 120, 200]))
+@at_most(12)
 def test_no_width_cuts_a_figure_or_a_name(names: list[str], figures: list[str], width: int):
     heads = ("experiment", *(f"figure that is no {i}" for i in range(len(figures))))
     rows = tuple((name, *figures) for name in names)
@@ -184,6 +186,7 @@ def test_no_width_cuts_a_figure_or_a_name(names: list[str], figures: list[str], 
     assert all(name in text for name in names)
 
 
+@pytest.mark.full
 def test_comparisons_and_runs_keep_their_names_and_figures(here: Path, monkeypatch):
     names = [f"digits_of_a_rather_long_name_{i}" for i in "ab"]
     for name in names:
@@ -302,6 +305,7 @@ def test_rewrite_makes_another_model(here: Path):
     assert told.exit_code == 0 and "dropped: " in told.output
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("words", "made"),
     [
@@ -829,6 +833,7 @@ def test_run_that_diverges_says_who_and_fails(here: Path):
     assert "training has diverged" in wild.output
 
 
+@pytest.mark.full
 def test_compare_puts_seeds_together(here: Path):
     for seed in (0, 1):
         call("run", "experiment.yaml", "--out", f"runs/{seed}", "--set", f"seed={seed}")
@@ -889,6 +894,7 @@ def test_schema_is_json(here: Path):
     assert call("schema", "models").exit_code == 2
 
 
+@pytest.mark.full
 def test_a_reader_that_has_enough_is_no_error(here: Path):
     command = f"{sys.executable} -m archgraph draw model.yaml --detail node | head -n 1"
     done = subprocess.run(
@@ -897,6 +903,7 @@ def test_a_reader_that_has_enough_is_no_error(here: Path):
     assert (done.stdout, done.stderr, done.returncode) == ("digraph tiny {\n", "", 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_can_go_on(here: Path, number: signal.Signals):
     command = [sys.executable, "-m", "archgraph", "run", "experiment.yaml", "--out", "run"]
@@ -925,6 +932,7 @@ def test_an_interrupted_run_can_go_on(here: Path, number: signal.Signals):
     refused(call("run", "experiment.yaml", "--out", "run", "--resume", *other), "another experim")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_demo_goes_the_whole_way(here: Path):
     result = call("demo", "--out", "shown", "--rounds", "1")

@@ -30,6 +30,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_line_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch, command):
     monkeypatch.chdir(SPECS)

@@ -687,6 +687,7 @@ def test_what_stands_in_for_images_has_their_form(monkeypatch):
     assert imagined.train.batch([0])[0].dtype == real.train.batch([0])[0].dtype
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

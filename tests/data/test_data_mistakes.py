@@ -697,6 +697,7 @@ def message(call: Callable[[], object], folder: Path) -> str:
     return "nothing"
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_in_a_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)

@@ -318,6 +318,7 @@ def test_a_data_set_takes_the_tokenizer(mnli, tokenizer):
 # ---------------------------------------------------------------- the published files
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "train", "test", "largest"),
     [

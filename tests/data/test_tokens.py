@@ -653,6 +653,7 @@ local: {epochs: 2, batch: 8, optimiser: {Adam: {lr: 0.01}}}
 """
 
 
+@pytest.mark.full
 def test_a_bert_of_transformers_learns_pairs(files, tmp_path):
     """Its inputs by name, in an order of its own; what archgraph computes is what it computes."""
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")

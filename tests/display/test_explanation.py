@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph
@@ -23,6 +23,7 @@ from archgraph.display.facts import AxisFact
 from archgraph.display.pricing import Saving
 from archgraph.errors import ArchGraphError
 from archgraph.graph.ir import ArchGraph
+from tests.examples import at_most
 from tests.nets import FOREIGN, Dense, image, networks
 
 
@@ -87,7 +88,7 @@ def dense() -> torch.nn.Module:
 
 def foreign(name: str) -> ArchGraph:
     item = FOREIGN[name]()
-    return trace(item.model, *item.args, **item.kwargs).graph
+    return trace(item.model, *item.args, **item.kwargs, verify=False).graph
 
 
 MODELS: dict[str, Callable[[], ArchGraph]] = {
@@ -98,6 +99,7 @@ MODELS: dict[str, Callable[[], ArchGraph]] = {
     "bert": lambda: foreign("bert"),
     "vit": lambda: foreign("vit"),
 }
+LARGE = {"resnet18", "bert", "vit"}
 
 
 @functools.cache
@@ -105,7 +107,10 @@ def made(name: str) -> ArchGraph:
     return MODELS[name]()
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=[pytest.mark.full] * (n in LARGE)) for n in MODELS],
+)
 def model(request: pytest.FixtureRequest) -> ArchGraph:
     return made(request.param)
 
@@ -148,7 +153,7 @@ def test_savings_are_those_of_the_rewrites(model):
     savings_are_exact(model)
 
 
-@settings(max_examples=6)
+@at_most(3)
 @given(network=networks())
 def test_savings_are_exact_on_random_networks(network):
     savings_are_exact(trace(network, image()).graph)
@@ -176,6 +181,7 @@ def test_a_shared_block_counts_its_parameters_once_and_every_use():
     assert figures(shared.saving) == (8 * 8 + 8, 3 * 8 * 8)
 
 
+@pytest.mark.full
 def test_the_work_of_an_explanation_grows_with_the_network_not_with_its_square(residual):
     def calls(depth: int) -> int:
         """How many Python functions are called for three sections of `depth` blocks."""

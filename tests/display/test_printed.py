@@ -34,6 +34,7 @@ def box_of(svg):
     return float(wide), float(tall)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("width", ["2.4in", "3.3in", "7in"])
 @pytest.mark.parametrize("legend", [True, False])
 def test_a_picture_for_print_is_as_wide_as_asked_and_its_letters_can_be_read(width, legend):
@@ -47,6 +48,7 @@ def test_a_picture_for_print_is_as_wide_as_asked_and_its_letters_can_be_read(wid
     assert ("arrows: shapes" in text) == legend and 'POINT-SIZE="16"' not in text
 
 
+@pytest.mark.full
 def test_a_narrow_picture_has_less_detail():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     graph = trace(layer, torch.zeros(1, 5, 8)).graph

@@ -12,6 +12,7 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 PAGES = {"different-models": 2, "looking-into-a-run": 1, "submodels-by-budget": 2, "your-model": 2}
 """How many pages each notebook shows."""
+QUICK = "your-model"
 
 
 def shown_by(cell: str, namespace: dict[str, Any]) -> object:
@@ -25,7 +26,13 @@ def shown_by(cell: str, namespace: dict[str, Any]) -> object:
     return eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.full] * (path.stem != QUICK), id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs_and_shows_its_pages(path: Path, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

@@ -44,6 +44,14 @@ PAGES = sorted(
     ]
 )
 SNIPPETS = [page for page in PAGES if "```" in page.read_text()]
+# Pages that take longest; other pages of their areas show most of the same commands.
+LONG = {
+    "docs/data-tokens.md",
+    "docs/fine-tune.md",
+    "docs/hugging-face.md",
+    "docs/rewrites.md",
+    "docs/seeing.md",
+}
 FOLDERS = ("archgraph", "benchmarks", "docs", "specs", "strategies", "tests")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Commands that take seconds at most; the arguments of the others are only parsed.
@@ -84,6 +92,10 @@ KEYS = {
     "family": {"clients", "choose", "change"},
     "model": {"inputs", "params", "blocks", "sections", "choices", "python", "args"},
 }  # fmt: skip
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def read_study(path: Path) -> None:
@@ -177,7 +189,13 @@ PARSERS: list[Parser] = [
 
 # PEFT's own, of the version of transformers beside it.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.full] * (_name(page) in LONG), id=_name(page))
+        for page in SNIPPETS
+    ],
+)
 def test_snippets(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("specs", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -190,7 +208,7 @@ def test_snippets(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         example.evaluate()
 
 
-@pytest.mark.parametrize("page", SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", SNIPPETS, ids=_name)
 def test_every_block_is_of_a_language_that_is_checked(page: Path) -> None:
     fences = re.findall(r"^\s*```([^\n`]+)$", page.read_text(), re.M)
     assert {word for word in fences if not word.startswith("{")} <= {

@@ -192,6 +192,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "channels"), CASES)
 def test_a_client_trains_as_accurately_as_pytorch(kind: str, channels: int) -> None:
     assert statistics.median(ratios(kind, channels)) <= 2

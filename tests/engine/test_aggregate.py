@@ -95,6 +95,7 @@ def test_a_clip_that_nothing_exceeds_changes_no_bit(experiment, mean):
         assert torch.equal(value, clipped.server.group("global")[name])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("limit", [{"bound": 1e6}, {"clip": 0.01}, {"clip": "median"}])
 def test_one_update_is_in_memory_at_a_time_whatever_limits_it(experiment, mean, limit):
     alive: list[int] = []

@@ -35,6 +35,7 @@ def found(case: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.full
 def test_no_step_of_training_waits_for_the_device() -> None:
     """Passes of three times as many steps wait as often: for their losses, and for results."""
     for name, (few_steps, many_steps) in found("few_waits").items():
@@ -90,6 +91,7 @@ def test_processes_are_started_on_a_device_that_was_used_before() -> None:
     assert not Path(f"/proc/{case['waits']}").exists()  # it ended with who had started it
 
 
+@pytest.mark.full
 def test_a_client_on_a_device_ends_no_run() -> None:
     runs = found("failing")
     calls = runs["calls"]
@@ -113,6 +115,7 @@ def test_a_deadline_begins_when_a_process_has_its_client() -> None:
     assert calls["crash"] == ["its process was ended by SIGKILL"] * 2
 
 
+@pytest.mark.full
 def test_nothing_is_left_of_a_killed_server() -> None:
     processes = found("killed")
     assert processes["were"] >= 3 and processes["are"] == 0  # a fork server and its workers

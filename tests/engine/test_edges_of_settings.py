@@ -92,6 +92,7 @@ CYCLE = {"CyclicLR": {"base_lr": LR / 9, "max_lr": LR, "cycle_momentum": False}}
 LINE = {"LinearLR": {"start_factor": 1.0, "end_factor": 0.0, "total_iters": "$steps"}}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("strategy", [{"fedavg": {}}, {"fedbabu": {"tune_epochs": 4}}])
 @pytest.mark.parametrize(
     "local",
@@ -259,6 +260,7 @@ def test_a_note_counts_the_examples_of_classes_without_an_owner(assignment):
         assert owned == [[0, 1], [1, 2]]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("scheme", ["iid", "equal_dirichlet", "whole", "dirichlet", "classes"])
 @pytest.mark.parametrize("public", [1, 7, 20])
 def test_shares_are_equal_beside_public_examples(scheme, public):

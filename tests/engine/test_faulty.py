@@ -65,7 +65,7 @@ def same(run: Run, reference: dict[str, Tensor]) -> bool:
     )
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_run_survives_three_of_ten_clients_of_a_kind(wrong, references, name, tmp_path):
     kind = KINDS[name]

@@ -278,6 +278,7 @@ def write(folder: Path, **changes: Any) -> Path:
     return file
 
 
+@pytest.mark.full
 def test_adapters_of_two_architectures_are_trained_on_pairs(folder):
     """Histograms and local tests by class, as for images; all that is fixed stays bit for bit."""
     file = write(folder)
@@ -300,6 +301,7 @@ def test_adapters_of_two_architectures_are_trained_on_pairs(folder):
     assert "perplexity" not in figures["global"] and "masked" in figures["local"]
 
 
+@pytest.mark.full
 def test_a_tokenizers_folder_is_named_relative_to_the_experiment(folder, monkeypatch):
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "x", "y", "neutral"]

@@ -151,9 +151,14 @@ def test_clients_learn_from_streams_alike_in_any_process(tmp_path: Path, monkeyp
     assert same(weights(alone), weights(run(engine={"workers": 2})))
     run(1, out=tmp_path / "run")
     assert same(weights(alone), weights(run(out=tmp_path / "run", resume=True)))
+
+
+@pytest.mark.full
+def test_a_model_learns_from_streams():
+    short = ag.run(experiment(2), data=streams(), progress=False)
     fast = {"epochs": 2, "batch": 8, "lr": 0.5}
     long = ag.run(experiment(40, local=fast), data=streams(), progress=False)
-    assert long.evaluation["global"]["accuracy"] > 0.85 > alone.evaluation["global"]["accuracy"]
+    assert long.evaluation["global"]["accuracy"] > 0.85 > short.evaluation["global"]["accuracy"]
 
 
 def test_each_pass_of_a_stream_is_another_and_reads_what_it_says():

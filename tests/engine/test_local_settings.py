@@ -96,6 +96,7 @@ def same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], atol: float =
 # ---------------------------------------------------------------- optimisers
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", sorted(set(_classes("optimiser")) - {"LBFGS", "SparseAdam"}))
 def test_an_optimiser_steps_as_in_plain_pytorch(name: str):
     torch.manual_seed(0)
@@ -644,6 +645,7 @@ MISTAKES = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("wrong", MISTAKES, ids=lambda wrong: wrong.about)
 def test_mistakes_are_answered(wrong: Wrong, write):
     file = write(**wrong.more)

@@ -64,6 +64,7 @@ def run(model: object, targets: object = TARGETS, inputs: object = INPUTS, **key
     return ag.run(said | keys, data=data, progress=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("weight", [None, 0.3])
 def test_training_is_on_the_main_result_and_weighted_auxiliary_ones(form, weight) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -50,13 +51,14 @@ DATA = Dataset(
 )  # fmt: skip
 
 
-def traced(**options: Any) -> Any:
+OPEN = {"ids": {1: "length"}, "mask": {1: "length"}}
+
+
+@functools.cache
+def traced(*, opened: bool = False) -> Any:
     torch.manual_seed(0)
     ids, mask = torch.ones(2, LENGTH).long(), torch.ones(2, LENGTH).long()
-    return ag.trace(Texts(), ids, mask, **options)
-
-
-OPEN = {"ids": {1: "length"}, "mask": {1: "length"}}
+    return ag.trace(Texts(), ids, mask, open=OPEN if opened else {})
 
 
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -88,7 +90,7 @@ def test_batches_end_with_their_longest_text(tmp_path: Any, monkeypatch: Any) ->
     fixed = run(traced(), DATA, tmp_path / "fixed")
     assert set(lengths) == {LENGTH}
     lengths.clear()
-    opened = run(traced(open=OPEN), DATA, tmp_path / "open")
+    opened = run(traced(opened=True), DATA, tmp_path / "open")
     assert max(lengths) <= 15 and len(set(lengths)) > 1
     ours, theirs = (dict(run.models[0].state) for run in (opened, fixed))
     for name, value in theirs.items():
@@ -144,6 +146,7 @@ class Words(Texts):
         return self.head(self.embed(ids) * mask[..., None])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("form", "positions"), [(Labels, False), (Words, True)])
 def test_targets_are_cut_where_results_have_positions(
     form: Any, positions: bool, tmp_path: Any, monkeypatch: Any
@@ -178,6 +181,7 @@ def test_each_minibatch_ends_with_its_own_longest_text() -> None:
     assert [batch.inputs[0].shape[1] for batch in shard.batches(None, 2)] == [3, 5]
 
 
+@pytest.mark.full
 def test_a_text_that_is_too_long_is_refused(tmp_path: Any) -> None:
     split = Split(
         torch.ones(6, 30).short(), torch.arange(6) % 3, beside={"mask": torch.ones(6, 30)}
@@ -185,4 +189,4 @@ def test_a_text_that_is_too_long_is_refused(tmp_path: Any) -> None:
     names = ("ids", "mask")
     data = Dataset("long", "text", 3, (30,), split, split, ("a", "b", "c"), names)
     with pytest.raises(RunError, match="the model does not take this data"):
-        run(traced(open=OPEN), data, tmp_path / "r")
+        run(traced(opened=True), data, tmp_path / "r")

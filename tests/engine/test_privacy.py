@@ -80,6 +80,7 @@ def weights(run: Run) -> dict[str, Tensor]:
 # -- the mean -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("strategy", "clients"),
     [
@@ -351,6 +352,7 @@ def test_a_round_of_all_clients_is_the_gaussian_mechanism():
     assert delta(found) < 1e-5 < delta(found - 0.6)
 
 
+@pytest.mark.full
 def test_the_published_table_is_what_a_run_accounts_for():
     page = (Path(__file__).parents[2] / "docs" / "trust" / "epsilon.md").read_text()
     for noise, sampling in ((1.0, "poisson"), (4.0, "fixed")):
@@ -369,6 +371,7 @@ def test_epsilon_grows_by_round_and_shrinks_with_noise_and_sampling():
     assert math.isinf(epsilon(private(noise=0), 10, 100, 1))
 
 
+@pytest.mark.full
 def test_it_is_in_the_record_of_every_round(tmp_path):
     made = setup(f"{PRIVACY}\nsample: 3", rounds=3)
     run = execute(made, out=tmp_path / "run")

@@ -78,6 +78,7 @@ def test_options_that_are_not_asked_for_are_not_written(write):
     assert "fine_tune" not in text
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("key", "value"), [("after", 0), ("after", -0.5), ("fine_tune", 0), ("fine_tune", 1.5)]
 )

@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("strategy", FAMILIES)
 def test_an_lstm_learns_a_text(tmp_path: Path, strategy: str) -> None:
     """Words in a cycle, which every tier begins to continue; windows of 8 words."""

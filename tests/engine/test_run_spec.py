@@ -206,7 +206,8 @@ def test_resumed_run_has_the_bits_of_the_whole_one(write, tmp_path, name, monkey
         assert all(line["rejected"] == line["failed"] == [] for line in (ours, theirs))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.1])
 @pytest.mark.parametrize("strategy", [{"heterofl": {}}, {"recipfl": HYPERNETWORK}])

@@ -321,7 +321,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str | None]] = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_tampering_is_refused_by_name_or_changes_no_bit(make, whole, broken, tmp_path, name):
     folder = tmp_path / "run"

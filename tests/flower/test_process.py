@@ -48,7 +48,7 @@ RUNS = (
 )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("method", "private"), RUNS, ids=[", ".join(run) for run in RUNS])
 def test_a_run_through_messages_has_the_bits_of_a_local_one(write, method, private):
     file = write(method)
@@ -133,6 +133,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_reply_that_does_not_answer_its_task_is_refused_by_name(write, fault):
     change, said = FAULTS[fault]
@@ -188,6 +189,7 @@ def test_no_node_at_all_ends_the_run(write):
         execute(setup, progress=False, elsewhere=nodes)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("private", ["server", "node"])
 def test_a_killed_server_resumes_to_the_bits_of_the_whole_run(write, tmp_path, private):
     """Killed in round 2 after two clients; what the nodes trained then leaves no trace."""

@@ -96,7 +96,7 @@ LAWFUL: dict[str, Callable[[ag.ArchGraph], ag.Rewritten]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "mixtral", "gpt_neox"])
 def test_streaming_is_pulling(name, tmp_path, monkeypatch):
     model = saved(name, tmp_path, torch.bfloat16)
@@ -122,6 +122,7 @@ CUTS = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("name", "cut"), [(n, c) for n, cuts in CUTS.items() for c in cuts],
@@ -149,6 +150,7 @@ def test_another_process_computes_the_same(name, cut, fresh, tmp_path):  # noqa:
     torch.testing.assert_close(outputs["logits"], expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_the_graph_of_a_folder_is_that_of_its_model(tmp_path):
     model = saved("qwen2", tmp_path)
     graph, state = ag.from_transformers(tmp_path)
@@ -159,6 +161,7 @@ def test_the_graph_of_a_folder_is_that_of_its_model(tmp_path):
     assert graph.param["model.embed_tokens.weight"].aliases == ("lm_head.weight",)
 
 
+@pytest.mark.full
 def test_a_folder_cannot_name_code_of_kernels(tmp_path):
     saved("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -168,6 +171,7 @@ def test_a_folder_cannot_name_code_of_kernels(tmp_path):
     assert any(node.op == "aten.scaled_dot_product_attention" for node in graph.nodes)
 
 
+@pytest.mark.full
 def test_a_body_alone_and_names_of_older_files(tmp_path):
     model = saved("gpt_neox", tmp_path)
     body = {k.removeprefix("gpt_neox."): v for k, v in model.state_dict().items()}
@@ -230,8 +234,7 @@ def test_what_is_not_the_folder_of_a_model_is_refused(tmp_path):
     )
 
 
-def test_the_output_is_a_new_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("archgraph.foreign.transformers_folder.TRACED", 2)
+def test_the_output_is_a_new_folder(tmp_path):
     saved("llama", tmp_path / "a")
     graph, state = ag.from_transformers(tmp_path / "a")
     with pytest.raises(RunError, match="is the folder that is read"):
@@ -240,13 +243,21 @@ def test_the_output_is_a_new_folder(tmp_path, monkeypatch):
     (tmp_path / "b" / "mine.txt").write_text("mine")
     with pytest.raises(RunError, match="holds something"):
         ag.to_transformers(graph, state, tmp_path / "a", tmp_path / "b")
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
+
+
+@pytest.mark.full
+def test_shapes_of_no_configuration_leave_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("archgraph.foreign.transformers_folder.TRACED", 2)
+    saved("llama", tmp_path / "a")
+    graph, state = ag.from_transformers(tmp_path / "a")
     half = ag.take(graph, roles(graph, "head_dim", "value_dim"))
     with pytest.raises(RewriteError, match=r"value_dim: every LlamaConfig of these shapes"):
         ag.to_transformers(half, state.through(half.transfer), tmp_path / "a", tmp_path / "c")
     alone = ag.take(graph, {"model.layers.1.mlp.gate_proj.out": 0.5})
     with pytest.raises(RewriteError, match=r"layers\.1\.mlp.*: no LlamaConfig has these shapes"):
         ag.to_transformers(alone, state.through(alone.transfer), tmp_path / "a", tmp_path / "c")
-    assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
+    assert {p.name for p in tmp_path.iterdir()} == {"a"}
 
 
 def test_graphs_are_compared_by_what_they_compute(tmp_path):

@@ -44,7 +44,7 @@ def first(result) -> torch.Tensor:
     return next(iter(result.values()))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", LAYERS)
 def test_both_ways_with_ranks_per_layer(name, tmp_path):
     net, graph, state = traced(name)
@@ -74,6 +74,7 @@ def test_both_ways_with_ranks_per_layer(name, tmp_path):
         torch.testing.assert_close(read[key], value, atol=0, rtol=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rslora", [False, True])
 def test_an_adapter_of_pefts_with_a_trained_head(rslora, tmp_path):
     net, graph, state = traced("bert")
@@ -283,6 +284,7 @@ def randomised(graph, state):
     return adapted.graph, full
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "cut",
     [
@@ -315,6 +317,7 @@ def test_numbers_of_layers_are_those_of_the_base_in_both_directions(cut, tmp_pat
     )
 
 
+@pytest.mark.full
 def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_path):
     """They were numbered as in a folder without gaps: the first layer got the second's adapter."""
     net, graph, state = traced("bert")
@@ -448,6 +451,7 @@ def test_a_tied_weight_that_is_trained_whole_is_written_under_both_names(tmp_pat
     assert all(torch.equal(read[k], v) for k, v in full.items())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("module", ["lm_head", "embed_tokens"])
 def test_a_folder_that_unties_a_weight_is_refused(module, tmp_path):
     """Both places got what PEFT trained in one of them."""
@@ -464,6 +468,7 @@ def test_a_folder_that_unties_a_weight_is_refused(module, tmp_path):
         ag.from_peft(graph, state, tmp_path)
 
 
+@pytest.mark.full
 def test_adapters_that_peft_subtracted_from_the_base_are_refused(tmp_path):
     """The base lacks what such an adapter began as, but that is in no file of the folder."""
     net, graph, state = traced("bert")
@@ -495,6 +500,7 @@ def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
         ag.from_peft(other, weights, tmp_path)
 
 
+@pytest.mark.full
 def test_a_base_with_other_weights_is_refused(tmp_path):
     """A model that FLoRA trained, and one whose pooler the folder lacks, were another beside it."""
     net, graph, state = traced("bert")

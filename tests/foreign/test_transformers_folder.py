@@ -104,7 +104,8 @@ def traced(name: str) -> tuple[Foreign, ag.ArchGraph, dict[str, torch.Tensor]]:
     return net, graph, state | spread
 
 
-@pytest.mark.sample(40)
+@pytest.mark.full
+@pytest.mark.sample(500)
 @pytest.mark.parametrize(("name", "cut"), CASES, ids=[f"{n}-{c.__name__}" for n, c in CASES])
 def test_another_process_computes_the_same(name, cut, fresh, tmp_path):
     net, graph, state = traced(name)
@@ -128,8 +129,13 @@ def test_values_that_no_shape_shows_are_found_too(tmp_path):
     assert changes == {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["num_attention_heads"] == 2 and config["architectures"]
+    again = author(net).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        expected = ag.build(small, transfer.pull(state)).eval()(**net.kwargs)["logits"]
+        torch.testing.assert_close(again(**net.kwargs).logits, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_lists_of_a_configuration_are_changed_by_item(tmp_path):
     net, graph, state = traced("swin")
     small, transfer = shorter(graph)
@@ -137,6 +143,7 @@ def test_lists_of_a_configuration_are_changed_by_item(tmp_path):
     assert changes == {"depths.0": 1}
 
 
+@pytest.mark.full
 def test_the_original_may_be_a_folder(tmp_path):
     net, graph, state = traced("bert")
     author(net).save_pretrained(net.model, tmp_path / "original")
@@ -177,7 +184,7 @@ REFUSED: dict[str, tuple[str, Cut, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", REFUSED)
 def test_where_no_configuration_exists_the_axis_is_named(case, tmp_path):
     name, cut, message = REFUSED[case]

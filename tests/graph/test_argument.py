@@ -87,6 +87,7 @@ def test_a_rewritten_stands_for_its_graph(model, small, name, rest):
         function(model, *rest)
 
 
+@pytest.mark.full
 def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
     graph = small.graph
     assert ag.align(small, whole=small).score == ag.align(graph, graph).score

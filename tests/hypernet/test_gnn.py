@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import nn
 
 import archgraph as ag
 from archgraph.hypernet import GatedGNN, Vocabulary, sweeps, to_batch, to_data
+from tests.examples import at_most
 from tests.nets import image, networks
 
 WIDTH = 8
@@ -55,8 +56,8 @@ def gradients(gnn, features, result):
     return torch.autograd.grad((result * weights).sum(), [features, *gnn.parameters()])
 
 
-@pytest.mark.sample(2)
-@settings(max_examples=5)
+@pytest.mark.sample(4)
+@at_most(2)
 @given(net=networks())
 @pytest.mark.parametrize(("steps", "reach"), [(1, 1), (2, 1), (1, 3), (2, 50)])
 def test_equals_a_loop_over_nodes_forward_and_gradients(net, steps, reach):
@@ -84,7 +85,7 @@ def test_single_precision_stays_within_a_millionth_on_a_deep_network():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-@settings(max_examples=5)
+@at_most(2)
 @given(net=networks())
 def test_the_order_of_nodes_of_a_level_changes_nothing(net):
     graph, _ = ag.trace(net, image())
@@ -106,7 +107,7 @@ def test_the_order_of_nodes_of_a_level_changes_nothing(net):
     torch.testing.assert_close(found, expected[order], rtol=0, atol=1e-12)
 
 
-@settings(max_examples=5)
+@at_most(2)
 @given(net=networks())
 def test_clients_do_not_see_one_another(net):
     graph, _ = ag.trace(net, image())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import nn
 
 import archgraph as ag
 from archgraph.graph.ir import Leaf, walk
 from archgraph.hypernet import Vocabulary, entries, local, sweeps, to_batch, to_data
+from tests.examples import at_most
 from tests.nets import image, networks
 from tests.zoo.collection import entries as zoo
 
@@ -54,7 +55,7 @@ def longest(edges, count):
     return level
 
 
-@settings(max_examples=6)
+@at_most(2)
 @given(net=networks())
 def test_levels_are_longest_paths_from_either_end(net):
     graph, _ = ag.trace(net, image())
@@ -66,7 +67,7 @@ def test_levels_are_longest_paths_from_either_end(net):
     assert data.level_backward.tolist() == longest({(b, a) for a, b in edges}, len(place))
 
 
-@settings(max_examples=6)
+@at_most(2)
 @given(net=networks())
 def test_a_sweep_delivers_every_edge_once_and_never_ahead_of_its_sender(net):
     graph, _ = ag.trace(net, image())
@@ -165,6 +166,7 @@ def test_forms_follow_the_operator_table(everything):
     torch.testing.assert_close(weight.formed(p), 0.02 * p)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model", zoo("handmade")[::20], ids=lambda e: e.name)
 def test_handmade_models_are_generated_or_local(model):
     foreign = model.make()

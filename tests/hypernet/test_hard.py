@@ -153,7 +153,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_every_tensor_has_its_slot_and_passes_the_zoos_examination(name):
     make, shape, slots, stays = CASES[name]

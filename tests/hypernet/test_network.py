@@ -174,6 +174,8 @@ def lenet_round(graph, network, state, images, labels):
     return losses[0], {k: v.clone() for k, v in ag.state_of(module).items()}
 
 
+@pytest.mark.full
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_ten_updates_lower_the_loss_and_the_flipped_sign_raises_it(sign):
     graph = ag.load("specs/models/lenet5.yaml")

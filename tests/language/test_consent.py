@@ -122,6 +122,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_takes_consent_and_needs_it(here: Path, line: str) -> None:
     refused = CliRunner().invoke(app, line.split())
@@ -203,8 +204,9 @@ def command(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=here, env=environment, capture_output=True, text=True)
 
 
-def test_the_folder_of_a_command_is_searched_only_with_consent(here: Path) -> None:
-    """A package's metadata in it would register a strategy under a plain name."""
+@pytest.fixture
+def registered(here: Path) -> Path:
+    """A folder with a package's metadata, which register a strategy under a plain name."""
     metadata = here / "planted-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
@@ -213,9 +215,18 @@ def test_the_folder_of_a_command_is_searched_only_with_consent(here: Path) -> No
     (here / "named.yaml").write_text(
         FILES["strategy.yaml"].replace("python: 'planted:Mine'", "mine: {}")
     )
-    refused = command(here, "check", "named.yaml")
+    return here
+
+
+def test_the_folder_of_a_command_is_searched_only_with_consent(registered: Path) -> None:
+    refused = command(registered, "check", "named.yaml")
     assert refused.returncode == 2 and "unknown strategy; found 'mine'" in refused.stdout
-    assert not (here / "imported").exists()
+    assert not (registered / "imported").exists()
+
+
+@pytest.mark.full
+def test_consent_finds_the_strategy_of_a_folder_but_replaces_none_of_ours(registered: Path) -> None:
+    here = registered
     (here / "other.yaml").write_text((here / "named.yaml").read_text().replace("mine", "fedavg"))
     double = command(here, "check", "--python", "other.yaml")  # nor does consent replace ours
     assert double.returncode == 2 and not (here / "imported").exists()

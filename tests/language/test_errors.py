@@ -44,6 +44,7 @@ def test_the_good_model_is_good() -> None:
     assert len(read(GOOD).nodes) == 5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -176,6 +176,7 @@ def test_a_pattern_of_nothing_points_at_its_line(family) -> None:
         family("{name: a, train_only: []}")  # neither everything nor nothing: say which
 
 
+@pytest.mark.full
 def test_what_changes_the_global_model_changes_it_with_a_clients_choices(family) -> None:
     found = family(
         "{name: a, choose: {stage2.depth: 1}}, {name: b, choose: {stage2.depth: 2}}",

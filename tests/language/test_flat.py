@@ -14,6 +14,7 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.graph.text import parse
 from archgraph.language import flat, save
 from archgraph.language.yaml import parse_document
+from tests.examples import at_most
 from tests.language import strategies
 
 TINY = parse(
@@ -27,7 +28,7 @@ TINY = parse(
 )
 
 
-@settings(max_examples=100)
+@at_most(30)
 @given(strategies.graphs)
 def test_reading_is_the_inverse_of_writing(graph: ArchGraph) -> None:
     for pairs in (graph.inputs, graph.updates, graph.sections):

@@ -31,6 +31,7 @@ def found() -> dict[str, Any]:
     return result
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_no_mutation_does_harm(found: dict[str, Any]) -> None:
     assert found["count"] == COUNT
@@ -39,6 +40,7 @@ def test_no_mutation_does_harm(found: dict[str, Any]) -> None:
     assert found["peak"][1] < fuzzing.BYTES
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_mutations_reach_both_ends(found: dict[str, Any]) -> None:
     """Files that are always refused, or never, would say nothing."""
@@ -50,7 +52,7 @@ def test_the_command_line_says_one_thing(tmp_path: Path, monkeypatch: Any) -> No
     monkeypatch.setenv("COLUMNS", "500")  # a reason is a line
     runner = CliRunner()
     codes = []
-    for number in range(20):
+    for number in range(8):
         case = fuzzing.case(99, number)
         path = tmp_path / f"{number}.yaml"
         path.write_bytes(case.data)

@@ -20,6 +20,7 @@ def code() -> str:
     return "\n".join(line[4:] for line in lines if line.startswith((">>> ", "... ")))
 
 
+@pytest.mark.full
 def test_a_kind_of_file_and_an_engine_of_the_docs_are_known_when_installed(tmp_path):
     """In a process of its own, which finds the package's metadata as it starts."""
     (tmp_path / "mine.py").write_text(code())

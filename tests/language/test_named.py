@@ -88,6 +88,7 @@ def test_arguments_are_what_the_class_gets() -> None:
     assert steps.param_groups[0]["momentum"] == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("text", "said"),
     [

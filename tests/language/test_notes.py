@@ -126,7 +126,7 @@ def test_they_are_not_facts_of_a_run(here: Path, monkeypatch: pytest.MonkeyPatch
     assert again.facts == facts
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "line",
     [

@@ -72,6 +72,7 @@ def batch(name: str) -> list[torch.Tensor]:
     return [ids, mask, (torch.arange(LENGTH) > 3).long().expand(3, -1)][: len(INPUTS[name])]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_tensor_is_the_files_and_the_model_computes_the_same(folders, tmp_path, name):
     graph, state = load_model(
@@ -94,6 +95,7 @@ def test_every_tensor_is_the_files_and_the_model_computes_the_same(folders, tmp_
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_what_is_new_is_drawn_from_the_models_seed(folders, tmp_path):
     def head(seed: int) -> torch.Tensor:
         file = write(tmp_path / "m.yaml", "Bert", folders / "Bert")
@@ -107,6 +109,7 @@ def test_what_is_new_is_drawn_from_the_models_seed(folders, tmp_path):
     assert not torch.equal(head(1), head(2))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_adapters_keep_what_is_pretrained_and_start_as_the_identity(folders, tmp_path, name):
     write(tmp_path / "m.yaml", name, folders / name)
@@ -129,6 +132,7 @@ def test_adapters_keep_what_is_pretrained_and_start_as_the_identity(folders, tmp
     assert torch.equal(found, expected)
 
 
+@pytest.mark.full
 def test_a_global_model_brings_its_weights_through_adapters(folders, tmp_path):
     write(tmp_path / "m.yaml", "DistilBert", folders / "DistilBert")
     (tmp_path / "family.yaml").write_text(
@@ -141,6 +145,7 @@ def test_a_global_model_brings_its_weights_through_adapters(folders, tmp_path):
         assert torch.equal(found.state[f"distilbert.{key}"], value)
 
 
+@pytest.mark.full
 def test_folders_are_named_relative_to_the_file(folders, tmp_path, monkeypatch):
     shutil.copytree(folders / "Bert", tmp_path / "weights" / "bert")
     (tmp_path / "specs").mkdir()
@@ -149,6 +154,7 @@ def test_folders_are_named_relative_to_the_file(folders, tmp_path, monkeypatch):
     assert ag.load(file).param["bert.pooler.dense.weight"].shape == (16, 16)
 
 
+@pytest.mark.full
 def test_a_model_in_place_is_found_from_where_its_run_is_recorded(folders, tmp_path):
     """A family is written out again elsewhere; what it names relative to itself stays found."""
     shutil.copytree(folders / "Bert", tmp_path / "weights")
@@ -169,6 +175,7 @@ def test_a_model_in_place_is_found_from_where_its_run_is_recorded(folders, tmp_p
     assert all(torch.equal(first.state[k], v) for k, v in second.state.items())
 
 
+@pytest.mark.full
 def test_a_configuration_may_come_from_a_folder_without_weights(folders, tmp_path):
     (tmp_path / "config").mkdir()
     shutil.copy(folders / "Bert" / "config.json", tmp_path / "config")
@@ -261,6 +268,7 @@ def test_a_model_inside_another_is_read_as_strictly(folders, tmp_path, refused):
     assert not sprung.exists()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # transformers' own about another kind of model
 def test_weights_of_another_model_are_an_error_not_a_fresh_start(folders, tmp_path):
     file = write(tmp_path / "m.yaml", "Bert", folders / "DistilBert")

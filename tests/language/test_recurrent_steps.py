@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_recurrent_step_is_torchs_layer(name: str) -> None:
     options, kind, given = CASES[name]

@@ -32,7 +32,7 @@ def same(one, other):
     )
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_handmade_models_come_back(name, tmp_path):
     made = HANDMADE[name]()

@@ -42,7 +42,7 @@ def original(name: str) -> ArchGraph:
     return load_model(parse_document(re.sub(r"\b(d\d): \d", r"\1: 1", text), name))[0]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
 def test_models_are_lawful_and_run(file: Path) -> None:
     graph = load(file)
@@ -56,12 +56,19 @@ def test_models_are_lawful_and_run(file: Path) -> None:
     assert flat.read_flat(parse_document(flat.dump(graph), "flat")) == graph
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "transformer", "efficientnet_v2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "small_cnn",
+        pytest.param("transformer", marks=pytest.mark.full),
+        pytest.param("efficientnet_v2", marks=pytest.mark.full),
+    ],
+)
 def test_models_trace_to_themselves(name: str) -> None:
     assert_traces_to_itself(load(SPECS / "models" / f"{name}.yaml"))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
 def test_every_candidate_can_be_chosen(file: Path) -> None:
     document = read_document(file)
@@ -135,6 +142,7 @@ def test_a_plain_twin_is_the_model_with_every_shortcut_cut(name: str) -> None:
 TWINS = sorted((SPECS / "families").glob("fedfa_[!s]*_plain.yaml"))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("file", TWINS, ids=lambda f: f.stem)
 def test_families_of_twins_differ_in_shortcuts_only(file: Path) -> None:
     skip = file.with_name(file.name.replace("_plain", "_skip"))
@@ -215,6 +223,7 @@ def test_the_docs_list_every_study() -> None:
     assert sorted(listed) == sorted((load_study(file).study, file.stem) for file in STUDIES)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("file", STUDIES, ids=lambda f: f.stem)
 def test_every_cell_of_a_study_is_an_experiment_with_a_strategy(file: Path) -> None:
     study = load_study(file)

@@ -7,15 +7,16 @@ import pickle
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from archgraph.errors import SpecError
 from archgraph.graph import text
 from archgraph.graph.ir import ArchGraph, Constant, Leaf, Node, Param, Value, same_value, show
+from tests.examples import at_most
 from tests.language import strategies
 
 
-@settings(max_examples=150)
+@at_most(40)
 @given(strategies.graphs)
 def test_parsing_is_the_inverse_of_printing(graph: ArchGraph) -> None:
     back = text.parse(str(graph))
@@ -24,7 +25,7 @@ def test_parsing_is_the_inverse_of_printing(graph: ArchGraph) -> None:
     assert back.name == graph.name
 
 
-@settings(max_examples=150)
+@at_most(100)
 @given(strategies.values)
 def test_values_keep_their_types(value: Value) -> None:
     assert same_value(text.parse_value(show(value)), value)

@@ -59,14 +59,14 @@ def agree(graph: ag.ArchGraph, costs: CostPolynomial, data: st.DataObject) -> bo
 
 
 @given(graphs, st.data())
-@at_most(10)
+@at_most(4)
 def test_random_submodels_of_random_networks(graph, data):
     costs, whole = ag.cost(graph).polynomial, ag.cost(graph)
     assert [getattr(costs.at(), m) for m in MEASURES] == [getattr(whole, m) for m in MEASURES]
     agree(graph, costs, data)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(48)
 @pytest.mark.parametrize("name", HANDMADE)
 @given(data=st.data())
 @at_most(2)

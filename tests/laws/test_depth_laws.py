@@ -22,7 +22,7 @@ def _leaves(graph: ArchGraph, nodes) -> set[str]:
 
 
 @given(graphs)
-@at_most(12)
+@at_most(4)
 def test_blocks_are_a_chain_that_holds_every_operator_once(graph):
     found = structure(graph)
     members = [name for b in found.blocks for name in b.nodes]
@@ -47,7 +47,7 @@ def test_blocks_are_a_chain_that_holds_every_operator_once(graph):
 
 
 @given(graphs, st.data())
-@at_most(10)
+@at_most(4)
 def test_skipping_any_removable_subset_runs_and_keeps_the_other_leaves(graph, data):
     found = structure(graph)
     removable = [b.name for b in found.blocks if b.removable]
@@ -83,7 +83,7 @@ def test_skipping_any_removable_subset_runs_and_keeps_the_other_leaves(graph, da
 
 
 @given(graphs)
-@at_most(8)
+@at_most(3)
 def test_skipping_nothing_is_the_identity(graph):
     nothing = ag.skip(graph, [])
     assert nothing.graph is graph
@@ -116,7 +116,7 @@ def _section(graph: ArchGraph, leaf: str) -> str:
 
 
 @given(models().map(graph_of), st.data())
-@at_most(10)
+@at_most(4)
 def test_grafting_restores_what_shallow_left_out(graph, data):
     depths, full = {}, {}
     for section in structure(graph).sections:
@@ -138,7 +138,7 @@ def test_grafting_restores_what_shallow_left_out(graph, data):
 
 
 @given(models().map(graph_of), st.integers(1, 3))
-@at_most(10)
+@at_most(3)
 def test_grafting_adds_blocks_that_can_be_left_out_again(graph, more):
     for section in structure(graph).sections:
         depth = len(section.blocks) + more

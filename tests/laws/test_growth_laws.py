@@ -35,7 +35,7 @@ def sizes(graph, seed):
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@at_most(15)
+@at_most(4)
 def test_widening_keeps_the_function(net, seed):
     graph = graph_of(net)
     wide = ag.widen(graph, sizes=sizes(graph, seed), seed=seed % 7)
@@ -59,7 +59,7 @@ class Standardised(torch.nn.Module):
 
 
 @given(networks(), st.integers(0, 1), st.integers(2, 3))
-@at_most(10)
+@at_most(4)
 def test_whole_factors_keep_the_function(net, correction, factor):
     """What runs over an axis bears copies that are equally many, or it is refused."""
     graph = graph_of(Standardised(net, correction))
@@ -70,7 +70,7 @@ def test_whole_factors_keep_the_function(net, correction, factor):
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@at_most(10)
+@at_most(4)
 def test_narrowing_undoes_widening(net, seed):
     graph = graph_of(net)
     state = ag.initial_state(graph)
@@ -87,7 +87,7 @@ def test_narrowing_undoes_widening(net, seed):
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@at_most(10)
+@at_most(4)
 def test_deepening_keeps_the_function_or_says_why_not(net, seed):
     graph = graph_of(net)
     for section in structure(graph).sections:
@@ -100,7 +100,7 @@ def test_deepening_keeps_the_function_or_says_why_not(net, seed):
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@at_most(10)
+@at_most(4)
 def test_chained_parts_are_the_whole(net, seed):
     graph, state = ag.trace(net, image(), train=False)
     names = [b.name for b in structure(graph).blocks]
@@ -131,7 +131,7 @@ def test_chained_parts_are_the_whole(net, seed):
     ids=["steps", "adapt"],
 )
 @given(net=networks())
-@at_most(8)
+@at_most(3)
 def test_what_is_put_on_branches_changes_nothing_at_first(rewrite, net):
     graph = graph_of(net)
     changed = rewrite(graph)

@@ -89,7 +89,7 @@ def test_random_submodels_of_random_networks(graph, data):
     agree(graph, data)
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(48)
 @pytest.mark.parametrize("name", HANDMADE)
 @given(data=st.data())
 @at_most(2)
@@ -106,7 +106,7 @@ def test_random_networks_save_what_torch_saves(net):
     assert saved == ag.cost(graph).training(2).saved
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(48)
 @pytest.mark.parametrize("name", [name for name in HANDMADE if name not in APPROXIMATE])
 def test_handmade_models_save_what_torch_saves(name):
     made = HANDMADE[name]()

@@ -142,7 +142,7 @@ def some(graph, seed):
 
 
 @given(recurrent(), st.booleans())
-@at_most(8)
+@at_most(3)
 def test_build_inverts_trace(net, training):
     graph, state = ag.trace(net, example())
     assert graph.notes == ()
@@ -165,7 +165,7 @@ def test_build_inverts_trace(net, training):
 
 
 @given(recurrent(), st.integers(0, 2**32 - 1))
-@at_most(15)
+@at_most(5)
 def test_mask_equals_take(net, seed):
     graph = graph_of(net)
     kept = some(graph, seed)
@@ -179,7 +179,7 @@ def test_mask_equals_take(net, seed):
 
 
 @given(recurrent(), st.integers(0, 2**32 - 1))
-@at_most(8)
+@at_most(3)
 def test_copied_units_keep_the_function_and_merge_again(net, seed):
     graph = graph_of(net)
     rng = np.random.default_rng(seed)
@@ -212,6 +212,7 @@ TWELVE: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TWELVE)
 def test_hidden_states_of_a_cut_are_those_of_the_masked_original(name):
     torch.manual_seed(0)
@@ -260,6 +261,7 @@ def test_a_cut_keeps_the_same_units_in_every_gate():
     assert torch.equal(pulled["layer.bias_ih_l0"], state["layer.bias_ih_l0"][rows])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ways", [1, 2])
 @pytest.mark.parametrize("projected", [0, 3])

@@ -25,7 +25,7 @@ from tests.nets import image, networks
 
 
 @given(networks(), st.booleans())
-@at_most(8)
+@at_most(3)
 def test_build_inverts_trace(net, training):
     graph, state = ag.trace(net, image())
     built = ag.build(graph, state)
@@ -50,7 +50,7 @@ def test_build_inverts_trace(net, training):
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@at_most(15)
+@at_most(5)
 def test_mask_equals_take(net, seed):
     graph = ag.trace(net, image(), train=False).graph
     rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def test_mask_equals_take(net, seed):
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
-@at_most(10)
+@at_most(4)
 def test_each_axis_alone(net, seed):
     graph = ag.trace(net, image(), train=False).graph
     rng = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ def test_each_axis_alone(net, seed):
 
 
 @given(networks())
-@at_most(10)
+@at_most(3)
 def test_taking_everything_is_the_identity(net):
     graph, state = ag.trace(net, image(), train=False)
     whole = ag.take(graph, 1.0)
@@ -97,7 +97,7 @@ def test_taking_everything_is_the_identity(net):
 
 
 @given(networks(), st.floats(0.2, 0.9), st.floats(0.2, 0.9))
-@at_most(10)
+@at_most(4)
 def test_prefixes_compose(net, first, second):
     graph, state = ag.trace(net, image(), train=False)
     once = ag.take(graph, first, allow_nothing=True)  # 0.9 of four channels are four
@@ -109,7 +109,7 @@ def test_prefixes_compose(net, first, second):
 
 
 @given(networks())
-@at_most(10)
+@at_most(3)
 def test_scaler_changes_training_only(net):
     graph, state = ag.trace(net, image())
     scaled = ag.add_scaler(graph, 0.5, verify=True)
@@ -120,7 +120,7 @@ def test_scaler_changes_training_only(net):
 
 
 @given(networks())
-@at_most(10)
+@at_most(4)
 def test_alignment_of_a_cut_is_its_transfer(net):
     graph, state = ag.trace(net, image(), train=False)
     small = ag.take(graph, 0.5)

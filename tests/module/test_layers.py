@@ -491,6 +491,7 @@ class Recurrent(nn.Module):
         ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("kind", "how", "options"),
     [
@@ -733,6 +734,7 @@ class ByMode(nn.Module):
         return self.last(y["z"] if isinstance(y, dict) else y)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("part", [Depth, Sampled, Added])
 @pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True)])
 def test_a_part_decides_by_its_own_mode(part, outer, inner):

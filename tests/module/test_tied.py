@@ -42,7 +42,7 @@ def _foreign(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 MAKERS = {"handmade": _tied, "gpt2": lambda: _foreign("gpt2"), "t5": lambda: _foreign("t5")}
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ["handmade", "gpt2", pytest.param("t5", marks=pytest.mark.full)])
 def test_a_state_goes_home_after_training(name):
     net, args, kwargs = MAKERS[name]()
     graph, state = ag.trace(net.eval(), *args, **kwargs, train=False)
@@ -136,6 +136,7 @@ UNTIED = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("untie", "name", "kind"), UNTIED)
 def test_a_tied_tensor_that_was_untied_is_refused_by_both_names(untie, name, kind, tmp_path):
     """Else one of the two tensors is lost, silently; equal values under both names lose nothing."""

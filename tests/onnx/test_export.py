@@ -135,6 +135,7 @@ def test_constants_of_the_architecture_are_part_of_the_fingerprint(file: Path, t
         ag.load(tmp_path / "other.onnx")
 
 
+@pytest.mark.full
 def test_a_client_and_the_parts_of_a_split(traced, tmp_path: Path):
     small = ag.take(traced.graph, 0.5)
     graph, state = ag.load(
@@ -151,6 +152,7 @@ def _chain():
     return ag.trace(net, torch.zeros(2, 4)).graph
 
 
+@pytest.mark.full
 def test_optimised_files_are_read_as_files_of_another_program(traced, tmp_path: Path):
     path = ag.export(traced.graph, traced.state, tmp_path / "o.onnx", optimize=True)
     kinds = [n.op_type for n in onnx.load(path).graph.node]

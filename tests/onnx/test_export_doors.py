@@ -89,6 +89,7 @@ def test_results_rename_neither_inputs_nor_weights(results, tmp_path: Path):
     assert not ag.load(tmp_path / "zeros.onnx").state["weight"].any() and state["weight"].any()
 
 
+@pytest.mark.full
 def test_a_file_does_not_say_on_which_machine_it_was_made(tmp_path: Path):
     graph, state = traced(nn.LSTM(3, 2, batch_first=True), torch.randn(2, 4, 3))
     content = ag.export(graph, state, tmp_path / "l.onnx").read_bytes()
@@ -96,6 +97,7 @@ def test_a_file_does_not_say_on_which_machine_it_was_made(tmp_path: Path):
     assert ag.export(graph, state, tmp_path / "again.onnx").read_bytes() == content
 
 
+@pytest.mark.full
 def test_a_batch_that_is_fixed_is_a_number_in_the_file(tmp_path: Path):
     class Fixed(nn.Module):
         def forward(self, x):
@@ -110,6 +112,7 @@ def test_a_batch_that_is_fixed_is_a_number_in_the_file(tmp_path: Path):
         runtime.InferenceSession(path).run(None, {"x": torch.ones(4, 3).numpy()})
 
 
+@pytest.mark.full
 def test_buffers_that_evaluation_writes_and_chance_are_named(tmp_path: Path):
     class Counter(nn.Module):
         seen: torch.Tensor
@@ -136,6 +139,7 @@ def test_buffers_that_evaluation_writes_and_chance_are_named(tmp_path: Path):
     written(chance, tmp_path / "c.onnx", verify=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_precisions(dtype, tmp_path: Path):
     kind = getattr(torch, dtype)
@@ -156,6 +160,7 @@ def test_double_precision_is_compared_as_such(tmp_path: Path, monkeypatch):
         ag.export(graph, state, tmp_path / "n.onnx")
 
 
+@pytest.mark.full
 def test_weights_have_the_graphs_types_those_of_training_too(tmp_path: Path):
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -190,6 +195,7 @@ def test_places_and_types_that_are_not_known_are_named(results, tmp_path: Path):
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.full
 def test_complex_weights_come_back(tmp_path: Path):
     class Filter(nn.Module):
         def __init__(self) -> None:
@@ -211,6 +217,7 @@ def test_what_counts_as_the_same():
     assert distance([one], [nan], 1e-4) == distance([one[:1]], [one], 1e-4) == float("inf")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bias", [False, True])
 def test_convolutions_of_volumes(bias: bool, tmp_path: Path):
     net = nn.Conv3d(4, 6, (1, 3, 3), stride=2, padding=(0, 1, 1), groups=2, bias=bias)
@@ -218,6 +225,7 @@ def test_convolutions_of_volumes(bias: bool, tmp_path: Path):
     assert ag.load(ag.export(graph, state, tmp_path / "c.onnx")).graph == graph
 
 
+@pytest.mark.full
 def test_what_onnxruntime_cannot_run_is_refused(results, tmp_path: Path, monkeypatch):
     def fails(*given):
         raise RuntimeError("no kernel\nfor it")
@@ -229,6 +237,7 @@ def test_what_onnxruntime_cannot_run_is_refused(results, tmp_path: Path, monkeyp
         written(results, tmp_path / "r.onnx")
 
 
+@pytest.mark.full
 def test_a_model_of_a_run_is_exported_as_it_was_tested(tmp_path: Path):
     """HeteroFL computes running statistics before a test: those of the state are the start's."""
     (tmp_path / "run.yaml").write_text(RUN)

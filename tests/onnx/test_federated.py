@@ -51,6 +51,7 @@ def file(tmp_path_factory) -> Path:
     return ag.export(traced.graph, traced.state, folder / "digits.onnx", verify=False)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_rounds_begin_with_the_weights_of_the_file(strategy: str, file: Path):
     text = EXPERIMENT.format(strategy=strategy, half=STRATEGIES[strategy])

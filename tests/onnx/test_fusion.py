@@ -154,6 +154,7 @@ def loaded(path: Path) -> tuple[ag.ArchGraph, dict[str, torch.Tensor]]:
     return graph, state
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SPELT)
 def test_a_spelling_is_one_operator_with_free_axes(name: str, tmp_path: Path):
     kind, nodes = SPELT[name]

@@ -116,6 +116,7 @@ def test_half_of_it_trains(foreign: Path):
     assert still == set()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("strategy", ["fedfa", "heterofl", "nefl"])
 def test_a_family_of_such_a_file_trains(strategy: str, foreign: Path, tmp_path: Path):
     (tmp_path / "family.yaml").write_text(
@@ -130,6 +131,7 @@ def test_a_family_of_such_a_file_trains(strategy: str, foreign: Path, tmp_path: 
     assert len(found.rounds) == 2
 
 
+@pytest.mark.full
 def test_optimised_files_are_read(residual, tmp_path: Path):
     path = ag.export(residual.graph, residual.state, tmp_path / "o.onnx", optimize=True)
     graph, state = ag.load(path)
@@ -256,6 +258,7 @@ def test_sizes_that_a_file_leaves_open_stay_open_or_are_given(tmp_path: Path):
     assert ag.load(fixed, {"width": 7}).graph.nodes[-1].type.shape[1:] == (3,)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's own
 @pytest.mark.parametrize("name", ["tokens", "pixels"])
 def test_open_sizes_of_pytorchs_files_stay_open(name: str, tmp_path: Path):
@@ -276,7 +279,7 @@ def test_open_sizes_of_pytorchs_files_stay_open(name: str, tmp_path: Path):
         assert torch.allclose(module(x), torch.from_numpy(theirs), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["tokens", "pixels"])
+@pytest.mark.parametrize("name", ["tokens", pytest.param("pixels", marks=pytest.mark.full)])
 def test_open_sizes_are_written(name: str, tmp_path: Path):
     make, args, axes = CASES[name]
     graph, state = ag.trace(make(), *args, open=axes)
@@ -291,6 +294,7 @@ def test_open_sizes_are_written(name: str, tmp_path: Path):
         ag.load(path, {"depth": 3})
 
 
+@pytest.mark.full
 def test_the_length_of_a_recurrent_layer_is_a_number_in_a_file(tmp_path: Path):
     axes = {"input": {0: "length", 1: "batch"}}
     graph, state = ag.trace(torch.nn.LSTM(3, 4), torch.zeros(5, 2, 3), open=axes)

@@ -155,6 +155,7 @@ def test_a_file_for_one_example_is_not_taken_for_more(name: str, tmp_path: Path)
     assert_like_onnxruntime(path, x)
 
 
+@pytest.mark.full
 def test_functions_are_read_by_a_process_that_has_read_none(tmp_path: Path):
     path = written(tmp_path / "f.onnx", [node("Twice", ["x"], ["y"], domain="own")], ["N", 4])
     model = onnx.load(path)
@@ -207,6 +208,7 @@ def test_a_long_expression_of_the_batch_is_refused(tmp_path: Path):
         ag.load(path)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["val_0", "val_1", "matmul", "relu", "w"])
 def test_a_weight_may_have_a_name_of_the_exporter(name: str, tmp_path: Path):
     class Net(torch.nn.Module):

@@ -282,6 +282,7 @@ TOO_LARGE: dict[str, tuple[list[tuple[Any, ...]], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shown", [False, True], ids=["for its shape", "as a result"])
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_what_takes_too_much_memory_is_refused_before_it_does(name: str, shown: bool, tmp_path):
@@ -322,6 +323,7 @@ def test_sizes_overflow_as_those_of_the_file_do(tmp_path: Path):
     torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.full
 def test_large_weights_are_no_results(tmp_path: Path):
     """More elements than a result may have: of one value, and transposed by the node."""
     nodes = [

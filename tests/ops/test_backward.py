@@ -134,19 +134,21 @@ COMPOSED = set(
 )
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("example", EXAMPLES + PINNING, ids=name)
 def test_rows_save_what_they_say(example):
     net = Net(example)
     check(ag.trace(net, net.input(), train=False).graph)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("start", range(0, len(OPERATORS), 16))
 def test_pointwise_operators_save_what_they_say(start):
     net = Pointwise(OPERATORS[start : start + 16])
     check(ag.trace(net, torch.rand(2, 3), train=False).graph)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_layers_save_what_they_say(kind):
     check(ag.trace(RECURRENT[kind](), torch.rand(2, 5, 3), train=False).graph)

@@ -108,6 +108,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*ACTIVATIONS, *(f"{name}_" for name in ACTIVATIONS)])
 def test_an_activation_has_the_outline_of_the_long_way(name, layout):
@@ -148,7 +149,7 @@ def sequences(kind, first, **options):
     return [(str(tuple(t.shape)), t.dtype) for t in results], str(y.stride())
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda k: k.__name__)
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("ways", [1, 2])

@@ -132,7 +132,7 @@ def expected_kind(use):
     return next((kind for kind, listed in kinds.items() if str(use) in listed), "free")
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("uses", CHUNKS, ids=lambda uses: f"{uses[0]}..{uses[-1]}")
 @pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
 def test_what_is_folded_into_the_batch_is_one_axis_of_all_inputs(uses):
@@ -269,6 +269,7 @@ NETS: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NETS)
 def test_heads_in_the_batch_of_several_tensors_are_cut_copied_and_matched(name):
     torch.manual_seed(0)

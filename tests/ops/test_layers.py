@@ -99,7 +99,7 @@ class Wrapped(nn.Module):
         return self.layer(x * 1.5)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda v: str(v)[:60])
 def test_a_layer_comes_back_with_its_options(layer: nn.Module, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -147,6 +147,7 @@ class Pair(nn.Module):
         return self.layer(x, h)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "layer", [nn.GRUCell(4, 3), nn.RNNCell(4, 3, nonlinearity="relu"), nn.Bilinear(4, 3, 2)]
 )

@@ -90,7 +90,7 @@ def name(example):
     return f"{example.key}-{example.kind}-{example.expect.replace(' ', '+')}"
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("example", EXAMPLES + PINNING, ids=name)
 def test_rows_cut_as_they_say(example):
     net = Net(example)
@@ -106,6 +106,7 @@ COVERED = {e.key for e in EXAMPLES} | set(ALIASES) | set(OPAQUE)
 OPERATORS = pointwise_operators(COVERED)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("start", range(0, len(OPERATORS), 16))
 def test_pointwise_operators_need_no_row(start):
     names = OPERATORS[start : start + 16]
@@ -116,6 +117,7 @@ def test_pointwise_operators_need_no_row(start):
     check_laws(graph)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_layers_cut_what_feeds_them_and_their_units(kind):
     net = RECURRENT[kind]()

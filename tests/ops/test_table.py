@@ -43,7 +43,7 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_spellings_become_one_operator(name):
     net = Net(SPELLINGS[name])

@@ -50,7 +50,7 @@ def agree(op, **arguments):
 TYPES: dict[Ref | Leaf, TensorType] = {}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.key}-{e.kind}")
 def test_examples(example):
     net = Net(example)

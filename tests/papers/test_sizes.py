@@ -67,6 +67,7 @@ def agrees(printed: str | int, value: Fraction, down: bool = False) -> bool:
     return low <= value < low + unit if down else 2 * abs(value - low) <= unit
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("entry", entries())
 def test_a_printed_size_is_met_or_the_difference_is_known(entry: dict[str, Any]) -> None:
     value, down = ours(entry), entry.get("rounding") == "down"

@@ -31,7 +31,7 @@ def test_there_is_no_other_strategy() -> None:
     assert set(STRATEGIES) == {e.name for e in entry_points(group="archgraph.strategies")}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_has_the_same_bits_in_processes(name: str, tmp_path) -> None:
     spec = ag.load_experiment(experiment_of(name, tmp_path))
@@ -316,6 +316,7 @@ for item, done in Workers(2, always=True).calls(work, [1, 60]):
 """
 
 
+@pytest.mark.full
 def test_processes_leave_interrupts_to_the_first_and_end_with_it() -> None:
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
@@ -398,6 +399,7 @@ def test_processes_that_wait_end_when_nobody_can_call_them() -> None:
     assert not any(map(running, pids))
 
 
+@pytest.mark.full
 def test_python_ends_with_processes_that_wait() -> None:
     script = (
         "from archgraph.processes.workers import Workers\n"
@@ -548,6 +550,8 @@ print(Counted.made)
 """
 
 
+@pytest.mark.full
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimiser", ["SGD", "Adam"])
 def test_two_processes_train_all_clients_of_a_run(optimiser: str) -> None:
     """Twelve turns of clients in two processes, and each of three tests in none or two."""
@@ -596,6 +600,7 @@ print("same")
 """
 
 
+@pytest.mark.full
 def test_beside_other_threads_a_fork_server_starts_processes_that_give_the_same_bits(
     tmp_path: Path,
 ) -> None:

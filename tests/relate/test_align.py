@@ -46,6 +46,7 @@ def test_another_users_resnet_is_the_same_network() -> None:
     torch.testing.assert_close(nets[0](image), nets[1](image), rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_without_a_common_form_there_is_a_reason() -> None:
     plain, normed = vgg(VGG[11]), vgg(VGG[11], WIDTHS, True)
     found = ag.align(plain, normed)
@@ -138,6 +139,7 @@ def test_counters_are_no_reason_to_belong_together() -> None:
     assert ("bn0.num_batches_tracked",) * 2 in alone.leaves and alone.score == 1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("steps", [(0, 4), (4, 0), (4, 4), (4, 2)])
 def test_counters_do_not_move_the_score(steps) -> None:
     graphs = [ag.trace(Counted("relu", k), torch.randn(4, 3)).graph for k in steps]

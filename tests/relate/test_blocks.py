@@ -29,6 +29,7 @@ def test_one_run_where_sections_differ() -> None:
     assert [b for _, b in found.blocks] == ["0", "2", "4", "8"]
 
 
+@pytest.mark.full
 def test_blocks_may_be_cut_elsewhere() -> None:
     models = pytest.importorskip("torchvision.models")
     nets = (models.VisionTransformer(32, 16, n, 2, 8, 8, num_classes=3) for n in (1, 2))

@@ -72,6 +72,7 @@ def test_values_show_themselves_on_one_line() -> None:
         assert len(repr(value)) < 160 and value._repr_html_().startswith("<table")
 
 
+@pytest.mark.full
 def test_vggs_join_to_the_deepest_and_widest() -> None:
     users = [vgg(d) for d in VGG.values()] + [vgg(VGG[16], WIDER), vgg(VGG[19], WIDER)]
     joined = ag.join(users)
@@ -84,6 +85,7 @@ def test_vggs_join_to_the_deepest_and_widest() -> None:
     assert stages(without.graph) == stages(vgg(VGG[19], WIDER))
 
 
+@pytest.mark.full
 def test_each_may_be_deepest_somewhere() -> None:
     a, b = vgg((2, 2, 4, 2, 2)), vgg((2, 1, 2, 4, 3), WIDER)
     for pair in ([a, b], [b, a]):
@@ -125,6 +127,7 @@ def test_a_block_of_another_form_is_put_in() -> None:
     assert shapes(ag.meet([a, b]).graph) == shapes(net(0, 1))
 
 
+@pytest.mark.full
 def test_two_users_resnets_join() -> None:
     mine = trace(Mine((1, 3, 1, 1), (80, 64, 8, 8)))
     theirs = resnet(2, 1, 1, 1)
@@ -160,6 +163,7 @@ def test_lenet_and_its_small_sister() -> None:
     assert str(weight).endswith("[:, :125]")  # a prefix of channels, all their pixels
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [ag.join, ag.meet])
 def test_strangers_are_refused_with_the_reason(make) -> None:
     models = pytest.importorskip("torchvision.models")

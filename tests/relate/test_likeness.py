@@ -45,6 +45,7 @@ class Branches(nn.Module):
         return self.last(torch.relu(one * other if self.product else one + other))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("product", [False, True])
 def test_operands_of_one_form_are_told_apart_by_name_then_by_width(product: bool) -> None:
     whole = flat(Branches(4, 16, product=product))
@@ -89,6 +90,7 @@ class Scaled(nn.Module):
         return self.last(torch.relu(torch.add(one, other, alpha=self.alpha)))
 
 
+@pytest.mark.full
 def test_operands_of_a_weighted_sum_are_not_exchanged() -> None:
     for alpha in (2, 0.5, -1):
         found = ag.align(flat(Scaled(alpha)), flat(Scaled(alpha, flip=True)))

@@ -79,7 +79,7 @@ def check(graph: ag.ArchGraph, *args: Any, **kwargs: Any) -> None:
     assert all(again[name].tolist() == order.tolist() for name, order in orders.items())
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_hidden_orders_of_handmade_models_are_found(name):
     made = HANDMADE[name]()
@@ -91,7 +91,7 @@ def test_hidden_orders_of_handmade_models_are_found(name):
 SINGLE = {"experts_top_two", "gru_cell_loop", "mixed_precision_weights", "slices_filled"}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", [name for name in HANDMADE if name not in SINGLE])
 def test_an_order_keeps_function_and_graph(name):
     """In double precision; a few models compute in one precision alone."""

@@ -483,6 +483,7 @@ def test_curves_are_means_with_bands_over_seeds(tmp_path: Path):
     assert [text.get_text() for text in time.get_yticklabels()] == ["tiny", "other"]
 
 
+@pytest.mark.full
 def test_a_figure_of_a_paper_is_as_wide_as_asked_and_its_letters_can_be_read(tmp_path: Path):
     from matplotlib.text import Text
 
@@ -515,6 +516,7 @@ def test_a_figure_of_a_paper_is_as_wide_as_asked_and_its_letters_can_be_read(tmp
     assert b"/Type3" not in picture(drawn[0][1], "pdf")  # text of a PDF stays text
 
 
+@pytest.mark.full
 def test_each_panel_of_a_paper_is_a_file(tmp_path: Path):
     made(tmp_path / "run", accuracies(0.3, 0.3))
 

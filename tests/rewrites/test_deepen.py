@@ -12,7 +12,6 @@ from archgraph.rewrites.deepen import _covered
 from archgraph.rewrites.graft import grafted
 from tests import structures as nets
 from tests.rewrites.networks import traced
-from tests.structures import graph_of
 
 
 def plain(activation, norm=True):
@@ -123,12 +122,16 @@ def test_branches_that_zeros_would_break(function, reason):
         branched(function)
 
 
+@pytest.fixture(scope="module")
+def layers() -> ag.ArchGraph:
+    return traced(plain(nn.ReLU), torch.randn(2, 3, 8, 8)).graph
+
+
 @pytest.mark.parametrize("depths", [{"0": 4.5}, {"0": True}, {"0": None}, ["0"], "0", 4])
 @pytest.mark.parametrize("rewrite", [ag.deepen, ag.graft, ag.shorten])
-def test_depths_are_whole_numbers_by_section(rewrite, depths):
-    graph = traced(plain(nn.ReLU), torch.randn(2, 3, 8, 8)).graph
+def test_depths_are_whole_numbers_by_section(rewrite, depths, layers):
     with pytest.raises(RewriteError, match=r"depth is not an integer|depths must map sections"):
-        rewrite(graph, depths)
+        rewrite(layers, depths)
 
 
 class Side(nn.Module):
@@ -181,6 +184,6 @@ def test_a_reshaped_scale_starts_at_zero():
 
 def test_blocks_of_a_model_that_a_graph_lacks_come_back():
     """A section with nothing to repeat takes the blocks of the model that it was cut from."""
-    large = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    large = nets.net_graph(nets.Basic, (2, 2), (8, 12))
     small = ag.skip(large, "stage2.1").graph
     assert ag.deepen(small, {"stage2": 2}, like=large, verify=True).graph == large

@@ -22,6 +22,10 @@ def residual(depths=(2, 3), kind=nets.Basic):
     return nets.Net(kind, depths, (8, 12))
 
 
+def residual_graph(depths=(2, 3), kind=nets.Basic):
+    return nets.net_graph(kind, depths, (8, 12))
+
+
 class Spare(nn.Module):
     """A residual block with a parameter that forward does not use."""
 
@@ -61,7 +65,7 @@ def test_a_skipped_residual_block_is_the_identity():
 
 
 def test_names_and_patterns():
-    graph = graph_of(residual())
+    graph = residual_graph()
     by_name = ag.skip(graph, ["stage2.1", "stage1.1"])
     assert by_name.graph == ag.skip(graph, "stage?.1").graph
     assert [n for b in parts(by_name.graph).values() for n in b] == [
@@ -81,12 +85,13 @@ def test_names_and_patterns():
 )
 def test_what_cannot_be_left_out(blocks, message):
     with pytest.raises(ArchGraphError, match=message):
-        ag.skip(graph_of(residual()), blocks)
+        ag.skip(residual_graph(), blocks)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [nets.Basic, nets.PreAct])
 def test_keep_projection_drops_the_body_only(kind):
-    graph = graph_of(residual(kind=kind))
+    graph = residual_graph(kind=kind)
     small = ag.skip(graph, "stage2.0", keep_projection=True, verify=True)
     left = {p.name for p in small.graph.params if p.name.startswith("stage2.0.")}
     assert {n.rpartition(".")[0] for n in left} == (
@@ -141,6 +146,7 @@ class Sliced(nn.Module):
         return x[:, 2:6]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "block",
     [
@@ -266,7 +272,7 @@ def test_verify_of_a_graft_runs_the_network(monkeypatch):
 
     monkeypatch.setattr("archgraph.rewrites.laws.check_law", broken)
     with pytest.raises(RewriteError, match="it runs"):
-        ag.graft(graph_of(residual()), {"stage2": 4}, verify=True)
+        ag.graft(residual_graph(), {"stage2": 4}, verify=True)
 
 
 def test_counters_and_training_branches_go_along():
@@ -284,7 +290,7 @@ def test_counters_and_training_branches_go_along():
 
 
 def test_shallow_drops_from_the_end():
-    graph = graph_of(residual((3, 3)))
+    graph = residual_graph((3, 3))
     small = ag.shorten(graph, {"stage1": 1, "stage2": 2}, verify=True)
     assert parts(small.graph) == {
         "stem": ["stem"], "stage1": ["stage1.0"], "stage2": ["stage2.0", "stage2.1"],
@@ -303,7 +309,7 @@ def test_shallow_drops_from_the_end():
 )
 def test_impossible_depths(depths, error, message):
     with pytest.raises(error, match=message):
-        ag.shorten(graph_of(residual()), depths)
+        ag.shorten(residual_graph(), depths)
 
 
 def test_graft_repeats_the_last_block():
@@ -486,7 +492,7 @@ def test_what_only_training_does_is_lined_up_as_well():
 
 
 def test_graft_lines_up_with_another_graph():
-    large, narrow = graph_of(residual((3, 4))), graph_of(nets.Net(nets.Basic, (1, 2), (4, 6)))
+    large, narrow = residual_graph((3, 4)), nets.net_graph(nets.Basic, (1, 2), (4, 6))
     deep = ag.graft(narrow, {"stage1": 3, "stage2": 4}, like=large, verify=True).graph
     assert [p.name for p in deep.params] == [p.name for p in large.params]
     assert deep.param["stage2.3.conv2.weight"].shape == (6, 6, 3, 3)
@@ -530,7 +536,7 @@ def test_masks_are_shared_and_noise_is_not():
 
 
 def test_graft_fills_a_gap_in_order():
-    large = graph_of(residual((2, 4)))
+    large = residual_graph((2, 4))
     small = ag.skip(large, "stage2.1")
     deep = small >> (lambda g: ag.graft(g, {"stage2": 4}, like=large, verify=True))
     assert deep.graph == large
@@ -548,15 +554,15 @@ def test_graft_fills_a_gap_in_order():
 )
 def test_impossible_grafts(depths, like, message):
     if like is nets.Inverted:
-        like = graph_of(residual((3, 3), nets.Inverted))
+        like = residual_graph((3, 3), nets.Inverted)
     elif like is not None:
-        like = graph_of(residual(like))
+        like = residual_graph(like)
     with pytest.raises(RewriteError, match=message):
-        ag.graft(graph_of(residual()), depths, like=like)
+        ag.graft(residual_graph(), depths, like=like)
 
 
 def test_a_section_of_one_transition_cannot_be_grafted():
-    graph = graph_of(residual((2, 1)))
+    graph = residual_graph((2, 1))
     with pytest.raises(
         RewriteError,
         match=r"stage2: section has no repeatable block.* found stage2\.0, which changes",
@@ -596,7 +602,7 @@ def test_shared_layers_stay_while_one_use_is_left():
 
 def test_verify_sees_a_wrong_result(monkeypatch):
     module = importlib.import_module("archgraph.rewrites.skip")
-    graph = graph_of(residual())
+    graph = residual_graph()
     monkeypatch.setattr(
         module, "_without", lambda g, *_: ag.Rewritten.identity(g)
     )  # nothing left out
@@ -605,7 +611,7 @@ def test_verify_sees_a_wrong_result(monkeypatch):
 
 
 def test_composes_with_width():
-    graph = graph_of(residual())
+    graph = residual_graph()
     both = ag.take(graph, 0.5) >> (lambda g: ag.shorten(g, {"stage2": 2}, verify=True))
     other = ag.shorten(graph, {"stage2": 2}) >> (lambda g: ag.take(g, 0.5))
     assert both.graph == other.graph
@@ -638,7 +644,7 @@ def test_a_block_that_shares_weights_is_not_like_one_that_does_not():
 
 
 def test_the_law_of_a_graft_looks_at_the_graph_without_it(monkeypatch):
-    graph = graph_of(residual())
+    graph = residual_graph()
     monkeypatch.setattr(
         "archgraph.rewrites.graft.skip", lambda deep, names: ag.Rewritten.identity(deep)
     )
@@ -709,6 +715,7 @@ NOISE = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", NOISE)
 def test_a_copy_draws_noise_of_its_own(kind):
     """The graph is that of the deeper model: what noise is drawn from is copied, too."""

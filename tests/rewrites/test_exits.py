@@ -10,7 +10,6 @@ import archgraph as ag
 from archgraph.errors import ArchGraphError, RewriteError
 from tests import structures as nets
 from tests.rewrites.networks import traced
-from tests.structures import graph_of
 
 
 def test_exits_leave_the_main_output():
@@ -35,7 +34,7 @@ def test_exits_leave_the_main_output():
 
 
 def test_further_exits_join_those_that_are_there():
-    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    graph = nets.net_graph(nets.Basic, (2, 2), (8, 12))
     one = ag.add_exits(graph, {"stage1": 4}).graph
     both = ag.add_exits(one, {"stage2": 4}, verify=True).graph
     assert both.outputs == ag.add_exits(graph, {"stage1": 4, "stage2": 4}).graph.outputs

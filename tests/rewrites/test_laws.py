@@ -169,6 +169,7 @@ def test_complex_weights_are_drawn_and_compared():
         laws.mask_equals_take(graph, cut_axes(graph, {free[0]: np.array([0, 2, 5])}), wrong)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "function",
     [

@@ -48,7 +48,7 @@ def double(tree):
 
 
 @given(graphs, st.integers(1, 3))
-@at_most(10)
+@at_most(4)
 def test_the_function_is_the_same_and_structure_stays(graph, rank):
     adapted = ag.add_lora(graph, rank, allow_nothing=True, verify=True).graph
     before, after = ag.structure(graph), ag.structure(adapted)
@@ -59,7 +59,7 @@ def test_the_function_is_the_same_and_structure_stays(graph, rank):
 
 
 @given(graphs)
-@at_most(10)
+@at_most(3)
 def test_a_share_leaves_ranks_alone_and_a_rank_leaves_widths_alone(graph):
     adapted = ag.add_lora(graph, 3, allow_nothing=True).graph
     half = ag.take(adapted, 0.5, allow_nothing=True, verify=True).graph
@@ -71,7 +71,7 @@ def test_a_share_leaves_ranks_alone_and_a_rank_leaves_widths_alone(graph):
     assert all(p.shape == lower.graph.param[p.name].shape for p in graph.params)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_handmade_models_are_what_they_were_when_folded(name):
     made = HANDMADE[name]()
@@ -135,7 +135,7 @@ def test_a_client_may_have_a_scale_of_its_own(scaling):
         ag.rank(both.graph, 2, alpha=0)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "bert"])
+@pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.full), "bert"])
 def test_the_authors_class_loads_what_is_folded(name):
     foreign = FOREIGN[name]()
     model = foreign.model.double().eval()
@@ -152,7 +152,7 @@ def test_the_authors_class_loads_what_is_folded(name):
 
 
 def test_adapters_belong_to_their_block():
-    graph = graph_of(nets.Net(nets.Basic, (3, 2), (8, 12)))
+    graph = nets.net_graph(nets.Basic, (3, 2), (8, 12))
     for adapted in (ag.add_lora(graph, 2).graph, ag.add_adapters(graph, 2).graph):
         assert [s.name for s in ag.structure(adapted).sections] == [
             s.name for s in ag.structure(graph).sections
@@ -182,6 +182,7 @@ def test_adapters_of_peft_are_known_by_their_form():
     torch.testing.assert_close(answer(folded.graph, folded.state, x), answer(graph, state, x))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("add", [ag.add_adapters, ag.add_lora])
 def test_sections_of_a_bert_stay_when_it_has_adapters(add):
     """The sum of an adapter opened the region of its block: `encoder.layer` was gone."""

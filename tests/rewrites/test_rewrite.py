@@ -112,6 +112,7 @@ def test_every_rewrite_is_among_those_of_the_law():
     assert list(VALUES) == list(rewrite_rows())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(9))
 def test_keywords_a_file_and_the_command_line_make_the_chain(graph, here, seed):
     """Of random rewrites in a random order."""
@@ -224,6 +225,7 @@ def test_a_file_that_names_a_rewrite_needs_consent(here):
     assert verdict.good and not verdict.unseen
 
 
+@pytest.mark.full
 def test_an_installed_rewrite_is_known_everywhere(here):
     """In a process of its own, which finds the package's metadata as it starts."""
     (here / "addon_row.py").write_text(ADDON)

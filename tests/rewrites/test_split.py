@@ -10,7 +10,6 @@ import archgraph as ag
 from archgraph.errors import ArchGraphError, GraphError, RewriteError
 from tests import structures as nets
 from tests.rewrites.networks import mlp, traced
-from tests.structures import graph_of
 
 
 @pytest.mark.parametrize("parts", ["graph", "rewritten", "module", "modules"])
@@ -23,7 +22,7 @@ def test_only_architectures_are_chained(parts):
 
 
 def test_split_says_what_is_wrong():
-    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    graph = nets.net_graph(nets.Basic, (2, 2), (8, 12))
     with pytest.raises(GraphError, match=r"no such section or block; found 'stage9'"):
         ag.split(graph, after="stage9")
     with pytest.raises(RewriteError, match="cut leaves a part empty"):
@@ -35,7 +34,7 @@ def test_split_says_what_is_wrong():
 
 
 def test_extractor_and_classifier_carry_their_own_leaves():
-    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    graph = nets.net_graph(nets.Basic, (2, 2), (8, 12))
     parts = ag.split(graph, after="stage1", before="head")
     names = [set(p.graph.state_names) for p in parts]
     assert set.union(*names) == set(graph.state_names)

@@ -38,7 +38,7 @@ def test_a_transformer_layer_has_two_step_sizes():
 
 @pytest.mark.parametrize("start", [float("nan"), float("inf"), "a", None])
 def test_step_sizes_are_finite_numbers(start):
-    graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)))
+    graph = nets.net_graph(nets.Basic, (2, 2), (8, 12))
     with pytest.raises(RewriteError, match="step size"):
         ag.add_step_sizes(graph, initial=start)
 

@@ -108,6 +108,7 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
     assert list(refusals(graph)) == ["embed.out"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

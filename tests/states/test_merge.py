@@ -911,6 +911,7 @@ def test_the_result_is_taken_once():
 # ------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_updates():
     def peak(clients: int) -> tuple[float, float]:

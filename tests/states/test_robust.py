@@ -24,6 +24,7 @@ from archgraph.states import DimMap, Entry, Merger, Slot, Transfer, Update
 from archgraph.states.pool import Pool
 from archgraph.states.robust import distances, krum, middle
 from archgraph.states.spill import Spill
+from tests.examples import at_most
 from tests.states.test_merge import FULL, KINDS, SLOTS, Client, Tensors, random, same_bits
 
 MEDIAN, NOTHING = MedianOptions().cut, TrimmedMeanOptions(share=0).cut
@@ -116,6 +117,7 @@ def test_values_that_are_not_covered_do_not_count():
 
 
 @given(fleets, st.sampled_from(sorted(CUTS)))
+@at_most(25)
 def test_every_position_is_averaged_over_those_who_cover_it(clients: list[Client], name: str):
     cut = CUTS[name]
     found = pooled(clients).middle(cut)
@@ -158,6 +160,7 @@ def test_the_order_of_clients_changes_no_bit(clients: list[Client], order: Any, 
 
 
 @given(fleets, st.integers(1, 60), st.sampled_from(sorted(CUTS)))
+@at_most(12)
 def test_the_size_of_a_slab_changes_no_bit(clients: list[Client], slab: int, name: str):
     a, b = pooled(clients).middle(CUTS[name]), pooled(clients, slab=slab).middle(CUTS[name])
     assert all(same_bits(a[s.name], b[s.name]) for s in SLOTS)
@@ -188,6 +191,7 @@ def test_the_middle_of_equal_updates_is_that_update(dtype: str, count: int, seed
     st.sampled_from(sorted(KINDS)),
     st.sampled_from([1e30, -1e30, 1e9]),
 )
+@at_most(12)
 def test_one_client_moves_nothing_out_of_the_honest_range(kinds: list[str], kind: str, size: float):
     """Where two honest clients or more cover a position, whatever the third one sends."""
     honest = [client(name, seed) for seed, name in enumerate(kinds)]

@@ -22,6 +22,7 @@ REWRITES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", sorted(REWRITES))
 @pytest.mark.parametrize("name", strategy_names())
 def test_a_strategy_takes_the_clients_that_it_says_it_serves(lab: Any, name: str, kind: str):

@@ -37,6 +37,7 @@ def test_an_example_is_complete_in_forty_lines(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 40
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rounds_on_digits(folder: Path, name: str) -> None:
     spec = ag.load_experiment(folder / f"{name}.yaml").model_copy(update={"rounds": 2})

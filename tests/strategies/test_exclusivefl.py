@@ -243,6 +243,7 @@ def test_every_client_is_tested_on_its_groups_model(lab, tiers, norm):
     assert strategy.send(world, state, 1, 2).private == (held if norm == "local" else set())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("make", "groups"), [(ExclusiveFL, 2), (AllSmall, 1)])
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, make, groups):
     data = load_dataset("digits", limit=120)

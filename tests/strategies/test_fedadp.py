@@ -65,6 +65,7 @@ def gap(graph: ag.ArchGraph, tier, mode: Mode = "paper", *, seed=1, approximate=
 # ---------------------------------------------------------------- growing (Algorithm 2, to-deeper)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["weak", "flat", "least", "slim", "full"])
 def test_a_grown_model_computes_the_clients_function(lab, name, mode):
@@ -144,6 +145,7 @@ def post_norm() -> ag.ArchGraph:
     return ag.trace(PostNorm(), torch.randn(2, 3)).graph
 
 
+@pytest.mark.full
 def test_a_transformer_of_half_the_width_and_depth_grows_exactly(attention):
     half = ag.take(attention, 0.5)
     assert gap(attention, half) < 1e-10
@@ -224,6 +226,7 @@ def test_a_round_of_all_vggs_covers_everything_equally(lab, narrow_vgg, redraw):
             assert value.isfinite().all()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["vgg13", "vgg16_wider", "vgg18", "vgg19"])
 def test_vggs_grow_into_vgg_19_wider_exactly(narrow_vgg, name):
     assert gap(narrow_vgg.graph, narrow_vgg.tier(name)) < 1e-10
@@ -248,6 +251,7 @@ def make(layers, wider=0):
 """
 
 
+@pytest.mark.full
 def test_a_round_of_traced_vggs_covers_their_join(lab, tmp_path, monkeypatch):
     """Written in Python, leaves numbered through: all positions move with the depth."""
     (tmp_path / "traced_vggs.py").write_text(TRACED)
@@ -498,6 +502,7 @@ def test_copies_are_kept_unless_they_are_redrawn(lab, tiers, redraw):
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_goes_on_from_its_state_alone(lab, tiers, mode):
     """Through bytes and with nothing remembered, round for round the same."""

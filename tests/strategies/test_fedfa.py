@@ -468,7 +468,8 @@ def test_a_search_without_steps_chooses_as_zico_does(lab, tiers):
     assert surveyed(lab, few, choice="search")[1][0]["scored"] == 1
 
 
-@pytest.mark.parametrize("macs", [1.0, 0.4])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("macs", [0.4, 1.0])
 def test_a_search_to_the_end_takes_the_best_of_all_within_its_bound(lab, tiers, macs):
     world = lab.make_world(lab.graph, lab.state, tiers, ["full"] * 4)
     strategy = FedFA(choice="search", limited=0.0, steps=10_000, macs=macs)
@@ -490,6 +491,7 @@ def test_a_search_to_the_end_takes_the_best_of_all_within_its_bound(lab, tiers, 
     assert result.values["tiers"][task.client] == space.name(best)
 
 
+@pytest.mark.full
 def test_more_steps_find_no_worse_and_repeat(lab, tiers):
     runs = [surveyed(lab, tiers, choice="search", steps=n, population=3) for n in (4, 4, 12)]
     assert runs[0] == runs[1]
@@ -524,6 +526,7 @@ def test_what_a_search_found_is_sent_merged_and_tested_as_if_offered(lab, tiers)
     assert all(torch.equal(value, ran[1][1][name]) for name, value in ran[0][1].items())
 
 
+@pytest.mark.full
 def test_clients_of_a_transformer_search_alike_in_several_processes(tmp_path):
     """The shipped language model, windows of 8 words: equal bits with and without workers."""
     model = (Path(ag.__file__).parent / "specs" / "models" / "transformer.yaml").read_text()

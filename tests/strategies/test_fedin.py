@@ -739,6 +739,7 @@ def test_ablations_differ_as_they_should(nets):
         assert pickle.loads(pickle.dumps(program)) == program
 
 
+@pytest.mark.full
 def test_runs_of_all_variants_train_strangers_together(nets):
     """Through the engine; each variant ends elsewhere, and all learn."""
     world = world_of(nets, ["two", "four", "other"], rounds=4)
@@ -1008,6 +1009,8 @@ class Tokens(nn.Module):
         return self.net(tokens).logits
 
 
+@pytest.mark.full
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("make", "inputs", "shapes"),
     [

@@ -470,6 +470,7 @@ def vgg(plan: str, prefix: str) -> nn.Module:
     return net
 
 
+@pytest.mark.full
 def test_vgg_chains_share_the_layers_before_their_depths_differ():
     """All agree in two convolutions of each of the first three widths, 16 and 19 in one more."""
     plans = {
@@ -510,6 +511,7 @@ def small(depth: int) -> nn.Module:
     return nn.Sequential(*parts, nn.Flatten(), nn.Linear(64, 10))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", SHARING)
 def test_personal_layers_go_on_where_they_were_and_shared_ones_are_common(sharing):
     models = {}
@@ -563,7 +565,7 @@ def test_blocks_are_compared_as_wholes():
     """Layer by layer the short model's last norm is the first norm of the other's next layer."""
     models = {}
     for depth in (2, 3):
-        made = ag.trace(Encoder(depth), torch.zeros(2, 5, 8))
+        made = ag.trace(Encoder(depth), torch.zeros(2, 5, 8), train=False)
         models[f"d{depth}"] = (made.graph, made.state)
     world = world_of(models, list(models))
     common = {}

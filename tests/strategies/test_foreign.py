@@ -137,6 +137,10 @@ def examples(spec: FamilySpec) -> Dataset:
     return Dataset("noise", kind, classes, shape, split(size), split(size // 3), labels)
 
 
+# Of each kind of model one that takes a second or two.
+QUICK = {("depthfl", "vit"), ("fedavg", "bert"), ("flexifed", "mobilenet_v2")}
+
+
 def experiment(
     monkeypatch: pytest.MonkeyPatch, strategy: str, model: str, options: Mapping[str, Any]
 ) -> ExperimentSpec:
@@ -170,11 +174,10 @@ def experiment(
     )
 
 
-@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("strategy", "model"),
     [
-        (name, model)
+        pytest.param(name, model, marks=[pytest.mark.full] * ((name, model) not in QUICK))
         for name in sorted({e.name for e in entry_points(group=STRATEGIES)})
         for model in SOME.get(name, MODELS)
     ],

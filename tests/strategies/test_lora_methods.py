@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -23,6 +23,7 @@ from archgraph.strategies.flora import FLoRA
 from archgraph.strategies.hetlora import HetLoRA, Tail
 from archgraph.strategies.rank_mean import RankMean
 from archgraph.strategies.rolora import RoLoRA
+from tests.examples import at_most
 
 ALL = (FedIT, RankMean, HetLoRA, FLoRA, FlexLoRA, FFALoRA, RoLoRA)
 SCALINGS = ("alpha_over_r", "rsqrt")
@@ -108,7 +109,8 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     assert float((a - b).norm()) <= 1e-12 * max(1.0, float(b.norm()))
 
 
-@settings(max_examples=6)
+@pytest.mark.sample(2)
+@at_most(2)
 @given(
     seed=st.integers(0, 2**31),
     examples=st.lists(st.integers(1, 500), min_size=3, max_size=3),
@@ -193,7 +195,7 @@ def test_bytes_of_the_others(build):
         assert sent(method().send(world, state, 0, 2), ClientState()) == later
 
 
-@settings(max_examples=5)
+@at_most(2)
 @given(seed=st.integers(0, 2**31), examples=st.tuples(st.integers(1, 90), st.integers(1, 90)))
 @pytest.mark.parametrize("method", [FFALoRA, RoLoRA])
 def test_the_mean_of_products_is_the_product_of_means(build, method, seed, examples):
@@ -210,7 +212,7 @@ def test_the_mean_of_products_is_the_product_of_means(build, method, seed, examp
             assert torch.equal(after[rests], before[rests])
 
 
-@settings(max_examples=4)
+@at_most(2)
 @given(seed=st.integers(0, 2**31), clients=st.integers(1, 4))
 def test_with_equal_ranks_the_covered_mean_is_fedit_bit_for_bit(build, seed, clients):
     world = build(*["full"] * clients)
@@ -269,7 +271,7 @@ def test_hetlora_prunes_a_client_whose_last_positions_became_smaller(build, lab)
     ag.check(full.graph)
 
 
-@settings(max_examples=5)
+@at_most(2)
 @given(seed=st.integers(0, 2**31), examples=st.tuples(st.integers(1, 90), st.integers(1, 90)))
 def test_the_error_of_flexlora_is_that_of_the_singular_values_it_leaves_out(build, seed, examples):
     world = build("low", "full", examples=examples)
@@ -313,6 +315,7 @@ def test_a_direction_that_is_rounding_gets_a_new_first_factor(build, dtype):
         assert error < (1e-6 if dtype == torch.float32 else 1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("method", ALL)
 def test_one_adapter_at_weight_one_is_itself(build, lab, method, scaling):
@@ -327,6 +330,7 @@ def test_one_adapter_at_weight_one_is_itself(build, lab, method, scaling):
     assert not torch.allclose(ag.build(world.graph, world.state).eval()(x), theirs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", ALL)
 def test_a_round_without_results_changes_nothing(build, method):
     world = build("full")

@@ -11,6 +11,7 @@ from benchmarks.low_rank_quality import RANKS, WHOLE, errors
 EXACT = ("stacking", f"SVD to {WHOLE}")
 
 
+@pytest.mark.full
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["gpt2", "mobilenet_v2"])
 def test_stacking_is_exact_and_of_all_others_the_svd_is_nearest(name: str):

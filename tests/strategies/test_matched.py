@@ -50,6 +50,7 @@ def test_copies_in_other_orders_have_the_mean_of_one(lab):
         torch.testing.assert_close(back[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("start", ["global", "own"])
 def test_where_nothing_moves_it_is_fedavg(lab, start):
     """Clients that stay near one network keep its order."""
@@ -69,6 +70,7 @@ def test_where_nothing_moves_it_is_fedavg(lab, start):
         torch.testing.assert_close(after[name], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.full
 def test_who_is_who_changes_the_order_of_positions_alone(lab):
     """Clients exchange their ids: the same network, in another order of positions at most."""
     states = [without_symmetry(lab.graph, seed) for seed in range(3)]

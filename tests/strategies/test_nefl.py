@@ -145,6 +145,7 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 # ---------------------------------------------------------------- what a round changes
 
 
+@pytest.mark.full
 @settings(max_examples=15)
 @given(
     dropped=st.lists(st.sets(st.sampled_from(BLOCKS), max_size=5), min_size=2, max_size=3),
@@ -360,6 +361,7 @@ def test_without_steps_the_tiers_graph_is_sent(lab, family):
 
 # Table XV (ResNet56): step sizes that NeFL-DO starts from, 0 for a block that is left out; and
 # what METHODS' rule says of patterns in the middle (Table XIII), and of a missing beginning.
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "starts",
     [

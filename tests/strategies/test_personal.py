@@ -75,6 +75,7 @@ def test_with_everything_private_fedper_is_standalone(tmp_path: Path):
     assert {row["bytes_up"] for row in runs[1].rounds[-1]["clients"]} == {0}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_clients_keep_survives_a_resumed_run_and_workers(tmp_path: Path, method: str):
     run(tmp_path, method, out="whole")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -42,6 +42,7 @@ from archgraph.strategies.flexifed import FlexiFed
 from archgraph.strategies.heterofl import HeteroFL
 from archgraph.strategies.nefl import NeFL
 from tests.engine.families import STRATEGIES, experiment_of
+from tests.examples import at_most
 from tests.nets import image, networks
 
 # Windows and members of pools move from round to round; FedBABU's head is the same for all.
@@ -93,8 +94,8 @@ def random_updates(lab: Any, seed: int, other: int = 0) -> Updates:
     return update
 
 
-@settings(max_examples=8, deadline=None)
 @given(net=networks(stages=2), data=st.data())
+@at_most(3)
 def test_a_private_leaf_is_its_clients_alone_in_random_networks(lab, net, data):
     """No other client's update reaches it, the server never changes its own, all else is FedAvg."""
     graph, state, *_ = ag.trace(net, image())
@@ -137,7 +138,7 @@ def run_of(name: str, folder: Path, private: str, **more: Any) -> Run:
     return ag.run(file, progress=False, **more)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", KEEPING)
 def test_every_strategy_that_averages_leaves_private_parts_with_clients(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -222,6 +222,7 @@ def test_two_rounds_are_two_steps_of_one_adam_on_all_pairs(world):
     torch.testing.assert_close(held["c.weight"], last[1]["c.weight"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_what_is_generated_comes_nearer_to_what_was_trained(world):
     method = strategy(lr=0.01)
     state = method.init(world)

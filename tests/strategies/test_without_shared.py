@@ -376,6 +376,7 @@ def test_a_table_of_rows_reads_back():
     assert not known.any() and not table.any()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_runs_go_on_where_they_were_interrupted_and_workers_change_nothing(tmp_path, method):
     one = run(tmp_path, method, sample=0.75, out="one")
@@ -392,6 +393,7 @@ def test_runs_go_on_where_they_were_interrupted_and_workers_change_nothing(tmp_p
 ALONE = {"feddistill": "{gamma: 0}", "fedproto": "{pull: 0}", "fml": "{alpha: 1}"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", ALONE)
 def test_without_the_others_every_client_is_alone(tmp_path, method):
     run(tmp_path, "standalone", out="alone")

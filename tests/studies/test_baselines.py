@@ -84,6 +84,7 @@ def test_nefls_baselines_leave_distillation_out(name, size):
                 assert getattr(strategy, option) == value, cell.row
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", EXITS)
 def test_exits_bring_features_to_the_size_that_the_classifier_takes(name):
     """§V-A2: "downsampling layers to adjust the feature size"."""
@@ -153,6 +154,7 @@ def test_rows_without_the_division_by_the_width_rate_say_so():
 # -- what counts ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_small_test_sets_have_answers():
     """Digits have 360 test examples; a limit is one of the test examples, too."""
     drawn = re.compile(r"(worst|average|global)_accuracy|(models|clients)\..*accuracy")

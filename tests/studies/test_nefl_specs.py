@@ -173,6 +173,7 @@ def test_kept_blocks_are_those_of_the_tables(name: str) -> None:
     assert [kept(found.graph, m.graph) for m in found.clients] == [*map(flags, TABLES[name])]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_submodels_are_nested(name: str) -> None:
     found = family(name)
@@ -201,6 +202,7 @@ def test_submodels_are_nested(name: str) -> None:
                     assert set(few.positions) <= set(many.positions)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", sorted(WIDTHS))
 def test_widths_are_the_square_roots(name: str) -> None:
     found = family(name)
@@ -232,6 +234,7 @@ def test_models_are_those_of_torchvision() -> None:
     assert ag.cost(graph).parameters == sum(p.numel() for p in vit.parameters())
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", ["nefl_resnet18_d", "nefl_resnet18_d_paper", "nefl_resnet34_d"])
 def test_a_block_that_is_left_out_has_a_step_size_of_zero(name: str) -> None:
     """A submodel computes what the global model does whose step sizes are the table's vectors."""
@@ -298,6 +301,7 @@ def test_every_model_has_experiments() -> None:
     assert used == set(FAMILIES) - {"nefl_resnet18_d_paper", "nefl_vit_b16_w"} | beside
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("method", ["depthfl", "scalefl"])
 @pytest.mark.parametrize("model", ["resnet34", "resnet56", "resnet110"])
 def test_networks_up_to_an_exit_have_about_the_sizes_of_nefl_s(method: str, model: str) -> None:
@@ -306,6 +310,7 @@ def test_networks_up_to_an_exit_have_about_the_sizes_of_nefl_s(method: str, mode
     assert [size / sizes[-1] for size in sizes] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1], abs=0.05)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("study", "row", "column"),
     [

@@ -41,6 +41,7 @@ def test_holm_is_monotone_and_no_smaller(values: list[float]):
     assert [corrected[k] for k in ordered] == sorted(corrected.values())
 
 
+@pytest.mark.full
 def test_holm_keeps_one_false_verdict_in_twenty():
     random, wrong, repeats = np.random.default_rng(0), 0, 2000
     for _ in range(repeats):
@@ -50,6 +51,8 @@ def test_holm_keeps_one_false_verdict_in_twenty():
     assert wrong / repeats < LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / repeats)
 
 
+@pytest.mark.full
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("level", [LEVEL, LEVEL / 12])
 def test_a_detectable_difference_is_found_as_often_as_it_says(level: float):
     """The true mean is `detectable` for the true spread: the t test finds it at its power."""

@@ -13,6 +13,7 @@ from archgraph.language import load_family
 FAMILIES = Path(__file__).parents[2] / "specs/families"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("exits", "small"),
     [

@@ -183,11 +183,13 @@ def test_the_text_says_what_was_run_where_and_of_how_many_seeds(result: StudyRes
     assert study_tables(one)[1].note.startswith("measured: one seed")
 
 
+@pytest.mark.full
 def test_a_study_without_published_figures_does_not_speak_of_them(result: StudyResult, place: Path):
     own = read(place, re.sub("published: .*|  paper: .*\n", "", STUDY))
     assert "published" not in study_text(own)
 
 
+@pytest.mark.full
 def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place: Path):
     halves = read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.5, digits: 4}"))
     for figure, factor in (("last two", 2), ("average", 1)):
@@ -330,6 +332,7 @@ def test_what_is_done_is_not_run_again_and_equal_cells_are_one(result: StudyResu
     assert not {one.folder for one in unlike.runs} & set(before) and unlike.done == 0
 
 
+@pytest.mark.full
 def test_a_killed_study_goes_on_to_the_same_bits(result: StudyResult, place: Path):
     """Two workers die with the process that started them; the last run is cut off by hand."""
     out = place / "killed"
@@ -379,6 +382,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
         assert (place / "out" / f"table1-paper.{ending}").is_file()
 
 
+@pytest.mark.full
 def test_a_study_whose_data_are_not_there_says_what_to_fetch(
     result: StudyResult, place: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -498,6 +502,7 @@ def test_a_folder_of_studies_writes_the_files_of_each(
     assert nothing.exit_code == 2 and "no study of this size, small" in nothing.output
 
 
+@pytest.mark.full
 def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Path):
     """Without a run folder and without data, the same figures, verdicts, tables and plots."""
     records = tmp_path / "records"
@@ -566,6 +571,7 @@ def test_what_ends_after_it_was_read_does_not_count(tmp_path: Path):
 # ---------------------------------------------------------------- equal cost
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, 3), (0.7, 2), (0.34, 1)])
 def test_a_budget_counts_the_last_test_within_it(
     result: StudyResult, place: Path, share: float, rounds: int
@@ -604,6 +610,7 @@ def test_each_run_counts_its_own_last_test_within_a_budget(result: StudyResult, 
     assert cut.groups[cell]["average"].at == 3
 
 
+@pytest.mark.full
 def test_a_run_that_ended_early_counts_by_its_own_last_test(result: StudyResult):
     one = next(r for r in result.runs if r.seed == 1)
     record, cell = result.records[one.address], (one.cell.row, one.cell.column)
@@ -622,6 +629,7 @@ def test_a_run_that_spends_less_than_the_budget_has_no_figure(result: StudyResul
     assert read(place, text).values("HeteroFL", "clean", "average") == {}
 
 
+@pytest.mark.full
 def test_epochs_to_a_target_are_those_of_the_first_test_that_reaches_it(
     result: StudyResult, place: Path
 ):
@@ -651,6 +659,7 @@ def test_epochs_to_a_target_are_those_of_the_first_test_that_reaches_it(
 # ---------------------------------------------------------------- small test sets
 
 
+@pytest.mark.full
 def test_small_test_sets_are_drawn_again_with_the_seeds(tmp_path: Path):
     text = STUDY.replace("  rounds: 3", "  rounds: 3\n  evaluate: {answers: true}")
     text = text.replace("{average: average", "{worst: worst_accuracy, average: average")

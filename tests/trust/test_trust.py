@@ -74,6 +74,7 @@ def test_a_sample_does_not_depend_on_where_code_stands(tmp_path):
     assert {m.name: rank(3, m) for m in mutants(tmp_path, "room", "m.py")} == before
 
 
+@pytest.mark.full
 def test_changed_code_runs_in_functions_that_exist():
     from archgraph.plain import json_safe
 
@@ -139,6 +140,7 @@ def test_planted_faults_fit_the_code():
     assert len(compiled) == len({fault.name for fault in PLANTED})
 
 
+@pytest.mark.full
 def test_equivalent_mutants_are_mutants_with_a_reason():
     names = {m.name for room, r in ROOMS.items() for p in r.modules for m in mutants(ROOT, room, p)}
     assert set(EQUIVALENT) <= names
@@ -173,7 +175,7 @@ def test_differences_of_runs_are_named():
     assert differing({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == ["b", "c"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command",
     [

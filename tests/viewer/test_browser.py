@@ -153,6 +153,7 @@ def test_all_of_it_by_keyboard(opened, net):
     assert items(page) == closed
 
 
+@pytest.mark.full
 def test_pan_zoom_and_fit_move_the_picture(opened, net):
     page = opened(net)
 
@@ -225,6 +226,7 @@ def test_why_a_layer_cannot_be_cut_and_what_would_free_it(opened, net):
     assert "would free it: a layer after it" in text(page)
 
 
+@pytest.mark.full
 def test_what_is_fed_least_is_one_click_away(opened, family):
     page = opened(family)
     page.click("#less")
@@ -248,6 +250,7 @@ def test_a_share_costs_what_take_costs(opened, net):
         assert f"{small.macs:,} MACs" in page.inner_text("#left")
 
 
+@pytest.mark.full
 def test_half_of_the_macs_is_one_choice_away(opened, net):
     """The largest share in per cent that costs so little."""
     page = opened(net)
@@ -277,6 +280,7 @@ def test_a_client_narrows_boxes_and_lacks_blocks(opened, family):
     assert page.locator("g.item.gone").count() == 0 and page.inner_text("#left") == ""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_words_stand_out_of_narrow_boxes(opened, net, dark):
     page = opened(net, hash="#as=share&much=8", dark=dark)
@@ -290,6 +294,7 @@ def test_words_stand_out_of_narrow_boxes(opened, net, dark):
     assert page.eval_on_selector_all(".narrowed > text", luminance)[0] == around[0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("width", [390, 700, 1440])
 def test_no_choice_is_cut(opened, family, width):
     page = opened(family, width=width)
@@ -331,6 +336,7 @@ def test_the_slider_and_the_colours_change(opened, family):
     assert len(seen) == 6
 
 
+@pytest.mark.full
 def test_a_picture_of_several_screens_has_a_map_that_leads_through_it(opened, net):
     page = opened(net)
     frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -362,6 +368,7 @@ def test_a_picture_of_several_screens_has_a_map_that_leads_through_it(opened, ne
     assert page.locator(".minimap").count() == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_telephone_shows_all_of_it(opened, family, dark):
     page = opened(family, width=390, dark=dark)
@@ -416,6 +423,7 @@ def test_what_the_other_lacks_is_marked_and_listed(opened, family):
     assert "missing in the other" in text(page)
 
 
+@pytest.mark.full
 def test_graphs_of_the_command_line_stand_side_by_side_at_once(opened, net):
     page = opened([net, net, net])
     assert page.locator(".pane").count() == 3
@@ -464,6 +472,7 @@ def test_every_client_beside_the_global_model(opened, family):
     assert names == ["short\n×", "narrow\n×"]
 
 
+@pytest.mark.full
 def test_panes_open_fold_and_move_in_step(opened, net):
     graphs = [net, take(net, 0.5), net]
     page = opened(graphs)
@@ -496,6 +505,7 @@ def test_panes_open_fold_and_move_in_step(opened, net):
     assert all(a != b for a, b in zip(was, places(), strict=True))
 
 
+@pytest.mark.full
 def test_panes_are_swiped_on_a_telephone(opened, net):
     page = opened([net, net, net], width=390)
     boxes = [page.locator(".pane").nth(i).bounding_box() for i in range(3)]
@@ -508,6 +518,7 @@ def test_panes_are_swiped_on_a_telephone(opened, net):
     assert page.locator(".pane").nth(2).bounding_box()["x"] < 390
 
 
+@pytest.mark.full
 def test_what_is_selected_stays_in_sight_when_the_panel_grows(opened, net):
     page = opened(net, width=390)
     area = page.locator(".area")
@@ -561,6 +572,7 @@ def turns(name: str, last: int = 24) -> ArchGraph:
     return trace(Turns(last), torch.zeros(2, 6)).graph.replace(name=name)
 
 
+@pytest.mark.full
 def test_a_fold_of_several_blocks_has_the_figures_of_all_of_them(opened):
     graph = turns("turns")
     narrow = take(graph, 0.5)
@@ -582,6 +594,7 @@ def test_a_fold_of_several_blocks_has_the_figures_of_all_of_them(opened):
     assert f"{whole:.0%} of the weights".replace("%", " %") in text(page)
 
 
+@pytest.mark.full
 def test_parts_that_the_first_graph_lacks_are_not_said_to_be_the_same(opened):
     shorter = shorten(turns("short"), {"layers": 5}).graph
     page = opened([shorter, turns("b"), turns("c", last=20)], hash="#g=1.2")
@@ -590,6 +603,7 @@ def test_parts_that_the_first_graph_lacks_are_not_said_to_be_the_same(opened):
     assert f"Parts that {shorter.name} lacks are not compared with each other." in told
 
 
+@pytest.mark.full
 def test_an_address_that_names_no_colour_opens_the_page(opened, family):
     page = opened(family, hash="#by=constructor")
     assert page.input_value("#by") == "weights"
@@ -610,6 +624,7 @@ class Dense(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.full
 def test_a_fold_of_unlike_widths_shows_the_shapes_of_its_first_block(opened):
     page = opened(trace(Dense(), torch.zeros(2, 6)).graph)
     data = page.evaluate("archgraph.data.graphs[0]")
@@ -663,6 +678,7 @@ class Branches(nn.Module):
         return g(h(wide.unflatten(1, (3, 8)).sum(1)).relu() + inner) * i(first) + x
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model", ["net", "branches", "recurrent"])
 def test_no_arrow_crosses_a_title_or_a_box_and_the_first_look_can_be_read(opened, net, model):
     graphs = {
@@ -679,6 +695,7 @@ def test_no_arrow_crosses_a_title_or_a_box_and_the_first_look_can_be_read(opened
         page.click("#more")
 
 
+@pytest.mark.full
 def test_a_tall_picture_stands_in_columns_and_fits(opened):
     chain = nn.Sequential(*(m for k in range(40) for m in (nn.Linear(8 + k, 9 + k), nn.ReLU())))
     page = opened(trace(chain, torch.zeros(1, 8)).graph)
@@ -718,6 +735,7 @@ def test_arrows_of_what_is_selected_are_coloured_and_lead_to_its_neighbours(open
     assert page.locator("g.item.dim").count() == 0 and page.locator(".edge.in").count() == 0
 
 
+@pytest.mark.full
 def test_arrows_are_followed_into_and_out_of_open_parts(opened, net):
     page = opened(net, hash="#open=s1.f0")
     first = page.evaluate("archgraph.app.panes[0].model.find('f0') ? 'f0' : 's1'")
@@ -726,6 +744,7 @@ def test_arrows_are_followed_into_and_out_of_open_parts(opened, net):
     assert page.locator(".edge.in").count() == 2  # into the part that holds it, and on to it
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_a_picture_is_saved_as_it_is_seen(opened, net, kind):
     page = opened(net, hash="#as=share&much=50")
@@ -771,6 +790,7 @@ def test_counterparts_are_level_and_marks_have_a_legend(opened, family):
     assert "narrower" in page.inner_text("#marks")
 
 
+@pytest.mark.full
 def test_networks_without_a_common_part_say_so(opened, net):
     other = trace(nn.Conv2d(3, 5, 3), torch.zeros(1, 3, 8, 8)).graph
     page = opened([net, other])
@@ -792,6 +812,7 @@ def test_the_whole_graph_says_where_its_parameters_are(opened, net):
     assert f"{stem} ({stem / total:.0%})".replace("%", " %") in text(page)
 
 
+@pytest.mark.full
 def test_parts_say_what_the_submodel_has_of_them(opened, family):
     """A closed section counts the blocks that stay; an axis says how many positions do."""
     page = opened(family, hash="#as=client2")

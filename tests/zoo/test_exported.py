@@ -20,6 +20,7 @@ from tests.zoo.exported import File, Report, examine, line, table
 from tests.zoo.report import Failure
 
 
+@pytest.mark.full
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["torchvision/squeezenet1_1", "transformers/bert"])
@@ -32,6 +33,7 @@ def test_the_whole_and_half_are_run_and_come_back(name):
     assert 0 < report.whole.gap <= 1e-5 and 0 < report.half.gap <= 1e-5
 
 
+@pytest.mark.full
 def test_the_examination_sees_what_is_wrong(monkeypatch):
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     load = ag.load
@@ -50,6 +52,7 @@ def test_the_examination_sees_what_is_wrong(monkeypatch):
     assert report.whole and report.whole.gap == 0.5
 
 
+@pytest.mark.full
 def test_a_refusal_is_not_a_failure():
     class Median(nn.Module):
         def forward(self, x):

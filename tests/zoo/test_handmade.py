@@ -66,7 +66,7 @@ class _Traced:
     state: dict[str, torch.Tensor]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_handmade_model(name: str, tmp_path: Path) -> None:
     foreign = HANDMADE[name]()

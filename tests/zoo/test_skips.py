@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 # Removable blocks.
 SAMPLE = {
-    "transformers/t5": 5, "transformers/bert": 3, "transformers/segformer": 4,
+    "transformers/bert": 3, "transformers/t5": 5, "transformers/segformer": 4,
     "transformers/whisper": 5, "torchvision/resnet18": 5, "torchvision/squeezenet1_1": 4,
 }  # fmt: skip
 
