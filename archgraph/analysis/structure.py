@@ -248,8 +248,7 @@ def section_blocks(graph: ArchGraph) -> list[tuple[str, tuple[str, ...]]]:
     Raises:
         GraphError: As :func:`structure`.
     """
-    *_, groups = _found(graph)
-    return [(name, tuple(d.name for d in g.blocks)) for name, g in groups]
+    return [(name, tuple(d.name for d in g.blocks)) for name, g in _found(graph)[-1]]
 
 
 @per_graph

@@ -140,11 +140,13 @@ def _cut(
     # Not every scheme draws again for a least size: it is checked below for all.
     scheme_options = {k: v for k, v in params.items() if k != "min_size" or k in options}
     try:
-        if labels.ndim == 1:
-            chosen = tuple(scheme_options.items())
-            parts = _drawn(scheme, labels.tobytes(), labels.dtype.str, count, seed, chosen)
-        else:
-            parts = assign(labels, count, seed, **scheme_options)
+        parts = (
+            _drawn(
+                scheme, labels.tobytes(), labels.dtype.str, count, seed, (*scheme_options.items(),)
+            )
+            if labels.ndim == 1
+            else assign(labels, count, seed, **scheme_options)
+        )
     except ValueError as error:
         problem = f"{scheme} for {count} clients, {dict(params)}: {error}"
         hint = "choose fewer clients, a larger alpha or a smaller min_size"

@@ -136,8 +136,7 @@ class Node:
     @property
     def moded(self) -> bool:
         """Whether an argument depends on the mode."""
-        values = (v for _, v in self.args if isinstance(v, NESTING))
-        return any(isinstance(item, Mode) for value in values for item in nested(value))
+        return any(isinstance(item, Mode) for _, value in self.args for item in nested(value))
 
     @property
     def shape(self) -> tuple[Size, ...]:
@@ -164,11 +163,7 @@ class Node:
 
     def uses(self) -> Iterator[str]:
         """Yield names of the nodes whose results it uses, in argument order, with repetition."""
-        for _, value in self.args:  # not by way of `operands`: this runs millions of times
-            if isinstance(value, Ref):
-                yield value.name
-            elif isinstance(value, NESTING):
-                yield from refs(value)
+        return (item.name for item in self.operands() if isinstance(item, Ref))
 
     def leaves(self) -> Iterator[str]:
         """Yield names of the leaves that it uses, in argument order, with repetition."""

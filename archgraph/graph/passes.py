@@ -140,14 +140,10 @@ def renumber(graph: ArchGraph) -> ArchGraph:
         names[n.name] = name
 
     rename = renaming(names)
-
-    def renamed(node: Node) -> Node:
-        args = tuple((k, replace(v, rename)) for k, v in node.args)
-        return Node(names[node.name], node.op, args, node.type, node.scope, node.source)
-
-    return graph.replace(
-        nodes=tuple(map(renamed, graph.nodes)),
-        outputs=replace(graph.outputs, rename),
-        updates=tuple((k, replace(v, rename)) for k, v in graph.updates),
+    new = graph.mapped(rename)
+    return new.replace(
+        nodes=tuple(
+            Node(names[n.name], n.op, n.args, n.type, n.scope, n.source) for n in new.nodes
+        ),
         inputs=tuple((k, replace(v, rename)) for k, v in graph.inputs),
     )

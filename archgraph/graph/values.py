@@ -205,6 +205,8 @@ def in_mode(value: Value, training: bool) -> Value:
 def nested(value: Value) -> Iterator[Value]:
     """Yield a value and all values inside it, containers included."""
     yield value
+    if not isinstance(value, NESTING):
+        return
     match value:
         case tuple():
             inner = value
@@ -212,8 +214,6 @@ def nested(value: Value) -> Iterator[Value]:
             inner = (value.train, value.eval)
         case Record():
             inner = tuple(item for _, item in value.fields)
-        case _:
-            return
     for item in inner:
         yield from nested(item)
 

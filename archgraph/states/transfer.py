@@ -20,7 +20,6 @@ import hashlib
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -43,11 +42,6 @@ from archgraph.tables import Table
 
 # Rows of the table that a notebook shows.
 SHOWN = 40
-# Of a target's entry: the entry, its source's shape, its new dtype, slices of a view, whether it is
-# equal to its source, its own shape.
-_Step: TypeAlias = (
-    "tuple[Entry, torch.Size, torch.dtype | None, Slices | None, bool, tuple[int, ...]]"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,8 +330,12 @@ class Transfer:
         }
 
     @functools.cached_property
-    def _plan(self) -> dict[str, _Step]:
-        """How each entry of the target is computed.
+    def _plan(
+        self,
+    ) -> dict[
+        str, tuple[Entry, torch.Size, torch.dtype | None, Slices | None, bool, tuple[int, ...]]
+    ]:
+        """Entry, source shape, new dtype, slices of a view, whether it is equal, shape: by name.
 
         Most entries of most transfers are slices; a model has hundreds, so nothing that stays the
         same is computed for each pull.
