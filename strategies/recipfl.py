@@ -164,7 +164,9 @@ class RecipFL(fl.Masking):
         for name in self.strong or ():
             world.tier(name)
         graphs = self.graphs(world)
-        network = GraphHypernetwork.for_graphs(graphs, seed=world.seed, **self.sizes(world))
+        # A check before a run needs shapes alone: no weights are drawn on the meta device.
+        with torch.device("meta" if world.device == "meta" else "cpu"):
+            network = GraphHypernetwork.for_graphs(graphs, seed=world.seed, **self.sizes(world))
         return fl.ServerState().with_group("hypernet", _phi(network.to(world.device)))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:

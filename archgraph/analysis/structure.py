@@ -17,7 +17,7 @@ from archgraph.analysis.draft import BlockDraft, BlockKind
 from archgraph.analysis.modules import unique
 from archgraph.analysis.precision import Casts
 from archgraph.analysis.removal import Removal
-from archgraph.analysis.sections import SectionKind, sections
+from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.analysis.unadapted import Unadapted
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
@@ -229,6 +229,31 @@ def structure(graph: ArchGraph) -> Structure:
         head (head)
           2: chain, 1 operator; removable
     """
+    drafts, casts, groups = _found(graph)
+    judge = Removal(graph, drafts, casts)
+    return Structure(
+        tuple(
+            Section(name, tuple(_block(drafts, judge, d, name) for d in g.blocks), g.kind)
+            for name, g in groups
+        ),
+        drafts.cuts,
+    )
+
+
+def section_blocks(graph: ArchGraph) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the names of a graph's sections, each with those of its blocks.
+
+    Less than :func:`structure`: nobody asks which blocks may be left out.
+
+    Raises:
+        GraphError: As :func:`structure`.
+    """
+    return [(name, tuple(d.name for d in g.blocks)) for name, g in _found(graph)[-1]]
+
+
+@per_graph
+def _found(graph: ArchGraph) -> tuple[Drafts, Casts, Sequence[tuple[str, Group]]]:
+    """Find the blocks of a graph, and its sections by name; not yet which may be left out."""
     # In bfloat16 a model has the blocks that it has in float32, where its casts do not exist.
     casts = Casts(graph)
     adapters = Unadapted(casts.plain)
@@ -245,15 +270,7 @@ def structure(graph: ArchGraph) -> Structure:
     )
     adapters.restore(drafts)
     casts.restore(drafts)
-    judge = Removal(graph, drafts, casts)
-    names = unique(g.name for g in groups)
-    return Structure(
-        tuple(
-            Section(name, tuple(_block(drafts, judge, d, name) for d in g.blocks), g.kind)
-            for name, g in zip(names, groups, strict=True)
-        ),
-        drafts.cuts,
-    )
+    return drafts, casts, tuple(zip(unique(g.name for g in groups), groups, strict=True))
 
 
 def passes_on(graph: ArchGraph, block: Block) -> bool:

@@ -13,7 +13,7 @@ from archgraph.errors import SpecError
 from archgraph.fields import GLOBAL
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import unknown
-from archgraph.language import load_experiment, load_family, load_graph, load_model
+from archgraph.language import load_graph, load_model
 from archgraph.language.loading import Choices
 from archgraph.language.saved import is_saved, is_transformers
 from archgraph.language.yaml import read_document
@@ -62,6 +62,7 @@ class Address:
             return None
         from archgraph.engine.facts import family_of
         from archgraph.federation.family import resolve
+        from archgraph.language import load_experiment, load_family
 
         if "family" in data:
             return resolve(family_of(load_experiment(self.path)))

@@ -498,7 +498,7 @@ def _assigned(owners: Sequence[str], data: Dataset) -> Dataset:
 
 def _noted(data: Dataset, pool: np.ndarray, shares: Sequence[np.ndarray]) -> Dataset:
     """Return the data with a note on the examples that a partition gives to no client."""
-    left = np.setdiff1d(pool, np.concatenate(shares))
+    left = pool[~np.isin(pool, np.concatenate(shares))]
     if not len(left):
         return data
     names = data.labels or tuple(map(str, range(data.classes or 0)))

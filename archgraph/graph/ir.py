@@ -20,6 +20,7 @@ from archgraph.graph.polynomial import Polynomial as Polynomial
 from archgraph.graph.polynomial import Size as Size
 from archgraph.graph.values import BATCH as BATCH
 from archgraph.graph.values import BATCH_WORD as BATCH_WORD
+from archgraph.graph.values import NESTING as NESTING
 from archgraph.graph.values import RESERVED as RESERVED
 from archgraph.graph.values import TRAINING as TRAINING
 from archgraph.graph.values import Atom as Atom
@@ -33,6 +34,7 @@ from archgraph.graph.values import TensorType as TensorType
 from archgraph.graph.values import Value as Value
 from archgraph.graph.values import in_mode as in_mode
 from archgraph.graph.values import leaf_word as leaf_word
+from archgraph.graph.values import nested as nested
 from archgraph.graph.values import quote as quote
 from archgraph.graph.values import refs as refs
 from archgraph.graph.values import replace as replace
@@ -72,7 +74,7 @@ class Param:
     @property
     def shape(self) -> tuple[int, ...]:
         """Static shape (no batch axis in a leaf)."""
-        return tuple(s for s in self.type.shape if isinstance(s, int))
+        return tuple([s for s in self.type.shape if isinstance(s, int)])  # faster than unlisted
 
     @property
     def dtype(self) -> str:
@@ -128,7 +130,13 @@ class Node:
     def mapped(self, change: Callable[[Value], Value]) -> Node:
         """Return the node with every scalar in its arguments passed through ``change``."""
         args = tuple((k, replace(v, change)) for k, v in self.args)
-        return dataclasses.replace(self, args=args)
+        # Not `dataclasses.replace`, which takes three times as long: rewrites make many nodes.
+        return Node(self.name, self.op, args, self.type, self.scope, self.source)
+
+    @property
+    def moded(self) -> bool:
+        """Whether an argument depends on the mode."""
+        return any(isinstance(item, Mode) for _, value in self.args for item in nested(value))
 
     @property
     def shape(self) -> tuple[Size, ...]:
@@ -150,7 +158,7 @@ class Node:
         for _, value in self.args:
             if isinstance(value, (Ref, Leaf)):  # most are; walking takes three times as long
                 yield value
-            elif isinstance(value, (tuple, Mode, Record)):
+            elif isinstance(value, NESTING):
                 yield from (item for item in walk(value) if isinstance(item, (Ref, Leaf)))
 
     def uses(self) -> Iterator[str]:
@@ -262,7 +270,10 @@ class ArchGraph:
 
     def output_refs(self) -> tuple[str, ...]:
         """Return names of the nodes that the outputs (of both modes) and the updates use."""
-        return tuple(dict.fromkeys(refs((self.outputs, *(v for _, v in self.updates)))))
+        return self._memo(
+            "output_refs",
+            lambda g: tuple(dict.fromkeys(refs((g.outputs, *(v for _, v in g.updates))))),
+        )
 
     def replace(self, **changes: Any) -> ArchGraph:
         """Return a copy with some fields changed (caches are not carried over)."""

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
-from archgraph.graph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph, Node
 from archgraph.graph.values import Leaf, Mode, Ref, Value, in_mode, refs, replace, walk
 
 
@@ -35,6 +35,8 @@ def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
     """
     nodes = tuple(
         dataclasses.replace(n, args=tuple((k, in_mode(v, training)) for k, v in n.args))
+        if n.moded
+        else n
         for n in graph.nodes
     )
     updates = tuple((k, in_mode(v, training)) for k, v in graph.updates)
@@ -140,6 +142,8 @@ def renumber(graph: ArchGraph) -> ArchGraph:
     rename = renaming(names)
     new = graph.mapped(rename)
     return new.replace(
-        nodes=tuple(dataclasses.replace(n, name=names[n.name]) for n in new.nodes),
+        nodes=tuple(
+            Node(names[n.name], n.op, n.args, n.type, n.scope, n.source) for n in new.nodes
+        ),
         inputs=tuple((k, replace(v, rename)) for k, v in graph.inputs),
     )

@@ -143,6 +143,10 @@ def show(value: Value) -> str:
     return str(value)
 
 
+# Values with values inside. Most have none: asking for all three at once is the cheaper way.
+NESTING = (tuple, Mode, Record)
+
+
 def walk(value: Value) -> Iterator[Value]:
     """Yield every scalar inside a value, both branches of a ``Mode`` included, left to right."""
     match value:
@@ -187,6 +191,8 @@ def same_value(a: Value, b: Value) -> bool:
 
 def in_mode(value: Value, training: bool) -> Value:
     """Return the value in one mode: every ``Mode`` inside replaced by its branch."""
+    if not isinstance(value, NESTING):
+        return value
     match value:
         case tuple():
             return tuple(in_mode(item, training) for item in value)
@@ -194,8 +200,22 @@ def in_mode(value: Value, training: bool) -> Value:
             return in_mode(value.train if training else value.eval, training)
         case Record():
             return Record(tuple((k, in_mode(v, training)) for k, v in value.fields), value.name)
-        case _:
-            return value
+
+
+def nested(value: Value) -> Iterator[Value]:
+    """Yield a value and all values inside it, containers included."""
+    yield value
+    if not isinstance(value, NESTING):
+        return
+    match value:
+        case tuple():
+            inner = value
+        case Mode():
+            inner = (value.train, value.eval)
+        case Record():
+            inner = tuple(item for _, item in value.fields)
+    for item in inner:
+        yield from nested(item)
 
 
 @dataclass(frozen=True, slots=True)

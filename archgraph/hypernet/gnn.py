@@ -45,8 +45,6 @@ class GatedGNN(nn.Module):
         Returns:
             [nodes, width], in the order of the features.
         """
-        if features.is_meta:
-            return features  # a check needs shapes alone, and a traversal keeps them
         for _ in range(self.steps):
             features = self._traverse(self._traverse(features, there), back)
         return features

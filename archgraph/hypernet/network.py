@@ -291,9 +291,11 @@ class GraphHypernetwork(nn.Module):
         else:
             assert self.shape is not None
             features = words + current + self.shape(tensors, nodes, len(words))
-        # A plan is cached per graph, on the CPU.
-        plans = sweeps_alone(graphs[0], self.reach) if len(graphs) == 1 else sweeps(batch)
-        features = self.norm(self.gnn(features, *sweeps_on(plans, device)))
+        if not features.is_meta:  # a check needs shapes alone, and a traversal keeps them
+            # A plan is cached per graph, on the CPU.
+            plans = sweeps_alone(graphs[0], self.reach) if len(graphs) == 1 else sweeps(batch)
+            features = self.gnn(features, *sweeps_on(plans, device))
+        features = self.norm(features)
         is_described = to_device(torch.tensor(informed, dtype=torch.bool), device)[:, None]
         by_key = {}
         for key, chosen in places.items():

@@ -28,6 +28,7 @@ from archgraph.graph.ir import (
     TensorType,
     Value,
     in_mode,
+    nested,
     show,
     size_at,
     walk,
@@ -38,7 +39,6 @@ from archgraph.limits import LIMITS
 from archgraph.ops.infer import call_type, pattern
 from archgraph.ops.kernels import shortened, tensor_types
 from archgraph.ops.opaque import opaque_axes
-from archgraph.ops.operands import nested
 from archgraph.ops.operator import unknown_axes
 from archgraph.ops.schema import LEFT_OUT, canonical_args, op_schema, torch_dtype
 from archgraph.ops.table import known, row
@@ -388,11 +388,12 @@ def _check_updates(
 def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> None:
     """Every operator's written type is the one that it gives, in each mode that it runs in."""
     sizes = probed_sizes(graph)
-    runs = {m: set(specialise(graph, training=m).node) for m in (True, False)}
+    modes = (True, False) if any(n.moded for n in graph.nodes) else ()
+    runs = {m: set(specialise(graph, training=m).node) for m in modes}
     for node in graph.nodes:
         if node.op in ("input", "getitem") or not computable(node.op):
             continue
-        moded = any(isinstance(i, Mode) for _, v in node.args for i in nested(v))
+        moded = node.moded
         # What both modes compute alike has one type; what neither reaches is still checked.
         for training in (True, False) if moded else (True,):
             if moded and node.name not in runs[training] and node.name in runs[not training]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from archgraph.graph.ir import (
     ArchGraph,
     Leaf,
-    Mode,
     Node,
-    Record,
     Ref,
     Size,
     TensorType,
@@ -87,19 +85,3 @@ class Counted:
 def numel(sizes: Iterable[Amount]) -> Amount:
     """Return how many numbers a tensor has."""
     return functools.reduce(operator.mul, sizes, 1)
-
-
-def nested(value: Value) -> Iterator[Value]:
-    """Yield a value and all values inside it, containers included."""
-    yield value
-    match value:
-        case tuple():
-            inner = value
-        case Mode():
-            inner = (value.train, value.eval)
-        case Record():
-            inner = tuple(item for _, item in value.fields)
-        case _:
-            return
-    for item in inner:
-        yield from nested(item)

@@ -9,7 +9,18 @@ from collections.abc import Mapping
 import torch
 
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Param, Ref, Value, per_graph, walk
+from archgraph.graph.ir import (
+    ArchGraph,
+    Leaf,
+    Mode,
+    Node,
+    Param,
+    Ref,
+    Value,
+    nested,
+    per_graph,
+    walk,
+)
 from archgraph.ops import (
     convolutions,
     creation,
@@ -27,7 +38,7 @@ from archgraph.ops import (
 )
 from archgraph.ops.backward import Backward
 from archgraph.ops.layers import TorchLayer
-from archgraph.ops.operands import Amount, Counted, nested
+from archgraph.ops.operands import Amount, Counted
 from archgraph.ops.operator import Call, Growth, Operator, Spelling, rows
 from archgraph.ops.pointwise import PLAIN
 from archgraph.ops.schema import op_schema

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from archgraph.analysis.structure import Block, structure
+from archgraph.analysis.structure import Block, section_blocks, structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.passes import renumber
 from archgraph.rewrites import laws
 from archgraph.rewrites.lengthen import extend, line_up, repeat
-from archgraph.rewrites.sections import integer_depths, section_names, with_sections
+from archgraph.rewrites.sections import integer_depths, with_sections
 from archgraph.rewrites.skip import skip
 from archgraph.rewrites.splice import Splice
 from archgraph.states import Rewritten
@@ -108,7 +108,7 @@ def grafted(
     # With the sections of `like`, a depth by section means the same in both.
     if like is not None:
         relabelled = rewritten.graph.replace(sections=like.sections)
-        if section_names(structure(relabelled)) == expected:
+        if section_blocks(relabelled) == expected:
             rewritten = Rewritten(relabelled, rewritten.transfer)
     return rewritten, blocks
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from archgraph.analysis.modules import path_of
-from archgraph.analysis.structure import Structure, structure
+from archgraph.analysis.structure import Structure, section_blocks
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Rewritten
@@ -49,19 +49,14 @@ def with_sections(
             for name, bs in names
         ]
         requested = [(name, blocks) for name, blocks in listed if blocks or mine.get(name) == ()]
-    elif section_names(structure(rewritten.graph)) == [(n, b) for n, b in names if b]:
+    elif section_blocks(rewritten.graph) == [(n, b) for n, b in names if b]:
         return rewritten
     else:
         stages = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
         requested = [(name, blocks) for name, blocks in stages if blocks]
     graph = rewritten.graph.replace(sections=tuple(requested))
     try:
-        structure(graph)
+        section_blocks(graph)
     except GraphError:  # some of these blocks are gone
         return rewritten
     return Rewritten(graph, rewritten.transfer)
-
-
-def section_names(parts: Structure) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the names of sections, each with those of its blocks."""
-    return [(s.name, tuple(b.name for b in s.blocks)) for s in parts.sections]

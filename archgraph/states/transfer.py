@@ -219,7 +219,7 @@ class Transfer:
         self, name: str, state: State, seed: int, copy: bool, partial: bool
     ) -> Tensor | None:
         """Compute an entry of the target; None: what it comes from is missing."""
-        entry, shape, dtype, index, same = self._plan[name]
+        entry, shape, dtype, index, same, result = self._plan[name]
         if entry.source is None:
             return entry.pull(None, dtype=dtype or torch.float32, seed=seed)
         value = state.get(entry.source)
@@ -229,6 +229,8 @@ class Transfer:
             value = entry_of(state, entry.source, shape)
         if same and not copy:
             return value
+        if value.is_meta:  # a check needs shapes alone
+            return torch.empty(result, dtype=dtype or value.dtype, device=value.device)
         if index is None:
             value = entry.pull(value)
         else:
@@ -328,8 +330,12 @@ class Transfer:
         }
 
     @functools.cached_property
-    def _plan(self) -> dict[str, tuple[Entry, torch.Size, torch.dtype | None, Slices | None, bool]]:
-        """Per target entry: entry, source shape, new dtype, slices of a view, whether it is equal.
+    def _plan(
+        self,
+    ) -> dict[
+        str, tuple[Entry, torch.Size, torch.dtype | None, Slices | None, bool, tuple[int, ...]]
+    ]:
+        """Entry, source shape, new dtype, slices of a view, whether it is equal, shape: by name.
 
         Most entries of most transfers are slices; a model has hundreds, so nothing that stays the
         same is computed for each pull.
@@ -342,7 +348,7 @@ class Transfer:
                 dtype = slot.torch_dtype
             index = self.views.get(slot.name) if entry.scale == 1 else None
             same = dtype is None and entry.unchanged
-            plan[slot.name] = entry, torch.Size(shape), dtype, index, same
+            plan[slot.name] = entry, torch.Size(shape), dtype, index, same, slot.shape
         return plan
 
 
