@@ -30,7 +30,6 @@ from archgraph.record.folder import read_metrics
 from archgraph.reports.measures import right_answers
 from archgraph.studies import files as study_files
 from archgraph.studies.outcomes import LEVEL, holm, resampled
-from archgraph.studies.pictures import columns_of, curves_of, study_picture
 from archgraph.studies.records import read_records, record_of
 from archgraph.studies.spec import cells, load_study
 from archgraph.studies.study import StudyResult
@@ -209,37 +208,8 @@ def read(place: Path, text: str) -> StudyResult:
     return ag.study(place / "differs.yaml", out=place / "out", only_read=True)
 
 
-def test_the_plot_has_the_first_figure_that_tests_measure(result: StudyResult, place: Path):
-    """A line of panels for each column, over rounds and costs."""
-    compared = columns_of(result)["clean"]
-    name, curves = curves_of(result, "clean", compared)
-    assert name == "average"
-    for row, tests in curves.items():
-        assert (100 * tests.iloc[-1]).to_dict() == pytest.approx(result.values(row, "clean", name))
-        last_two = result.values(row, "clean", "last two")
-        assert (100 * tests[-2:].mean()).to_dict() == pytest.approx(last_two)
-    other = re.sub("published: .*", "", STUDY).replace("{average: ", "{MB: megabytes_up, other: ")
-    of = read(place, other)
-    assert curves_of(of, "clean", columns_of(of)["clean"])[0] == "other"
-    figure = study_picture(result)
-    assert figure is not None and len(figure.axes) == 6
-    labels = [panel.get_ylabel() for panel in figure.axes]
-    assert labels == ["clean\naverage", "", "", "attacked\naverage", "", ""]
-    axes = [panel.get_xlabel() for panel in figure.axes[:3]]
-    assert axes == ["round", "megabytes, both ways", "GMACs of training"]
-    # Standalone exchanges nothing: its last value is a level.
-    for panel, levels in zip(figure.axes[:3], (0, 1, 0), strict=True):
-        flat = [line for line in panel.get_lines() if np.array_equal(line.get_xdata(), [0, 1])]
-        assert len(flat) == levels
-    (legend,) = figure.legends
-    assert [one.get_text() for one in legend.get_texts()] == ["HeteroFL", "Standalone"]
-    assert legend.get_title().get_text() == (
-        "lines and bands: mean ± standard deviation, 2 seeds; dashed: last test of Standalone"
-    )
-
-
 def test_a_trivial_model_is_a_row_like_any_other(result: StudyResult, place: Path):
-    """It is recorded, not run again, compared, and a level in the plot; its data are the cell's."""
+    """It is recorded, not run again, compared; its data are the cell's."""
     row = "  nearest: {trivial: nearest_neighbours}\n"
     text = STUDY.replace("columns:", row + "columns:", 1).replace("HeteroFL, S", "nearest, S")
     (place / "trivial.yaml").write_text(text)
@@ -252,10 +222,6 @@ def test_a_trivial_model_is_a_row_like_any_other(result: StudyResult, place: Pat
     assert set(values[0]) == {0, 1} and min(values[0].values()) > 70
     assert {one.names for one in more.differences} == {("nearest", "Standalone")}
     assert all(one.paired for one in more.differences)
-    figure = study_picture(more)
-    assert figure is not None
-    (legend,) = figure.legends
-    assert "nearest" in [one.get_text() for one in legend.get_texts()]
 
 
 def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, place: Path):
@@ -375,7 +341,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
     )
     assert told in done.output and "there is no cifar100" in done.output
     assert "Not measured" in done.output
-    for ending in ("txt", "tex", "csv", "svg"):
+    for ending in ("txt", "tex", "csv"):
         assert (place / "out" / f"table1-paper.{ending}").is_file()
 
 
@@ -489,7 +455,7 @@ def test_a_folder_of_studies_writes_the_files_of_each(
     assert done.exit_code == 0, done.output
     assert re.search(r"Somebody, Table 3 +Needs a week\.", done.output)
     ends = {file.name for file in out.iterdir() if file.is_file()}
-    assert ends == {f"a-small.{end}" for end in ("txt", "tex", "csv", "svg")}
+    assert ends == {f"a-small.{end}" for end in ("txt", "tex", "csv")}
     (folder / "more").mkdir()
     (folder / "more" / "a.yaml").write_text(STUDY)
     same = CliRunner().invoke(app, ["study", str(folder), "--out", str(out)])
@@ -499,7 +465,7 @@ def test_a_folder_of_studies_writes_the_files_of_each(
 
 
 def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Path):
-    """Without a run folder and without data, the same figures, verdicts, tables and plots."""
+    """Without a run folder and without data, the same figures, verdicts and tables."""
     records = tmp_path / "records"
     shutil.copytree(place / "out" / "records", records)
     heard: list[str] = []
