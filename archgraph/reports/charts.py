@@ -77,32 +77,6 @@ def charts(log: Log) -> Iterator[Picture]:
         yield time_chart({log.name: log.figures})
 
 
-def curves(log: Log, *, title: str = "") -> Figure:
-    """Draw every model by the figure that judges it (accuracy, say) over the rounds; and the time.
-
-    Args:
-        log: The run.
-        title: Heading.
-
-    Example:
-        >>> from pathlib import Path
-        >>> line = {"round": 1, "evaluation": {"models": {"weak": {"accuracy": 0.5}}}}
-        >>> len(curves(Log(Path("run"), "", (line,))).axes)
-        1
-    """
-    what, spent = judge([log]), time_spent({"": log.figures})
-    timed = any(spent.values())
-    figure, axes = panels(9.0 if timed else 6.5, 1 + timed, title, ratios=(2.4, 1.0))
-    for number, (name, values) in enumerate(tested_models(log).items()):
-        band(axes[0], values, name, number, bold=name == GLOBAL)
-    scale(axes[0], what, _titled(f"{what} on all test data", what, [log]))
-    for panel in axes[1:]:
-        time_bars(panel, spent)
-        panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
-    legend_below(figure, 4.0, points=9)
-    return figure
-
-
 def curve_chart(
     name: str,
     title: str,

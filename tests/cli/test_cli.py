@@ -931,7 +931,7 @@ def test_the_demo_goes_the_whole_way(here: Path):
     assert result.exit_code == 0, result.output + result.stderr
     for part in ("residual", "network"):
         made = {p.name for p in (here / "shown" / part).iterdir()}
-        assert {"pictures", "run", "curves.svg", "report.html"} <= made
+        assert {"pictures", "run", "report.html"} <= made
         assert (here / "shown" / part / "pictures/global.png").read_bytes().startswith(b"\x89PNG")
     assert "outputs differ by 0.0e+00" in result.output
     assert "report.html" in result.output
