@@ -281,7 +281,7 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
 def test_draw_a_family_with_its_weak_points(here: Path):
     result = call("draw", "family.yaml", "-o", "pictures")
     assert result.exit_code == 0, result.output
-    names = ["client-half.svg", "client-whole.svg", "clients.svg", "global.svg"]
+    names = ["client-half.svg", "client-whole.svg", "global.svg"]
     assert sorted(p.name for p in (here / "pictures").iterdir()) == names
     assert call("draw", "family.yaml", "-o", "global.dot").exit_code == 0
     assert "share of clients" in (here / "global.dot").read_text()
