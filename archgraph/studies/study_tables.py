@@ -11,7 +11,6 @@ from pathlib import Path
 from archgraph.files import write
 from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.studies.outcomes import POWER
-from archgraph.studies.setup import setup_table
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
 
@@ -25,10 +24,8 @@ NOTE = (
 
 
 def study_tables(result: StudyResult) -> tuple[Table, ...]:
-    """Tabulate setup, figures, differences and what is missing; without empty tables."""
-    done = [one.cell for one in result.runs if one.address in result.records]
-    setup = setup_table(result.spec, done)
-    tables = (setup, *_figures(result), _differences(result), _missing(result))
+    """Tabulate figures, differences and what is missing; without empty tables."""
+    tables = (*_figures(result), _differences(result), _missing(result))
     return tuple(table for table in tables if table.rows)
 
 

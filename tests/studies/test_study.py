@@ -85,7 +85,7 @@ def test_the_table_shows_what_the_runs_measured(result: StudyResult):
         mean = 100 * (last["small"]["accuracy"] + last["large"]["accuracy"]) / 2
         ours = result.values(one.cell.row, one.cell.column, "average")[one.seed]
         assert ours == pytest.approx(mean)
-    _, table, differences = study_tables(result)
+    table, differences = study_tables(result)
     assert table.columns[1:3] == ("clean, average", "clean, last two")
     values = result.values("HeteroFL", "clean", "average")
     mean, spread = (values[0] + values[1]) / 2, abs(values[0] - values[1]) / 2**0.5
@@ -126,7 +126,7 @@ def test_what_is_not_measured_yet_is_corrected_for(result: StudyResult):
         for one in result.differences
         if one.paired and (one.where, one.figure) == ("clean", figure)
     }
-    assert [row[3:] for row in study_tables(half)[2].rows if row[1] == "attacked"] == [
+    assert [row[3:] for row in study_tables(half)[1].rows if row[1] == "attacked"] == [
         ("–",) * 5
     ] * 2
 
@@ -154,32 +154,15 @@ def test_some_cells_and_seeds_can_be_run_alone(place: Path):
 
 
 def test_the_text_says_what_was_run_where_and_of_how_many_seeds(result: StudyResult, place: Path):
-    text, (facts, *_) = study_text(result), study_tables(result)
-    setup = {row[0]: row[1] for row in facts.rows}
+    text = study_text(result)
     assert text.startswith(
         "Somebody, Table 1\n\nSize small, 2 seeds, 8 of 8 cells done (8 runs).\n"
     )
-    assert setup["data"] == (
-        "digits, 200 training and 200 test examples; a random order cut into equal shards"
-    )
-    assert setup["clients"] == "1 `small` (610 parameters), 1 `large` (1,210 parameters)"
-    assert setup["training"] == (
-        "3 rounds; all clients in each; 1 local epoch; minibatches of 32; SGD (lr 0.1); "
-        "attack.fraction 0.5 (attacked)"
-    )
-    assert setup["figures"] == (
-        "average: accuracy, mean over the clients' models, each counted once, last test; "
-        "last two: accuracy, mean over the clients' models, each counted once, mean of the tests "
-        "of the last 2 rounds"
-    )
-    assert setup["as published"] == (
-        "cifar100, 50,000 training and 10,000 test examples (Standalone)"
-    )
     line = next(x for x in text.splitlines() if x.startswith("Computed on"))
     assert f"1 thread, torch {torch.__version__} (8 runs, commit" in line
-    assert study_tables(result)[1].note.startswith("measured: mean ± standard deviation")
+    assert study_tables(result)[0].note.startswith("measured: mean ± standard deviation")
     one = read(place, STUDY.replace("seeds: [0, 1]", "seeds: [0]"))
-    assert study_tables(one)[1].note.startswith("measured: one seed")
+    assert study_tables(one)[0].note.startswith("measured: one seed")
 
 
 def test_a_study_without_published_figures_does_not_speak_of_them(result: StudyResult, place: Path):
@@ -192,10 +175,10 @@ def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place
     for figure, factor in (("last two", 2), ("average", 1)):
         ours, theirs = (of.values("HeteroFL", "clean", figure) for of in (halves, result))
         assert ours == pytest.approx({seed: factor * value for seed, value in theirs.items()})
-    shown = study_tables(halves)[1].rows[0][2]
+    shown = study_tables(halves)[0].rows[0][2]
     assert re.fullmatch(r"\d+\.\d{4} ± \d+\.\d{4}", shown), "as many digits as asked for"
     # Four in all from a thousand on.
-    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[1]
+    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[0]
     values = [100 * v for v in result.values("HeteroFL", "clean", "last two").values()]
     mean, std = statistics.fmean(values), statistics.stdev(values)
     assert mean > 1000 and table.rows[0][2] == f"{mean:.4g} ± {std:.2f}"
@@ -225,7 +208,7 @@ def test_a_trivial_model_is_a_row_like_any_other(result: StudyResult, place: Pat
 
 
 def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, place: Path):
-    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[1]
+    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[0]
     values = [100 * v for v in result.values("HeteroFL", "clean", "last two").values()]
     mean, std = statistics.fmean(values), statistics.stdev(values)
     assert mean > 1000 and table.rows[0][2] == f"{mean:.4g} ± {std:.2f}"
@@ -234,19 +217,19 @@ def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, pla
 def test_heads_name_the_figure_where_there_are_several_or_no_columns(
     result: StudyResult, place: Path
 ):
-    assert study_tables(result)[1].columns[1] == "clean, average"
+    assert study_tables(result)[0].columns[1] == "clean, average"
     few = STUDY.replace(', "last two": {measure: average_accuracy, last: 2}', "")
     few = few.replace("[90, 89, 20, 20]", "[90, 20]").replace("[80, 79, 10, null]", "[80, 10]")
-    assert study_tables(read(place, few))[1].columns == ("", "clean", "attacked")
+    assert study_tables(read(place, few))[0].columns == ("", "clean", "attacked")
     one = few.replace(
         "columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}\n", ""
     )
     one = one.replace("[90, 20]", "[90]").replace("[80, 10]", "[80]")
-    assert study_tables(read(place, one))[1].columns == ("", "average")
+    assert study_tables(read(place, one))[0].columns == ("", "average")
 
 
 def test_columns_that_a_size_leaves_out_are_not_in_its_table(result: StudyResult, place: Path):
-    table = study_tables(read(place, STUDY.replace("[0, 1]}", "[0, 1], leave_out: [attacked]}")))[1]
+    table = study_tables(read(place, STUDY.replace("[0, 1]}", "[0, 1], leave_out: [attacked]}")))[0]
     assert table.columns == ("", "clean, average", "clean, last two")
     assert [len(row) for row in table.rows] == [3] * 4
 
@@ -610,7 +593,7 @@ def test_epochs_to_a_target_are_those_of_the_first_test_that_reaches_it(
         values = read_again.values("HeteroFL", "clean", "average")
         assert list(values.values()) == expected
         assert read_again.bounded("HeteroFL", "clean", "average") == never
-        table = " ".join(str(study_tables(read_again)[1]).split())
+        table = " ".join(str(study_tables(read_again)[0]).split())
         assert (f"{never} of 2 never" in table) == bool(never)
 
 
@@ -658,7 +641,7 @@ def test_cells_with_fewer_seeds_say_so(place: Path, tmp_path: Path):
     file = out / "records" / "table1.jsonl"
     kept_lines = [x for x in file.read_text().splitlines() if '"seed": 1' not in x or "fl-" in x]
     file.write_text("\n".join(kept_lines) + "\n")
-    _, table, *_ = study_tables(ag.study(place / "table1.yaml", out=out, only_read=True))
+    table, *_ = study_tables(ag.study(place / "table1.yaml", out=out, only_read=True))
     full, few = (row[1] for row in table.rows[::2])
     assert ", n " not in full and few.endswith(", n 1")
     assert "over 2 seeds, or n of them where a cell says so" in table.note
