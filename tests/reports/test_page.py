@@ -218,7 +218,6 @@ def test_every_chart_has_its_name_and_its_values(log: Log, run: ag.engine.Run, t
     assert list(drawn) == [
         "accuracy over the rounds",
         "accuracy on clients' own classes over the rounds",
-        "accuracy by bytes sent",
         "seconds per round",
     ]
     last = run.rounds[-1]["evaluation"]
