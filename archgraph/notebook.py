@@ -16,6 +16,7 @@ DRAWN_BY = {
     "picture": "archgraph.display.picture:notebook",
     "page": "archgraph.viewer.notebook:notebook_page",
     "run": "archgraph.viewer.notebook:run_page",
+    "models": "archgraph.viewer.notebook:models_page",
 }
 # Operators of the largest graphs that a notebook shows without being asked.
 MOST = 2000

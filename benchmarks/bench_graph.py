@@ -1,7 +1,7 @@
-"""Capture and analysis against the model's own work: trace, axes, structure, a training step.
+"""How axes and structure grow with the graph.
 
-Then how axes and structure grow with the graph: residual chains of up to 1 000 blocks and dense
-chains of up to 2 000 layers. Those graphs are made of a traced one's operators, not traced.
+Residual chains of up to 1 000 blocks and dense chains of up to 2 000 layers: graphs that are made
+of a traced one's operators, not traced.
 """
 
 from __future__ import annotations
@@ -22,70 +22,16 @@ from archgraph.analysis import structure as structure_module
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, replace
 from archgraph.graph.passes import prune
 from tests import structures
-from tests.nets import FOREIGN, Foreign
-
-MODELS = ("resnet18", "mobilenet_v2", "densenet121", "vit_b_16", "swin_t", "bert")
-REPEATS = 9
 
 
-def best(
-    work: Callable[[], object],
-    repeats: int = REPEATS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
-    """Least time over some repeats by a clock (wall time), in seconds."""
+def best(work: Callable[[], object], repeats: int) -> float:
+    """Least processor seconds of one thread over some repeats."""
     times = []
     for _ in range(repeats):
-        began = clock()
+        began = time.process_time()
         work()
-        times.append(clock() - began)
+        times.append(time.process_time() - began)
     return min(times)
-
-
-def paired(a: Callable[[], object], b: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Ratio a/b of least wall times, the two run in turn so that drift hits both."""
-    a()
-    b()
-    first, second = [], []
-    for _ in range(repeats):
-        first.append(best(a, 1))
-        second.append(best(b, 1))
-    return min(first) / min(second)
-
-
-def step(model: torch.nn.Module, foreign: Foreign) -> Callable[[], object]:
-    """One training step (forward, backward, SGD) of a model on its example."""
-    model.train()
-    optimiser = torch.optim.SGD(model.parameters(), 1e-6)
-
-    def run() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        outputs = model(*foreign.args, **foreign.kwargs)
-        tensors = [t for t in torch.utils._pytree.tree_leaves(outputs) if torch.is_tensor(t)]
-        torch.stack([t.float().square().mean() for t in tensors]).sum().backward()
-        optimiser.step()
-
-    return run
-
-
-def figures(name: str) -> dict[str, float]:
-    """Seconds of trace, axes and structure, and the training step's ratio to the original's."""
-    foreign = FOREIGN[name]()
-    traced = ag.trace(foreign.model, *foreign.args, **foreign.kwargs)
-    graph = traced.graph
-    return {
-        "nodes": len(graph.nodes),
-        "trace, s": best(lambda: ag.trace(foreign.model, *foreign.args, **foreign.kwargs), 2),
-        "axes, s": best(lambda: axes_module.axes(graph.replace())),
-        "structure, s": best(lambda: structure_module.structure(graph.replace())),
-        "take 0.5, s": best(lambda: ag.take(graph.replace(), 0.5)),
-        "step / original's": paired(
-            step(ag.build(graph, traced.state), foreign), step(foreign.model, foreign)
-        ),
-    }
-
-
-# -- growth ---------------------------------------------------------------------------------------
 
 
 def _template(net: torch.nn.Module) -> ArchGraph:
@@ -239,18 +185,17 @@ def growth(make: Callable[[int], ArchGraph], sizes: Sequence[int]) -> list[dict[
 def _timed(size: int, graph: ArchGraph) -> dict[str, float]:
     edges = sum(len(tuple(n.uses())) for n in graph.nodes)
     repeats = 3 if edges < 100_000 else 1
-    clock = time.process_time  # all on one thread
     analysed = []
     for _ in range(repeats):
         fresh = graph.replace()
         axes_module.axes(fresh)  # structure asks for them
-        analysed.append(best(functools.partial(structure_module.structure, fresh), 1, clock))
+        analysed.append(best(functools.partial(structure_module.structure, fresh), 1))
     return {
         "layers": size,
         "nodes": len(graph.nodes),
         "edges": edges,
-        "print, s": best(lambda: str(graph.replace()), repeats, clock),
-        "axes, s": best(lambda: axes_module.axes(graph.replace()), repeats, clock),
+        "print, s": best(lambda: str(graph.replace()), repeats),
+        "axes, s": best(lambda: axes_module.axes(graph.replace()), repeats),
         "structure, s": min(analysed),
     }
 
@@ -279,11 +224,6 @@ def show_growth(name: str, rows: Sequence[dict[str, float]]) -> None:
 
 def main() -> None:
     """Print all figures."""
-    for index, name in enumerate(MODELS):
-        row = figures(name)
-        if not index:
-            print(f"{'model':<14}" + "".join(f"{k:>18}" for k in row))
-        print(f"{name:<14}" + "".join(f"{v:>18.3f}" for v in row.values()), flush=True)
     for name, (make, sizes) in CHAINS.items():
         show_growth(name, growth(make, sizes))
 

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archgraph.errors import RunError, os_reason
+from archgraph.demo.start import new_folder
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
@@ -25,20 +25,20 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
 
     The first model is a YAML file, the second a module in plain Python. For each: its family of
     architectures, pictures of all of them with the weak points of the global one, FedFA on the
-    digits of scikit-learn, a table with a row per tier, curves, a page about the run. The YAML
-    files are copied beside the results, to be changed and run again.
+    digits of scikit-learn, a table with a row per tier, a page about the run. The YAML files are
+    copied beside the results, to be changed and run again.
 
     Args:
-        folder: Where to write; if it holds something, a number is added to its name.
+        folder: Where to write. It must not exist yet, or be empty.
         rounds: Rounds of each run; Default: as its file says.
 
     Raises:
-        RunError: If the folder cannot be written.
+        RunError: If the folder holds something or cannot be written.
     """
     import torch
 
     began = time.perf_counter()
-    target = _empty(Path(folder))
+    target = new_folder(folder)
     specs = _copied(target / "specs")
     threads = torch.get_num_threads()
     # Pictures of 8 × 8: more threads would wait for each other longer than they compute.
@@ -50,7 +50,7 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
         torch.set_num_threads(threads)
     yield f"\nall of it is in {target}, after {time.perf_counter() - began:.0f} s; look at"
     for part in PARTS:
-        for name in ("report.html", "curves.png", "pictures/global.svg"):
+        for name in ("report.html", "pictures/global.svg"):
             yield f"  {target / part / name}"
     yield f"change {specs / 'residual_family.yaml'} and run"
     yield f"  archgraph run {specs / 'residual_experiment.yaml'}"
@@ -60,8 +60,7 @@ def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[
     """Run one model, from its family to the page about its run."""
     import archgraph
     from archgraph.display import coverage, draw_family, summary_table
-    from archgraph.reports import curves, read_run, report
-    from archgraph.reports.plots import save_figure
+    from archgraph.reports import report
 
     family = archgraph.resolve(archgraph.load_family(specs / f"{name}_family.yaml"))
     yield f"\n{family.graph.name or name}: {_sizes(family)}"
@@ -78,8 +77,6 @@ def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[
     if rounds is not None:
         spec = spec.model_copy(update={"rounds": rounds})
     run = archgraph.run(spec, out=folder / "run")
-    for file in ("curves.svg", "curves.png"):
-        save_figure(curves(read_run(folder / "run"), title=name), folder / file)
     report(folder / "run", folder / "report.html")
     yield run.table()
 
@@ -110,23 +107,6 @@ def _same(family: Family) -> str:
     with torch.no_grad():
         gap = float((built(image) - module(image)).abs().max())
     return f"captured from plain Python; its state loads strictly, outputs differ by {gap:.1e}"
-
-
-def _empty(folder: Path) -> Path:
-    """Return the folder, or the first numbered one that is new or empty."""
-    number, candidate = 1, folder
-    while True:
-        try:
-            candidate.mkdir(parents=True, exist_ok=True)
-            if not any(candidate.iterdir()):
-                return candidate
-        except FileExistsError:  # a file has the name
-            pass
-        except OSError as error:
-            reason = os_reason(error)
-            raise RunError("cannot write the folder", where=str(candidate), found=reason) from error
-        number += 1
-        candidate = folder.with_name(f"{folder.name}-{number}")
 
 
 def _copied(folder: Path) -> Path:

@@ -151,19 +151,13 @@ class _Collector:
         )
 
     def _operator(self, node: Node, order: Mapping[str, int]) -> OperatorFact:
-        home = self.home.get(node.name)
         return OperatorFact(
-            node.name,
             node.op,
             node.scope,
             node.source or None,
-            home.section if home else "",
-            home.name if home else "",
             tuple(map(str, node.types)),
-            tuple(tuple(map(layout_text, dims)) for dims in self.solved.value[node.name]),
             tuple(sorted(self.pricing.met[node.name], key=order.__getitem__)),
             tuple(dict.fromkeys(node.leaves())),
-            self.pricing.cost.nodes[node.name].macs,
         )
 
     def _pin(self, axis: Axis) -> Pin:

@@ -149,30 +149,20 @@ class OperatorFact:
     """An operator of the graph.
 
     Attributes:
-        name: Its name in the graph.
         operator: What it does, e.g. ``aten.conv2d``.
         place: Module that it was called in.
         source: Line of the user's code; None where the graph does not know it.
-        section: Section that holds it.
-        block: Block that holds it.
         shapes: Shape of each result, ``batch`` included.
-        layout: What each dimension of each result is made of, likewise.
         axes: Names of the axes in its arguments and results.
         leaves: Leaves that it uses.
-        macs: Multiply–accumulates of one example in evaluation.
     """
 
-    name: str
     operator: str
     place: str
     source: str | None
-    section: str
-    block: str
     shapes: tuple[str, ...]
-    layout: tuple[tuple[str, ...], ...]
     axes: tuple[str, ...]
     leaves: tuple[str, ...]
-    macs: int
 
 
 @dataclass(frozen=True)

@@ -45,19 +45,14 @@ def plain_table(
     return f'<TABLE BORDER="0" CELLBORDER="0" {gaps}{attributes}>{inner}</TABLE>'
 
 
-def coloured_row(cells: Iterable[tuple[int, str]], height: int) -> str:
-    """Write cells of some widths in points and colours; Graphviz refuses those of no width."""
-    return "".join(
-        f'<TD BGCOLOR="{colour}" WIDTH="{points}" HEIGHT="{height}" FIXEDSIZE="TRUE"></TD>'
-        for points, colour in cells
-        if points
-    )
-
-
 def bar(share: float) -> str:
     """Draw a bar that is filled up to a share."""
     full = round(min(max(share, 0.0), 1.0) * BAR)
-    row = coloured_row([(full, colours.INK), (BAR - full, colours.PAPER)], 4)
+    row = "".join(
+        f'<TD BGCOLOR="{colour}" WIDTH="{points}" HEIGHT="4" FIXEDSIZE="TRUE"></TD>'
+        for points, colour in ((full, colours.INK), (BAR - full, colours.PAPER))
+        if points  # Graphviz refuses cells of no width
+    )
     return plain_table([row], attributes=' ALIGN="LEFT"')
 
 

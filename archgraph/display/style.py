@@ -42,7 +42,6 @@ td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums; }
 tr.strong td {{ font-weight: 600; }}
 figure {{ margin: .8rem 0; overflow-x: auto; }}
 figure svg {{ max-width: 100%; height: auto; }}
-figure.drawing {{ background: #fff; border-radius: 6px; }}
 .charts {{ display: grid; gap: 1rem 2rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }}
 .first {{ display: grid; gap: 1rem 2rem; margin: 1.2rem 0; align-items: start;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -79,12 +78,7 @@ def write_app(
     python_note = _filled("python.md", names=", ".join(outside)) if outside else ""
     clients, rows = len(setup.world.clients), "own" if own_rows else "all"
     texts = {
-        "pyproject.toml": _filled(
-            "pyproject.toml",
-            name=name,
-            title=quoted,
-            version=importlib.metadata.version("archgraph"),
-        ),
+        "pyproject.toml": _filled("pyproject.toml", name=name, title=quoted),
         "server_app.py": _filled("module.py", role="server", name=name),
         "client_app.py": _filled("module.py", role="client", name=name),
         "experiment.yaml": resolved,

@@ -13,8 +13,6 @@ from .graphs import sweeps as sweeps
 from .graphs import to_batch as to_batch
 from .graphs import to_data as to_data
 from .network import GraphHypernetwork as GraphHypernetwork
-from .report import beyond_tiles as beyond_tiles
-from .report import block_mean as block_mean
 from .server import follow_gradients as follow_gradients
 from .server import on_disk as on_disk
 from .server import optimiser_state as optimiser_state

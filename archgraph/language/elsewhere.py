@@ -59,6 +59,7 @@ OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.s
 GONE = {
     "align": "`archgraph match A B` does the same",
     "architectures": "tests/papers compares the sizes that papers print with the shipped files",
+    "bigram_table": "a row of a small network is the least that text is compared with",
     "augment": "write transforms: [{RandomCrop: {size: 32, padding: 4}}, RandomHorizontalFlip]",
     "better": "a study's `compare: [[A, B], …]` gives the figure of A minus that of B",
     "cinic10": "unpack it, and write data: {folder: CINIC-10}",
@@ -85,6 +86,7 @@ GONE = {
     "scales": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "similarity": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "spare": "draw more clients by `sample`; a round goes on without those that fail",
+    "unigram_table": "a row of a small network is the least that text is compared with",
     "timm": "write python: 'timm:create_model', args: {model_name: …}",
     "transformers": "write python: 'transformers:AutoModelFor….from_pretrained', args: "
     "{pretrained_model_name_or_path: FOLDER}",

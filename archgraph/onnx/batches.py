@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -49,7 +49,7 @@ def check_batches(
         batch: Number of examples that the file is for; None where it says none.
 
     Raises:
-        SpecError: If it does; names the first node in which batches meet.
+        SpecError: If it does.
     """
     if not any(_batch_axes(node.type) for node in _inputs(graph)):
         return
@@ -70,11 +70,9 @@ def check_batches(
             with contextlib.suppress(SpecError):  # numbers that a table does not have
                 same = _apart(graph, built, large, _computed(built, large, where), where)
     if not same:
-        tried = (both, _large(both))
-        node = next(filter(None, (_first_meeting(module, graph, i) for i in tried if i)), "")
         raise SpecError(
             "is a file for one batch size, and its examples meet: two give other results than one",
-            where=f"{where}: {node}" if node else where,
+            where=where,
             hint="export it with an open batch, and without sizes of a batch in reshapes",
         )
 
@@ -84,29 +82,6 @@ def are_apart(graph: ArchGraph, state: TensorsByName, where: str) -> bool:
     built, both = build(graph, state).eval(), random_inputs(graph)
     _check_results(graph, where, {BATCH_WORD: 2})
     return _apart(graph, built, both, _computed(built, both, where), where)
-
-
-def _first_meeting(module: OnnxModule, graph: ArchGraph, both: TensorsByName) -> str:
-    """Return the first node whose results for two batches are not those of each; empty if none."""
-    runs: list[list[tuple[str, Sequence[object]]]] = []
-    for inputs in (both, *_halves(graph, both)):
-        module.watched = []
-        with contextlib.suppress(RuntimeError, SpecError):
-            outputs(module.eval(), inputs)
-        runs.append(module.watched)
-    module.watched = None
-    for (step, together), (_, first), (_, second) in zip(*runs, strict=False):
-        for values in zip(together, first, second, strict=True):
-            if all(isinstance(value, Tensor) for value in values) and _meets(graph, *values):
-                return step
-    return module.current if len(runs[0]) < len(runs[1]) else ""
-
-
-def _meets(graph: ArchGraph, both: Tensor, first: Tensor, second: Tensor) -> bool:
-    """Return whether a result for two batches is neither theirs side by side nor that of each."""
-    joined = [torch.cat([first, second], axis) for axis in range(first.dim())]
-    alike = _close(both, first, graph) and _close(both, second, graph)
-    return not alike and not any(_close(both, other, graph) for other in joined)
 
 
 def check_sizes(

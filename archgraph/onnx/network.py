@@ -71,9 +71,6 @@ class OnnxModule(OnnxPart):
         steps: The nodes, without those that are folded, fused or read by nothing.
         known: Constants that rows may need as NumPy's arrays.
         leaves: Where the other tensors are, by name: paths of parameters and buffers.
-        current: The step that is computed.
-        watched: Where results of steps are written, if anywhere; a batch that the nodes write out
-            then stands for any.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path, where: str) -> None:
@@ -89,8 +86,7 @@ class OnnxModule(OnnxPart):
         super().__init__()
         main = proto.graph
         self.inputs: tuple[str, ...] = ()
-        self.where, self.current = where, ""
-        self.watched: list[tuple[str, Sequence[object]]] | None = None
+        self.where = where
         self.opset = max((o.version for o in proto.opset_import if o.domain in DOMAINS), default=1)
         self.results = [item.name for item in main.output]
         self.steps: list[OnnxStep] = []
@@ -198,7 +194,6 @@ class OnnxModule(OnnxPart):
         env |= {name: tensors[path] for name, path in self.leaves.items()}
         last = {name: i for i, step in enumerate(self.steps) for name in step.inputs if name}
         for i, step in enumerate(self.steps):
-            self.current = str(step)
             try:
                 results = self._compute(step, [env[name] for name in step.inputs])
             except ArchGraphError as error:
@@ -206,8 +201,6 @@ class OnnxModule(OnnxPart):
             except Exception as error:  # whatever torch raises; a capture may go on after it
                 error.add_note(f"{STEP}{step}")
                 raise
-            if self.watched is not None:
-                self.watched.append((self.current, results))
             env |= zip(step.outputs, results, strict=False)
             for name in {*step.inputs}:  # what nothing reads again needs no memory
                 if last.get(name) == i and name not in self.results:
@@ -222,7 +215,7 @@ class OnnxModule(OnnxPart):
 
     def _compute(self, step: OnnxStep, values: list[object]) -> Sequence[object]:
         """Compute a step: fold what is known, else give its row the inputs as it takes them."""
-        row, at = step.row, step.at(self.opset, self.training, self.watched is not None)
+        row, at = step.row, step.at(self.opset, self.training)
         types = row.types if row else ()
         is_known = all(
             v is None or isinstance(v, np.ndarray) or i in types for i, v in enumerate(values)

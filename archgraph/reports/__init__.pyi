@@ -1,3 +1,2 @@
-from .charts import curves as curves
 from .page import report as report
 from .runs import read_run as read_run

@@ -15,7 +15,6 @@ from archgraph.display import colours
 from archgraph.fields import GLOBAL
 from archgraph.record.changes import evenly
 from archgraph.record.points import ALL_CLIENTS
-from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.paper import legend_below, time_bars
 from archgraph.reports.plots import band, panels, picture, scale, time_spent
 from archgraph.reports.runs import Log, better, judge, rows_where, seconds, series
@@ -66,41 +65,14 @@ class Picture:
 
 
 def charts(log: Log) -> Iterator[Picture]:
-    """Yield figures on all data and on clients' own over the rounds and bytes; time by purpose."""
+    """Yield figures on all data and on clients' own over the rounds; time by purpose."""
     what = judge([log])
     yield curve_chart(
         f"{what} over the rounds", f"{what} on all test data", tested_models(log), what, [log]
     )
     yield from _own(log, what)
-    yield from _over_bytes(log, what)
     if seconds(log.figures):
         yield time_chart({log.name: log.figures})
-
-
-def curves(log: Log, *, title: str = "") -> Figure:
-    """Draw every model by the figure that judges it (accuracy, say) over the rounds; and the time.
-
-    Args:
-        log: The run.
-        title: Heading.
-
-    Example:
-        >>> from pathlib import Path
-        >>> line = {"round": 1, "evaluation": {"models": {"weak": {"accuracy": 0.5}}}}
-        >>> len(curves(Log(Path("run"), "", (line,))).axes)
-        1
-    """
-    what, spent = judge([log]), time_spent({"": log.figures})
-    timed = any(spent.values())
-    figure, axes = panels(9.0 if timed else 6.5, 1 + timed, title, ratios=(2.4, 1.0))
-    for number, (name, values) in enumerate(tested_models(log).items()):
-        band(axes[0], values, name, number, bold=name == GLOBAL)
-    scale(axes[0], what, _titled(f"{what} on all test data", what, [log]))
-    for panel in axes[1:]:
-        time_bars(panel, spent)
-        panel.set_title("seconds per round", loc="left", fontsize=10, color=colours.INK)
-    legend_below(figure, 4.0, points=9)
-    return figure
 
 
 def curve_chart(
@@ -193,27 +165,6 @@ def worst_clients(log: Log) -> str:
 def worst_series(log: Log, what: str) -> Series:
     """Return the mean over the worst tenth of the clients, each on its own test data, by round."""
     return series(log.figures, part="test tenth", group=ALL_CLIENTS, metric=what)
-
-
-def _over_bytes(log: Log, what: str) -> Iterator[Picture]:
-    """Yield what the run reached by the bytes that had travelled until then, both ways together."""
-    of_run = rows_where(log.figures, part="run")
-    sent = of_run[of_run["metric"].isin((DOWN, UP))].groupby("round")["value"].sum().cumsum()
-    of_models = rows_where(log.figures, part="test", metric=what)
-    rows = of_models[of_models["group"].isin(log.submodels)].groupby("round")["value"]
-    values = series(of_models, group=GLOBAL)
-    # A round before which nothing travelled (the test of the first state) has no place on the axis.
-    values = values[values.index.isin(sent[sent > 0].index)]
-    worst = (rows.min() if better([log], what) else rows.max())[values.index]
-    if len(values) < 2:  # one point is not a curve
-        return
-    # `global` is a tested model, or else the mean of all.
-    name = GLOBAL if GLOBAL in log.models else "mean of all models"
-    by_name = {name: values} | ({} if worst.equals(values) else {"worst tier": worst})
-    title = f"{what} by bytes sent"
-    places = dict.fromkeys(by_name, sent)
-    axis = "bytes down and up so far"
-    yield curve_chart(title, title, _drawn(by_name), what, [log], axis, places, bold=name)
 
 
 def client_charts(clients: Sequence[ClientFacts]) -> Iterator[Picture]:

@@ -304,23 +304,6 @@ def compare_logs(
     return replace(compared, groups=measured, measures=measures, mixed=mixed if columns else None)
 
 
-def by_test(group: RunGroup, name: str) -> DataFrame:
-    """Return a figure at each test of a group: a column per seed, a row per round.
-
-    Args:
-        group: The runs.
-        name: The key of a measure; what is not measured by a test, such as bytes, has no rows.
-    """
-    figures = together({"": group.runs}, {"": group.seeds})
-    # Each round stands for an experiment: a measure is the mean over the tests of one.
-    figures = figures[figures["part"] != "run"].assign(experiment=figures["round"])
-    names = {n: better(group.runs, n) for n in figures["metric"].unique() if name.endswith(n)}
-    tiers = name.startswith("tier.")
-    listed = of_tiers(figures, next(iter(names), ""))[0] if tiers else tested(figures, names)
-    of = of_models(figures, name) or next((one for one in listed if one.key == name), None)
-    return figures[:0] if of is None else of.values.unstack("seed").dropna()
-
-
 def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:
     """Return the figures until each group's last common test, and those of the tests that count."""
     import pandas

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from archgraph.errors import RunError
 from archgraph.files import write
+from archgraph.notebook import page_text
 from archgraph.record.folder import goes_on
 from archgraph.reports.comparison import comparison, run_folders
 from archgraph.reports.run_page import page
@@ -25,7 +27,7 @@ def report(
     folder: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     path: str | os.PathLike[str] | None = None,
     *,
-    viewer: Callable[[Log], str] | None = None,
+    viewer: Callable[[Log], str | None] | None = None,
     follow: bool = False,
 ) -> Path:
     """Write a page about a run, finished or not: facts, tables, curves, architectures.
@@ -37,7 +39,7 @@ def report(
             differ in the seed only are one curve with a band.
         path: Where to write. Default: `report.html` in the run folder, the first of several.
         viewer: Makes the page that shows a run's architectures, to stand inside this one.
-            Default: they are drawn.
+            Default: that of :func:`archgraph.viewer.view`.
         follow: Write the page of one run after each of its rounds, until no process writes the
             run; until then the page reloads itself, and shows no architectures.
 
@@ -48,6 +50,7 @@ def report(
         RunError: If the folder is not a run folder, the page cannot be written, or several runs
             are to be followed.
     """
+    viewer = viewer or functools.partial(page_text, "models")
     folders = run_folders([folder] if isinstance(folder, str | os.PathLike) else folder)
     target = Path(path or folders[0] / "report.html")
     if follow and len(folders) > 1:
@@ -64,7 +67,7 @@ def report(
         with contextlib.suppress(KeyboardInterrupt):
             _follow(folders[0], target)
     log = read_run(folders[0])
-    return write(target, page(log, viewer(log) if viewer else ""))
+    return write(target, page(log, viewer(log)))
 
 
 def _follow(folder: Path, path: Path) -> None:

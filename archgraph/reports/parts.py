@@ -7,12 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from archgraph.display import colours
-from archgraph.display.cover import Cover
 from archgraph.display.style import STYLE
-from archgraph.errors import ArchGraphError
-from archgraph.fields import GLOBAL
 from archgraph.reports.charts import Picture
-from archgraph.reports.runs import Log
 from archgraph.reports.sheets import Sheet, download
 from archgraph.tables import plural
 
@@ -81,38 +77,3 @@ def viewer_frame(viewer: str) -> str:
     rights = 'sandbox="allow-scripts allow-downloads"'
     source = html.escape(viewer)
     return f'<iframe class="viewer" title="Architectures" {rights} srcdoc="{source}"></iframe>'
-
-
-def drawings(log: Log) -> Iterator[str]:
-    """Yield architectures as pictures, the global one first."""
-    from archgraph.display.picture import draw, render
-
-    cover = _coverage(log)
-    for name, graph in log.graphs.items():
-        if isinstance(graph, str):  # why its file cannot be read
-            yield f"<p>{html.escape(f'{name}: {graph}')}</p>"
-            continue
-        shares, opened = (cover, " open") if name == GLOBAL else (None, "")
-        svg = render(draw(graph, cover=shares, title=name), "svg").decode()
-        yield f"<details{opened}><summary>{html.escape(name)}</summary>{_drawing(svg)}</details>"
-
-
-def _coverage(log: Log) -> Cover | None:
-    """Return the coverage of the global model; None where the folder does not tell it."""
-    from archgraph.display.cover import coverage
-    from archgraph.reports.run_family import run_family
-
-    try:
-        return coverage(run_family(log))
-    except ArchGraphError:
-        return None
-
-
-def _drawing(svg: str) -> str:
-    """Embed one of our pictures in the page itself, where its tooltips work."""
-    # Graphviz numbers the parts of each picture from one: two pictures would share identifiers.
-    inside = re.sub(r' id="[^"]*"', "", svg[svg.index("<svg") :])
-    # What is wider than a telephone is moved there, not shrunk.
-    wide = re.search(r'<svg width="(\d+)', inside)
-    least = f'<svg style="min-width: min({wide[1]}pt, 36rem)"' if wide else "<svg"
-    return f'<figure class="drawing">{inside.replace("<svg", least, 1)}</figure>'

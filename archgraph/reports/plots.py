@@ -100,10 +100,7 @@ def panels(
     count: int,
     title: str = "",
     ratios: Sequence[float] | None = None,
-    height: float = 4.0,
     points: tuple[int, int] = (13, 9),
-    rows: int = 1,
-    heights: Sequence[float] | None = None,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure of ``count`` panels in a row, in the style of all figures.
 
@@ -112,16 +109,13 @@ def panels(
         count: Number of panels in a row.
         title: Heading.
         ratios: Of the widths of the panels, if there are as many.
-        height: In inches.
         points: Sizes of the heading and of the numbers at the axes.
-        rows: Number of rows.
-        heights: Ratios of their heights.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width, 4.0), dpi=150, layout="constrained")
     widths = list(ratios) if ratios and count == len(ratios) else None
-    grid = figure.subplots(rows, count, squeeze=False, width_ratios=widths, height_ratios=heights)
+    grid = figure.subplots(1, count, squeeze=False, width_ratios=widths)
     axes = list(grid.flat)
     if title:
         figure.suptitle(title, fontsize=points[0], fontweight="bold", color=colours.INK)

@@ -11,7 +11,6 @@ from archgraph.reports.headline import context, run_headline
 from archgraph.reports.parts import (
     closed_page,
     definition_list,
-    drawings,
     embedded,
     expandable,
     section,
@@ -28,18 +27,16 @@ from archgraph.reports.runs import Log
 from archgraph.reports.sheets import download
 
 
-def page(log: Log, viewer: str = "", *, reload: int = 0) -> str:
+def page(log: Log, viewer: str | None = None, *, reload: int = 0) -> str:
     """Return the page of a run as HTML text.
 
     Args:
         log: The run.
-        viewer: A page that shows its architectures, to stand inside this one; empty: they are
-            drawn.
-        reload: Seconds after which the page reloads itself, then without architectures, which stay
-            the same; 0: never.
+        viewer: A page that shows its architectures, to stand inside this one.
+        reload: Seconds after which the page reloads itself; 0: never.
     """
     first, *others = map(embedded, charts(log))
-    networks = viewer_frame(viewer) if viewer else "" if reload else "".join(drawings(log))
+    networks = viewer_frame(viewer) if viewer else ""
     # Beside the curves: below them, where there is not enough room.
     inside = f'{first}<div class="network">{networks}</div>' if networks else first
     body = [

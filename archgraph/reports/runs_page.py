@@ -24,7 +24,6 @@ from archgraph.reports.headline import Ranking, headline, run_headline
 from archgraph.reports.parts import (
     closed_page,
     definition_list,
-    drawings,
     embedded,
     expandable,
     section,
@@ -48,13 +47,12 @@ FEW = 4
 TIERS = 8
 
 
-def runs_page(compared: Comparison, viewer: Callable[[Log], str] | None = None) -> str:
+def runs_page(compared: Comparison, viewer: Callable[[Log], str | None]) -> str:
     """Return the page of several runs as HTML text.
 
     Args:
         compared: The runs.
         viewer: Makes the page that shows a run's architectures, to stand inside this one.
-            Default: they are drawn.
     """
     groups = compared.groups
     title = " and ".join(dict.fromkeys(log.name for group in groups for log in group.runs))
@@ -105,7 +103,7 @@ def _upright(table: Table) -> Table:
     return Table(table.title, ("", *first[1:]), tuple(rows), right=right)
 
 
-def _architectures(compared: Comparison, viewer: Callable[[Log], str] | None) -> Iterator[str]:
+def _architectures(compared: Comparison, viewer: Callable[[Log], str | None]) -> Iterator[str]:
     """Yield the models of each family once, however many runs have it; the first one is open."""
     users: dict[tuple[tuple[str, bytes], ...], tuple[Log, list[str]]] = {}
     for group, _, log in each_run(compared):
@@ -115,11 +113,10 @@ def _architectures(compared: Comparison, viewer: Callable[[Log], str] | None) ->
             # By content: seeds of one experiment, and most experiments of a table, share models.
             users.setdefault(family, (log, []))[1].append(group.label)
     for number, (log, labels) in enumerate(users.values()):
-        text = viewer(log) if viewer else ""
         name = html.escape(", ".join(dict.fromkeys(labels)))
-        inside = viewer_frame(text) if text else "".join(drawings(log))
-        opened = "" if number else " open"
-        yield f"<details{opened}><summary>{name}</summary>{inside}</details>"
+        if text := viewer(log):
+            opened = "" if number else " open"
+            yield f"<details{opened}><summary>{name}</summary>{viewer_frame(text)}</details>"
 
 
 def _run(group: RunGroup, seed: int, log: Log) -> str:

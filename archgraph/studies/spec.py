@@ -25,7 +25,7 @@ from archgraph.plain import Json
 
 StudySizeName = Literal["paper", "small"]
 # Rows without a network, beside which methods show what they are worth.
-TRIVIAL = "majority_class softmax_regression nearest_neighbours unigram_table bigram_table".split()
+TRIVIAL = "majority_class softmax_regression nearest_neighbours".split()
 
 # Keys of an experiment, and `values`. Those whose value is a mapping of settings are changed
 # setting by setting; a family, a strategy and everything else is replaced.

@@ -1,4 +1,4 @@
-"""A study as text, LaTeX, CSV and a plot: what was measured, what is published, differences."""
+"""A study as text, LaTeX and CSV: what was measured, what is published, differences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from archgraph.files import write
-from archgraph.reports.plots import save_figure
 from archgraph.reports.sheets import NOTHING, as_csv
 from archgraph.studies.outcomes import POWER
-from archgraph.studies.pictures import study_picture
-from archgraph.studies.setup import setup_table
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
 
@@ -27,10 +24,8 @@ NOTE = (
 
 
 def study_tables(result: StudyResult) -> tuple[Table, ...]:
-    """Tabulate setup, figures, differences and what is missing; without empty tables."""
-    done = [one.cell for one in result.runs if one.address in result.records]
-    setup = setup_table(result.spec, done)
-    tables = (setup, *_figures(result), _differences(result), _missing(result))
+    """Tabulate figures, differences and what is missing; without empty tables."""
+    tables = (*_figures(result), _differences(result), _missing(result))
     return tuple(table for table in tables if table.rows)
 
 
@@ -68,18 +63,14 @@ def study_latex(result: StudyResult) -> str:
 
 
 def write_study(result: StudyResult, name: str, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the tables as text, LaTeX and CSV, and a plot; return the paths of the files.
+    """Write the tables as text, LaTeX and CSV; return the paths of the files.
 
     Raises:
         RunError: If they cannot be written.
     """
     texts = {"txt": study_text(result), "tex": study_latex(result), "csv": study_csv(result)}
     file = Path(folder) / f"{name}-{result.size}"
-    written = [write(file.with_name(f"{file.name}.{end}"), text) for end, text in texts.items()]
-    figure = study_picture(result)
-    if figure is not None:
-        written.append(save_figure(figure, file.with_name(f"{file.name}.svg")))
-    return tuple(written)
+    return tuple(write(file.with_name(f"{file.name}.{end}"), text) for end, text in texts.items())
 
 
 def _cells(result: StudyResult) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
 """Rows of a study without a network: what counting, or a softmax on pixels, reaches.
 
 A trivial model is fitted to the training examples of all clients together and tested as a global
-model is. What it chooses (a penalty, a number of neighbours, weights of tables) it chooses by
-training examples that are held out for it, never by those that it is tested on.
+model is. What it chooses (a penalty, a number of neighbours) it chooses by training
+ examples that are held out for it, never by those that it is tested on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archgraph.data import Dataset, Split
+from archgraph.data import Dataset
 from archgraph.data.partition import stratified_order
 from archgraph.engine.evaluate import mean_of, worst_tenth
 from archgraph.engine.experiment import Experiment
@@ -29,14 +29,10 @@ from archgraph.record.right import RIGHT, packed
 from archgraph.studies.trivial_models import (
     NEIGHBOURS,
     PENALTIES,
-    Bigrams,
     Labelled,
-    bigram_table,
-    interpolation,
     majority_class,
     nearest_neighbours,
     softmax_regression,
-    unigram_table,
 )
 
 HELD_OUT = 0.2
@@ -53,11 +49,6 @@ CLASSIFIERS: Mapping[str, tuple[Classifier, Sequence[float]]] = {
     "nearest_neighbours": (nearest_neighbours, NEIGHBOURS),
 }
 """Models of classes, and what each chooses from."""
-COUNTED: Mapping[str, Callable[[Bigrams, Bigrams, int], Tensor]] = {
-    "unigram_table": unigram_table,
-    "bigram_table": bigram_table,
-}
-"""Tables of words."""
 
 
 def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
@@ -65,32 +56,27 @@ def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
 
     Args:
         experiment: The resolved experiment; held-out examples are not among those that are fitted.
-        name: One of :data:`CLASSIFIERS` or :data:`COUNTED`.
+        name: One of :data:`CLASSIFIERS`.
 
     Raises:
         RunError: If the targets are not what the model predicts.
     """
-    task = "classification" if name in CLASSIFIERS else "next_token"
     learning = experiment.world.learning
-    if learning.name != task:
-        raise RunError(f"{name} is a model of {task}", where="trivial", found=learning.name)
+    if learning.name != "classification":
+        raise RunError(f"{name} is a model of classes", where="trivial", found=learning.name)
     participants = experiment.world.participants
     # Clients may share examples.
     pooled = np.unique(np.concatenate([experiment.shares[client.id] for client in participants]))
-    clients: list[dict[str, float]] = []
-    if name in COUNTED:
-        figures = {"perplexity": _perplexity(experiment.data, pooled, name)}
-    else:
-        answered, targets = _answered(experiment, pooled, name)
-        figures = {"accuracy": float(answered.right.double().mean())}
-        matched = answered.matched(targets, [client.histogram for client in participants])
-        # Without a test example of its classes, a client has no figure on its own mixture.
-        clients = [{"matched": figure} for figure in matched if not math.isnan(figure)]
+    answered, targets = _answered(experiment, pooled, name)
+    figures = {"accuracy": float(answered.right.double().mean())}
+    matched = answered.matched(targets, [client.histogram for client in participants])
+    # Without a test example of its classes, a client has no figure on its own mixture.
+    clients = [{"matched": figure} for figure in matched if not math.isnan(figure)]
     model = {**figures, CLIENTS: len(participants)}
     local = {"local": mean_of(clients), "tenth": worst_tenth(clients, ())} if clients else {}
     test = {"better": learning.better, "models": {GLOBAL: model}, GLOBAL: figures, **local}
     # As a run's test has it: a small test set is a sample for these rows, too.
-    if name in CLASSIFIERS and experiment.evaluate.answers:
+    if experiment.evaluate.answers:
         counts = np.zeros(len(experiment.data.test), np.int64)
         counts[(experiment.data.test.targets != IGNORED).numpy()] = answered.right.numpy()
         test[RIGHT] = {GLOBAL: packed(counts, 1)}
@@ -150,27 +136,3 @@ def _labelled(data: Dataset) -> Iterator[Labelled]:
         else:
             rows = torch.cat([x.flatten(1).float() for x in split.examples(slice(None))[0]], 1)
         yield Labelled(rows, split.targets)
-
-
-def _perplexity(data: Dataset, pooled: np.ndarray, name: str) -> float:
-    counted, words = COUNTED[name], data.classes or 0
-    text, test = _bigrams(data.train, pooled), _bigrams(data.test, np.arange(len(data.test)))
-    probabilities = counted(text, test, words) @ table_weights(counted, text, words)
-    return float(probabilities.log().mean().neg().exp())
-
-
-def table_weights(
-    counted: Callable[[Bigrams, Bigrams, int], Tensor], text: Bigrams, words: int
-) -> Tensor:
-    """Return the weights of tables, chosen by the end of a text, which is not counted for it."""
-    # The end, not a random part: words beside one another belong together.
-    cut = len(text.word) - round(HELD_OUT * len(text.word))
-    judging, rest = text.at(slice(cut, None)), text.at(slice(cut))
-    return interpolation(counted(rest, judging, words))
-
-
-def _bigrams(split: Split, at: np.ndarray) -> Bigrams:
-    chosen = torch.from_numpy(at)
-    before, word = (x[chosen].flatten().long() for x in (split.inputs, split.targets))
-    known = word != IGNORED
-    return Bigrams(before[known], word[known])

@@ -1,8 +1,6 @@
-"""Models without hidden layers: what counting classes or words, or a softmax on pixels, reaches.
+"""Models without hidden layers: what counting classes, or a softmax on pixels, reaches.
 
-Test labels are no argument of the models of classes: each gives scores of test inputs. Those of
-words are asked for the probability of words that follow, since a row of scores for each of
-thousands of words would not fit into memory.
+Test labels are no argument of the models: each gives scores of test inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ NEIGHBOURS = (1, 3, 5, 10, 20)
 _GRADIENT = 1e-4  # largest entry at the optimum, of a mean loss: as in scikit-learn
 _ITERATIONS = 1000
 _ROWS = 1000  # examples whose distances are in memory at a time
-_STEPS = 200  # of expectation–maximisation; more change the third digit of a weight at most
 
 
 class Labelled(NamedTuple):
@@ -134,88 +131,3 @@ def nearest_neighbours(
         # Less than a vote, and more the nearer the first voter of a class is.
         first = torch.where(count > 0, voters.argmax(1), most)
         yield number, count - first / (most + 1)
-
-
-class Bigrams(NamedTuple):
-    """Words of a text and what follows each.
-
-    Attributes:
-        before: Each word, int64 ``[target]``.
-        word: The next one, int64 ``[target]``.
-    """
-
-    before: Tensor
-    word: Tensor
-
-    def at(self, part: slice) -> Bigrams:
-        """Return some of the words."""
-        return Bigrams(self.before[part], self.word[part])
-
-
-def unigram_table(train: Bigrams, text: Bigrams, words: int) -> Tensor:
-    """Return the probability of each next word by the uniform and the unigram table.
-
-    Args:
-        train: Text to count.
-        text: Text whose words are looked up.
-        words: Size of the vocabulary.
-
-    Returns:
-        Probabilities, float64 ``[target, 2]``.
-
-    Example:
-        >>> text = Bigrams(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 1]))
-        >>> unigram_table(text, text, 4)[0].tolist()
-        [0.25, 0.6666666666666666]
-    """
-    share = torch.bincount(train.word, minlength=words).double() / len(train.word)
-    unigram = share[text.word]
-    return torch.stack([torch.full_like(unigram, 1 / words), unigram], 1)
-
-
-def bigram_table(train: Bigrams, text: Bigrams, words: int) -> Tensor:
-    """Return the probability of each next word by the uniform, unigram and bigram tables.
-
-    After a word that the counted text lacks, the bigram table is the unigram one, so that its
-    probabilities always sum to 1.
-
-    Args:
-        train: Text to count.
-        text: Text whose words are looked up.
-        words: Size of the vocabulary.
-
-    Returns:
-        Probabilities, float64 ``[target, 3]``.
-    """
-    shorter = unigram_table(train, text, words)
-    # A pair as one number: a table of all pairs of 33,278 words would have a billion entries.
-    pairs, count = torch.unique(train.before * words + train.word, return_counts=True)
-    key = text.before * words + text.word
-    at = torch.searchsorted(pairs, key).clamp(max=len(pairs) - 1)
-    times = torch.where(pairs[at] == key, count[at], 0).double()
-    often = torch.bincount(train.before, minlength=words)[text.before].double()
-    share = torch.where(often > 0, times / often.clamp(min=1), shorter[:, 1])
-    return torch.cat([shorter, share[:, None]], 1)
-
-
-def interpolation(columns: Tensor) -> Tensor:
-    """Return the weights of tables under which a text is most probable, ``[table]``.
-
-    Deleted interpolation by expectation–maximisation (Jelinek and Mercer, *Interpolated estimation
-    of Markov source parameters from sparse data*, 1980); the problem is concave.
-
-    Args:
-        columns: Probability of each word of the text by each table, ``[target, table]``; the text
-            must not be the one that the tables were counted in.
-
-    Example:
-        >>> interpolation(torch.tensor([[0.5, 0.1], [0.5, 0.2]]).double()).round(decimals=6)
-        tensor([1., 0.], dtype=torch.float64)
-    """
-    weights = torch.full((columns.shape[1],), 1 / columns.shape[1], dtype=torch.float64)
-    if not len(columns):  # nothing to choose by
-        return weights
-    for _ in range(_STEPS):
-        parts = columns * weights
-        weights = (parts / parts.sum(1, keepdim=True)).mean(0)
-    return weights

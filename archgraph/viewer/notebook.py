@@ -25,12 +25,13 @@ def run_page(run: Log | Path) -> str | None:
     """Return the page of a run, with its models; None if its folder is gone."""
     try:
         log = run if isinstance(run, Log) else read_run(run)
-        return page(log, _models(log))
+        return page(log, models_page(log))
     except ArchGraphError:
         return None
 
 
-def _models(log: Log) -> str:
+def models_page(log: Log) -> str:
+    """Return the page of a run's models; empty if its folder does not tell them."""
     try:
         return view(log)
     except ArchGraphError:  # a page without them is better than none

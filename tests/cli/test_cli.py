@@ -284,7 +284,7 @@ def test_view_writes_a_page_of_models_and_families(here: Path):
 def test_draw_a_family_with_its_weak_points(here: Path):
     result = call("draw", "family.yaml", "-o", "pictures")
     assert result.exit_code == 0, result.output
-    names = ["client-half.svg", "client-whole.svg", "clients.svg", "global.svg"]
+    names = ["client-half.svg", "client-whole.svg", "global.svg"]
     assert sorted(p.name for p in (here / "pictures").iterdir()) == names
     assert call("draw", "family.yaml", "-o", "global.dot").exit_code == 0
     assert "share of clients" in (here / "global.dot").read_text()
@@ -939,7 +939,7 @@ def test_the_demo_goes_the_whole_way(here: Path):
     assert result.exit_code == 0, result.output + result.stderr
     for part in ("residual", "network"):
         made = {p.name for p in (here / "shown" / part).iterdir()}
-        assert {"pictures", "run", "curves.svg", "report.html"} <= made
+        assert {"pictures", "run", "report.html"} <= made
         assert (here / "shown" / part / "pictures/global.png").read_bytes().startswith(b"\x89PNG")
     assert "outputs differ by 0.0e+00" in result.output
     assert "report.html" in result.output

@@ -139,17 +139,13 @@ MEETS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-MEETS_AT = {"Cast": "ReduceMax", "Div": "ReduceMax", "Unsqueeze": "Squeeze"}
-
-
 @pytest.mark.parametrize("name", MEETS)
 def test_a_file_for_one_example_is_not_taken_for_more(name: str, tmp_path: Path):
-    """It is a graph for one; opened on request, the node in which examples meet is an error."""
+    """It is a graph for one; opened on request, examples that meet are an error."""
     nodes, shape, constants, kind = MEETS[name]
     rank = 2 if "squeezed" in name else None
     path = written(tmp_path / "b.onnx", nodes, shape, constants, kinds=(kind, FLOAT), rank=rank)
-    at = MEETS_AT[nodes[-1].op_type]
-    with pytest.raises(SpecError, match=rf"{at}.*(meet|cannot|not of size 1)"):
+    with pytest.raises(SpecError, match=r"(meet|cannot|not of size 1)"):
         ag.load(path, {"batch": "open"})
     x = torch.ones(shape, dtype=torch.int64 if kind == INT else torch.float32)
     assert_like_onnxruntime(path, x)

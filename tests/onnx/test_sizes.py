@@ -106,8 +106,7 @@ BARE = [
 )
 def test_files_for_one_size_whose_examples_meet_are_refused(nodes, batch, constants, tmp_path):
     path = file(tmp_path / "m.onnx", nodes, batch, **constants)
-    node = "ReduceMean" if nodes is MEAN else "Softmax"
-    with pytest.raises(SpecError, match=rf"m\.onnx: {node}: is a file for one.*examples meet"):
+    with pytest.raises(SpecError, match=r"m\.onnx: is a file for one.*examples meet"):
         ag.load(path, {"batch": "open"})
     if batch == 1:  # what the file says
         graph, state = ag.load(path)

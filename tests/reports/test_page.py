@@ -24,7 +24,7 @@ from archgraph.display import colours
 from archgraph.language import ExperimentSpec
 from archgraph.record.points import points
 from archgraph.record.traffic import size
-from archgraph.reports.charts import charts, client_charts, curve_chart, curves
+from archgraph.reports.charts import charts, client_charts, curve_chart
 from archgraph.reports.header import header
 from archgraph.reports.headline import run_headline
 from archgraph.reports.run_page import page
@@ -195,7 +195,7 @@ def test_no_round_is_chosen_by_test_data(tmp_path: Path):
     assert chosen.note == "3 rounds, round 2 is the best on validation examples"
     bare = model_sheet(log(tmp_path, config.replace("validation: 0.1\n", "")))
     assert bare.table().columns == ("model", "mse", "")
-    (panel,) = curves(Log(tmp_path, "", tuple(rounds))).axes
+    (panel,) = next(charts(Log(tmp_path, "", tuple(rounds)))).figure.axes
     assert panel.get_title(loc="left") == "mse on all test data (lower is better)"
 
 
@@ -207,7 +207,8 @@ def test_axes_fit_what_is_drawn(values: tuple[float, ...], low: float, high: flo
         {"round": i, "evaluation": {"models": {"a": {"accuracy": value}}}}
         for i, value in enumerate(values, 1)
     ]
-    bottom, top = curves(Log(Path("run"), "", tuple(rounds))).axes[0].get_ylim()
+    drawn = next(charts(Log(Path("run"), "", tuple(rounds))))
+    bottom, top = drawn.figure.axes[0].get_ylim()
     assert low <= bottom < min(values)
     assert max(values) < top <= high
 
@@ -217,7 +218,6 @@ def test_every_chart_has_its_name_and_its_values(log: Log, run: ag.engine.Run, t
     assert list(drawn) == [
         "accuracy over the rounds",
         "accuracy on clients' own classes over the rounds",
-        "accuracy by bytes sent",
         "seconds per round",
     ]
     last = run.rounds[-1]["evaluation"]

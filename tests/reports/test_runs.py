@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.patches import Rectangle
 
 from archgraph.errors import RunError
-from archgraph.reports.charts import curves
+from archgraph.reports.charts import charts
 from archgraph.reports.page import report
 from archgraph.reports.plots import picture, save_figure
 from archgraph.reports.run_page import page
@@ -121,7 +121,8 @@ def test_time_is_split_without_rest(parts: list[float]):
 
 
 def test_curves_show_every_model_and_the_time(folder: Path):
-    accuracy, time = curves(read_run(folder), title="tiny").axes
+    first, *_, last = charts(read_run(folder))
+    (accuracy,), (time,) = first.figure.axes, last.figure.axes
     drawn = {item.get_label(): item for item in accuracy.get_lines()}
     assert list(drawn) == ["small", "large", "global"]
     assert np.asarray(drawn["small"].get_xdata()).tolist() == [2, 3]
@@ -137,7 +138,7 @@ def test_perplexity_is_drawn_where_there_is_one():
         {"round": 1, "evaluation": {"models": {"a": {"accuracy": 0.1, "perplexity": 200.0}}}},
         {"round": 2, "evaluation": {"models": {"a": {"accuracy": 0.2, "perplexity": 100.0}}}},
     ]
-    (panel,) = curves(log_of(rounds)).axes
+    (panel,) = next(charts(log_of(rounds))).figure.axes
     assert np.asarray(panel.get_lines()[0].get_ydata()).tolist() == [200.0, 100.0]
     assert panel.get_yscale() == "log"
     assert tiers(log_of(rounds)).rows[0][1] == "100"
@@ -145,16 +146,16 @@ def test_perplexity_is_drawn_where_there_is_one():
 
 @pytest.mark.parametrize("rounds", [[], [{"round": 1}], [line(1, tested=False)]])
 def test_a_run_without_a_test_can_be_drawn(rounds: list[dict[str, Any]]):
-    assert picture(curves(log_of(rounds)), "png").startswith(b"\x89PNG")
+    assert picture(next(charts(log_of(rounds))).figure, "png").startswith(b"\x89PNG")
 
 
 def test_pictures_are_the_same_every_time(folder: Path, tmp_path: Path):
-    log = read_run(folder)
-    assert picture(curves(log)) == picture(curves(log))
-    save_figure(curves(log), tmp_path / "curves.svg")
-    assert (tmp_path / "curves.svg").read_bytes() == picture(curves(log))
+    drawn, again = (next(charts(read_run(folder))).figure for _ in range(2))
+    assert picture(drawn) == picture(again)
+    save_figure(drawn, tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_bytes() == picture(drawn)
     with pytest.raises(RunError, match="is not a picture format"):
-        save_figure(curves(log), tmp_path / "curves.gif")
+        save_figure(drawn, tmp_path / "curves.gif")
     assert not (tmp_path / "curves.gif").exists()
 
 

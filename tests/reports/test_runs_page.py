@@ -88,13 +88,13 @@ def test_the_best_group_stands_first_with_its_lead_and_its_doubts(runs: list[Pat
     assert "(55.00 ± 7.07 %)" in first and "With one seed, this gap may be chance." in others
     assert "Its worst model: 70.00 %." in others
     assert Ranking.by(comparison(runs[:2])) is None
-    text = runs_page(comparison([ahead, *runs])).replace("&nbsp;", " ")
+    text = runs_page(comparison([ahead, *runs]), lambda log: None).replace("&nbsp;", " ")
     assert text.index(html.escape(first)) < text.index("<figure") < text.index("<h2>")
 
 
 def test_every_table_and_plot_can_be_taken_away(runs: list[Path]):
     compared = comparison(runs, tiers=True)
-    text = runs_page(compared)
+    text = runs_page(compared, lambda log: None)
     tables = files(text, "csv")
     assert tables["runs"] == compared.csv() and tables["rounds"] == rounds_sheet(compared).csv()
     rows = list(csv.DictReader(io.StringIO(tables["rounds"])))
@@ -144,7 +144,7 @@ def folders(runs: list[ag.engine.Run]) -> list[Path]:
 
 def test_traffic_of_several_runs_is_the_engines(attacked: list[ag.engine.Run]):
     compared = comparison(folders(attacked), tiers=True)
-    found = sheets(runs_page(compared))
+    found = sheets(runs_page(compared, lambda log: None))
     both = attacked[:2]
     for row in found["communication"]:
         runs = both if row["experiment"] == "attacked" else attacked[2:]

@@ -30,7 +30,6 @@ from archgraph.record.folder import read_metrics
 from archgraph.reports.measures import right_answers
 from archgraph.studies import files as study_files
 from archgraph.studies.outcomes import LEVEL, holm, resampled
-from archgraph.studies.pictures import columns_of, curves_of, study_picture
 from archgraph.studies.records import read_records, record_of
 from archgraph.studies.spec import cells, load_study
 from archgraph.studies.study import StudyResult
@@ -86,7 +85,7 @@ def test_the_table_shows_what_the_runs_measured(result: StudyResult):
         mean = 100 * (last["small"]["accuracy"] + last["large"]["accuracy"]) / 2
         ours = result.values(one.cell.row, one.cell.column, "average")[one.seed]
         assert ours == pytest.approx(mean)
-    _, table, differences = study_tables(result)
+    table, differences = study_tables(result)
     assert table.columns[1:3] == ("clean, average", "clean, last two")
     values = result.values("HeteroFL", "clean", "average")
     mean, spread = (values[0] + values[1]) / 2, abs(values[0] - values[1]) / 2**0.5
@@ -127,7 +126,7 @@ def test_what_is_not_measured_yet_is_corrected_for(result: StudyResult):
         for one in result.differences
         if one.paired and (one.where, one.figure) == ("clean", figure)
     }
-    assert [row[3:] for row in study_tables(half)[2].rows if row[1] == "attacked"] == [
+    assert [row[3:] for row in study_tables(half)[1].rows if row[1] == "attacked"] == [
         ("–",) * 5
     ] * 2
 
@@ -155,32 +154,15 @@ def test_some_cells_and_seeds_can_be_run_alone(place: Path):
 
 
 def test_the_text_says_what_was_run_where_and_of_how_many_seeds(result: StudyResult, place: Path):
-    text, (facts, *_) = study_text(result), study_tables(result)
-    setup = {row[0]: row[1] for row in facts.rows}
+    text = study_text(result)
     assert text.startswith(
         "Somebody, Table 1\n\nSize small, 2 seeds, 8 of 8 cells done (8 runs).\n"
     )
-    assert setup["data"] == (
-        "digits, 200 training and 200 test examples; a random order cut into equal shards"
-    )
-    assert setup["clients"] == "1 `small` (610 parameters), 1 `large` (1,210 parameters)"
-    assert setup["training"] == (
-        "3 rounds; all clients in each; 1 local epoch; minibatches of 32; SGD (lr 0.1); "
-        "attack.fraction 0.5 (attacked)"
-    )
-    assert setup["figures"] == (
-        "average: accuracy, mean over the clients' models, each counted once, last test; "
-        "last two: accuracy, mean over the clients' models, each counted once, mean of the tests "
-        "of the last 2 rounds"
-    )
-    assert setup["as published"] == (
-        "cifar100, 50,000 training and 10,000 test examples (Standalone)"
-    )
     line = next(x for x in text.splitlines() if x.startswith("Computed on"))
     assert f"1 thread, torch {torch.__version__} (8 runs, commit" in line
-    assert study_tables(result)[1].note.startswith("measured: mean ± standard deviation")
+    assert study_tables(result)[0].note.startswith("measured: mean ± standard deviation")
     one = read(place, STUDY.replace("seeds: [0, 1]", "seeds: [0]"))
-    assert study_tables(one)[1].note.startswith("measured: one seed")
+    assert study_tables(one)[0].note.startswith("measured: one seed")
 
 
 @pytest.mark.full
@@ -195,10 +177,10 @@ def test_figures_are_counted_in_the_unit_of_the_paper(result: StudyResult, place
     for figure, factor in (("last two", 2), ("average", 1)):
         ours, theirs = (of.values("HeteroFL", "clean", figure) for of in (halves, result))
         assert ours == pytest.approx({seed: factor * value for seed, value in theirs.items()})
-    shown = study_tables(halves)[1].rows[0][2]
+    shown = study_tables(halves)[0].rows[0][2]
     assert re.fullmatch(r"\d+\.\d{4} ± \d+\.\d{4}", shown), "as many digits as asked for"
     # Four in all from a thousand on.
-    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[1]
+    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[0]
     values = [100 * v for v in result.values("HeteroFL", "clean", "last two").values()]
     mean, std = statistics.fmean(values), statistics.stdev(values)
     assert mean > 1000 and table.rows[0][2] == f"{mean:.4g} ± {std:.2f}"
@@ -211,37 +193,8 @@ def read(place: Path, text: str) -> StudyResult:
     return ag.study(place / "differs.yaml", out=place / "out", only_read=True)
 
 
-def test_the_plot_has_the_first_figure_that_tests_measure(result: StudyResult, place: Path):
-    """A line of panels for each column, over rounds and costs."""
-    compared = columns_of(result)["clean"]
-    name, curves = curves_of(result, "clean", compared)
-    assert name == "average"
-    for row, tests in curves.items():
-        assert (100 * tests.iloc[-1]).to_dict() == pytest.approx(result.values(row, "clean", name))
-        last_two = result.values(row, "clean", "last two")
-        assert (100 * tests[-2:].mean()).to_dict() == pytest.approx(last_two)
-    other = re.sub("published: .*", "", STUDY).replace("{average: ", "{MB: megabytes_up, other: ")
-    of = read(place, other)
-    assert curves_of(of, "clean", columns_of(of)["clean"])[0] == "other"
-    figure = study_picture(result)
-    assert figure is not None and len(figure.axes) == 6
-    labels = [panel.get_ylabel() for panel in figure.axes]
-    assert labels == ["clean\naverage", "", "", "attacked\naverage", "", ""]
-    axes = [panel.get_xlabel() for panel in figure.axes[:3]]
-    assert axes == ["round", "megabytes, both ways", "GMACs of training"]
-    # Standalone exchanges nothing: its last value is a level.
-    for panel, levels in zip(figure.axes[:3], (0, 1, 0), strict=True):
-        flat = [line for line in panel.get_lines() if np.array_equal(line.get_xdata(), [0, 1])]
-        assert len(flat) == levels
-    (legend,) = figure.legends
-    assert [one.get_text() for one in legend.get_texts()] == ["HeteroFL", "Standalone"]
-    assert legend.get_title().get_text() == (
-        "lines and bands: mean ± standard deviation, 2 seeds; dashed: last test of Standalone"
-    )
-
-
 def test_a_trivial_model_is_a_row_like_any_other(result: StudyResult, place: Path):
-    """It is recorded, not run again, compared, and a level in the plot; its data are the cell's."""
+    """It is recorded, not run again, compared; its data are the cell's."""
     row = "  nearest: {trivial: nearest_neighbours}\n"
     text = STUDY.replace("columns:", row + "columns:", 1).replace("HeteroFL, S", "nearest, S")
     (place / "trivial.yaml").write_text(text)
@@ -254,14 +207,10 @@ def test_a_trivial_model_is_a_row_like_any_other(result: StudyResult, place: Pat
     assert set(values[0]) == {0, 1} and min(values[0].values()) > 70
     assert {one.names for one in more.differences} == {("nearest", "Standalone")}
     assert all(one.paired for one in more.differences)
-    figure = study_picture(more)
-    assert figure is not None
-    (legend,) = figure.legends
-    assert "nearest" in [one.get_text() for one in legend.get_texts()]
 
 
 def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, place: Path):
-    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[1]
+    table = study_tables(read(place, STUDY.replace("last: 2}", "last: 2, unit: 0.01}")))[0]
     values = [100 * v for v in result.values("HeteroFL", "clean", "last two").values()]
     mean, std = statistics.fmean(values), statistics.stdev(values)
     assert mean > 1000 and table.rows[0][2] == f"{mean:.4g} ± {std:.2f}"
@@ -270,19 +219,19 @@ def test_values_of_a_thousand_and_more_have_four_digits(result: StudyResult, pla
 def test_heads_name_the_figure_where_there_are_several_or_no_columns(
     result: StudyResult, place: Path
 ):
-    assert study_tables(result)[1].columns[1] == "clean, average"
+    assert study_tables(result)[0].columns[1] == "clean, average"
     few = STUDY.replace(', "last two": {measure: average_accuracy, last: 2}', "")
     few = few.replace("[90, 89, 20, 20]", "[90, 20]").replace("[80, 79, 10, null]", "[80, 10]")
-    assert study_tables(read(place, few))[1].columns == ("", "clean", "attacked")
+    assert study_tables(read(place, few))[0].columns == ("", "clean", "attacked")
     one = few.replace(
         "columns: {clean: {}, attacked: {attack: {fraction: 0.5, intensity: 20}}}\n", ""
     )
     one = one.replace("[90, 20]", "[90]").replace("[80, 10]", "[80]")
-    assert study_tables(read(place, one))[1].columns == ("", "average")
+    assert study_tables(read(place, one))[0].columns == ("", "average")
 
 
 def test_columns_that_a_size_leaves_out_are_not_in_its_table(result: StudyResult, place: Path):
-    table = study_tables(read(place, STUDY.replace("[0, 1]}", "[0, 1], leave_out: [attacked]}")))[1]
+    table = study_tables(read(place, STUDY.replace("[0, 1]}", "[0, 1], leave_out: [attacked]}")))[0]
     assert table.columns == ("", "clean, average", "clean, last two")
     assert [len(row) for row in table.rows] == [3] * 4
 
@@ -378,7 +327,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
     )
     assert told in done.output and "there is no cifar100" in done.output
     assert "Not measured" in done.output
-    for ending in ("txt", "tex", "csv", "svg"):
+    for ending in ("txt", "tex", "csv"):
         assert (place / "out" / f"table1-paper.{ending}").is_file()
 
 
@@ -493,7 +442,7 @@ def test_a_folder_of_studies_writes_the_files_of_each(
     assert done.exit_code == 0, done.output
     assert re.search(r"Somebody, Table 3 +Needs a week\.", done.output)
     ends = {file.name for file in out.iterdir() if file.is_file()}
-    assert ends == {f"a-small.{end}" for end in ("txt", "tex", "csv", "svg")}
+    assert ends == {f"a-small.{end}" for end in ("txt", "tex", "csv")}
     (folder / "more").mkdir()
     (folder / "more" / "a.yaml").write_text(STUDY)
     same = CliRunner().invoke(app, ["study", str(folder), "--out", str(out)])
@@ -504,7 +453,7 @@ def test_a_folder_of_studies_writes_the_files_of_each(
 
 @pytest.mark.full
 def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Path):
-    """Without a run folder and without data, the same figures, verdicts, tables and plots."""
+    """Without a run folder and without data, the same figures, verdicts and tables."""
     records = tmp_path / "records"
     shutil.copytree(place / "out" / "records", records)
     heard: list[str] = []
@@ -652,7 +601,7 @@ def test_epochs_to_a_target_are_those_of_the_first_test_that_reaches_it(
         values = read_again.values("HeteroFL", "clean", "average")
         assert list(values.values()) == expected
         assert read_again.bounded("HeteroFL", "clean", "average") == never
-        table = " ".join(str(study_tables(read_again)[1]).split())
+        table = " ".join(str(study_tables(read_again)[0]).split())
         assert (f"{never} of 2 never" in table) == bool(never)
 
 
@@ -701,7 +650,7 @@ def test_cells_with_fewer_seeds_say_so(place: Path, tmp_path: Path):
     file = out / "records" / "table1.jsonl"
     kept_lines = [x for x in file.read_text().splitlines() if '"seed": 1' not in x or "fl-" in x]
     file.write_text("\n".join(kept_lines) + "\n")
-    _, table, *_ = study_tables(ag.study(place / "table1.yaml", out=out, only_read=True))
+    table, *_ = study_tables(ag.study(place / "table1.yaml", out=out, only_read=True))
     full, few = (row[1] for row in table.rows[::2])
     assert ", n " not in full and few.endswith(", n 1")
     assert "over 2 seeds, or n of them where a cell says so" in table.note

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,16 @@ from archgraph.data import Dataset, Split, load_dataset
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
-from archgraph.federation import TASKS, Client
+from archgraph.federation import TASKS
 from archgraph.language import load_experiment
 from archgraph.language.validation import ValidationSpec
 from archgraph.studies.spec import TRIVIAL
-from archgraph.studies.trivial import CLASSIFIERS, COUNTED, chosen, table_weights, trivial_test
+from archgraph.studies.trivial import CLASSIFIERS, chosen, trivial_test
 from archgraph.studies.trivial_models import (
-    Bigrams,
     Labelled,
-    bigram_table,
-    interpolation,
     majority_class,
     nearest_neighbours,
     softmax_regression,
-    unigram_table,
 )
 
 LINEAR = """\
@@ -79,29 +74,6 @@ def relabelled(experiment: Experiment, part: str, targets: torch.Tensor) -> Expe
     return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, **data))
 
 
-def text_of(*numbers: int) -> Bigrams:
-    stream = torch.tensor(numbers)
-    return Bigrams(stream[:-1], stream[1:])
-
-
-def text_experiment(
-    base: Experiment, train: torch.Tensor, test: torch.Tensor, words: int
-) -> Experiment:
-    """An experiment on windows of two words, half of them of each of two clients."""
-
-    def split(stream: torch.Tensor) -> Split:
-        length = (len(stream) - 1) // 2
-        return Split(stream[: 2 * length].view(-1, 2), stream[1 : 2 * length + 1].view(-1, 2))
-
-    data = Dataset("text", "text", words, (2,), split(train), split(test))
-    shares = tuple(part.numpy() for part in torch.arange(len(data.train)).tensor_split(2))
-    clients = tuple(Client(i, "all", len(own), (0,) * words) for i, own in enumerate(shares))
-    world = dataclasses.replace(
-        base.world, learning=TASKS["next_token"], clients=clients, classes=words
-    )
-    return dataclasses.replace(base, world=world, data=data, shares=shares)
-
-
 # ---------------------------------------------------------------- the models
 
 
@@ -138,47 +110,6 @@ def test_nearest_neighbours_by_hand():
     votes = dict(nearest_neighbours(rows, torch.tensor([[0.1]]), 3, [1, 2, 3, 99]))
     # One: its own. Two: one vote each, of which the nearer counts. Three and all: two to one.
     assert {k: int(v.argmax(1)) for k, v in votes.items()} == {1: 1, 2: 1, 3: 0, 99: 0}
-
-
-def test_unigram_perplexity_by_hand(linear: Experiment):
-    # Next words of the training text: 1 2 1 2 1 1 | 1 1 1 1 of which the last fifth is held out.
-    train = torch.tensor([0, 1, 2, 1, 2, 1, 1, 1, 1, 1, 1])
-    test = torch.tensor([0, 1, 2, 3, 1])
-    tested = trivial_test(text_experiment(linear, train, test, 4), "unigram_table")
-    # Held out are two words 1, which the unigram table (6/8) says better than the uniform one
-    # (1/4): its weight goes to 1, and then the word 3, which was never counted, to infinity.
-    words = Bigrams(train[:-1], train[1:])
-    uniform, unigram = table_weights(unigram_table, words, 4).tolist()
-    assert unigram > 0.999
-    by_hand = [uniform / 4 + unigram * share for share in (0.8, 0.2, 0.0, 0.8)]
-    expected = math.exp(-sum(map(math.log, by_hand)) / 4)
-    assert tested["global"]["perplexity"] == pytest.approx(expected)
-
-
-def test_bigram_table_by_hand():
-    text = text_of(0, 1, 0, 1, 0, 2, 3)
-    columns = bigram_table(text, text_of(0, 1, 2), 4)
-    # After 0: 1 twice, 2 once. After 1: 0 twice, never 2.
-    assert columns[:, 2].tolist() == pytest.approx([2 / 3, 0])
-    assert columns[:, 1].tolist() == pytest.approx([2 / 6, 1 / 6])
-    assert columns[:, 0].tolist() == [0.25, 0.25]
-
-
-@pytest.mark.parametrize("counted", [unigram_table, bigram_table])
-def test_probabilities_of_all_words_sum_to_1_after_every_word(counted):
-    text = text_of(0, 1, 0, 1, 0, 2, 3)  # nothing follows 3
-    for before in range(5):
-        every = Bigrams(torch.full((5,), before), torch.arange(5))
-        assert torch.allclose(counted(text, every, 5).sum(0), torch.ones((), dtype=torch.float64))
-
-
-def test_interpolation_is_the_optimum_of_a_grid():
-    columns = torch.rand(50, 2, generator=torch.Generator().manual_seed(0)).double()
-    best = max(
-        range(1001),
-        key=lambda i: float((columns @ torch.tensor([i, 1000 - i]).double()).log().sum()),
-    )
-    assert float(interpolation(columns)[0]) == pytest.approx(best / 1000, abs=2e-3)
 
 
 # ---------------------------------------------------------------- as a row
@@ -243,27 +174,10 @@ def test_tokens_are_known_by_which_occur(linear: Experiment):
 
 
 def test_a_model_of_another_task_is_refused(linear: Experiment):
-    with pytest.raises(RunError, match="bigram_table is a model of next_token; found classif"):
-        trivial_test(linear, "bigram_table")
     world = dataclasses.replace(linear.world, learning=TASKS["regression"])
-    with pytest.raises(RunError, match="nearest_neighbours is a model of classification; found r"):
+    with pytest.raises(RunError, match="nearest_neighbours is a model of classes; found r"):
         trivial_test(dataclasses.replace(linear, world=world), "nearest_neighbours")
 
 
 def test_the_names_of_files_are_those_of_the_models():
-    assert TRIVIAL == [*CLASSIFIERS, *COUNTED]
-
-
-# ---------------------------------------------------------------- real data
-
-
-def test_tables_on_wikitext(data_root: Path):
-    data = load_dataset("wikitext2", data_root, limit=150)
-    splits = (data.train, data.test)
-    train, test = (Bigrams(s.inputs.flatten(), s.targets.flatten()) for s in splits)
-    words = data.classes or 0
-    reached = []
-    for counted in (unigram_table, bigram_table):
-        probabilities = counted(train, test, words) @ table_weights(counted, train, words)
-        reached.append(math.exp(-float(probabilities.log().mean())))
-    assert reached == pytest.approx([1503.5, 1198.9], rel=1e-3)
+    assert TRIVIAL == [*CLASSIFIERS]

@@ -26,7 +26,6 @@ class Attributes:
     opset: int
     outputs: int
     training: bool = False
-    any_batch: bool = False  # sizes of a batch of one that are written out stand for any
 
     def get(self, name: str, default: object = None) -> OnnxSetting:
         """Return an attribute, or its default."""
@@ -140,10 +139,10 @@ class OnnxStep:
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip()
 
-    def at(self, opset: int, training: bool = False, any_batch: bool = False) -> Attributes:
+    def at(self, opset: int, training: bool = False) -> Attributes:
         """Return what a row may ask about the node; results behind the last one with a name go."""
         outputs = max((i + 1 for i, name in enumerate(self.outputs) if name), default=0)
-        return Attributes(self.attributes, opset, outputs, training, any_batch)
+        return Attributes(self.attributes, opset, outputs, training)
 
     def inputs_at(self, positions: Iterable[int]) -> list[str]:
         """Return the names of the inputs at some positions; nodes may leave out the last ones."""

@@ -27,7 +27,7 @@ def _reshape(at: Attributes, x: Tensor, shape: Known | None = None) -> Tensor:
     sizes = integers(shape) if shape is not None else list(at.need("shape"))
     if not at.get("allowzero", 0):  # a size of 0 is that of the input
         sizes = [x.shape[i] if isinstance(s, int) and s == 0 else s for i, s in enumerate(sizes)]
-    is_open = at.any_batch or isinstance(x.shape[0], torch.SymInt)
+    is_open = isinstance(x.shape[0], torch.SymInt)
     if is_open and all(isinstance(s, int) and s > 0 for s in sizes):
         sizes[0] = -1  # a file for a batch of one writes it out
     return x.reshape(sizes)
