@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ from torch.utils._pytree import PyTree
 from archgraph.capture.surroundings import replaced
 
 _aten = torch.ops.aten
-Dims: TypeAlias = tuple[tuple[int, int], ...]  # sizes with strides
-Places: TypeAlias = tuple[int, Dims, int]  # an offset, dimensions and the bytes of an item
+Strides: TypeAlias = tuple[tuple[int, int], ...]  # sizes with strides
+Places: TypeAlias = tuple[int, Strides, int]  # an offset, dimensions and the bytes of an item
 # What shows the memory of a tensor to code that runs no operator.
 _LOOKS = (
     *("numpy", "tolist", "__array__", "data_ptr", "storage", "untyped_storage", "__dlpack__"),
@@ -132,7 +132,7 @@ class Formulas(TorchDispatchMode):
         self.drew = False
         self._numbers: dict[Hashable, int] = {}  # of all formulas so far
         self._parts: dict[int, tuple[int, Places]] = {}  # formulas that are parts of another one
-        self._metas: dict[Hashable, Sequence[Any]] = {}  # results without memory, by call
+        self._metas: dict[Hashable, Sequence[PyTree]] = {}  # results without memory, by call
         self._counts: dict[int, int] = {}  # of the values of a formula
         self._memory: dict[int, tuple[int, Places]] = {}  # what was written, and where, by address
         self._kept: list[torch.UntypedStorage] = []  # so that no address is used twice
@@ -148,22 +148,22 @@ class Formulas(TorchDispatchMode):
             if _address(parameter) not in self._memory:
                 self._write(parameter, self._number(name))
 
-        def guarded(look: Callable[..., Any]) -> Callable[..., Any]:
-            def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def guarded(look: Callable[..., PyTree]) -> Callable[..., PyTree]:
+            def method(tensor: Tensor, *args: PyTree, **kwargs: PyTree) -> PyTree:
                 if _address(tensor) in self._memory:
                     raise self._stop(f"code that calls Tensor.{look.__name__}")
                 return look(tensor, *args, **kwargs)
 
             return method
 
-        def threaded(*args: Any, **kwargs: Any) -> Any:
+        def threaded(*args: PyTree, **kwargs: PyTree) -> PyTree:
             raise self._stop("code that runs in another thread")
 
         looks: list[tuple[object, str, object]]
         looks = [(Tensor, name, guarded(getattr(Tensor, name))) for name in _LOOKS]
         looks += ((m, "to_dlpack", guarded(m.to_dlpack)) for m in (torch, torch.utils.dlpack))
         threads = ((owner, name, threaded) for owner, name in _THREADS)
-        settings: Any = torch.utils.deterministic
+        settings: PyTree = torch.utils.deterministic
         fills, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
         try:
             with replaced((*looks, *threads)), self:
@@ -182,10 +182,10 @@ class Formulas(TorchDispatchMode):
 
         if alive():
             gc.collect()  # autograd and forward may hold one another
-        kept = alive()
-        for memory in kept:
+        leaked = alive()
+        for memory in leaked:
             torch.empty(0, dtype=torch.uint8).set_(memory).fill_(255)
-        return bool(kept)
+        return bool(leaked)
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: PyTree, args: PyTree = (), kwargs: PyTree = None
@@ -229,12 +229,12 @@ class Formulas(TorchDispatchMode):
         return all(not self._computed(result) for result in pytree.tree_leaves(results))
 
     def _results(
-        self, metas: Sequence[Any], formula: int, copied: Tensor | None
+        self, metas: Sequence[PyTree], formula: int, copied: Tensor | None
     ) -> list[Tensor | None]:
         """Return the results of a call without numbers: of a formula, or copies of an operand."""
         results: list[Tensor | None] = []
-        for place, meta in enumerate(metas):
-            result, values = None, self._number((formula, place))
+        for index, meta in enumerate(metas):
+            result, values = None, self._number((formula, index))
             if meta is not None:
                 result = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
                 if copied is not None and copied.dtype == meta.dtype and _is_plain(copied):
@@ -328,14 +328,14 @@ class Formulas(TorchDispatchMode):
         self, func: torch._ops.OpOverload, args: PyTree, kwargs: PyTree, formula: int
     ) -> list[Tensor]:
         """State what an operator writes to; return it if the operator does."""
-        for place in _STATISTICS if func is _aten.native_batch_norm.default and args[5] else ():
-            if args[place] is not None:
-                self._write(args[place], self._number((formula, "argument", place)))
+        for index in _STATISTICS if func is _aten.native_batch_norm.default and args[5] else ():
+            if args[index] is not None:
+                self._write(args[index], self._number((formula, "argument", index)))
         if not func._schema.is_mutable:
             return []
         places, returned = _writes(func)
         arguments = dict(enumerate(args)) | kwargs
-        written = [arguments.get(place, arguments.get(name)) for place, name in places]
+        written = [arguments.get(index, arguments.get(name)) for index, name in places]
         if returned is None or not all(isinstance(tensor, Tensor) for tensor in written):
             raise self._stop(f"{func}, which writes to something else than what it returns")
         for i, tensor in enumerate(written):
@@ -351,8 +351,7 @@ class Formulas(TorchDispatchMode):
         if any(size > 1 and not stride for size, stride in places[1]):
             raise self._stop("code that writes to one place several times")
         self._kept.append(memory)
-        whole = memory.nbytes() == tensor.nbytes and _is_dense(tensor)
-        if not whole:
+        if memory.nbytes() != tensor.nbytes or not _is_dense(tensor):
             everything = torch.empty(0, dtype=tensor.dtype).set_(memory)
             before = self._read(everything)
             formula = self._number(("written", before, places, formula))
@@ -362,7 +361,7 @@ class Formulas(TorchDispatchMode):
 
     def _without_memory(
         self, func: torch._ops.OpOverload, args: PyTree, kwargs: PyTree, tensors: Sequence[Tensor]
-    ) -> Sequence[Any]:
+    ) -> Sequence[PyTree]:
         """Return the results of an operator without memory.
 
         What PyTorch runs for that takes milliseconds. A pointwise operator is run for single
@@ -383,8 +382,8 @@ class Formulas(TorchDispatchMode):
             dense = (_meta(t) for t in tensors if t.shape == shape and _is_dense(t))
             pattern = next(dense, _meta(tensors[0], shape))
             return [torch.empty_like(pattern, dtype=number.dtype)]
-        inside, named = pytree.tree_map_only(Tensor, _meta, (args, kwargs))
-        results = func(*inside, **named)
+        inside, options = pytree.tree_map_only(Tensor, _meta, (args, kwargs))
+        results = func(*inside, **options)
         return [results] if isinstance(results, Tensor) else results
 
 
@@ -400,13 +399,14 @@ def _needs_numbers(func: torch._ops.OpOverload) -> bool:
 def _writes(func: torch._ops.OpOverload) -> tuple[list[tuple[int, str]], bool | None]:
     """Return which arguments an operator writes to, and whether it returns them; None: in part."""
     places = [
-        (place, argument.name)
-        for place, argument in enumerate(func._schema.arguments)
+        (index, argument.name)
+        for index, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     returned = [result.alias_info is not None for result in func._schema.returns]
-    whole = not any(returned) or (all(returned) and len(returned) == len(places))
-    return places, any(returned) if whole else None
+    if any(returned) and (not all(returned) or len(returned) != len(places)):
+        return places, None
+    return places, any(returned)
 
 
 @functools.cache
@@ -473,7 +473,7 @@ def _places(tensor: Tensor) -> Places:
     return int(tensor.storage_offset()), dims, tensor.itemsize
 
 
-def _merged(dims: Iterable[tuple[int, int]]) -> Dims:
+def _merged(dims: Iterable[tuple[int, int]]) -> Strides:
     """Merge dimensions whose places follow one another."""
     merged: list[tuple[int, int]] = []
     for size, stride in dims:
@@ -528,24 +528,26 @@ def _meta(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
 
 
-def _batch_norm(x: Tensor, *options: Any) -> tuple[Tensor, ...]:
+def _batch_norm(x: Tensor, *options: PyTree) -> tuple[Tensor, ...]:
     training = options[4]
     statistics = [_meta(x, [x.shape[1] if training else 0]) for _ in range(2)]
     return _meta(x, x.shape), *statistics
 
 
-def _batch_norm_backward(incoming: Tensor, x: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
+def _batch_norm_backward(
+    incoming: Tensor, x: Tensor, *options: PyTree
+) -> tuple[Tensor | None, ...]:
     needed = zip((x.shape, x.shape[1:2], x.shape[1:2]), options[-1], strict=True)
     return tuple(_meta(x, shape) if is_needed else None for shape, is_needed in needed)
 
 
-def _layer_norm(x: Tensor, shape: Sequence[int], *options: Any) -> tuple[Tensor, ...]:
+def _layer_norm(x: Tensor, shape: Sequence[int], *options: PyTree) -> tuple[Tensor, ...]:
     sizes = (*x.shape[: -len(shape)], *[1] * len(shape))
     return _meta(x, x.shape), _meta(x, sizes), _meta(x, sizes)
 
 
 def _layer_norm_backward(
-    incoming: Tensor, x: Tensor, shape: Sequence[int], *options: Any
+    incoming: Tensor, x: Tensor, shape: Sequence[int], *options: PyTree
 ) -> tuple[Tensor | None, ...]:
     needed = zip((x.shape, shape, shape), options[-1], strict=True)
     return tuple(_meta(x, size) if is_needed else None for size, is_needed in needed)

@@ -429,12 +429,13 @@ class _Verification:
             smooth = [tensor for tensor in outputs if tensor.requires_grad]
             _, functions = _backward(smooth)
             buffers = self._common_buffers(module)
-            kept = {name: formulas.value(buffer) for name, buffer in buffers.items()}
+            updated = {name: formulas.value(buffer) for name, buffer in buffers.items()}
             if smooth:
                 generator = torch.Generator().manual_seed(2)
                 incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
                 torch.autograd.backward(smooth, incoming)
-        if functions or kept != {name: formulas.value(buffer) for name, buffer in buffers.items()}:
+        after = {name: formulas.value(buffer) for name, buffer in buffers.items()}
+        if functions or after != updated:
             raise Unclear("a backward pass of one's own")
         values = {name: formulas.value(parameter) for name, parameter in parameters.items()}
         gradients = {
@@ -442,7 +443,7 @@ class _Verification:
             for name, parameter in parameters.items()
             if parameter.grad is not None
         }
-        return results, kept, values, gradients, torch.get_rng_state().tolist()
+        return results, updated, values, gradients, torch.get_rng_state().tolist()
 
     def _run(self, module: nn.Module, parameters: Mapping[str, Tensor], call: _Call) -> _Results:
         module.train(call.training)

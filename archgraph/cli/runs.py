@@ -184,7 +184,7 @@ def study(
 
     Tables have mean and standard deviation, and the differences that the study names with 95 %
     interval, p (corrected for their number) and the difference that could have been detected. They
-    are printed and written as text, LaTeX and CSV, with a plot. Exit code 1 if a run failed or
+    are printed and written as text, LaTeX and CSV. Exit code 1 if a run failed or
     lacks its data set, 2 if nothing can begin without the data sets that are named.
     """
     import archgraph

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archgraph.demo.start import new_folder
+from archgraph.errors import RunError, os_reason
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
@@ -29,16 +29,16 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
     copied beside the results, to be changed and run again.
 
     Args:
-        folder: Where to write. It must not exist yet, or be empty.
+        folder: Where to write; if it holds something, a number is added to its name.
         rounds: Rounds of each run; Default: as its file says.
 
     Raises:
-        RunError: If the folder holds something or cannot be written.
+        RunError: If the folder cannot be written.
     """
     import torch
 
     began = time.perf_counter()
-    target = new_folder(folder)
+    target = _empty(Path(folder))
     specs = _copied(target / "specs")
     threads = torch.get_num_threads()
     # Pictures of 8 × 8: more threads would wait for each other longer than they compute.
@@ -107,6 +107,23 @@ def _same(family: Family) -> str:
     with torch.no_grad():
         gap = float((built(image) - module(image)).abs().max())
     return f"captured from plain Python; its state loads strictly, outputs differ by {gap:.1e}"
+
+
+def _empty(folder: Path) -> Path:
+    """Return the folder, or the first numbered one that is new or empty."""
+    number, candidate = 1, folder
+    while True:
+        try:
+            candidate.mkdir(parents=True, exist_ok=True)
+            if not any(candidate.iterdir()):
+                return candidate
+        except FileExistsError:  # a file has the name
+            pass
+        except OSError as error:
+            reason = os_reason(error)
+            raise RunError("cannot write the folder", where=str(candidate), found=reason) from error
+        number += 1
+        candidate = folder.with_name(f"{folder.name}-{number}")
 
 
 def _copied(folder: Path) -> Path:

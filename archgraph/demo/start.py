@@ -34,7 +34,11 @@ def start(folder: str | os.PathLike[str]) -> Path:
         >>> sorted(path.name for path in root.iterdir())
         ['README.md', 'ablations', 'experiments', 'families', 'models', 'studies']
     """
-    root = new_folder(folder)
+    root = Path(folder)
+    # Nothing of the user's is replaced, and nothing is mixed with files of an older version.
+    if root.exists() and not (root.is_dir() and not any(root.iterdir())):
+        kind = "a folder with files in it" if root.is_dir() else "a file"
+        raise RunError("needs a new or empty folder", where=str(root), found=kind)
     try:
         with resources.as_file(resources.files("archgraph") / "specs") as specs:
             for source in sorted(file for pattern in COPIED for file in specs.glob(pattern)):
@@ -43,26 +47,6 @@ def start(folder: str | os.PathLike[str]) -> Path:
                 shutil.copyfile(source, target)
         with resources.as_file(resources.files("archgraph.demo") / "start.md") as text:
             shutil.copyfile(text, root / "README.md")
-    except OSError as error:
-        raise RunError(
-            "cannot write the folder", where=str(root), found=os_reason(error)
-        ) from error
-    return root
-
-
-def new_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return a folder that is new or empty, and make it.
-
-    Raises:
-        RunError: If it holds something or cannot be made.
-    """
-    root = Path(folder)
-    # Nothing of the user's is replaced, and nothing is mixed with files of an older version.
-    if root.exists() and not (root.is_dir() and not any(root.iterdir())):
-        kind = "a folder with files in it" if root.is_dir() else "a file"
-        raise RunError("needs a new or empty folder", where=str(root), found=kind)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
             "cannot write the folder", where=str(root), found=os_reason(error)

@@ -64,10 +64,10 @@ def _view(mode: FakeTensorMode, input: FakeTensor, shape: tuple[int, ...]) -> Te
         return _view_meta(mode, _ATEN.view.default, input, *sizes)
 
 
-def _activation(op: torch._ops.OpOverload, in_place: bool) -> Callable[..., Tensor]:
+def _activation(op: torch._ops.OpOverload, in_place: bool) -> Callable[..., object]:
     """Return the short way of an activation: its decomposition takes up to nine operators."""
 
-    def way(mode: FakeTensorMode, input: Tensor, *options: Any, **more: Any) -> Any:
+    def way(mode: FakeTensorMode, input: Tensor, *options: object, **more: object) -> object:
         with mode:
             if not input.is_floating_point():  # what becomes of whole numbers differs
                 return decomposition_table[op](input, *options, **more)
@@ -81,7 +81,7 @@ ACTIVATIONS = (
     *("softplus", "tanh"),
 )
 
-_WAYS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+_WAYS: dict[torch._ops.OpOverload, Callable[..., object]] = {
     **{
         op: _activation(op, in_place=end == "_")
         for name in ACTIVATIONS
@@ -98,10 +98,10 @@ _SEQUENCES = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn
 _KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 
 
-def _sequence(long: Callable[..., Any]) -> Callable[..., Any]:
+def _sequence(long: Callable[..., object]) -> Callable[..., object]:
     """Make the results of a recurrent layer at once: the decomposition runs every step."""
 
-    def way(input: Tensor, hx: Any, params: object, *options: Any) -> Any:
+    def way(input: Tensor, hx: Any, params: object, *options: Any) -> object:
         if not isinstance(input, FakeTensor):
             return long(input, hx, params, *options)
         *_, bidirectional, first = options
