@@ -34,14 +34,8 @@ Places: TypeAlias = tuple[int, Strides, int]  # an offset, dimensions and the by
 # What shows the memory of a tensor to code that runs no operator.
 _LOOKS = (
     *("numpy", "tolist", "__array__", "data_ptr", "storage", "untyped_storage", "__dlpack__"),
-    *(
-        "item",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__complex__",
-        "__index__",
-    ),  # `torch.tensor([x])`
+    # `torch.tensor([x])` calls these, past any mode.
+    *("item", "__bool__", "__int__", "__float__", "__complex__", "__index__"),
 )
 # Another thread would compute with numbers.
 _THREADS = ((threading.Thread, "start"), (ThreadPoolExecutor, "submit"))
@@ -113,8 +107,8 @@ class Formulas(TorchDispatchMode):
        parameter is computed.
     2. The formula of a result is made of the operator, its settings and the values of its operands:
        what was written to their memory, and which of it they read in which order (:meth:`value`). A
-       tensor that was computed stands for itself: its bytes. Operators that draw random numbers are
-       counted. Equal formulas have one number.
+       tensor that was computed stands for itself: its bytes. Where random numbers are drawn, the
+       state of the generator belongs to the formula. Equal formulas have one number.
     3. The result gets memory of the right size, which nothing reads or writes. A copy has the
        values of its operand.
     4. A tensor that is written to gets the formula of the operator's result if it has all of its
@@ -146,7 +140,7 @@ class Formulas(TorchDispatchMode):
         """
         for name, parameter in parameters.items():
             if _address(parameter) not in self._memory:
-                self._write(parameter, self._number(name))
+                self._hold(parameter, self._number(name))
 
         def guarded(look: Callable[..., PyTree]) -> Callable[..., PyTree]:
             def method(tensor: Tensor, *args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -239,7 +233,7 @@ class Formulas(TorchDispatchMode):
                 result = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
                 if copied is not None and copied.dtype == meta.dtype and _is_plain(copied):
                     values = self._read(copied)
-                self._write(result, values)
+                self._hold(result, values)
                 self._made.append(self._kept[-1])
             results.append(result)
         return results
@@ -343,13 +337,17 @@ class Formulas(TorchDispatchMode):
             self._write(tensor, self._number(key))
         return written if returned else []
 
-    def _write(self, tensor: Tensor, formula: int) -> None:  # 4
+    def _write(self, tensor: Tensor, formula: int) -> None:
+        """State what an operator writes to a tensor."""
+        if not TensorBase.untyped_storage(tensor).resizable():  # NumPy has it, too
+            raise self._stop("code that writes to memory of an array")
+        if any(size > 1 and not stride for size, stride in _places(tensor)[1]):
+            raise self._stop("code that writes to one place several times")
+        self._hold(tensor, formula)
+
+    def _hold(self, tensor: Tensor, formula: int) -> None:  # 4
         """State what a tensor's memory holds from now on."""
         memory, places = TensorBase.untyped_storage(tensor), _places(tensor)
-        if not memory.resizable():  # NumPy has it, too
-            raise self._stop("code that writes to memory of an array")
-        if any(size > 1 and not stride for size, stride in places[1]):
-            raise self._stop("code that writes to one place several times")
         self._kept.append(memory)
         if memory.nbytes() != tensor.nbytes or not _is_dense(tensor):
             everything = torch.empty(0, dtype=tensor.dtype).set_(memory)

@@ -402,6 +402,8 @@ class _Verification:
                     return False
         except Exception:  # whatever forward raises
             return False
+        finally:
+            self.built.zero_grad()
         return _parts(self.model) == self.parts and not formulas.unclear
 
     def _formulas(

@@ -295,6 +295,13 @@ MODULES = {
 }  # fmt: skip
 
 
+def test_parameters_in_memory_of_arrays_have_formulas(monkeypatch):
+    model = nn.Linear(3, 2)
+    model.weight = nn.Parameter(torch.from_numpy(np.ones((2, 3), np.float32)))
+    monkeypatch.setattr(verify, "_too_large", lambda _: "never")  # to run it with numbers
+    assert ag.trace(model, torch.randn(2, 3)).notes == ()
+
+
 @pytest.mark.parametrize(("make", "shape"), MODULES.values(), ids=MODULES)
 def test_modules_run_once_with_numbers_in_each_mode_that_draws(make, shape, monkeypatch):
     calls = []
