@@ -22,6 +22,7 @@ from tests.capture.hostile import (  # noqa: F401  # each enters its modules int
     kept,
     memory,
     numbers,
+    unseen,
     wrappers,
 )
 from tests.capture.hostile.table import HOSTILE, Hostile, Net, X
