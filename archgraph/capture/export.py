@@ -122,10 +122,9 @@ def export_program(
     are batch axes, where the module agrees; the others keep their size. ``fixed`` says why the
     batch is the example's, ``stated`` which axes are open, by tensor.
 
-    1. Try a batch axis that export may not restrict, and one that it may (``AUTO``), both on an
+    1. Try a batch axis that export may not restrict, then one that it may (``AUTO``), both on an
        example of at least two; then the size of the example. A forward that goes by the values of
-       a size leads to the last of them. Where one input alone has a batch, ``AUTO`` comes first:
-       nothing has to be equal, and a restriction may turn out to restrict nothing (3).
+       a size leads to the last of them.
     2. If leading axes turn out to be independent, only the first one is the batch: export again
        with the others fixed.
     3. Find the batch sizes for which the program holds. If that is the example's alone, go on with
@@ -143,8 +142,6 @@ def export_program(
     with neutral(), attributes_first(model):
         grown = grow(example, axes)  # here: a copy that is made in inference mode stays in it
         free = [(grown, torch.export.Dim("batch", min=2)), (grown, torch.export.Dim.AUTO)]
-        if sum(axis_of(mine) is not None for mine in axes) == 1:
-            free.reverse()
         for inputs, dim in [*([] if fixed else free), (example, None)]:  # 1
             # Fixed sizes help only if sizes were the obstacle: one that forward goes by, or the two
             # that stood for a batch of one.
@@ -154,9 +151,7 @@ def export_program(
             try:
                 program, opened = _one_batch(model, inputs, axes, dim, observed)  # 2
             except Exception as error:  # export raises whatever the user's forward raises
-                # What may not be restricted says why it has to be.
-                if first is None or isinstance(dim, torch.export.Dim):
-                    first = error
+                first = first or error
                 location = location or _place_of_number(model, inputs, axes, observed)
                 # A branch on the values of a size holds for that size alone: go on to fixed sizes.
                 if observed.sizes:
