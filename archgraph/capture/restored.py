@@ -7,7 +7,7 @@ import functools
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ Container: TypeAlias = Any
 Memory: TypeAlias = Tensor | np.ndarray[Any, Any]
 _KINDS: tuple[Container, ...] = (OrderedDict, dict, list, set, deque)
 _CACHE = functools._lru_cache_wrapper
+_Cached: TypeAlias = "functools._lru_cache_wrapper[object]"
 _PARTS = frozenset(("training", "_parameters", "_buffers", "_modules"))  # not attributes
 _CAPTURE = ("torch", "sympy", "mpmath", "archgraph")  # packages whose caches fill in a capture
 
@@ -117,26 +118,40 @@ def _joined(path: str, key: object) -> str:
     return f"{path[:-1]}.{key}" if path.endswith(":") else f"{path}[{key!r}]"
 
 
-def _caches(model: nn.Module) -> set[functools._lru_cache_wrapper[object]]:
+def _caches(model: nn.Module) -> set[_Cached]:
     """Return ``functools.cache`` functions and methods of a model and all loaded modules.
 
     Those of the capture's modules are left out.
     """
+    installed, users = _loaded(tuple(sys.modules))
+    classes = [base for module in model.modules() for base in type(module).__mro__]
+    return {*installed, *_cached([*map(vars, users), *map(vars, classes)])}
 
-    def is_others(name: str) -> bool:
-        return name.partition(".")[0] not in _CAPTURE
 
-    # Lists: a module may be imported meanwhile, by another thread.
-    modules = [
-        module
-        for name, module in [*sys.modules.items()]
-        if is_others(name) and is_users(_file(module))
-    ]
-    values = [value for module in modules for value in [*vars(module).values()]]
+@functools.lru_cache(maxsize=1)
+def _loaded(names: tuple[str, ...]) -> tuple[set[_Cached], list[ModuleType]]:
+    """Return the cached functions of installed packages, and the modules that are no packages'.
+
+    Only these may define further functions without a further module.
+    """
+    modules = [sys.modules[name] for name in names if _is_others(name) and name in sys.modules]
+    modules = [module for module in modules if is_users(_file(module))]
+    installed = [module for module in modules if "site-packages" in _file(module)]
+    return _cached(map(vars, installed)), [m for m in modules if "site-packages" not in _file(m)]
+
+
+def _cached(tables: Iterable[Mapping[str, object]]) -> set[_Cached]:
+    """Return the cached functions in tables of attributes and in the classes among these."""
+    # Lists: another thread may define something meanwhile.
+    values = [value for table in tables for value in [*table.values()]]
     classes = [value for value in values if isinstance(value, type)]
-    classes += [base for module in model.modules() for base in type(module).__mro__]
     values += [value for class_ in classes for value in [*vars(class_).values()]]
-    return {value for value in values if type(value) is _CACHE and is_others(value.__module__)}
+    return {value for value in values if type(value) is _CACHE and _is_others(value.__module__)}
+
+
+def _is_others(name: str) -> bool:
+    """Return whether a module belongs to no package whose caches fill in a capture."""
+    return name.partition(".")[0] not in _CAPTURE
 
 
 def _file(module: ModuleType) -> str:

@@ -43,6 +43,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.graph.sizes import open_sizes, with_open_sizes
 from archgraph.graph.values import BATCH_WORD
 from archgraph.module.build import filled
+from archgraph.processes.isolation import seed_torch
 from archgraph.states import State
 
 _COPIES = 3  # of all leaves: two sets of gradients, results on the way
@@ -423,7 +424,7 @@ class _Verification:
         if not call.second:  # else gradients add up, as in a step of several
             for parameter in parameters.values():
                 parameter.grad = None
-        torch.manual_seed(int(call.second))
+        torch.default_generator.manual_seed(int(call.second))
         with formulas.of(parameters):
             with torch.set_grad_enabled(call.backward):
                 outputs = list(_named_tensors(module(*args, **kwargs)).values())
@@ -453,7 +454,8 @@ class _Verification:
         if not call.second or self.reordered:  # else gradients add up, as in a step of several
             for parameter in parameters.values():
                 parameter.grad = None
-        torch.manual_seed(int(call.second))
+        device = next((t.device for t in parameters.values()), torch.device("cpu"))
+        seed_torch(int(call.second), device)
         drawn = torch.get_rng_state()
         operators = _Operators()
         mode: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -461,8 +463,7 @@ class _Verification:
             mode = _SameDraws()
         elif not (call.second or call.backward or self.branches):
             mode = operators
-        device = next((t.device.type for t in parameters.values()), "cpu")
-        cast = torch.autocast(device, torch.bfloat16, enabled=call.cast)
+        cast = torch.autocast(device.type, torch.bfloat16, enabled=call.cast)
         with torch.set_grad_enabled(call.backward), mode, cast:
             outputs = _named_tensors(module(*args, **kwargs))
         drew = not torch.equal(drawn, torch.get_rng_state())
