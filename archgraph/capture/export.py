@@ -124,7 +124,9 @@ def export_program(
 
     1. Try a batch axis that export may not restrict, then one that it may (``AUTO``), both on an
        example of at least two; then the size of the example. A forward that goes by the values of
-       a size leads to the last of them.
+       a size leads to the last of them. Where one input alone has a batch, ``AUTO`` comes first:
+       nothing has to be equal, and a restriction may turn out to restrict nothing (3). If it fixes
+       the batch, the other one fails and says why.
     2. If leading axes turn out to be independent, only the first one is the batch: export again
        with the others fixed.
     3. Find the batch sizes for which the program holds. If that is the example's alone, go on with
@@ -136,28 +138,23 @@ def export_program(
     """
     example = args, kwargs
     register_dataclasses(example)
-    first: Exception | None = None
-    asked, location = fixed, ""
-    axes = all_axes(example, stated)
+    axes, obstacles = all_axes(example, stated), _Obstacles(asked=fixed)
     with neutral(), attributes_first(model):
         grown = grow(example, axes)  # here: a copy that is made in inference mode stays in it
         free = [(grown, torch.export.Dim("batch", min=2)), (grown, torch.export.Dim.AUTO)]
+        if sum(axis_of(mine) is not None for mine in axes) == 1:
+            free.reverse()
         for inputs, dim in [*([] if fixed else free), (example, None)]:  # 1
             # Fixed sizes help only if sizes were the obstacle: one that forward goes by, or the two
             # that stood for a batch of one.
-            if dim is None and not asked and not leading(inputs, axes):
+            if dim is None and not (obstacles.of_sizes or leading(inputs, axes)):
                 break
             observed = Observed()
             try:
                 program, opened = _one_batch(model, inputs, axes, dim, observed)  # 2
             except Exception as error:  # export raises whatever the user's forward raises
-                first = first or error
-                location = location or _place_of_number(model, inputs, axes, observed)
-                # A branch on the values of a size holds for that size alone: go on to fixed sizes.
-                if observed.sizes:
-                    asked = asked or "the values of what it makes of that size"
-                    location = location or _written(place_of(error))
-                elif is_branch(error) or is_unknown(error):
+                location = obstacles.location or _place_of_number(model, inputs, axes, observed)
+                if not obstacles.add(error, location, by_size=bool(observed.sizes)):
                     break
                 continue
             names = _names(program, opened)
@@ -165,30 +162,90 @@ def export_program(
             bounds = ranges(model, program, names, size_values(inputs, opened), at)
             valid = bounds.get(BATCH_WORD, Range())
             if valid.single:  # what holds for this batch does not hold for others
-                asked, location = valid.why, " and ".join(dict.fromkeys(observed.narrowed))
+                obstacles.asked = valid.why
+                obstacles.location = " and ".join(dict.fromkeys(observed.narrowed))
                 continue
             is_fixed = BATCH_WORD not in names.values()
-            if is_fixed and dim is not None and leading(example, axes):
-                continue  # a batch of one was grown to two: fixed means one, so try that
-            notes = list(observed.notes)
-            if observed.drew and _depends_on_draws(model, inputs, opened, program, names):
-                text = (
-                    "forward draws from Python's or NumPy's random numbers, and what it computes "
-                    "depends on what it drew while it was traced"
-                )
-                where = definition_of(type(model).forward)
-                notes.append(TraceError(text, where=where, hint="draw with torch instead"))
-            if valid.why:
-                note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
-                notes.insert(0, note)
-            reason = _reason(first, asked, location)  # 4
-            if is_fixed and reason and any(t.dim() for t in example_tensors(inputs)):
-                fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
-                notes.insert(0, fixed)
-            notes_ = tuple(notes)
-            return Captured(program, names, opened, inputs, fixed, bounds, notes_, observed)
-    assert first is not None
-    raise explained_failure(model, first, functools.partial(_run, model, example)) from first
+            if is_fixed and dim is not None and (not obstacles.first or leading(example, axes)):
+                # Nothing says why yet, or the example's one was grown to two: try that.
+                obstacles.fixes = True
+                continue
+            captured = Captured(program, names, opened, inputs, fixed, bounds, (), observed)
+            return _with_notes(model, captured, obstacles.reason())  # 4
+    assert obstacles.first is not None
+    rerun = functools.partial(_run, model, example)
+    raise explained_failure(model, obstacles.first, rerun) from obstacles.first
+
+
+@dataclass
+class _Obstacles:
+    """What stood in the way of an open batch so far.
+
+    Attributes:
+        asked: What forward asks of the batch.
+        first: The first failure of an export.
+        location: The line of the user's that needs the example's size.
+        fixes: Whether an export fixed the batch.
+    """
+
+    asked: str
+    first: Exception | None = None
+    location: str = ""
+    fixes: bool = False
+
+    @property
+    def of_sizes(self) -> bool:
+        """Whether forward goes by a size."""
+        return bool(self.asked) or self.fixes
+
+    def add(self, error: Exception, location: str, by_size: bool) -> bool:
+        """Add a failure; return whether another export may succeed.
+
+        ``by_size``: forward branches on the values of a size, which holds for that size alone.
+        """
+        self.first = self.first or error
+        self.location = location
+        if by_size:
+            self.asked = self.asked or "the values of what it makes of that size"
+            self.location = location or _written(place_of(error))
+            return True
+        return not (is_branch(error) or is_unknown(error))
+
+    def reason(self) -> str:
+        """Say why a batch has the example's size: the first failure, what is asked of it, where."""
+        location = self.location
+        if self.asked:
+            reason = f"forward goes by {self.asked}"
+        elif location:
+            reason = "forward works for this size only"
+        else:
+            reason = first_line(self.first) if self.first else ""
+            location = _written(place_of(self.first)) if self.first else ""
+        return f"{reason} ({location})" if location else reason
+
+
+def _with_notes(model: nn.Module, captured: Captured, reason: str) -> Captured:
+    """Return a capture with what it does otherwise than the module.
+
+    ``reason`` says why the batch would have the example's size.
+    """
+    notes, fixed = list(captured.observed.notes), captured.fixed
+    if captured.observed.drew and _depends_on_draws(model, captured):
+        text = (
+            "forward draws from Python's or NumPy's random numbers, and what it computes "
+            "depends on what it drew while it was traced"
+        )
+        where = definition_of(type(model).forward)
+        notes.append(TraceError(text, where=where, hint="draw with torch instead"))
+    valid = captured.ranges.get(BATCH_WORD, Range())
+    if valid.why:
+        note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
+        notes.insert(0, note)
+    is_fixed = BATCH_WORD not in captured.names.values()
+    if is_fixed and reason and any(t.dim() for t in example_tensors(captured.inputs)):
+        fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
+        notes.insert(0, fixed)
+    return dataclasses.replace(captured, fixed=fixed, notes=tuple(notes))
 
 
 def _run(model: nn.Module, inputs: ExampleInputs) -> object:
@@ -229,18 +286,6 @@ def _place_of_number(
                     hint="leave it out of open, or change the code that asks for it",
                 )
     return location
-
-
-def _reason(first: Exception | None, asked: str, location: str) -> str:
-    """Say why a batch has the example's size: the first failure, what is asked of it, or where."""
-    if asked:
-        reason = f"forward goes by {asked}"
-    elif location:
-        reason = "forward works for this size only"
-    else:
-        reason = first_line(first) if first else ""
-        location = _written(place_of(first)) if first else ""
-    return f"{reason} ({location})" if location else reason
 
 
 def _written(location: tuple[str, int, str] | None) -> str:
@@ -315,21 +360,16 @@ def _export_at(
         return None
 
 
-def _depends_on_draws(
-    model: nn.Module,
-    inputs: ExampleInputs,
-    axes: OpenAxes,
-    program: torch.export.ExportedProgram,
-    names: Mapping[str, str],
-) -> bool:
+def _depends_on_draws(model: nn.Module, captured: Captured) -> bool:
     """Return whether other draws give another program, or forward other results.
 
     1. Programs are compared for few draws: an export takes long.
     2. Results are compared for many, which also reach a narrow branch (``randrange(20) == 3``).
        Torch draws the same numbers each time.
     """
+    inputs, axes = captured.inputs, captured.axes
     size = size_values(inputs, axes).get(BATCH_WORD, 0)
-    expected = canonical_graph(model, program, names)
+    expected = canonical_graph(model, captured.program, captured.names)
     for _ in other_draws(4):  # 1
         exported = _export_at(model, inputs, axes, size)
         if exported is None or canonical_graph(model, *exported) != expected:

@@ -194,15 +194,13 @@ class Formulas(TorchDispatchMode):
         tensors: list[Tensor] = []
         settings = _described((args, tuple(kwargs.items())), tensors)
         known = any(_address(tensor) in self._memory for tensor in tensors)
-        views = func.is_view or torch.Tag.inplace_view in func.tags or func in _VIEWS | _FILLED
-        if (views and func._overloadpacket not in _MEMORY) or not known:  # 1
+        if _is_as_ever(func) or not known:  # 1
             result = func(*args, **kwargs)
             if known and func not in _FILLED and not self._shares(result):
                 raise self._stop(f"{func}, which copies in inference mode")
             return result
         self._check(func, tensors)
-        copied = func in _COPIES and "alpha" not in kwargs
-        copied = copied and _COPIES[func](self._computed, *args)
+        copied = self._copies(func, args, kwargs)
         if copied and func._schema.is_mutable:
             return args[0]
         if func is _aten.copy_.default and _alike(*args[:2]):
@@ -217,6 +215,11 @@ class Formulas(TorchDispatchMode):
             self._metas[call] = self._without_memory(func, args, kwargs, tensors)
         results = self._results(self._metas[call], formula, tensors[0] if copied else None)  # 3
         return results[0] if _gives_one(func) else results
+
+    def _copies(self, func: torch._ops.OpOverload, args: PyTree, kwargs: PyTree) -> bool:
+        """Return whether a call gives the values of its first operand."""
+        may = func in _COPIES and "alpha" not in kwargs
+        return may and _COPIES[func](self._computed, *args)
 
     def _shares(self, results: PyTree) -> bool:
         """Return whether views have the memory of what has a formula."""
@@ -383,6 +386,13 @@ class Formulas(TorchDispatchMode):
         inside, options = pytree.tree_map_only(Tensor, _meta, (args, kwargs))
         results = func(*inside, **options)
         return [results] if isinstance(results, Tensor) else results
+
+
+@functools.cache
+def _is_as_ever(func: torch._ops.OpOverload) -> bool:
+    """Return whether an operator reads no number: a view, or what takes nothing but a shape."""
+    views = func.is_view or torch.Tag.inplace_view in func.tags or func in _VIEWS | _FILLED
+    return views and func._overloadpacket not in _MEMORY
 
 
 @functools.cache

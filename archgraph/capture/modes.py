@@ -28,11 +28,12 @@ class Readers:
     """What reads or sets the mode of modules while a model runs.
 
     Attributes:
-        flagged: Modules whose operators have a flag for their mode.
+        flagged: Modules whose operators have a flag for their mode, by the addresses of their
+            attributes: while a capture runs, other objects have those of a module that is shared.
         others: Whether other code reads a mode, or sets one.
     """
 
-    flagged: set[nn.Module] = field(default_factory=set)
+    flagged: set[int] = field(default_factory=set)
     others: bool = False
 
     def follow_flags(self, model: nn.Module, paths: Collection[str]) -> bool:
@@ -42,14 +43,15 @@ class Readers:
         themselves, not what derives from them or calls functions.
         """
         by_path = dict(model.named_modules(remove_duplicate=False))
-        modules = set(by_path.values())
+        modules = {id(vars(m)): m for m in by_path.values()}
         plain = all(
             (type(m).train, type(m).eval) == (nn.Module.train, nn.Module.eval)
             and not {"train", "eval"} & vars(m).keys()
-            for m in modules
+            for m in modules.values()
         )
         framework = all(
-            by_path.get(path) in self.flagged
+            path in by_path
+            and id(vars(by_path[path])) in self.flagged
             and type(by_path[path]).__module__.startswith("torch.nn.")
             for path in paths
         )
@@ -58,8 +60,8 @@ class Readers:
             plain
             and framework
             and not self.others
-            and self.flagged <= modules  # .train() reaches no others
-            and not any(isinstance(m, nn.SyncBatchNorm) for m in self.flagged)
+            and self.flagged <= modules.keys()  # .train() reaches no others
+            and not any(isinstance(modules[key], nn.SyncBatchNorm) for key in self.flagged)
         )
 
 
@@ -71,7 +73,7 @@ def reading_modes() -> Iterator[Readers]:
     def read(module: nn.Module) -> object:
         reader = sys._getframe(1).f_code.co_filename
         if reader in _FLAGGED:
-            readers.flagged.add(module)
+            readers.flagged.add(id(vars(module)))
         elif reader == _ATTENTION:
             readers.others |= bool(getattr(module, "dropout", 1))
         elif reader != _EXPORT:

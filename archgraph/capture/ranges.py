@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, SimpleNamespace
 from typing import TypeAlias
@@ -106,48 +106,60 @@ def ranges(
     """
     tests = _tests(program, names)
     known: dict[str, Range] = {}
-    for name in dict.fromkeys(names.values()):  # 1.
+    for name in dict.fromkeys(names.values()):  # 1
         rest = {other: value for other, value in example.items() if other != name}
         if name == BATCH_WORD:
             known[name] = _batches(model, program, names, example[name], rest, export_at)
-            continue
-        mine = {guard: test for guard, test in tests.items() if name in test}
-        dense = range(2, max(_DENSE, 2 * example[name]))
-        tried = {*dense, example[name], *_all_boundaries(mine.values(), name, rest)}
-        failing = {guard: _failing(test, name, tried, rest) for guard, test in mine.items()}
-        holding = tried.difference(*failing.values())
-        asked = ", ".join(guard for guard, values in failing.items() if values)
-        low, high = _around(example[name], tried, holding | {example[name]})
-        known[name] = Range(max(low or 2, 2), high, asked or f"{name} >= 2")
-        if known[name].single:
-            others = sorted(holding - {example[name]}, key=lambda n: abs(n - example[name]))[:3]
-            reason = f"forward needs it to be {example[name]}"
-            if others:
-                some = ", ".join(map(str, sorted(others)))
-                reason = f"forward takes {some}, but not every size between"
-            raise TraceError(
-                f"{name} cannot be open: {reason}",
-                found=min(
-                    (test for test in mine.values() if _differs(test, name, example)), key=len
-                ),
-                hint="leave it out of open, or change the code that asks for it",
-            )
-    joint = {
-        guard: test
-        for guard, test in tests.items()
-        if len(set(re.findall(r"\w+", test)) & known.keys()) > 1
-    }
-    grid = [sorted(_sample(known[name], example[name])) for name in known]  # 2.
+        else:
+            mine = {guard: test for guard, test in tests.items() if name in test}
+            known[name] = _range_of(name, mine, example[name], rest)
+    _check_together(tests.values(), known, example)  # 2
+    return known
+
+
+def _range_of(name: str, tests: Mapping[str, str], size: int, rest: Mapping[str, int]) -> Range:
+    """Find the values around the example's for which a size's guards hold, the others fixed."""
+    tried = {*range(2, max(_DENSE, 2 * size)), size, *_all_boundaries(tests.values(), name, rest)}
+    failing = {guard: _failing(test, name, tried, rest) for guard, test in tests.items()}
+    holding = tried.difference(*failing.values())
+    asked = ", ".join(guard for guard, values in failing.items() if values)
+    low, high = _around(size, tried, holding | {size})
+    found = Range(max(low or 2, 2), high, asked or f"{name} >= 2")
+    if found.single:
+        others = sorted(holding - {size}, key=lambda n: abs(n - size))[:3]
+        reason = f"forward needs it to be {size}"
+        if others:
+            some = ", ".join(map(str, sorted(others)))
+            reason = f"forward takes {some}, but not every size between"
+        beside = (size - 1, size + 1)
+        strict = (test for test in tests.values() if _failing(test, name, beside, rest))
+        raise TraceError(
+            f"{name} cannot be open: {reason}",
+            found=min(strict, key=len),
+            hint="leave it out of open, or change the code that asks for it",
+        )
+    return found
+
+
+def _check_together(
+    tests: Iterable[str], known: Mapping[str, Range], example: Mapping[str, int]
+) -> None:
+    """Check guards of several sizes on a grid.
+
+    Raises:
+        TraceError: If two sizes depend on each other.
+    """
+    sizes = {test: sorted({*re.findall(r"\w+", test)} & known.keys()) for test in tests}
+    joint = [test for test, several in sizes.items() if len(several) > 1]
+    grid = [sorted(_sample(known[name], example[name])) for name in known]
     for values in itertools.product(*grid) if joint else ():
         at = dict(zip(known, values, strict=True))
-        broken = [test for test in joint.values() if not _holds(test, at)]
+        broken = next((test for test in joint if not _holds(test, at)), None)
         if broken:
-            words = set(re.findall(r"\w+", broken[0])) & known.keys()
+            several = " and ".join(sizes[broken])
             raise TraceError(
-                f"{' and '.join(sorted(words))} depend on each other; leave one of them fixed",
-                found=broken[0],
+                f"{several} depend on each other; leave one of them fixed", found=broken
             )
-    return known
 
 
 def _sample(range_: Range, example: int) -> set[int]:
@@ -172,12 +184,6 @@ def _failing(test: str, name: str, values: Iterable[int], rest: Mapping[str, int
     return {n for n in numbers.tolist() if not _holds(test, {**rest, name: n})}
 
 
-def _differs(test: str, name: str, example: Mapping[str, int]) -> bool:
-    """Return whether a guard does not hold for the next value of a size, or for the one before."""
-    values = (example[name] + step for step in (-1, 1))
-    return not all(_holds(test, {**example, name: value}) for value in values)
-
-
 def _batches(
     model: nn.Module,
     program: torch.export.ExportedProgram,
@@ -186,37 +192,40 @@ def _batches(
     rest: Mapping[str, int],
     export_at: ExportAt,
 ) -> Range:
-    """Find the batch sizes for which an exported program holds; ``rest``: the other open sizes."""
+    """Find the batch sizes for which an exported program holds; ``rest``: the other open sizes.
 
-    def all_hold(tests: Iterable[str], n: int) -> bool:
-        return _all_hold(tests, {**rest, BATCH_WORD: n})
+    1. Try guards at usual sizes and where they change. Sizes for which they hold belong to the
+       program.
+    2. Export at the nearest size that is left: what counts is how far the range around the
+       example's goes. All sizes for which that export's guards hold have its graph.
+    3. The same graph: whatever the branch decides, it is the same on both of its sides.
+    """
+
+    def holding_of(tests: Collection[str], sizes: Iterable[int]) -> set[int]:
+        return {n for n in sizes if _all_hold(tests, {**rest, BATCH_WORD: n})}
 
     tests = _tests(program, names)
-    tried = {*_USUAL, size, *_all_boundaries(tests.values(), BATCH_WORD, rest)}
-    sizes = sorted(tried)
-    holding = {n for n in sizes if all_hold(tests.values(), n)} | {size}
-    asked = ", ".join(g for g, test in tests.items() if not all(all_hold([test], n) for n in sizes))
+    tried = {*_USUAL, size, *_all_boundaries(tests.values(), BATCH_WORD, rest)}  # 1
+    asked = ", ".join(g for g, test in tests.items() if holding_of([test], tried) != tried)
     if not asked:
         return Range()
+    holding = holding_of(tests.values(), tried) | {size}
     ours = canonical_graph(model, program, names)
-    left = [n for n in sizes if n not in holding]
-    for _ in range(_EXPORTS):
-        if not left:
-            break
-        # The nearest first: what counts is how far the range around the example goes.
-        other = min(left, key=lambda n: abs(n - size))
-        exported = export_at(other)
-        valid = {other}
+    left = tried - holding
+    for _ in range(_EXPORTS if left else 0):  # 2
+        other = min(left, key=lambda n: (abs(n - size), n))
+        exported, valid = export_at(other), {other}
         if exported is not None and BATCH_WORD in exported[1].values():
             theirs = _tests(*exported).values()
             further = {*_all_boundaries(theirs, BATCH_WORD, rest)} - tried
             tried |= further
-            left += sorted(further)
-            valid |= {n for n in left if all_hold(theirs, n)}
-            # The same graph: whatever the branch decides, it is the same on both of its sides.
-            if ours is not None and canonical_graph(model, *exported) == ours:
+            left |= further
+            valid |= holding_of(theirs, left)
+            if ours is not None and canonical_graph(model, *exported) == ours:  # 3
                 holding |= valid
-        left = [n for n in left if n not in valid]
+        left -= valid
+        if not left:
+            break
     low, high = _around(size, tried, holding)
     return Range() if low is None and high is None else Range(low, high, asked)
 

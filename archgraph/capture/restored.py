@@ -8,6 +8,7 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -36,46 +37,76 @@ def restored(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
     values of all tensors and arrays but parameters, ``requires_grad`` and ``grad`` of parameters,
     results of functions with ``functools.cache``, random numbers of torch, Python and NumPy.
     """
-    holders, memory = reachable_values(model)
-    before = [(holder, path, _contents(holder)) for holder, path in holders]
-    trained = [value for value, _ in memory if isinstance(value, nn.Parameter)]
-    flags = [(p, p.requires_grad, p.grad) for p in trained]
-    # No copy of a parameter: a write to one is refused, and large models need the memory.
-    others = (value for value, _ in memory if not isinstance(value, nn.Parameter))
-    copies = [(value, _copy(value)) for value in others]
-    devices = {t.device.index for t, _ in memory if isinstance(t, Tensor) and t.is_cuda}
-    caches = {cache: cache.cache_info().currsize for cache in _caches(model)}
+    before = _Snapshot.of(model)
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
+    with torch.random.fork_rng(before.devices):
+        try:
+            yield before.changed
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002  # forward may use it
+            before.put_back()
 
-    def changed() -> list[str]:
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What forward may change, as it was.
+
+    Attributes:
+        containers: With their paths and what they hold.
+        parameters: With ``requires_grad`` and ``grad``. Of their values there is no copy: a write
+            to one is refused, and large models need the memory.
+        copies: All other tensors and arrays, with their values.
+        devices: Indices of the CUDA devices that tensors are on.
+        caches: Cached functions, with the number of their results.
+    """
+
+    containers: list[tuple[Container, str, dict[object, object]]]
+    parameters: list[tuple[nn.Parameter, bool, Tensor | None]]
+    copies: list[tuple[Memory, Memory | None]]
+    devices: set[int | None]
+    caches: dict[_Cached, int]
+
+    @staticmethod
+    def of(model: nn.Module) -> _Snapshot:
+        holders, memory = reachable_values(model)
+        containers = [(holder, path, _contents(holder)) for holder, path in holders]
+        trained = [value for value, _ in memory if isinstance(value, nn.Parameter)]
+        others = (value for value, _ in memory if not isinstance(value, nn.Parameter))
+        return _Snapshot(
+            containers,
+            [(p, p.requires_grad, p.grad) for p in trained],
+            [(value, _copy(value)) for value in others],
+            {t.device.index for t, _ in memory if isinstance(t, Tensor) and t.is_cuda},
+            {cache: cache.cache_info().currsize for cache in _caches(model)},
+        )
+
+    def changed(self) -> list[str]:
+        """Name the attributes, and items in them, that are not what they were."""
         names = (
             f"{path}{key}" if path.endswith(".") else path
-            for holder, path, old in before
+            for holder, path, old in self.containers
             if not path.endswith(":")
             for key in _changed(holder, old)
             if key not in _PARTS
         )
         return list(dict.fromkeys(names))
 
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
-    with torch.random.fork_rng(devices):
-        try:
-            yield changed
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002  # forward may use it
-            for holder, _, contents in before:
-                if _changed(holder, contents):
-                    _refill(holder, contents)
-            for parameter, needs, gradient in flags:
-                if parameter.requires_grad != needs:
-                    parameter.requires_grad_(needs)
-                if parameter.grad is not gradient:
-                    parameter.grad = gradient
-            for value, copy in copies:
-                _write(value, copy)
-            for cache, size in caches.items():
-                if cache.cache_info().currsize != size:
-                    cache.cache_clear()
+    def put_back(self) -> None:
+        """Take back all that changed."""
+        for holder, _, contents in self.containers:
+            if _changed(holder, contents):
+                _refill(holder, contents)
+        for parameter, needs, gradient in self.parameters:
+            if parameter.requires_grad != needs:
+                parameter.requires_grad_(needs)
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        for value, copy in self.copies:
+            _write(value, copy)
+        for cache, size in self.caches.items():
+            if cache.cache_info().currsize != size:
+                cache.cache_clear()
 
 
 def reachable_values(

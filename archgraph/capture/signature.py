@@ -38,14 +38,16 @@ def with_signature(model: nn.Module, captured: Captured, spelt: OneMode) -> OneM
     signature = inspect.signature(model.forward)
     bound = signature.bind(*args, **kwargs)
     examples = signature.bind(*captured.inputs[0], **captured.inputs[1])
-    result: list[tuple[str, Value]] = []
-    for key, value in bound.arguments.items():
-        parameter, example = signature.parameters[key], examples.arguments[key]
-        leaves = pytree.tree_leaves(example)
-        fixed = [repr(x) for x in leaves if x is not None and not isinstance(x, Tensor)]
-        if fixed and example is not parameter.default:
+    for key in bound.arguments:
+        given = pytree.tree_leaves(examples.arguments[key])
+        fixed = [repr(x) for x in given if x is not None and not isinstance(x, Tensor)]
+        if fixed and examples.arguments[key] is not signature.parameters[key].default:
             notes.append(f"argument {key} is fixed in the graph: {', '.join(fixed)}")
-        result += ((k, tree(v)) for k, v in _spread(signature, key, value))
+    result = [
+        (name, tree(item))
+        for key, value in bound.arguments.items()
+        for name, item in _spread(signature, key, value)
+    ]
     # The graph's arguments are the tensors alone; the numbers beside them are in its operators.
     tensors = tuple((k, v) for k, v in result if any(isinstance(i, Ref) for i in walk(v)))
     assert isinstance(spelt.outputs, tuple)
@@ -100,17 +102,10 @@ def open_axes(
         raise TraceError("open: not names of inputs", found=stated, expected=expected)
     if not stated:
         return ()
-    count = itertools.count()
-    args, kwargs = pytree.tree_map_only(Tensor, lambda x: _Place(next(count)), inputs)
-    by_name = forward_arguments(model, args, kwargs)
-    indices: dict[str, int] = {}
-    for key, value in by_name.items():
-        for path, leaf in pytree.tree_leaves_with_path(value):
-            if isinstance(leaf, _Place):
-                indices[".".join((key, *map(_step, path)))] = leaf.index
+    indices = _indices(model, inputs)
     tensors = example_tensors(inputs)
     axes: list[dict[int, str]] = [{} for _ in tensors]
-    values: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for label, names in stated.items():
         if label not in indices:
             raise TraceError("open: no such input", **unknown(label, indices))
@@ -122,23 +117,45 @@ def open_axes(
             )
         for axis, name in names.items():
             where = f"open: {label}, axis {axis}"
-            if not -tensor.dim() <= axis < tensor.dim():
-                shape = list(tensor.shape)
-                raise TraceError("no such axis", where=where, found=f"a tensor of shape {shape}")
-            if not isinstance(name, str) or not is_size_name(name):
-                expected = "an identifier that is not a reserved word"
-                raise TraceError("not a name", where=where, found=repr(name), expected=expected)
-            size = tensor.shape[axis]
-            if values.setdefault(name, size) != size:
+            size = _open_size(tensor, axis, name, where)
+            if sizes.setdefault(name, size) != size:
                 message = f"{name} has two sizes in the example"
-                raise TraceError(message, where=where, found=size, expected=values[name])
-            if size < 2 and name != BATCH_WORD:
-                hint = "an axis of size one would be taken for one that is repeated"
-                message = f"the example's {name} must be at least 2"
-                raise TraceError(message, where=where, found=size, hint=hint)
+                raise TraceError(message, where=where, found=size, expected=sizes[name])
             if mine.setdefault(axis % tensor.dim(), name) != name:
                 raise TraceError("an axis has two names", where=where, found=name)
     return axes
+
+
+def _indices(model: nn.Module, inputs: ExampleInputs) -> dict[str, int]:
+    """Return which tensor each input is, by the path that reaches it."""
+    count = itertools.count()
+    args, kwargs = pytree.tree_map_only(Tensor, lambda x: _Place(next(count)), inputs)
+    return {
+        ".".join((key, *map(_step, path))): leaf.index
+        for key, value in forward_arguments(model, args, kwargs).items()
+        for path, leaf in pytree.tree_leaves_with_path(value)
+        if isinstance(leaf, _Place)
+    }
+
+
+def _open_size(tensor: Tensor, axis: int, name: str, where: str) -> int:
+    """Return the example's size of an axis that may be open.
+
+    Raises:
+        TraceError: If there is no such axis, its name is not possible, or its size is one.
+    """
+    if not -tensor.dim() <= axis < tensor.dim():
+        shape = list(tensor.shape)
+        raise TraceError("no such axis", where=where, found=f"a tensor of shape {shape}")
+    if not isinstance(name, str) or not is_size_name(name):
+        expected = "an identifier that is not a reserved word"
+        raise TraceError("not a name", where=where, found=repr(name), expected=expected)
+    size = tensor.shape[axis]
+    if size < 2 and name != BATCH_WORD:
+        hint = "an axis of size one would be taken for one that is repeated"
+        message = f"the example's {name} must be at least 2"
+        raise TraceError(message, where=where, found=size, hint=hint)
+    return size
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,32 @@ class _Call:
         return f"{which}{_mode(self.training)}{more}"
 
 
+def _with_gradients(
+    forward: _Results,
+    smooth: Sequence[Tensor],
+    module: nn.Module,
+    parameters: Mapping[str, Tensor],
+    call: _Call,
+) -> _Results:
+    """Run the backward pass of outputs and add what it gives."""
+    backward, functions = _backward(smooth)  # before it runs, which frees it
+    generator = torch.Generator().manual_seed(2)
+    incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    if smooth:
+        torch.autograd.backward(smooth, incoming)
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
+    now = dict(module.named_buffers())
+    changed = (n for n, b in buffers.items() if n in now and largest_difference(now[n], b))
+    return dataclasses.replace(
+        forward,
+        gradients=gradients,
+        backward=backward,
+        functions=functions,
+        recomputed=next(changed, ""),
+    )
+
+
 def _mode(training: bool) -> str:
     return "training" if training else "evaluation"
 
@@ -458,33 +484,25 @@ class _Verification:
         seed_torch(int(call.second), device)
         drawn = torch.get_rng_state()
         operators = _Operators()
-        mode: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if self.reordered and call.second:
-            mode = _SameDraws()
-        elif not (call.second or call.backward or self.branches):
-            mode = operators
         cast = torch.autocast(device.type, torch.bfloat16, enabled=call.cast)
-        with torch.set_grad_enabled(call.backward), mode, cast:
+        with torch.set_grad_enabled(call.backward), self._watching(call, operators), cast:
             outputs = _named_tensors(module(*args, **kwargs))
         drew = not torch.equal(drawn, torch.get_rng_state())
         results = {name: tensor.detach().clone() for name, tensor in outputs.items()}
-        if not call.backward:
-            return _Results(results, operators.counts, drew)
+        forward = _Results(results, operators.counts, drew)
         smooth = [tensor for tensor in outputs.values() if tensor.requires_grad]
-        backward, functions = _backward(smooth)  # before it runs, which frees it
-        generator = torch.Generator().manual_seed(2)
-        incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        if smooth:
-            torch.autograd.backward(smooth, incoming)
-        gradients = {name: parameter.grad for name, parameter in parameters.items()}
-        changed = (
-            n
-            for n, b in module.named_buffers()
-            if n in buffers and largest_difference(b, buffers[n])
+        return (
+            _with_gradients(forward, smooth, module, parameters, call) if call.backward else forward
         )
-        recomputed = next(changed, "")
-        return _Results(results, operators.counts, drew, gradients, backward, functions, recomputed)
+
+    def _watching(
+        self, call: _Call, operators: _Operators
+    ) -> contextlib.AbstractContextManager[object]:
+        """Return the mode that a call runs in: equal draws, counted operators, or none."""
+        if self.reordered and call.second:
+            return _SameDraws()
+        counts = not (call.second or call.backward or self.branches)
+        return operators if counts else contextlib.nullcontext()
 
     def _differences(
         self, actual: _Results, expected: _Results, call: _Call
