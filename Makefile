@@ -24,6 +24,9 @@ SEEDS  ?= 0 1 2
 SET    ?= small
 SMALL  := $(wildcard specs/experiments/$(SET)/*.yaml)
 
+# Tests start hundreds of commands, which else compile the package anew each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo quick test full lint docs gallery zoo small studies bench trust clean
 .DELETE_ON_ERROR:
 
