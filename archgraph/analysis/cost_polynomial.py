@@ -90,8 +90,7 @@ class CostPolynomial:
         cls, graph: ArchGraph, parts: Mapping[str, Mapping[Needs, Polynomial]]
     ) -> CostPolynomial:
         """Return measures of a graph's submodels, from what each costs by what it needs."""
-        sizes = TensorSizes.of_graph(graph, example_sizes(graph))
-        solved = sizes.solved
+        sizes, solved = TensorSizes.of_graph(graph), axes(graph)
         removable = [block for block in structure(graph).blocks if block.removable]
         unlike = {block.name: _unlike(sizes, block) for block in removable}
         return cls(
@@ -132,7 +131,7 @@ class CostPolynomial:
             GraphError: If a block is not there, or cannot be left out at these sizes.
         """
         all_sizes = self.sizes(sizes or {}, skipped)
-        return CostFigures(*(self.polynomial(m, skipped).value(all_sizes) for m in MEASURES))
+        return CostFigures(**{m: self.polynomial(m, skipped).value(all_sizes) for m in MEASURES})
 
     def sizes(self, cut: Mapping[str, int], skipped: Collection[str]) -> dict[str, int]:
         """Return the sizes of all axes of a submodel.
@@ -171,9 +170,10 @@ class TensorSizes:
     values: Mapping[str, int]
 
     @classmethod
-    def of_graph(cls, graph: ArchGraph, values: Mapping[str, int]) -> TensorSizes:
-        """Return the sizes of a graph, at these open sizes."""
-        return cls(axes(graph), {axis.name for axis in axes(graph).free}, values)
+    def of_graph(cls, graph: ArchGraph, batch: int = 1) -> TensorSizes:
+        """Return the sizes of a graph for some examples, other open sizes as in the example."""
+        free = {axis.name for axis in axes(graph).free}
+        return cls(axes(graph), free, example_sizes(graph, batch))
 
     def of(self, layouts: Iterable[Layout]) -> tuple[Amount, ...]:
         """Return the sizes of dimensions by their layouts."""
@@ -211,10 +211,7 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
     3. A block that can be left out takes along its operators, what only they need
        (:mod:`archgraph.analysis.presence`), and the width that a dense block appends.
     """
-    evaluated, sizes = (
-        specialise(graph, training=False),
-        TensorSizes.of_graph(graph, example_sizes(graph)),
-    )
+    evaluated, sizes = specialise(graph, training=False), TensorSizes.of_graph(graph)
     needs = presence(graph).there
     parts: dict[str, dict[Needs, list[Amount]]] = {measure: {} for measure in MEASURES}
 

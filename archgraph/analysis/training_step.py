@@ -21,7 +21,6 @@ from archgraph.errors import GraphError
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, per_graph, refs
 from archgraph.graph.passes import specialise
 from archgraph.graph.polynomial import Polynomial
-from archgraph.graph.sizes import example_sizes
 from archgraph.ops.operands import Counted, numel
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import backward
@@ -132,7 +131,7 @@ class _Record:
     allocations: list[Allocation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sizes = TensorSizes.of_graph(self.both, example_sizes(self.both, self.batch))
+        self.sizes = TensorSizes.of_graph(self.both, self.batch)
         self.presence = presence(self.both)
         self.storages = storages(self.graph, self.batch)
         self.exits: dict[Storage, list[str]] = defaultdict(list)

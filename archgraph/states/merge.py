@@ -316,8 +316,10 @@ class Merger:
             plan = _plan(transfer, self._frozen, *key[1:])
             group = _Group(plan, [None] * len(plan.lanes))
         if through is not None and through.target != transfer.target:
-            problem = "what makes the client's entries does not end where the transfer does"
-            raise ArchGraphError(problem, **first_difference(through.target, transfer.target))
+            raise ArchGraphError(
+                "what makes the client's entries does not end where the transfer does",
+                **first_difference(through.target, transfer.target),
+            )
         if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
         self._unit = self._unit or update.weight
@@ -446,10 +448,12 @@ class Merger:
                     group.sums[index] = into
                 direct = lane.view == () and not lane.masked and value.dtype == into.dtype
                 if fresh:  # 1
-                    if factor == 1 and direct:
+                    if factor != 1:
+                        torch.mul(value.to(into.dtype), factor, out=into)
+                    elif direct:
                         firsts[source] = value
                     else:
-                        torch.mul(value.to(into.dtype), factor, out=into)
+                        into.copy_(value)
                     continue
                 if (first := firsts.pop(source, None)) is not None:
                     if direct:

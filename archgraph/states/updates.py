@@ -290,8 +290,9 @@ def _check_rows(update: Update) -> None:
             raise RejectedUpdate("row mask is not a dense tensor", where=name, found=other)
         actual, expected = list(mask.shape), list(shapes[name][:1])
         if not expected or actual != expected:
-            problem = "row mask of another length"
-            raise RejectedUpdate(problem, where=name, found=actual, expected=expected)
+            raise RejectedUpdate(
+                "row mask of another length", where=name, found=actual, expected=expected
+            )
         if not ((mask == 0) | (mask == 1)).all():
             raise RejectedUpdate("row mask has other values than 0 and 1", where=name)
 
