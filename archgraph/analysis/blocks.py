@@ -286,8 +286,10 @@ def _identity(draft: BlockDraft) -> bool:
 def _assign(modules: Modules, evaluated: ArchGraph, drafts: list[BlockDraft]) -> list[BlockDraft]:
     """Give every operator beside the stream to a block; further outputs become blocks.
 
-    What serves the stream belongs to the first block that it serves; what else depends on the
-    stream hangs on the last block that it needs; a counter goes with its module.
+    1. What serves the stream belongs to the first block that it serves.
+    2. What else depends on the stream hangs on the last block that it needs; what serves that
+       belongs to the first such block.
+    3. A counter goes with its module; a chain of counters keeps its order.
     """
     graph = modules.graph
     owner = {n: i for i, d in enumerate(drafts) for n in d.stream}
@@ -297,10 +299,10 @@ def _assign(modules: Modules, evaluated: ArchGraph, drafts: list[BlockDraft]) ->
     if not drafts:
         drafts.append(BlockDraft([], [], ()))
     beside = [n for n in graph.nodes if n.name not in owner]
-    for n in _serve(graph, owner):
-        if n.name in below:
+    for n in _serve(graph, owner):  # 1
+        if n.name in below:  # 2
             owner[n.name] = max(owner[u] for u in n.uses() if u in below)
-    for n in _serve(graph, owner):  # a chain of counters keeps its order
+    for n in _serve(graph, owner):  # 2, 3
         used = [owner[u] for u in n.uses() if u in owner]
         owner[n.name] = 0 if n.op == "input" else max([_nearest(modules, n, owner), *used])
     for n in beside:

@@ -293,12 +293,10 @@ class Stream:
         """
         chain = self._chain([n for n in region.nodes if n in body], region.entry)
         nested = {p.kind for p in chain if p.heavy}
-        connected = bare and region.kind in ("dense", "residual")
-        opening = (
-            {"residual", "dense"} if connected and region.kind == "dense" else {"residual"}
-        )  # 1
-        deep = connected and self._hourglass(chain, region.entry)  # 2
-        if nested.isdisjoint(opening) and not deep:
+        opens = {"residual", "dense"} if bare and region.kind == "dense" else {"residual"}  # 1
+        joins = bare and region.kind in ("dense", "residual")
+        deep = joins and self._hourglass(chain, region.entry)  # 2
+        if nested.isdisjoint(opens) and not deep:
             return (region,)
         rest = tuple(n for n in region.nodes if n not in body)
         level = region.entry if deep else ""
