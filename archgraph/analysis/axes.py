@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from archgraph.analysis.naming import Naming
@@ -184,16 +184,21 @@ def axes(graph: ArchGraph) -> Axes:
             eq.values[node.name] = [list(map(Fixed, node.shape))]
             continue
         eq.values[node.name] = [[eq.resolve(d) for d in dims] for dims in row(node.op).axes(eq)]
-    for ref in dict.fromkeys(i for i in walk(graph.outputs) if isinstance(i, (Ref, Leaf))):
+    _state_ends(eq)
+    return _axes(eq)
+
+
+def _state_ends(eq: Equations) -> None:
+    """State what holds for the outputs of a graph and for the buffers that it updates."""
+    for ref in dict.fromkeys(i for i in walk(eq.graph.outputs) if isinstance(i, (Ref, Leaf))):
         # Who reads an output counts on its sizes.
         for index, layout in enumerate(eq.of(ref)):
             eq.solver.pin(layout, f"dimension {index} of the model's output")
-    for buffer, value in graph.updates:
+    for buffer, value in eq.graph.updates:
         # A buffer and what it becomes (a mean and the batch's) are cut together.
         for ref in (i for i in walk(value) if isinstance(i, (Ref, Leaf))):
             for a, b in zip(eq.leaves[buffer], eq.of(ref), strict=False):
                 eq.unify(a, b)
-    return _axes(eq)
 
 
 def _axes(eq: Equations) -> Axes:
@@ -201,7 +206,25 @@ def _axes(eq: Equations) -> Axes:
     for branch in side_branches(eq.graph):
         if branch.low_rank:
             eq.roles.append((eq.leaves[branch.down][branch.rank_dim], "rank", ""))
-    naming = Naming(eq)
+    public = _public(eq, Naming(eq))
+    layouts = _NamedLayouts(eq, public)
+    return Axes(
+        tuple(public.values()),
+        {k: tuple(map(layouts.of, v)) for k, v in eq.leaves.items()},
+        {k: tuple(tuple(map(layouts.of, r)) for r in v) for k, v in eq.values.items()},
+        {k: layouts.sizes(v) for k, v in eq.attributes.items()},
+        tuple(Contraction(node, layouts.of(d), ends) for d, node, ends in eq.contractions),
+        tuple((node, layouts.of(d)) for d, node, _ in eq.runs),
+        {
+            node: (math.prod(var.size for var in eq.axes_in(shared)), value.size)
+            for node, (shared, value) in eq.attention.items()
+            if isinstance(value.size, int)
+        },
+    )
+
+
+def _public(eq: Equations, naming: Naming) -> dict[Var, Axis]:
+    """Return the axes by their variables; pins those that no parameter has or nothing uses."""
     for param in eq.graph.params:
         if not eq.graph.leaf_users[param.name]:
             for layout in eq.leaves[param.name]:
@@ -213,43 +236,37 @@ def _axes(eq: Equations) -> Axes:
             var.pinned = single or ("" if var in naming.weighed else "no parameter has it")
         role, spans = naming.roles.get(var, "channels"), tuple(naming.spans.get(var, ()))
         public[var] = Axis(name, var.size, role, var.pinned, spans)
-    cache: dict[int, Layout] = {}  # by identity: resolved layouts stay alive
+    return public
 
-    def show(layout: Layout) -> Layout:
-        layout = eq.resolve(layout)
-        if id(layout) not in cache:
-            cache[id(layout)] = _named(layout, public, show)
-        return cache[id(layout)]
 
-    def show_sizes(sizes: StatedSizes) -> StatedSizes:
+class _NamedLayouts:
+    """Layouts of solved equations in named axes."""
+
+    def __init__(self, eq: Equations, public: Mapping[Var, Axis]) -> None:
+        self._eq, self._public = eq, public
+        self._cache: dict[int, Layout] = {}  # by identity: resolved layouts stay alive
+
+    def of(self, layout: Layout) -> Layout:
+        """Return a layout in named axes."""
+        layout = self._eq.resolve(layout)
+        if id(layout) not in self._cache:
+            self._cache[id(layout)] = self._renamed(layout)
+        return self._cache[id(layout)]
+
+    def _renamed(self, layout: Layout) -> Layout:
+        match layout:
+            case Var():  # without a name it is not an axis of any leaf
+                axis = self._public.get(layout)
+                return Fixed(layout.size) if axis is None else AxisRef(axis.name, axis.size)
+            case Prod(factors):
+                return product(map(self.of, factors))
+            case Sum(terms):
+                return concatenation(map(self.of, terms))
+            case _:
+                return layout
+
+    def sizes(self, sizes: StatedSizes) -> StatedSizes:
+        """Return what an argument states in named axes: one layout or several; or a number."""
         if isinstance(sizes, tuple):
-            return tuple(show_sizes(s) for s in sizes)
-        return sizes if isinstance(sizes, int | Polynomial) or sizes is None else show(sizes)
-
-    return Axes(
-        tuple(public.values()),
-        {k: tuple(map(show, v)) for k, v in eq.leaves.items()},
-        {k: tuple(tuple(map(show, r)) for r in v) for k, v in eq.values.items()},
-        {k: show_sizes(v) for k, v in eq.attributes.items()},
-        tuple(Contraction(node, show(d), operands) for d, node, operands in eq.contractions),
-        tuple((node, show(d)) for d, node, _ in eq.runs),
-        {
-            node: (math.prod(var.size for var in eq.axes_in(shared)), value.size)
-            for node, (shared, value) in eq.attention.items()
-            if isinstance(value.size, int)
-        },
-    )
-
-
-def _named(layout: Layout, public: Mapping[Var, Axis], show: Callable[[Layout], Layout]) -> Layout:
-    """Return a layout in named axes; a variable without a name is not an axis of any leaf."""
-    match layout:
-        case Var():
-            axis = public.get(layout)
-            return Fixed(layout.size) if axis is None else AxisRef(axis.name, axis.size)
-        case Prod(factors):
-            return product(map(show, factors))
-        case Sum(terms):
-            return concatenation(map(show, terms))
-        case _:
-            return layout
+            return tuple(map(self.sizes, sizes))
+        return sizes if isinstance(sizes, int | Polynomial) or sizes is None else self.of(sizes)

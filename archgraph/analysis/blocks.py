@@ -6,7 +6,7 @@ Drafts are put together here; what they mean is said in :mod:`archgraph.analysis
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from archgraph.analysis.draft import BlockDraft, draft, set_fingerprint
 from archgraph.analysis.merging import Merging
@@ -22,7 +22,7 @@ from archgraph.analysis.modules import (
 )
 from archgraph.analysis.stream import Piece, Stream
 from archgraph.graph.ir import ArchGraph, Node
-from archgraph.graph.passes import specialise
+from archgraph.graph.passes import reachable, specialise
 from archgraph.ops.table import row
 
 
@@ -55,6 +55,19 @@ class Drafts:
         # Last: what a block is compared by includes the operators beside the stream.
         for d in flat:
             set_fingerprint(self.modules, d, self.node[self.exit(d)])
+
+    @property
+    def all(self) -> list[BlockDraft]:
+        """Drafts of the towers, the main stream and further outputs."""
+        return [d for chain in self.chains for d in chain] + self.ends
+
+    def lift(self, graph: ArchGraph, lifted: Callable[[Piece], Piece]) -> None:
+        """Turn the drafts into those of the graph from which theirs was made, piece by piece."""
+        self.graph, self.node = graph, graph.node
+        self.order = {n.name: i for i, n in enumerate(graph.nodes)}
+        changed = {piece: lifted(piece) for d in self.all for piece in d.pieces}
+        for d in self.all:
+            d.heads, d.pieces = ([changed[p] for p in pieces] for pieces in (d.heads, d.pieces))
 
     def _chain(self, pieces: Sequence[Piece]) -> list[BlockDraft]:
         """Divide a chain into blocks: working pieces, merged by modules, and what is between."""
@@ -120,35 +133,40 @@ class Drafts:
 
     def _divide(self, between: Sequence[Piece], left: BlockDraft, right: BlockDraft | None) -> int:
         """Return how many of the pieces between two blocks belong to the first of them."""
-        module = self._outer(right) if right is not None else ()
-        work = self._work(right) if right is not None else 0
-        for i, piece in enumerate(between):
-            inside = common(self.modules.place(n) for n in piece.nodes)
-            mine = bool(left.path) and under(inside, left.path)
-            theirs = bool(module) and under(inside, module)
-            # What combines the stream with something else belongs to a module of its own alone.
-            if theirs and self._combines(piece) and self.modules.work[module] > work:
-                theirs = False
-            if mine != theirs:
-                if theirs:
-                    return i
-                continue
-            rows = [row(self.node[n].op) for n in piece.nodes]
-            if all(r.pointwise for r in rows) and not (left.whole and self._reshapes(piece)):
-                continue
-            # A norm after a plain layer is part of it; after a region it prepares what follows,
-            # unless that is a residual region: those take the stream as it is.
-            if right is None:
-                keeps = not left.whole
-            elif _identity(right):
-                keeps = True
-            elif all(r.normalises for r in rows):
-                keeps = not left.whole
-            else:
-                keeps = not left.whole and right.whole
-            if not keeps:
-                return i
-        return len(between)
+        begins = (i for i, p in enumerate(between) if self._is_next(p, left, right))
+        return next(begins, len(between))
+
+    def _is_next(self, piece: Piece, left: BlockDraft, right: BlockDraft | None) -> bool:
+        """Return whether a piece between two blocks begins the second one.
+
+        1. What is in the module of one of them alone is part of that one.
+        2. Pointwise operators end a block, unless they prepare another shape of its result.
+        3. A norm after a plain layer is part of it; after a region it prepares what follows,
+           unless that is a residual region: those take the stream as it is.
+        """
+        inside = common(map(self.modules.place, piece.nodes))
+        mine = bool(left.path) and under(inside, left.path)
+        theirs = right is not None and self._prepares(piece, inside, right)
+        if mine != theirs:  # 1
+            return theirs
+        rows = [row(self.node[n].op) for n in piece.nodes]
+        pointwise = all(r.pointwise for r in rows)
+        if pointwise and not (left.whole and self._reshapes(piece)):  # 2
+            return False
+        if right is not None and _identity(right):  # 3
+            return False
+        closes = right is None or right.whole or all(r.normalises for r in rows)
+        return left.whole or not closes
+
+    def _prepares(self, piece: Piece, inside: Path, block: BlockDraft) -> bool:
+        """Return whether a piece that is in a module is part of the block that follows it."""
+        module = self._outer(block)
+        # What combines the stream with something else belongs to a module of its own alone.
+        return (
+            bool(module)
+            and under(inside, module)
+            and (not self._combines(piece) or self.modules.work[module] <= self._work(block))
+        )
 
     def _reshapes(self, piece: Piece) -> bool:
         """Return whether a piece prepares the stream for what needs another shape of it."""
@@ -268,31 +286,27 @@ def _identity(draft: BlockDraft) -> bool:
 def _assign(modules: Modules, evaluated: ArchGraph, drafts: list[BlockDraft]) -> list[BlockDraft]:
     """Give every operator beside the stream to a block; further outputs become blocks.
 
-    What serves the stream belongs to the first block that it serves; what else depends on the
-    stream hangs on the last block that it needs; a counter goes with its module.
+    1. What serves the stream belongs to the first block that it serves.
+    2. What else depends on the stream hangs on the last block that it needs; what serves that
+       belongs to the first such block.
+    3. A counter goes with its module; a chain of counters keeps its order.
     """
     graph = modules.graph
     owner = {n: i for i, d in enumerate(drafts) for n in d.stream}
-    below = dict.fromkeys(owner)  # the stream and all that depends on it, in order
-    for n in graph.nodes:
-        if n.name not in below and any(u in below for u in n.uses()):
-            below[n.name] = None
+    below = reachable(owner, graph.users.__getitem__)  # the stream and all that depends on it
     ends = _ends(modules, evaluated, owner, below, len(drafts))
     drafts += ends
     if not drafts:
         drafts.append(BlockDraft([], [], ()))
-    streamed = set(owner)
-    alone = _serve(graph, [n for n in graph.nodes if n.name not in owner], owner)
-    for n in alone:
-        if n.name in below:
+    beside = [n for n in graph.nodes if n.name not in owner]
+    for n in _serve(graph, owner):  # 1
+        if n.name in below:  # 2
             owner[n.name] = max(owner[u] for u in n.uses() if u in below)
-    alone = _serve(graph, [n for n in alone if n.name not in owner], owner)
-    for n in alone:  # a chain of counters keeps its order
+    for n in _serve(graph, owner):  # 2, 3
         used = [owner[u] for u in n.uses() if u in owner]
         owner[n.name] = 0 if n.op == "input" else max([_nearest(modules, n, owner), *used])
-    for n in graph.nodes:
-        if n.name not in streamed:
-            drafts[owner[n.name]].extra.append(n.name)
+    for n in beside:
+        drafts[owner[n.name]].extra.append(n.name)
     return ends
 
 
@@ -321,11 +335,11 @@ def _ends(
     return ends
 
 
-def _serve(graph: ArchGraph, nodes: Sequence[Node], owner: dict[str, int]) -> list[Node]:
-    """Give operators to the first block that they serve; returns those that serve none."""
+def _serve(graph: ArchGraph, owner: dict[str, int]) -> list[Node]:
+    """Give operators without a block to the first that they serve; return those that serve none."""
     alone: list[Node] = []
     # Backwards, so that what uses an operator has its block before the operator itself.
-    for n in reversed(nodes):
+    for n in reversed([n for n in graph.nodes if n.name not in owner]):
         users = [owner[u] for u in graph.users[n.name] if u in owner]
         if users:
             owner[n.name] = min(users)

@@ -62,26 +62,15 @@ def chosen_axes(
         ... )
         ([3], [4])
     """
-    if shares is None and sizes is None and positions is None:
+    if all(choice is None for choice in (shares, sizes, positions)):
         expected = "a share, sizes={axis: 4} or positions={axis: [0, 2, 5]}"
         raise RewriteError("no axes are chosen", expected=expected)
     if rounding not in get_args(Rounding):
         raise RewriteError("unknown rounding", found=rounding, expected="ceil or floor")
-    counts: dict[Axis, int] = {}
-    for axis, share in _by_axis(solved, shares, "a factor" if grow else "a share"):
-        # 0.07 × 100 is 7.000000000000001: rounding up must not make that 8.
-        exact = round(_number(axis, share, grow) * axis.size, 9)
-        counts[axis] = max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
-    for axis, size in _by_axis(solved, sizes, "sizes by axis", single=False):
-        low, high = (axis.size, math.inf) if grow else (1, axis.size)
-        integral = isinstance(size, numbers.Integral) and not isinstance(size, bool)
-        if not integral or not low <= size <= high:
-            bounds = f"a whole number from {low}" + ("" if grow else f" to {high}")
-            hint = "take and narrow make axes narrower" if integral and grow else None
-            raise RewriteError(
-                "size out of range", where=axis.name, found=size, expected=bounds, hint=hint
-            )
-        counts[axis] = int(size)
+    requested = _by_axis(solved, shares, "a factor" if grow else "a share")
+    counts = {axis: _rounded(axis, _number(axis, v, grow), rounding) for axis, v in requested}
+    requested = _by_axis(solved, sizes, "sizes by axis", single=False)
+    counts |= {axis: _size(axis, size, grow) for axis, size in requested}
     requested = _by_axis(solved, positions, "positions by axis", single=False)
     chosen = {axis: _index(axis, index, grow) for axis, index in requested}
     # A share that rounds back to every size is a mistake; sizes and positions are said explicitly.
@@ -90,6 +79,26 @@ def chosen_axes(
     if same and not allow_nothing and any(share not in (None, 1) for share in numbers_asked):
         raise _nothing(solved, shares, counts)
     return counts, chosen
+
+
+def _rounded(axis: Axis, share: float, rounding: Rounding) -> int:
+    """Return how many positions a share of an axis is; at least one."""
+    # 0.07 × 100 is 7.000000000000001: rounding up must not make that 8.
+    exact = round(share * axis.size, 9)
+    return max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
+
+
+def _size(axis: Axis, size: Any, grow: bool) -> int:
+    """Return a size of an axis: at most that which it has, or with ``grow`` at least that."""
+    low, high = (axis.size, math.inf) if grow else (1, axis.size)
+    integral = isinstance(size, numbers.Integral) and not isinstance(size, bool)
+    if not integral or not low <= size <= high:
+        bounds = f"a whole number from {low}" + ("" if grow else f" to {high}")
+        hint = "take and narrow make axes narrower" if integral and grow else None
+        raise RewriteError(
+            "size out of range", where=axis.name, found=size, expected=bounds, hint=hint
+        )
+    return int(size)
 
 
 def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteError:
@@ -145,19 +154,28 @@ def _by_axis(
 def _number(axis: Axis | None, value: Any, grow: bool) -> float:
     """Return a share in (0, 1], or with ``grow`` a factor from 1 to the largest."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    fits = number and (1 <= value <= LARGEST_FACTOR if grow else 0 < value <= 1)
-    if not fits:
-        is_size = axis is not None and number and value > 1 and float(value).is_integer()
-        size = f"{axis.name!r}: {int(value)}" if axis is not None and is_size else "axis: 4"
-        hint = f"sizes={{{size}}} says numbers of positions" if number else None
-        if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
-            hint = "positions={axis: [0, 2, 5]} says positions"
+    if not number or not (1 <= value <= LARGEST_FACTOR if grow else 0 < value <= 1):
         bounds = f"from 1 to {LARGEST_FACTOR}" if grow else "in (0, 1]"
-        what = "factor" if grow else "share"
-        name, expected = axis.name if axis is not None else None, f"a number {bounds}"
-        raise RewriteError(f"not a {what}", where=name, found=value, expected=expected, hint=hint)
+        raise RewriteError(
+            "not a factor" if grow else "not a share",
+            where=axis.name if axis is not None else None,
+            found=value,
+            expected=f"a number {bounds}",
+            hint=_size_hint(axis, value) if number else _positions_hint(value),
+        )
     # A float32 means the decimal that it prints, not the nearest double of its bits.
     return float(str(value)) if isinstance(value, np.floating) else float(value)
+
+
+def _size_hint(axis: Axis | None, number: float) -> str:
+    is_size = axis is not None and number > 1 and float(number).is_integer()
+    size = f"{axis.name!r}: {int(number)}" if axis is not None and is_size else "axis: 4"
+    return f"sizes={{{size}}} says numbers of positions"
+
+
+def _positions_hint(value: Any) -> str | None:
+    several = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
+    return "positions={axis: [0, 2, 5]} says positions" if several else None
 
 
 def _whole_numbers(axis: Axis, requested: Any) -> npt.NDArray[np.int64]:

@@ -90,12 +90,9 @@ class CostPolynomial:
         cls, graph: ArchGraph, parts: Mapping[str, Mapping[Needs, Polynomial]]
     ) -> CostPolynomial:
         """Return measures of a graph's submodels, from what each costs by what it needs."""
-        solved = axes(graph)
-        free = {axis.name for axis in solved.free}
+        sizes, solved = TensorSizes.of_graph(graph), axes(graph)
         removable = [block for block in structure(graph).blocks if block.removable]
-        unlike = {
-            block.name: _unlike(solved, block, free, example_sizes(graph)) for block in removable
-        }
+        unlike = {block.name: _unlike(sizes, block) for block in removable}
         return cls(
             {axis.name: axis.size for axis in solved.free},
             {
@@ -134,8 +131,7 @@ class CostPolynomial:
             GraphError: If a block is not there, or cannot be left out at these sizes.
         """
         all_sizes = self.sizes(sizes or {}, skipped)
-        values = {m: self.polynomial(m, skipped).value(all_sizes) for m in MEASURES}
-        return CostFigures(**values)
+        return CostFigures(**{m: self.polynomial(m, skipped).value(all_sizes) for m in MEASURES})
 
     def sizes(self, cut: Mapping[str, int], skipped: Collection[str]) -> dict[str, int]:
         """Return the sizes of all axes of a submodel.
@@ -159,6 +155,52 @@ class CostPolynomial:
         return sizes
 
 
+@dataclass(frozen=True)
+class TensorSizes:
+    """Sizes of the tensors of a graph, as polynomials of the axes that are free.
+
+    Attributes:
+        solved: Its axes.
+        free: Names of those that are free.
+        values: Of open sizes.
+    """
+
+    solved: Axes
+    free: Collection[str]
+    values: Mapping[str, int]
+
+    @classmethod
+    def of_graph(cls, graph: ArchGraph, batch: int = 1) -> TensorSizes:
+        """Return the sizes of a graph for some examples, other open sizes as in the example."""
+        free = {axis.name for axis in axes(graph).free}
+        return cls(axes(graph), free, example_sizes(graph, batch))
+
+    def of(self, layouts: Iterable[Layout]) -> tuple[Amount, ...]:
+        """Return the sizes of dimensions by their layouts."""
+        return tuple(map(self._size, layouts))
+
+    def _size(self, layout: Layout) -> Amount:
+        match layout:
+            case AxisRef() if layout.name in self.free:
+                return Polynomial.of(layout.name)
+            case Prod():
+                return numel(self.of(layout.factors))
+            case Sum():
+                return sum(self.of(layout.terms))
+            case _:
+                return size_at(layout.size, self.values)
+
+    def operand(self, value: Value) -> tuple[Amount, ...]:
+        """Return the sizes of a leaf, or of an operator's first result; nothing of other values."""
+        match value:
+            case Ref():
+                return self.of(self.solved.value[value.name][0])
+            case Leaf():
+                return self.of(self.solved.leaf[value.name])
+            case _:
+                return ()
+
+
 @takes_graph
 @per_graph
 def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
@@ -169,74 +211,35 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
     3. A block that can be left out takes along its operators, what only they need
        (:mod:`archgraph.analysis.presence`), and the width that a dense block appends.
     """
-    solved, evaluated = axes(graph), specialise(graph, training=False)
-    free, values = {axis.name for axis in solved.free}, example_sizes(graph)
+    evaluated, sizes = specialise(graph, training=False), TensorSizes.of_graph(graph)
     needs = presence(graph).there
     parts: dict[str, dict[Needs, list[Amount]]] = {measure: {} for measure in MEASURES}
 
     def add(measure: str, needed: Needs, count: Amount) -> None:
         parts[measure].setdefault(needed, []).append(count)
 
-    def operand(value: Value) -> tuple[Amount, ...]:
-        match value:
-            case Ref():
-                return sizes_of_layouts(solved.value[value.name][0], free, values)
-            case Leaf():
-                return sizes_of_layouts(solved.leaf[value.name], free, values)
-            case _:
-                return ()
-
     for param in graph.params:
         needed = any_needs(needs[node] for node in graph.leaf_users[param.name])
-        elements = numel(sizes_of_layouts(solved.leaf[param.name], free, values))
+        elements = numel(sizes.operand(Leaf(param.name)))
         if param.role == "parameter":
             add("parameters", needed, elements)
         if param.role != "constant":
             add("bytes", needed, elements * torch_dtype(param.dtype).itemsize)
     for node in evaluated.nodes:
         needed = needs[node.name]
-        results = [sizes_of_layouts(dims, free, values) for dims in solved.value[node.name]]
-        for type_, sizes in zip(node.types, results, strict=True):
-            add("activations", needed, numel(sizes) * torch_dtype(type_.dtype).itemsize)
-        add("macs", needed, counted_macs(Counted(node, operand, results[0])))
+        results = [*map(sizes.of, sizes.solved.value[node.name])]
+        for type_, result in zip(node.types, results, strict=True):
+            add("activations", needed, numel(result) * torch_dtype(type_.dtype).itemsize)
+        add("macs", needed, counted_macs(Counted(node, sizes.operand, results[0])))
     totals = {m: {n: Polynomial.total(c) for n, c in of.items()} for m, of in parts.items()}
     return CostPolynomial.of(graph, totals)
 
 
-def _unlike(
-    solved: Axes, block: Block, free: Collection[str], values: Mapping[str, int]
-) -> tuple[tuple[Polynomial, Polynomial], ...]:
+def _unlike(sizes: TensorSizes, block: Block) -> tuple[tuple[Polynomial, Polynomial], ...]:
     """Return the dimensions that a block ends and begins with that are equal in size alone."""
     if block.terms:  # what it appends goes
         return ()
-    ends = [
-        sizes_of_layouts(solved.value[name][0], free, values) for name in (block.exit, block.bypass)
-    ]
+    ends = [sizes.operand(Ref(name)) for name in (block.exit, block.bypass)]
     return tuple(
         (Polynomial({}) + a, Polynomial({}) + b) for a, b in zip(*ends, strict=True) if a != b
     )
-
-
-def sizes_of_layouts(
-    layouts: Iterable[Layout], free: Collection[str], values: Mapping[str, int]
-) -> tuple[Amount, ...]:
-    """Return the sizes of dimensions, as polynomials of the axes that are free.
-
-    Args:
-        layouts: Of the dimensions.
-        free: Names of the axes.
-        values: Of open sizes.
-    """
-    return tuple(_size(layout, free, values) for layout in layouts)
-
-
-def _size(layout: Layout, free: Collection[str], values: Mapping[str, int]) -> Amount:
-    match layout:
-        case AxisRef() if layout.name in free:
-            return Polynomial.of(layout.name)
-        case Prod():
-            return numel(sizes_of_layouts(layout.factors, free, values))
-        case Sum():
-            return sum(sizes_of_layouts(layout.terms, free, values))
-        case _:
-            return size_at(layout.size, values)

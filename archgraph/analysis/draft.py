@@ -74,13 +74,7 @@ def draft(
     modules: Modules, heads: list[Piece], pieces: list[Piece], user_block: str = ""
 ) -> BlockDraft:
     """Draft a block of pieces; its module is that of its work, or of what it learns."""
-    node, heavy = modules.graph.node, modules.stream.heavy
-    work = [modules.place(n) for p in heads for n in p.nodes if n in heavy]
-    if not heads:
-        nodes = [n for p in pieces for n in p.nodes]
-        learned = [n for n in nodes if any(node[n].leaves())]
-        work = [modules.place(n) for n in learned or nodes]
-    path = common(work)
+    path = common(map(modules.place, _work(modules, heads, pieces)))
     kinds = [p.kind for p in heads]
     last = heads[-1] if heads else None
     if last is not None and last.kind in ("residual", "parallel"):
@@ -92,6 +86,14 @@ def draft(
     return BlockDraft(
         heads, pieces, path_of(user_block.partition("~")[0]) or path, user_block, kind=kind
     )
+
+
+def _work(modules: Modules, heads: Sequence[Piece], pieces: Sequence[Piece]) -> list[str]:
+    """Return the operators of a block that work; without any those that learn, or else all."""
+    nodes = [n for p in heads or pieces for n in p.nodes]
+    if heads:
+        return [n for n in nodes if n in modules.stream.heavy]
+    return [n for n in nodes if any(modules.graph.node[n].leaves())] or nodes
 
 
 def set_fingerprint(modules: Modules, draft: BlockDraft, end: Node) -> None:

@@ -142,20 +142,17 @@ class Forms:
         outputs = map(self.through, refs(in_mode(graph.outputs, False)))
         self.outputs = tuple(dict.fromkeys(outputs))
         self._inputs = [n.name for n in graph.nodes if n.op == "input"]
-        self._behind: set[str] = {b.exit for b in self.structure.blocks} - set(self._inputs)
-        for node in graph.nodes:
-            if any(used in self._behind for used in node.uses()):
-                self._behind.add(node.name)
+        exits = {b.exit for b in self.structure.blocks} - set(self._inputs)
+        self._behind = reachable(exits, graph.users.__getitem__)
         self._known: dict[tuple[str, str], Form] = {}
 
     def part(self, entry: str, end: str) -> Form:
         """Return the form of what lies between two results of the stream."""
         entry, end = self.through(entry), self.through(end)
         if (entry, end) not in self._known:
-            inside: set[str] = {entry}
-            for node in self.graph.nodes[self._at[entry] : self._at[end] + 1]:
-                if any(used in inside for used in node.uses()):
-                    inside.add(node.name)
+            between = self.graph.nodes[self._at[entry] : self._at[end] + 1]
+            names = {node.name for node in between}
+            inside = reachable([entry], self.graph.users.__getitem__, names)
             far = self._behind - inside - {end}
             self._known[entry, end] = _Reading(self, entry, (end,), far).form()
         return self._known[entry, end]

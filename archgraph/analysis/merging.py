@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from archgraph.analysis.draft import BlockDraft, draft
 from archgraph.analysis.modules import Modules, Path, common, is_numbered, path_of, siblings, under
@@ -39,11 +40,9 @@ class Merging:
         group = self._groups(heads, working, [common(w) for w in works], claimed, uses)
         drafts: list[BlockDraft] = []
         for i, head in enumerate(heads):
-            joins = i > 0 and (
-                (claimed[i] and claimed[i] == claimed[i - 1])
-                or (not claimed[i] and not claimed[i - 1] and group[i] == group[i - 1])
-            )
-            before = drafts.pop().heads if joins else []
+            # The user's block decides, where there is one.
+            same = i > 0 and claimed[i] == claimed[i - 1]
+            before = drafts.pop().heads if same and (claimed[i] or group[i] == group[i - 1]) else []
             drafts.append(draft(self.modules, [*before, head], [], claimed[i]))
             if group[i] in uses and not claimed[i]:
                 drafts[-1].uses = uses[group[i]][1]
@@ -63,30 +62,38 @@ class Merging:
         list everywhere. One is asked only if its pieces are neighbours and contain all its work.
         """
         group = list(range(len(heads)))
+        merged = set[int]()
         for begin, (size, times) in uses.items():
-            group[begin : begin + size * times] = [begin] * (size * times)
-        merged = {i for i, first in enumerate(group) if i != first or first in uses}
+            run = range(begin, begin + size * times)
+            group[begin : run.stop] = [begin] * len(run)
+            merged.update(run)
         inside: dict[Path, list[int]] = {}
         for i, path in enumerate(paths):
             for size in range(1, len(path) + 1):
                 inside.setdefault(path[:size], []).append(i)
-        classes: dict[object, list[Path]] = {}
-        for module in sorted((m for m in inside if len(inside[m]) > 1), key=len, reverse=True):
-            classes.setdefault((len(module), self.modules.class_of(module)), []).append(module)
-        for modules in classes.values():
-            complete = [
-                m
+        for modules in self._classes(m for m in inside if len(inside[m]) > 1):
+            members = {
+                m: [(heads[i], paths[i]) for i in inside[m]]
                 for m in modules
                 if not any(claimed[i] or i in merged for i in inside[m])
-                and inside[m][-1] - inside[m][0] == len(inside[m]) - 1
-                and self.modules.work[m]
-                == self.modules.count(n for i in inside[m] for n in working[i])
-            ]
-            members = {m: [(heads[i], paths[i]) for i in inside[m]] for m in complete}
+                and self._holds(m, inside[m], working)
+            }
             for m in self._blocks(members):
                 merged.update(inside[m])
                 group[inside[m][0] : inside[m][-1] + 1] = [inside[m][0]] * len(inside[m])
         return group
+
+    def _classes(self, modules: Iterable[Path]) -> Iterable[list[Path]]:
+        """Return modules by their class, the innermost first."""
+        classes: dict[object, list[Path]] = {}
+        for module in sorted(modules, key=len, reverse=True):
+            classes.setdefault((len(module), self.modules.class_of(module)), []).append(module)
+        return classes.values()
+
+    def _holds(self, module: Path, index: Sequence[int], working: Sequence[Sequence[str]]) -> bool:
+        """Return whether some pieces are neighbours and contain all work of a module."""
+        work = self.modules.count(n for i in index for n in working[i])
+        return index[-1] - index[0] == len(index) - 1 and self.modules.work[module] == work
 
     def _blocks(self, members: Mapping[Path, Sequence[tuple[Piece, Path]]]) -> list[Path]:
         """Return the modules of one class that are building blocks."""
@@ -95,7 +102,8 @@ class Merging:
         blocks = []
         for m, pieces in members.items():
             kinds, paths = [h.kind for h, _ in pieces], [path for _, path in pieces]
-            if self._is_block(m, kinds, paths, looks[m], alike[looks[m]] > 1):
+            twin = alike[looks[m]] > 1
+            if "dense" not in kinds and self._is_block(m, kinds, paths, looks[m], twin):
                 blocks.append(m)
         lists = {m for m, pieces in members.items() if any(h.kind == "residual" for h, _ in pieces)}
         return blocks if lists.issubset(blocks) else [m for m in blocks if m not in lists]
@@ -146,13 +154,11 @@ class Merging:
         if they are equal, or if other modules do not repeat them (``twin``).
         """
         several = self.modules.classes[self.modules.class_of(module)] > 1
-        if "dense" in kinds:
-            return False
         if "residual" in kinds:
-            if not is_numbered(module[-1]) or not (several or set(kinds) == {"residual"}):
-                return False
-            items = [i for i in range(len(paths) - 1) if siblings(paths[i], paths[i + 1])]
-            return not any(looks[i] == looks[i + 1] for i in items) and (twin or not items)
+            numbered = is_numbered(module[-1]) and (several or set(kinds) == {"residual"})
+            pairs = itertools.pairwise(zip(paths, looks, strict=True))
+            equal = [look == after for (a, look), (b, after) in pairs if siblings(a, b)]
+            return numbered and not any(equal) and (twin or not equal)
         listed = all(len(p) > len(module) and p[len(module)].isdigit() for p in paths)
         item = any(part.isdigit() for part in module)
         return several and (set(kinds) == {"parallel", "step"} or (item and not listed))

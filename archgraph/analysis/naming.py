@@ -33,11 +33,7 @@ class Naming:
         for layout, role, _ in eq.roles:
             for var in self.variables(layout):
                 self.roles.setdefault(var, role)
-        self.spans: dict[Var, dict[str, None]] = {}
-        for layout, name, what in eq.spans:
-            location = eq.graph.node[name].scope or f"%{name}"
-            for var in self.variables(layout):
-                self.spans.setdefault(var, {})[f"{what} in {location}"] = None
+        self.spans = self._spans()
         used = [leaf for node in eq.graph.nodes for leaf in node.leaves()]
         self._order = self._ordered([*used, *eq.leaves])
         self.weighed = {
@@ -50,10 +46,8 @@ class Naming:
         for node in eq.graph.nodes:
             self._name_sides(node)
         constant = {p.name: p.role == "constant" for p in eq.graph.params}
-        for leaf in sorted(dict.fromkeys(used), key=constant.__getitem__):
+        for leaf in [*sorted(dict.fromkeys(used), key=constant.__getitem__), *eq.leaves]:
             self._name_leaf(leaf, ())
-        for param in eq.graph.params:
-            self._name_leaf(param.name, ())
         ordered = sorted(self._names, key=self._order.__getitem__)
         self.names = {var: self._names[var] for var in ordered}
 
@@ -69,6 +63,15 @@ class Naming:
             inside = tuple(v for v in leaves(layout) if isinstance(v, Var))
             self._inside[id(layout)] = inside
         return inside
+
+    def _spans(self) -> dict[Var, dict[str, None]]:
+        """Return what runs over each variable, and where."""
+        spans: dict[Var, dict[str, None]] = {}
+        for layout, name, what in self._eq.spans:
+            location = self._eq.graph.node[name].scope or f"%{name}"
+            for var in self.variables(layout):
+                spans.setdefault(var, {})[f"{what} in {location}"] = None
+        return spans
 
     def _ordered(self, names: Sequence[str]) -> dict[Var, int]:
         """Return the places of the variables of some leaves, in their order."""

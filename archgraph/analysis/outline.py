@@ -48,8 +48,8 @@ def outline(graph: ArchGraph) -> Outline:
     """
     nodes = {node.name: f"{index}" for index, node in enumerate(graph.nodes)}
     used = [name for node in graph.nodes for name in node.leaves()]
-    used += [buffer for buffer, _ in graph.updates]
-    places = {name: f"#{i}" for i, name in enumerate(dict.fromkeys([*used, *graph.param]))}
+    every = dict.fromkeys([*used, *dict(graph.updates), *graph.param])
+    places = {name: f"#{i}" for i, name in enumerate(every)}
 
     def unnamed(value: Value) -> Value:
         match value:

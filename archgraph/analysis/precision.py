@@ -68,24 +68,39 @@ class Casts:
         """
         if not self.source:
             return
-        flat = [d for chain in drafts.chains for d in chain] + drafts.ends
-        ended: dict[str, str] = {}  # the result of a block: the cast that ends it
-        owner = {n: i for i, d in enumerate(flat) for n in (*d.stream, *d.extra)}
-        for chain in drafts.chains:  # 1
+        ended = self._end_blocks(drafts)  # 1
+        inner = self._distribute(drafts.all)  # 2
+        drafts.lift(self.graph, lambda piece: self._piece(piece, ended, inner, drafts))  # 3
+        drafts.cuts = tuple(
+            n for e in drafts.cuts for n in (e, *((ended[e],) if e in ended else ()))
+        )
+
+    def _end_blocks(self, drafts: Drafts) -> dict[str, str]:
+        """End blocks with the casts back to the type that they take; returns the last by result."""
+        ended: dict[str, str] = {}
+        for chain in drafts.chains:
             for d in chain:  # in order: the entry of a block is the end of the one before
                 entry, end = drafts.entry(d), drafts.exit(d)
                 dtype = self.graph.node[ended.get(entry, entry)].dtype
-                if d is chain[0]:
-                    leaves = (leaf for n in d.stream for leaf in self.graph.node[n].leaves())
-                    types = (self.graph.param[leaf].type for leaf in leaves)
-                    dtype = next((t.dtype for t in types if _floating(t)), dtype)
-                run = self._back(end, dtype)
+                run = self._back(end, self._weight_dtype(d, dtype) if d is chain[0] else dtype)
                 if run:
                     d.pieces.append(Piece(tuple(run), end, run[-1]))
                     ended[end] = run[-1]
-                    owner |= dict.fromkeys(run, flat.index(d))
-        inner: dict[str, list[str]] = {}  # by what they convert
-        for node in reversed(self.graph.nodes):  # 2, users before what they use
+        return ended
+
+    def _weight_dtype(self, draft: BlockDraft, default: str) -> str:
+        types = (
+            self.graph.param[leaf].type
+            for name in draft.stream
+            for leaf in self.graph.node[name].leaves()
+        )
+        return next((t.dtype for t in types if _floating(t)), default)
+
+    def _distribute(self, flat: list[BlockDraft]) -> dict[str, list[str]]:
+        """Give blocks the other casts; returns those inside of regions by what they convert."""
+        owner = {n: i for i, d in enumerate(flat) for n in (*d.stream, *d.extra)}
+        inner: dict[str, list[str]] = {}
+        for node in reversed(self.graph.nodes):  # users before what they use
             if node.name in owner:
                 continue
             users = [owner[u] for u in self.graph.users[node.name] if u in owner]
@@ -96,16 +111,7 @@ class Casts:
                 inner.setdefault(origin, []).append(node.name)
             else:
                 d.extra.append(node.name)
-        drafts.graph, drafts.node = self.graph, self.graph.node
-        drafts.order = {n.name: i for i, n in enumerate(self.graph.nodes)}
-        changed: dict[Piece, Piece] = {}
-        for d in flat:  # 3
-            changed |= {p: self._piece(p, ended, inner, drafts) for p in d.pieces}
-            d.heads = [changed[p] for p in d.heads]
-            d.pieces = [changed[p] for p in d.pieces]
-        drafts.cuts = tuple(
-            n for e in drafts.cuts for n in (e, *((ended[e],) if e in ended else ()))
-        )
+        return inner
 
     def _back(self, end: str, dtype: str) -> list[str]:
         """Follow the casts that are the only use of a result, back to the one from a type."""

@@ -44,17 +44,7 @@ def presence(graph: ArchGraph) -> Presence:
        in for its exit is read by those that read the exit.
     3. An operator is there if its value is read, and so is its block. Inputs always are.
     """
-    removable = [block for block in structure(graph).blocks if block.removable]
-    owner: dict[str, str] = {}
-    stands_in: dict[str, list[str]] = {}
-    for block in removable:
-        listed = bool(block.terms) and not passes_on(graph, block)
-        if not listed:
-            stands_in.setdefault(block.bypass, []).append(block.exit)
-        # A dense block may prepare what it passes on, or end in a list that stays.
-        prepared = reachable([block.bypass], lambda name: graph.node[name].uses(), block.nodes)
-        stays = prepared | ({block.exit} if listed else set())
-        owner.update((node, block.name) for node in block.nodes if node not in stays)
+    within, stands_in = _parts(graph)
     always = {r.name for r in walk(graph.outputs) if isinstance(r, Ref)}  # 1
     always |= {r.name for _, value in graph.updates for r in walk(value) if isinstance(r, Ref)}
     read: dict[str, Needs] = {}
@@ -64,12 +54,25 @@ def presence(graph: ArchGraph) -> Presence:
         readers += [read[end] for end in stands_in.get(node.name, ())]
         free = node.name in always or not readers
         read[node.name] = frozenset() if free else any_needs(readers)
-        within = frozenset({frozenset({owner[node.name]})} if node.name in owner else ())
-        needs = all_needs(read[node.name], within)
+        needs = all_needs(read[node.name], within.get(node.name, frozenset()))
         there[node.name] = frozenset() if node.op == "input" else needs  # 3
-    return Presence(
-        there, read, {n: frozenset({frozenset({b})}) for n, b in owner.items()}, stands_in
-    )
+    return Presence(there, read, within, stands_in)
+
+
+def _parts(graph: ArchGraph) -> tuple[dict[str, Needs], dict[str, list[str]]]:
+    """Return the blocks that operators are left out with, and what then stands in for the exits."""
+    within: dict[str, Needs] = {}
+    stands_in: dict[str, list[str]] = {}
+    for block in (block for block in structure(graph).blocks if block.removable):
+        listed = bool(block.terms) and not passes_on(graph, block)
+        if not listed:
+            stands_in.setdefault(block.bypass, []).append(block.exit)
+        # A dense block may prepare what it passes on, or end in a list that stays.
+        prepared = reachable([block.bypass], lambda name: graph.node[name].uses(), block.nodes)
+        stays = prepared | ({block.exit} if listed else set())
+        needs = frozenset({frozenset({block.name})})
+        within.update((node, needs) for node in block.nodes if node not in stays)
+    return within, stands_in
 
 
 def any_needs(needs: Iterable[Needs]) -> Needs:

@@ -101,11 +101,9 @@ class Removal:
             terms: What it appends.
         """
         graph, members = self.graph, set(nodes)
-        leaking = {n for n in going if graph.node[n].op != "input"}
+        starts = (n for n in going if graph.node[n].op != "input")
         # Beside the stream, what takes one of them has nothing to take any more.
-        for name in nodes:
-            if name != end and any(u in leaking for u in graph.node[name].uses()):
-                leaking.add(name)
+        leaking = reachable(starts, graph.users.__getitem__, members - {end})
         for name in filter(leaking.__contains__, nodes):
             if name in self.outputs:
                 return f"%{name} inside it is an output"

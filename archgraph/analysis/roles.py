@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from archgraph.analysis.axes import axes
+from archgraph.analysis.axes import Axes, axes
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Record, Ref, per_graph, refs, walk
 from archgraph.graph.passes import reachable, specialise
@@ -169,27 +169,29 @@ def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
         ('2.weight', '2.bias')
     """
     solved = axes(graph)
-
-    def axes_of(*names: str) -> set[Layout]:
-        return {d for name in names for result in solved.value[name] for d in result}
-
     outputs = [i.name for i in walk(graph.outputs) if isinstance(i, Ref)]
-    labels = {d for d in axes_of(*outputs) if isinstance(d, AxisRef) and d.size == classes}
-
-    def addressed(leaf: str, rows: Layout) -> bool:
-        for user in graph.leaf_users[leaf]:
-            node = graph.node[user]
-            operands = [graph.node[name] for name in node.uses()]
-            # The rows are used up by indexing: neither the result nor the indices have them.
-            integers = any(o.dtype.startswith("int") for o in operands)
-            if integers and rows not in axes_of(user, *(o.name for o in operands)):
-                return True
-        return False
+    labels = {d for d in _dims(solved, outputs) if isinstance(d, AxisRef) and d.size == classes}
 
     return tuple(
         p.name
         for p in graph.params
         if p.role == "parameter" and p.shape[:1] == (classes,)
         for rows in solved.of(p.name)[:1]
-        if rows in labels or addressed(p.name, rows)
+        if rows in labels or _addressed(graph, p.name, rows)
     )
+
+
+def _dims(solved: Axes, names: Iterable[str]) -> set[Layout]:
+    """Return the layouts of all dimensions of some operators' results."""
+    return {d for name in names for result in solved.value[name] for d in result}
+
+
+def _addressed(graph: ArchGraph, leaf: str, rows: Layout) -> bool:
+    """Return whether integers address the rows of a leaf."""
+    for user in graph.leaf_users[leaf]:
+        operands = [*graph.node[user].uses()]
+        # The rows are used up by indexing: neither the result nor the indices have them.
+        integers = any(graph.node[o].dtype.startswith("int") for o in operands)
+        if integers and rows not in _dims(axes(graph), [user, *operands]):
+            return True
+    return False

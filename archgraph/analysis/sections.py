@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft
-from archgraph.analysis.modules import Path, common, is_numbered, siblings
+from archgraph.analysis.modules import common, is_numbered, siblings
 
 # Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
 PERIODS = (1, 2, 3, 4)
@@ -164,21 +164,29 @@ def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
     Between the first and the last building block, the levels of an encoder–decoder included; in a
     plain chain from the start to where the image or sequence collapses, or to the last layer.
     """
-    complete = [i for i, d in enumerate(blocks) if d.whole]
-    # Levels of an encoder–decoder are joined by long connections: both ends belong to the stages.
+    complete, ends = [i for i, d in enumerate(blocks) if d.whole], _ends_of_levels(blocks)
+    if not (complete or ends):
+        return _plain_middle(drafts, blocks)
+    begin, end = min(complete + ends), max(complete + ends) + 1
+    # Blocks at the resolution of the outermost level belong to it.
+    while ends and begin and blocks[begin - 1].out == blocks[begin].out:
+        begin -= 1
+    while ends and end < len(blocks) and blocks[end].out == blocks[end - 1].out:
+        end += 1
+    return begin, end
+
+
+def _ends_of_levels(blocks: Sequence[BlockDraft]) -> list[int]:
+    """Return the blocks at which levels of an encoder–decoder end: long connections join them."""
     levels = {p.level for d in blocks for p in d.pieces if p.level}
     ends = [i for i, d in enumerate(blocks) if any(p.level for p in d.pieces)]
-    ends += [i for i, d in enumerate(blocks) if not levels.isdisjoint(d.stream)]
-    if complete or ends:
-        begin, end = min(complete + ends), max(complete + ends) + 1
-        # Blocks at the resolution of the outermost level belong to it.
-        while ends and begin and blocks[begin - 1].out == blocks[begin].out:
-            begin -= 1
-        while ends and end < len(blocks) and blocks[end].out == blocks[end - 1].out:
-            end += 1
-        return begin, end
-    # Without building blocks: a fall of the rank is where an image or sequence collapses.
+    return ends + [i for i, d in enumerate(blocks) if not levels.isdisjoint(d.stream)]
+
+
+def _plain_middle(drafts: Drafts, blocks: Sequence[BlockDraft]) -> tuple[int, int]:
+    """Return where the stages of a chain without building blocks begin and end."""
     begin = 0 if blocks and blocks[0].heads else min(1, len(blocks))
+    # A fall of the rank is where an image or sequence collapses.
     ranks = [len(drafts.graph.node[drafts.exit(d)].shape) for d in blocks]
     falls = [i for i in range(begin + 1, len(ranks)) if ranks[i] < ranks[i - 1]]
     end = falls[-1] if falls else max(len(blocks) - 1, begin)
@@ -187,13 +195,7 @@ def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
 
 def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
     """Return maximal runs of blocks with the same result and repeating bodies, named by module."""
-    items: list[list[BlockDraft]] = []  # blocks of one module stay together
-    for d in blocks:
-        last = items[-1][-1] if items else None
-        if last is not None and d.unit and last.unit == d.unit and last.out == d.out:
-            items[-1].append(d)
-        else:
-            items.append([d])
+    items = _by_module(blocks)
     runs: list[list[list[BlockDraft]]] = []
     while items:
         # Greedy: the longest run from here on, whatever its period.
@@ -215,18 +217,17 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
     return groups
 
 
+def _by_module(blocks: Sequence[BlockDraft]) -> list[list[BlockDraft]]:
+    """Return blocks with those together that are parts of one module and have the same result."""
+    groups = itertools.groupby(blocks, key=lambda d: (d.unit, d.out) if d.unit else id(d))
+    return [list(items) for _, items in groups]
+
+
 def _split(run: list[list[BlockDraft]]) -> list[list[list[BlockDraft]]]:
     """Split a run over several modules that each repeat a body into one section per module."""
-    path = common(item[0].unit for item in run)
-    parts: list[list[list[BlockDraft]]] = []
-    names: list[Path] = []
-    for item in run:
-        child = item[0].unit[: len(path) + 1]
-        if parts and child == names[-1]:
-            parts[-1].append(item)
-        else:
-            parts.append([item])
-            names.append(child)
+    size = len(common(item[0].unit for item in run)) + 1
+    groups = itertools.groupby(run, key=lambda item: item[0].unit[:size])
+    parts = [list(items) for _, items in groups]
     repeat = any(_bodies(a) == _bodies(b) for part in parts for a, b in itertools.pairwise(part))
     return parts if len(parts) > 1 and repeat else [run]
 

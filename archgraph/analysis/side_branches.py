@@ -7,8 +7,10 @@ result. Both are known by their form, whoever wrote them: PEFT's are found in a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,77 +64,105 @@ def side_branches(graph: ArchGraph) -> tuple[SideBranch, ...]:
         >>> [(b.down, b.up, b.scale) for b in side_branches(add_lora(graph, 2, alpha=4).graph)]
         [('lora.down.weight', 'lora.up.weight', 2.0)]
     """
-    pairs = ((n, n.arg("self"), n.arg("other")) for n in graph.nodes if row(n.op).merges)
-    tried = (
-        _branch(graph, node, base, branch)
-        for node, left, right in pairs
-        for base, branch in ((left, right), (right, left))
-        if isinstance(base, Ref) and isinstance(branch, Ref)
+    sums = ((n, n.arg("self"), n.arg("other")) for n in graph.nodes if row(n.op).merges)
+    branches = (
+        _branch(graph, node, a, b) or _branch(graph, node, b, a)
+        for node, a, b in sums
+        if isinstance(a, Ref) and isinstance(b, Ref)
     )
-    by_total: dict[str, SideBranch] = {}
-    for branch in tried:
-        if branch is not None:
-            by_total.setdefault(branch.total, branch)
-    return tuple(by_total.values())
+    return tuple(branch for branch in branches if branch is not None)
+
+
+class _Layer(NamedTuple):
+    """A linear map: what it is applied to, and its weight and bias; empty if that is computed."""
+
+    input: Value = None
+    weight: str = ""
+    bias: Value = None
+    transposed: bool = False
+
+    @classmethod
+    def of(cls, node: Node) -> _Layer:
+        """Return an operator as a linear map; of another one all is empty."""
+        fact = row(node.op).linear_map
+        if fact is None:
+            return cls()
+        weight = node.arg(fact.weight)
+        if not isinstance(weight, Leaf):
+            return cls(node.arg(fact.input))
+        return cls(node.arg(fact.input), weight.name, node.arg(fact.bias), fact.transposed)
 
 
 def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch | None:
     """Return the adapter whose result a sum adds to a base, if it is one.
 
-    1. Go back from the branch: products with numbers, a linear map, pointwise operators, a linear
-       map, again pointwise ones (a dropout), each used once.
-    2. From the base's own input: a low-rank branch, if nothing stands between the maps.
-    3. From the base's result: a bottleneck, if the sum is in turn one branch of a sum. A block of a
+    1. Go back from the branch, through operators of one operand that are used once, to the base's
+       result or its input.
+    2. These operators are two linear maps, products with numbers, and pointwise ones.
+    3. From the base's own input: a low-rank branch, if nothing stands between the maps.
+    4. From the base's result: a bottleneck, if the sum is in turn one branch of a sum. A block of a
        residual perceptron has the same form, but its result is the stream.
     """
-    layer, outputs = graph.node[base.name], graph.output_refs()
-    fact = row(layer.op).linear_map
-    before = layer.arg(fact.input) if fact else None
-    alpha = total.arg("alpha", 1)
-    if base.name in outputs or total.types != layer.types or not isinstance(alpha, (int, float)):
+    node, alpha = graph.node[base.name], total.arg("alpha", 1)
+    if base.name in graph.output_refs() or total.types != node.types:
         return None
-    scale = alpha if total.arg("other") == branch else 1
-    nodes, maps, between = list[Node](), list[Node](), False
-    source: Value = branch
-    while source not in (base, before):  # 1
-        if not isinstance(source, Ref):
-            return None
-        node = graph.node[source.name]
-        operands, factor = [v for _, v in node.args if isinstance(v, Ref)], node.arg("other")
+    beside = _Layer.of(node)
+    nodes, source = _way_back(graph, branch, (base, beside.input))  # 1
+    layers = _two_layers(nodes)  # 2
+    if layers is None or not isinstance(alpha, (int, float)):
+        return None
+    down, up, factors, plain = layers
+    names = tuple(n.name for n in reversed(nodes))
+    low_rank = plain and source == beside.input  # 3
+    bottleneck = source == base and node.op != "input" and _is_operand(graph, total)  # 4
+    readers = {total.name} if low_rank else {total.name, names[0]}
+    if not (low_rank or bottleneck) or readers != set(graph.users[base.name]):
+        return None
+    changed = beside if low_rank else _Layer()
+    scale = math.prod(factors, start=alpha if total.arg("other") == branch else 1)
+    return SideBranch(
+        total.name, base.name, names, down.weight, int(down.transposed), up.weight, float(scale),
+        low_rank, changed.weight, changed.transposed,
+    )  # fmt: skip
+
+
+def _way_back(graph: ArchGraph, end: Ref, starts: Collection[Value]) -> tuple[list[Node], Ref]:
+    """Return the operators from a result back to one of ``starts``, and that; none where they fork.
+
+    The last operator comes first.
+    """
+    nodes, outputs = list[Node](), graph.output_refs()
+    while end not in starts:
+        node = graph.node[end.name]
+        operands = [v for _, v in node.args if isinstance(v, Ref)]
         if len(operands) != 1 or len(graph.users[node.name]) != 1 or node.name in outputs:
-            return None
-        if row(node.op).linear_map is not None:
-            maps.append(node)
-        elif not maps and isinstance(factor, (int, float)) and row(node.op).growth.scales == "one":
-            scale *= factor
-        elif maps and row(node.op).pointwise and not any(node.leaves()):
-            between |= len(maps) == 1
-        else:
-            return None
+            return [], end
         nodes.append(node)
-        source = operands[0]
+        end = operands[0]
+    return nodes, end
+
+
+def _two_layers(nodes: Sequence[Node]) -> tuple[_Layer, _Layer, Sequence[float], bool] | None:
+    """Read a chain of operators, the last one first, as two layers, if it is that.
+
+    Products with numbers, a linear map, pointwise operators, a linear map, again pointwise ones (a
+    dropout).
+
+    Returns:
+        The first layer and the second, the numbers, and whether the layers have no biases and
+        nothing stands between them.
+    """
+    maps = [i for i, node in enumerate(nodes) if _Layer.of(node).weight]
     if len(maps) != 2:
         return None
-    up, down = ((n.arg(f.weight), n.arg(f.bias)) for n in maps if (f := row(n.op).linear_map))
-    if not isinstance(up[0], Leaf) or not isinstance(down[0], Leaf):
+    scaled = [n.arg("other") for n in nodes[: maps[0]] if row(n.op).growth.scales == "one"]
+    factors = [v for v in scaled if isinstance(v, (int, float))]
+    others = [*nodes[maps[0] + 1 : maps[1]], *nodes[maps[1] + 1 :]]
+    up, down = (_Layer.of(nodes[i]) for i in maps)
+    pointwise = all(row(n.op).pointwise and not any(n.leaves()) for n in others)
+    if len(factors) != maps[0] or not pointwise:
         return None
-    names = tuple(n.name for n in reversed(nodes))
-    users = set(graph.users[base.name])
-    low_rank = source == before and not between and up[1] is down[1] is None  # 2
-    bottleneck = source == base and layer.op != "input" and _is_operand(graph, total)  # 3
-    if users != ({total.name} if low_rank else {total.name, names[0]}):
-        return None
-    if not low_rank and not bottleneck:
-        return None
-    first = row(maps[1].op).linear_map
-    dim = 1 if first is not None and first.transposed else 0
-    result = SideBranch(
-        total.name, base.name, names, down[0].name, dim, up[0].name, float(scale), low_rank
-    )
-    weight = layer.arg(fact.weight) if fact else None
-    if not low_rank or fact is None or not isinstance(weight, Leaf):
-        return result
-    return dataclasses.replace(result, weight=weight.name, transposed=fact.transposed)
+    return down, up, factors, maps[1] == maps[0] + 1 and up.bias is down.bias is None
 
 
 def _is_operand(graph: ArchGraph, total: Node) -> bool:

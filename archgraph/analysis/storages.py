@@ -64,18 +64,15 @@ def storages(graph: ArchGraph, batch: int) -> Storages:
     """
     result, sizes = Storages(), example_sizes(graph, batch)
     for param in graph.params:
-        _add(result, Leaf(param.name), Leaf(param.name), _empty(param.type, sizes))
+        tensor = _empty(param.type, sizes)
+        result.tensors[Leaf(param.name)] = (tensor,)
+        result.owners[_address(tensor)] = Leaf(param.name)
     for node in graph.nodes:
         tensors = _results(result, node, sizes)
         for index, tensor in enumerate(tensors):
             result.owners.setdefault(_address(tensor), (node.name, index))
         result.tensors[Ref(node.name)] = tensors
     return result
-
-
-def _add(result: Storages, value: Leaf, owner: Storage, tensor: Tensor) -> None:
-    result.tensors[value] = (tensor,)
-    result.owners[_address(tensor)] = owner
 
 
 def _results(result: Storages, node: Node, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:

@@ -266,35 +266,42 @@ class Stream:
         return frozenset(name for name, count in zip(nodes, over, strict=False) if count == 0)
 
     def _piece(self, nodes: Sequence[str], entry: str) -> Iterable[Piece]:
-        """Yield one piece; a region that holds a chain of regions opens into that chain."""
+        """Return one piece; a region that holds a chain of regions opens into that chain."""
         end = nodes[-1]
-        work = any(n in self.heavy for n in nodes)
+        work = not self.heavy.isdisjoint(nodes)
         if len(nodes) == 1:
             return (Piece(tuple(nodes), entry, end, heavy=work),)
         inside = set(nodes) - {end}
-        branches = [
-            (p, self.ancestors((p,), inside)) for p in self.preds[end] if p == entry or p in inside
-        ]
         # A branch may be the entry itself: the empty one of an identity shortcut.
-        kind, shortcut = self._kind(self.graph.node[end], entry, branches)
+        starts = [p for p in self.preds[end] if p == entry or p in inside]
+        branches = {p: self.ancestors((p,), inside) for p in starts}
+        layers = {p: len(branch & self.heavy) for p, branch in branches.items()}
+        kind, shortcut = self._kind(self.graph.node[end], entry, branches, layers)
         region = Piece(tuple(nodes), entry, end, kind, shortcut, work)
-        longest, body = max(
-            branches, key=lambda b: (len(b[1] & self.heavy), len(b[1])), default=("", set[str]())
-        )
-        if entry and len(body & self.heavy) >= 2:
-            ordered = [n for n in nodes if n in body]
-            chain = self._chain(ordered, entry)
-            nested = {p.kind for p in chain if p.heavy}
-            # Bare: the other branches have no layers, as a long connection has none.
-            bare = not any(branch & self.heavy for p, branch in branches if p != longest)
-            deep = kind in ("dense", "residual") and bare and self._hourglass(chain, entry)
-            # A long connection around a chain of regions (U-Net) does not make one block of them.
-            if deep or "residual" in nested or (kind == "dense" and bare and "dense" in nested):
-                rest = tuple(n for n in nodes if n not in body)
-                work = any(n in self.heavy for n in rest)
-                level = entry if deep else ""
-                return (*chain, Piece(rest, longest, end, "step", "", work, True, level))
-        return (region,)
+        longest = max(branches, key=lambda p: (layers[p], len(branches[p])), default="")
+        if not entry or layers.get(longest, 0) < 2:
+            return (region,)
+        # Bare: the other branches have no layers, as a long connection has none.
+        bare = sum(layers.values()) == layers[longest]
+        return self._opened(region, longest, branches[longest], bare)
+
+    def _opened(self, region: Piece, longest: str, body: Set[str], bare: bool) -> Chain:
+        """Return the chain inside of a region and what is left of it, or else the region.
+
+        1. A chain of residual regions opens; so does one of dense regions in a dense region.
+        2. A long connection around a chain of regions (U-Net) does not make one block of them.
+        """
+        chain = self._chain([n for n in region.nodes if n in body], region.entry)
+        nested = {p.kind for p in chain if p.heavy}
+        opens = {"residual", "dense"} if bare and region.kind == "dense" else {"residual"}  # 1
+        joins = bare and region.kind in ("dense", "residual")
+        deep = joins and self._hourglass(chain, region.entry)  # 2
+        if nested.isdisjoint(opens) and not deep:
+            return (region,)
+        rest = tuple(n for n in region.nodes if n not in body)
+        level = region.entry if deep else ""
+        heavy = not self.heavy.isdisjoint(rest)
+        return (*chain, Piece(rest, longest, region.exit, "step", "", heavy, True, level))
 
     def _hourglass(self, chain: Sequence[Piece], entry: str) -> bool:
         """Return whether a chain leaves the resolution of its entry and comes back to it.
@@ -314,17 +321,17 @@ class Stream:
         )
 
     def _kind(
-        self, end: Node, entry: str, branches: Sequence[tuple[str, set[str]]]
+        self, end: Node, entry: str, branches: Mapping[str, Set[str]], layers: Mapping[str, int]
     ) -> tuple[PieceKind, str]:
         start = self.graph.node[entry] if entry else end
         same = start.dtype == end.dtype and len(start.shape) == len(end.shape)
         if row(end.op).merges and len(branches) > 1 and same:
-            work = sorted((len(branch & self.heavy), len(branch), p) for p, branch in branches)
+            least, more, *_ = sorted(branches, key=lambda p: (layers[p], len(branches[p]), p))
             # A shortcut has no layers, or one (a projection) beside a branch with more.
-            if work[0][0] == 0 or (work[0][0] == 1 and work[1][0] > 1):
-                return "residual", work[0][2]
-        lists = [v for _, v in end.args if isinstance(v, tuple)]
-        if entry in self.preds[end.name] and any(isinstance(i, Ref) for v in lists for i in v):
+            if layers[least] == 0 or (layers[least] == 1 and layers[more] > 1):
+                return "residual", least
+        items = [i for _, v in end.args if isinstance(v, tuple) for i in v]
+        if entry in self.preds[end.name] and any(isinstance(i, Ref) for i in items):
             return "dense", entry
         return "parallel", ""
 

@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 import torch
 
-from archgraph.analysis.axes import axes
-from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial, sizes_of_layouts
+from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial, TensorSizes
 from archgraph.analysis.presence import Needs, all_needs, any_needs, presence
 from archgraph.analysis.storages import Storage, storages
 from archgraph.analysis.training_memory import (
@@ -19,11 +18,10 @@ from archgraph.analysis.training_memory import (
     TrainingMemory,
 )
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph, refs
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, per_graph, refs
 from archgraph.graph.passes import specialise
 from archgraph.graph.polynomial import Polynomial
-from archgraph.graph.sizes import example_sizes
-from archgraph.ops.operands import Amount, Counted, numel
+from archgraph.ops.operands import Counted, numel
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import backward
 
@@ -133,28 +131,32 @@ class _Record:
     allocations: list[Allocation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.solved, self.values = axes(self.both), example_sizes(self.both, self.batch)
-        self.free = {axis.name for axis in self.solved.free}
+        self.sizes = TensorSizes.of_graph(self.both, self.batch)
         self.presence = presence(self.both)
         self.storages = storages(self.graph, self.batch)
         self.exits: dict[Storage, list[str]] = defaultdict(list)
         for name, ends in self.presence.stands_in.items():
             if Ref(name) in self.storages.tensors:
-                ends = [end for end in ends if Ref(end) in self.storages.tensors]
-                self.exits[self.storages.of(Ref(name))] += ends
+                known = (end for end in ends if Ref(end) in self.storages.tensors)
+                self.exits[self.storages.of(Ref(name))] += known
         self.index = {node.name: number for number, node in enumerate(self.graph.nodes)}
         self.loss = len(self.graph.nodes)
         self.trained = [p for p in self.graph.params if p.trainable and self.users(p.name)]
         self.end = 2 * self.loss + len(self.trained)
-        self.wants: dict[Ref | Leaf, bool] = {Leaf(p.name): True for p in self.trained}
-        for node in self.graph.nodes:
-            floating = any(torch_dtype(t.dtype).is_floating_point for t in node.types)
-            differentiable = floating and not backward(node).stops
-            trained = any(self.wants.get(value, False) for value in node.operands())
-            self.wants[Ref(node.name)] = differentiable and trained
+        self.wants = self._wanted()
         self.outputs = [
             name for name in dict.fromkeys(refs(self.graph.outputs)) if self.wants[Ref(name)]
         ]
+
+    def _wanted(self) -> dict[Ref | Leaf, bool]:
+        """Return whether a gradient of each result and each trained parameter is wanted."""
+        wants: dict[Ref | Leaf, bool] = {Leaf(p.name): True for p in self.trained}
+        for node in self.graph.nodes:
+            floating = any(torch_dtype(t.dtype).is_floating_point for t in node.types)
+            differentiable = floating and not backward(node).stops
+            trained = any(wants.get(value, False) for value in node.operands())
+            wants[Ref(node.name)] = differentiable and trained
+        return wants
 
     # -- sizes --------------------------------------------------------------------------------
 
@@ -162,27 +164,15 @@ class _Record:
         """Return the operators that use a leaf."""
         return self.graph.leaf_users[leaf]
 
-    def sizes(self, value: Value) -> tuple[Amount, ...]:
-        """Return the sizes of a tensor."""
-        match value:
-            case Ref():
-                dims = self.solved.value[value.name][0]
-            case Leaf():
-                dims = self.solved.leaf[value.name]
-            case _:
-                return ()
-        return sizes_of_layouts(dims, self.free, self.values)
-
     def result(self, name: str, index: int) -> Polynomial:
         """Return the bytes of a result."""
-        dims = self.solved.value[name][index]
         dtype = self.graph.node[name].types[index].dtype
-        count = numel(sizes_of_layouts(dims, self.free, self.values))
+        count = numel(self.sizes.of(self.sizes.solved.value[name][index]))
         return Polynomial({}) + count * torch_dtype(dtype).itemsize
 
     def leaf(self, name: str) -> Polynomial:
         """Return the bytes of a leaf."""
-        count = numel(self.sizes(Leaf(name)))
+        count = numel(self.sizes.operand(Leaf(name)))
         return Polynomial({}) + count * torch_dtype(self.graph.param[name].dtype).itemsize
 
     # -- moments ------------------------------------------------------------------------------
@@ -287,30 +277,36 @@ class _Record:
         3. A bound needs only one of both: it counts the first for what either needs.
         """
         there, inside = self.presence.there, self.presence.within.get(node.name, ALWAYS)
-        index = {**self.index, "": self.loss}
         storage, start = (node.name, number), self.index[node.name]
         size = self.result(node.name, number)
         later = list(self.stands_for(storage))
         instead = [s for end, _ in later for s in saved.get(end, ())]
-        savers = sorted(saved.get(storage, ()), key=self.index.__getitem__)
+        savers, last = self.lifetime(storage, read, saved, start)
         if savers:  # 1, 3
             also = any_needs(there[s] for s in instead) if instead else None
             self.keep(size, [(self.index[s], there[s]) for s in savers], inside, start, also)
         else:
-            last = max((index[name] for name in read.get(storage, ())), default=start)
             self.add("transient", size, there[node.name], start, last)
         for end, absent in later:  # 2
-            users = sorted(saved.get(end, ()), key=self.index.__getitem__)
-            kind, last = "saved", self.back(users[0]) if users else start
-            if not users:
-                kind = "transient"
-                last = max((index[name] for name in read.get(end, ())), default=start)
-            stays = (s for s in savers if not any(b <= absent for b in there[s]))
-            if any(self.back(s) >= last for s in stays):
+            users, last = self.lifetime(end, read, saved, start)
+            stays = [self.back(s) for s in savers if CostPart(there[s], size).there(absent)]
+            if max(stays, default=-1) >= last:
                 continue
             needs = any_needs(there[s] for s in users) if users else there[node.name]
-            needs = all_needs(needs, inside)
+            needs, kind = all_needs(needs, inside), "saved" if users else "transient"
             self.add(kind, size, needs, start, last, absent, None if savers else needs)  # 3
+
+    def lifetime(
+        self,
+        storage: Storage,
+        read: Mapping[Storage, list[str]],
+        saved: Mapping[Storage, set[str]],
+        start: int,
+    ) -> tuple[list[str], int]:
+        """Return the operators that save a tensor, and until when it is there."""
+        savers = sorted(saved.get(storage, ()), key=self.index.__getitem__)
+        readers = (self.index.get(name, self.loss) for name in read.get(storage, ()))
+        return savers, self.back(savers[0]) if savers else max(readers, default=start)
 
     def stands_for(self, storage: Storage) -> Iterator[tuple[Storage, frozenset[str]]]:
         """Yield the memory that a result stands in for, and the blocks that are then absent."""
@@ -357,7 +353,7 @@ class _Record:
 
         Its leading dimensions are repeated as another operand has them, and become one.
         """
-        sizes, result = self.sizes(value), self.sizes(Ref(node.name))
+        sizes, result = map(self.sizes.operand, (value, Ref(node.name)))
         repeated = trailing > 1 and len(sizes) > 2 and sizes[:-2] != result[:-2]
         if not repeated and not self.storages.copied(value, trailing):
             return None
@@ -421,9 +417,8 @@ class _Record:
                 if not backward(self.graph.node[name]).passes:
                     at = self.back(name)
                     self.add("transient", self.gradient(node), self.presence.there[name], at, at)
-            maker = node.arg("source") if node.op == "getitem" else Ref(node.name)
-            assert isinstance(maker, Ref)  # 3
-            end[root[node.name]] = max(end.get(root[node.name], 0), self.back(maker.name))
+            maker = next(node.uses()) if node.op == "getitem" else node.name  # 3
+            end[root[node.name]] = max(end.get(root[node.name], 0), self.back(maker))
         for name, (first, needs) in start.items():
             self.add("transient", self.gradient(self.graph.node[name]), needs, first, end[name])
 
@@ -437,16 +432,17 @@ class _Record:
     def counted(self, node: Node) -> Counted:
         """Return an operator as its row counts it."""
         stated = {
-            name: sizes_of_layouts([layout], self.free, self.values)[0]
+            name: self.sizes.of([layout])[0]
             for name, value in node.args
             if isinstance(value, int)
             and not isinstance(
-                layout := self.solved.attributes.get((node.name, name)), int | Polynomial
+                layout := self.sizes.solved.attributes.get((node.name, name)), int | Polynomial
             )
             and layout is not None
             and not isinstance(layout, tuple)
         }
-        return Counted(node, self.sizes, self.sizes(Ref(node.name)), stated)
+        result = self.sizes.operand(Ref(node.name))
+        return Counted(node, self.sizes.operand, result, stated)
 
     def gradient(self, node: Node) -> Polynomial:
         """Return the bytes of the gradients of a node's results."""

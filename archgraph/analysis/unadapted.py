@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.side_branches import side_branches, without
-from archgraph.analysis.stream import Piece
 from archgraph.graph.ir import ArchGraph
 
 
@@ -32,8 +31,6 @@ class Unadapted:
         """Put the adapters into the blocks of the layers that they belong to."""
         if not self._gone:
             return
-        drafts.graph, drafts.node = self.graph, self.graph.node
-        drafts.order = {n.name: i for i, n in enumerate(self.graph.nodes)}
 
         def with_gone(name: str) -> Iterator[str]:
             yield name
@@ -44,10 +41,6 @@ class Unadapted:
             every = {n for name in names for n in with_gone(name)}
             return sorted(every, key=drafts.order.__getitem__)
 
-        changed: dict[Piece, Piece] = {}
-        for draft in [d for chain in drafts.chains for d in chain] + drafts.ends:
-            for piece in draft.pieces:
-                changed[piece] = dataclasses.replace(piece, nodes=tuple(all_of(piece.nodes)))
-            draft.heads = [changed[p] for p in draft.heads]
-            draft.pieces = [changed[p] for p in draft.pieces]
+        drafts.lift(self.graph, lambda p: dataclasses.replace(p, nodes=tuple(all_of(p.nodes))))
+        for draft in drafts.all:
             draft.extra = all_of(draft.extra)

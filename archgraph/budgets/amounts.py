@@ -74,32 +74,38 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
         >>> limit_of(MEASURES["bytes"], "1.5MiB", 3_000_000)
         1572864
     """
-    expected = f"a share such as 0.5 or 50%, or a number such as {measure.example}"
     parts = _FORM.fullmatch(budget.strip()) if isinstance(budget, str) else None
     if parts is not None:
         # As digits: 0.1 is a tenth, not the nearest double.
-        number, unit = Fraction(parts[1]), parts[2]
-        if unit not in ("", "%") and unit not in measure.units:
-            units = ", ".join(filter(None, measure.units))
-            hint = _nearest(parts[1], unit, measure.units)
-            raise RewriteError(
-                "unknown unit",
-                where=measure.name,
-                found=unit,
-                expected=f"% or one of {units}",
-                hint=hint,
-            )
-        if unit == "%":
-            number, unit = number / 100, "share"
-        elif not unit:
-            unit = "share" if number <= 1 else ""
+        number, unit = Fraction(parts[1]), _known_unit(measure, *parts.groups())
     elif isinstance(budget, int | float) and not isinstance(budget, bool) and budget < math.inf:
-        number, unit = Fraction(str(budget)), "share" if budget <= 1 else ""
+        number, unit = Fraction(str(budget)), ""
     else:
-        raise RewriteError("not a budget", where=measure.name, found=budget, expected=expected)
-    if number <= 0 or (unit == "share" and number > 1):
-        raise RewriteError("not a budget", where=measure.name, found=budget, expected=expected)
-    return math.floor(number * (full if unit == "share" else measure.units.get(unit, 1)))
+        raise _not_a_budget(measure, budget)
+    share = unit == "%" or (unit == "" and number <= 1)
+    number /= 100 if unit == "%" else 1
+    if number <= 0 or (share and number > 1):
+        raise _not_a_budget(measure, budget)
+    return math.floor(number * (full if share else measure.units.get(unit, 1)))
+
+
+def _not_a_budget(measure: BudgetMeasure, budget: Budget) -> RewriteError:
+    expected = f"a share such as 0.5 or 50%, or a number such as {measure.example}"
+    return RewriteError("not a budget", where=measure.name, found=budget, expected=expected)
+
+
+def _known_unit(measure: BudgetMeasure, number: str, unit: str) -> str:
+    """Return the unit of an amount: ``%``, empty, or one of the measure's."""
+    if unit not in ("", "%") and unit not in measure.units:
+        units = ", ".join(filter(None, measure.units))
+        raise RewriteError(
+            "unknown unit",
+            where=measure.name,
+            found=unit,
+            expected=f"% or one of {units}",
+            hint=_nearest(number, unit, measure.units),
+        )
+    return unit
 
 
 def _nearest(number: str, unit: str, units: Mapping[str, int]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from archgraph.analysis.axes import axes
 from archgraph.analysis.cost import Cost, cost
 from archgraph.analysis.structure import structure
-from archgraph.budgets.amounts import MEASURES, amount_text, limit_of
+from archgraph.budgets.amounts import MEASURES, BudgetMeasure, amount_text, limit_of
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.options import FitOptions
 from archgraph.tables import Table, per_cent
@@ -90,22 +90,11 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
         (('macs', '40', '20', '20', '100.0 %'), (('0.out', '8', '4'),))
     """
     before, after = cost(graph), cost(small)
-    rows = []
-    for name, measure in MEASURES.items():
-        budget = getattr(options, name)
-        if name == "memory" and budget is None:
-            continue
-        full, left = (_amount(name, of, options) for of in (before, after))
-        limit = None if budget is None else limit_of(measure, budget, full)
-        rows.append(
-            (
-                name if name != "memory" else f"memory ({options.batch}, {options.optimizer})",
-                amount_text(measure, full),
-                "" if limit is None else amount_text(measure, limit),
-                amount_text(measure, left),
-                "" if not limit else per_cent(left / limit, 1),
-            )
-        )
+    rows = [
+        _row(measure, before, after, options)
+        for name, measure in MEASURES.items()
+        if name != "memory" or options.memory is not None
+    ]
     columns = ("measure", "whole model", "budget", "submodel", "of the budget")
     costs = Table("Cost", columns, tuple(rows), frozenset({1, 2, 3, 4}))
     sizes = {axis.name: axis.size for axis in axes(small).all}
@@ -119,6 +108,20 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
     note = f"left out: {', '.join(gone)}" if gone else ""
     return costs, Table(
         "Axes", ("axis", "whole", "submodel"), narrower, frozenset({1, 2}), note=note
+    )
+
+
+def _row(measure: BudgetMeasure, before: Cost, after: Cost, options: FitOptions) -> tuple[str, ...]:
+    """Return what a model and its submodel cost by a measure, beside its budget."""
+    name, budget = measure.name, getattr(options, measure.name)
+    full, left = (_amount(name, of, options) for of in (before, after))
+    limit = None if budget is None else limit_of(measure, budget, full)
+    return (
+        name if name != "memory" else f"memory ({options.batch}, {options.optimizer})",
+        amount_text(measure, full),
+        "" if limit is None else amount_text(measure, limit),
+        amount_text(measure, left),
+        "" if not limit else per_cent(left / limit, 1),
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 
-from archgraph.graph.ir import ArchGraph, Node
+from archgraph.graph.ir import ArchGraph, Node, Param
 from archgraph.graph.values import Leaf, Mode, Ref, Value, in_mode, refs, replace, walk
 
 
@@ -76,29 +76,43 @@ def prune(
     stays while its module does anything for an output. Leaves that only removed operators used
     go with them; leaves that nothing ever used stay, since checkpoints hold them.
     """
-
-    def needed(*values: Value) -> set[str]:
-        return reachable(refs(values), lambda name: graph.node[name].uses())
-
     drawing = {name for name, _ in _of_one_mode(graph)} if alone is None else alone
-    live = needed(graph.outputs) | needed(tuple(map(Ref, drawing)))
-    busy = {graph.node[name].scope for name in live}
-    updates = []
+    live = _needed(graph, [graph.outputs, *map(Ref, drawing)])
+    updates = tuple(_lasting(graph, live))
+    # After the choice of updates: what only an update needs does not keep other updates alive.
+    live |= _needed(graph, [value for _, value in updates])
+    return graph.replace(
+        nodes=tuple(n for n in graph.nodes if n.name in live or n.op == "input"),
+        params=_remaining(graph, live, dict(updates)) if leaves else graph.params,
+        updates=updates,
+    )
+
+
+def _needed(graph: ArchGraph, values: Iterable[Value]) -> set[str]:
+    """Return the operators that some values need."""
+    names = (name for value in values for name in refs(value))
+    return reachable(names, lambda name: graph.node[name].uses())
+
+
+def _lasting(graph: ArchGraph, live: Container[str]) -> Iterator[tuple[str, Value]]:
+    """Yield the updates of no module, and of those that do anything for an output."""
+    busy = {n.scope for n in graph.nodes if n.name in live} | {""}
     for buffer, value in graph.updates:
         scopes = {graph.node[name].scope for name in refs(value)}
-        if not scopes or "" in scopes or scopes & busy:
-            updates.append((buffer, value))
-    # After the choice of updates: what only an update needs does not keep other updates alive.
-    live |= needed(*(value for _, value in updates))
-    nodes = tuple(n for n in graph.nodes if n.name in live or n.op == "input")
-    params = graph.params
-    if leaves:
-        used = {name for n in nodes for name in n.leaves()} | {k for k, _ in updates}
-        used |= {i.name for i in walk(graph.outputs) if isinstance(i, Leaf)}
-        gone = {name for n in graph.nodes if n.name not in live for name in n.leaves()}
-        gone |= {k for k, _ in graph.updates}
-        params = tuple(p for p in graph.params if p.name in used or p.name not in gone)
-    return graph.replace(nodes=nodes, params=params, updates=tuple(updates))
+        if not scopes or not scopes.isdisjoint(busy):
+            yield buffer, value
+
+
+def _remaining(
+    graph: ArchGraph, live: Container[str], updates: Collection[str]
+) -> tuple[Param, ...]:
+    """Return the leaves that something uses, and those that nothing ever used."""
+    used = {i.name for i in walk(graph.outputs) if isinstance(i, Leaf)}.union(updates)
+    gone = {buffer for buffer, _ in graph.updates}
+    for node in graph.nodes:
+        users = used if node.name in live else gone
+        users.update(node.leaves())
+    return tuple(p for p in graph.params if p.name in used or p.name not in gone)
 
 
 def notes_of(graphs: Iterable[ArchGraph]) -> tuple[str, ...]:

@@ -232,13 +232,18 @@ def floor_divide(a: Size, b: Size) -> Size:
     if shared > 1:
         reduced = Polynomial({m: c // shared for m, c in inside.terms.items() if c // shared})
         return as_size(outside + floor_divide(as_size(reduced), b // shared))
-    for monomial, factor in inside.terms.items():  # 4.
+    return as_size(outside + _rounded(inside, b))  # 4.
+
+
+def _rounded(dividend: Polynomial, divisor: int) -> Size:
+    """Return a quotient that is rounded down, the first quotient in its dividend dissolved."""
+    for monomial, factor in dividend.terms.items():
         name = monomial[0] if len(monomial) == 1 else ""
         if isinstance(name, Quotient) and factor == 1 and isinstance(name.divisor, int):
-            rest = inside - Polynomial({monomial: 1})
-            dividend = as_size(name.dividend + name.divisor * rest)
-            return as_size(outside + floor_divide(dividend, name.divisor * b))
-    return as_size(outside + _atom(inside, b))
+            rest = dividend - Polynomial({monomial: 1})
+            inner = as_size(name.dividend + name.divisor * rest)
+            return floor_divide(inner, name.divisor * divisor)
+    return _atom(dividend, divisor)
 
 
 def _atom(dividend: Polynomial, divisor: Size) -> Polynomial:

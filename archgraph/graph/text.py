@@ -298,9 +298,7 @@ def _word_value(cursor: _Cursor, depth: int) -> Value:
         return cursor.bounded(word)
     if word in _FLOAT_WORDS:
         return _FLOAT_WORDS[word]
-    if _FLOAT.fullmatch(word):
-        return float(word)
-    return Leaf(word)
+    return float(word) if _FLOAT.fullmatch(word) else Leaf(word)
 
 
 def _record(cursor: _Cursor, name: str, depth: int) -> Record:

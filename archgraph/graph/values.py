@@ -138,9 +138,8 @@ def show(value: Value) -> str:
         return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, str):
         return quote(value)
-    if isinstance(value, float):
-        return repr(value)  # the shortest text that reads back to the same float
-    return str(value)
+    # Of floats: the shortest text that reads back to the same one.
+    return repr(value) if isinstance(value, float) else str(value)
 
 
 # Values with values inside. Most have none: asking for all three at once is the cheaper way.

@@ -127,18 +127,12 @@ def product(factors: Iterable[Layout]) -> Layout:
 
 def concatenation(terms: Iterable[Layout]) -> Layout:
     """Return a sum in normal form: flattened, empty terms dropped, fixed runs joined."""
+    terms = [term for term in terms if term.size != 0]
     flat: list[Layout] = []
     size: Size = 0
-    states = dict[int, object]()  # at which the parts are known to be resolved
+    states = _states(terms)
     for t in terms:
-        if t.size == 0:
-            continue
         size += t.size
-        if isinstance(t, (Prod, Sum)):
-            state = t.memo[0] if t.memo is not None and t.memo[1] is t else None
-            states[id(state)] = state
-        elif isinstance(t, Var) and t.bound is not None:
-            states[id(None)] = None
         parts = t.terms if isinstance(t, Sum) else (t,)
         first, last = parts[0], flat[-1] if flat else None
         if isinstance(first, Fixed) and isinstance(last, Fixed):
@@ -148,10 +142,8 @@ def concatenation(terms: Iterable[Layout]) -> Layout:
             flat += parts
         if isinstance(t, Var):
             t.part = True
-    if not flat:
-        return Fixed(0)
-    if len(flat) == 1:
-        return flat[0]
+    if len(flat) < 2:
+        return flat[0] if flat else Fixed(0)
     # Dense networks concatenate thousands of terms: skip the constructor's pass over them.
     composite = object.__new__(Sum)
     object.__setattr__(composite, "terms", tuple(flat))
@@ -159,6 +151,18 @@ def concatenation(terms: Iterable[Layout]) -> Layout:
     if len(states) == 1 and id(None) not in states:  # then so is the sum
         object.__setattr__(composite, "memo", (*states.values(), composite))
     return composite
+
+
+def _states(terms: Iterable[Layout]) -> dict[int, object]:
+    """Return the states, by their identity, at which some terms are known to be resolved."""
+    states = dict[int, object]()
+    for t in terms:
+        if isinstance(t, (Prod, Sum)):
+            state = t.memo[0] if t.memo is not None and t.memo[1] is t else None
+            states[id(state)] = state
+        elif isinstance(t, Var) and t.bound is not None:
+            states[id(None)] = None
+    return states
 
 
 def leaves(layout: Layout) -> Iterator[Layout]:
@@ -386,19 +390,9 @@ class Solver:
                 self.bind(x, concatenation(parts))
                 return parts
             case Sum(terms):  # 3.
-                position = 0
-                while first != 0 and position < len(terms):
-                    size = terms[position].size
-                    if _exceeds(size, first):
-                        break
-                    if size != first and not _exceeds(first, size):
-                        return None  # which one is larger depends on an open size
-                    first = as_size(first - terms[position].size)
-                    position += 1
-                if position == len(terms):
-                    return None
-                if (inner := self.cut(terms[position], first)) is not None:
-                    head, rest = terms[:position], terms[position + 1 :]
+                at = _term_at(terms, first)
+                if at is not None and (inner := self.cut(terms[at[0]], at[1])) is not None:
+                    head, rest = terms[: at[0]], terms[at[0] + 1 :]
                     return concatenation((*head, inner[0])), concatenation((inner[1], *rest))
             case Prod((outermost, *rest)):  # 4.
                 row = product(rest)
@@ -421,6 +415,17 @@ class Solver:
                 return None
             out.insert(0, factor)
         return out if all(r.size == 1 for r in rest) else None
+
+
+def _term_at(terms: Sequence[Layout], size: Size) -> tuple[int, Size] | None:
+    """Return the term in which a size ends, or before which, and how much of it; None if none."""
+    for position, term in enumerate(terms):
+        if size == 0 or _exceeds(term.size, size):
+            return position, size
+        if term.size != size and not _exceeds(size, term.size):
+            return None  # which one is larger depends on an open size
+        size = as_size(size - term.size)
+    return None
 
 
 def _exceeds(a: Size, b: Size) -> bool:

@@ -61,21 +61,8 @@ def with_copy(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Bl
 def _spot(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> tuple[str, str]:
     """Return the result after which the block goes, and the leaf after which its leaves go."""
     pairs = dict(alignment.blocks)
-    mine, theirs = structure(graph).blocks, structure(host).blocks
-    position = {b.name: i for i, b in enumerate(theirs)}
-    index = [b.name for b in mine].index(block.name)
-    after = [position[pairs[b.name]] for b in mine[:index] if b.name in pairs]
-    before = [position[pairs[b.name]] for b in mine[index:] if b.name in pairs]
-    begin, end = max(after, default=-1), min(before, default=len(theirs))
-    matched = set(pairs.values())
-    others = [b for b in theirs[begin + 1 : end] if b.name not in matched and not b.removable]
-    if others and not block.removable:
-        raise RewriteError(
-            "the other graph has a block of its own there",
-            where=block.name,
-            found=f"{others[0].name}, which {others[0].reason}",
-        )
-    previous = next((b for b in mine if b.exit == block.entry), None)
+    _check_order(host, graph, pairs, block)
+    previous = next((b for b in structure(graph).blocks if b.exit == block.entry), None)
     if previous is None:
         inputs = [[n.name for n in g.nodes if n.op == "input"] for g in (graph, host)]
         if block.entry not in inputs[0] or len(inputs[0]) != len(inputs[1]):
@@ -83,8 +70,24 @@ def _spot(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block)
         return inputs[1][inputs[0].index(block.entry)], ""
     if previous.name not in pairs:
         raise RewriteError("what comes before it has no counterpart", where=block.name)
-    before_it = theirs[position[pairs[previous.name]]]
+    before_it = structure(host).block(pairs[previous.name])
     return before_it.exit, last_leaf(host, before_it)
+
+
+def _check_order(host: ArchGraph, graph: ArchGraph, pairs: Mapping[str, str], block: Block) -> None:
+    """Check that a host has no blocks of its own where one is to go, unless one may be left out."""
+    mine, theirs = ([b.name for b in structure(g).blocks] for g in (graph, host))
+    index = mine.index(block.name)
+    after = [theirs.index(pairs[name]) for name in mine[:index] if name in pairs]
+    before = [theirs.index(pairs[name]) for name in mine[index:] if name in pairs]
+    gap = structure(host).blocks[max(after, default=-1) + 1 : min(before, default=len(theirs))]
+    others = [b for b in gap if b.name not in pairs.values() and not b.removable]
+    if others and not block.removable:
+        raise RewriteError(
+            "the other graph has a block of its own there",
+            where=block.name,
+            found=f"{others[0].name}, which {others[0].reason}",
+        )
 
 
 def _fitted(host: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> ArchGraph:

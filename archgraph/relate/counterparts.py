@@ -79,11 +79,11 @@ class Counterparts:
             for a, b in self.leaves.items()
             if client.param[a].role != "constant"
         }
-        used = set(self.sides[0].forms.whole.leaves)
-        busy = {name.rpartition(".")[0] for name in used}
+        used = self.sides[0].forms.whole.leaves
+        busy, known = {name.rpartition(".")[0] for name in used}, {*used, *self.leaves}
         unavailable = {*self.back, *self.sides[1].forms.whole.leaves}
         for param in client.params:
-            if param.name in used or param.name in self.leaves or param.role == "constant":
+            if param.name in known or param.role == "constant":
                 continue
             prefix, _, last = param.name.rpartition(".")
             names = [] if prefix in busy else [param.name]

@@ -71,10 +71,10 @@ def clipped(sent: State, state: State, factor: float, unmerged: Collection[str] 
     """
     if factor >= 1:
         return state
-    result = dict(state)
-    for name, before, after in _changed(sent, state, unmerged):
-        result[name] = torch.lerp(before, after, factor).to(state[name].dtype)
-    return result
+    return dict(state) | {
+        name: torch.lerp(before, after, factor).to(state[name].dtype)
+        for name, before, after in _changed(sent, state, unmerged)
+    }
 
 
 def _changed(

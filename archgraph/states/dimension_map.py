@@ -177,9 +177,8 @@ class DimMap:
     @property
     def targets(self) -> npt.NDArray[np.int64]:
         """Target positions, one per source position."""
-        if not self.offsets:
-            return np.arange(self.length)
-        return np.repeat(np.arange(self.length), np.diff(self._bounds))
+        every = np.arange(self.length)
+        return np.repeat(every, np.diff(self._bounds)) if self.offsets else every
 
     @property
     def _bounds(self) -> npt.NDArray[np.int64]:
@@ -290,19 +289,17 @@ class DimMap:
                 end = begin + len(range(*run))
                 into[_at(dim, run)].add_(y[_at(dim, (begin, end, 1))], alpha=alpha)
                 begin = end
-            return
-        if self._dense:
+        elif self._dense:
             matrix = torch.from_numpy(self.matrix()).to(y)
             into.add_(torch.tensordot(matrix, y, dims=([0], [dim])).movedim(0, dim), alpha=alpha)
-            return
-        if dim > 0 and self._injective:
+        elif dim > 0 and self._injective:
             into.add_(self.expand(y, dim), alpha=alpha)
-            return
-        if self.offsets:
-            y = y.index_select(dim, self._tensor(self.targets, y))
-        if self.weights:
-            y = y * self._factors(dim, y)
-        into.index_add_(dim, self._tensor(self.positions, y), y.to(into.dtype), alpha=alpha)
+        else:
+            if self.offsets:
+                y = y.index_select(dim, self._tensor(self.targets, y))
+            if self.weights:
+                y = y * self._factors(dim, y)
+            into.index_add_(dim, self._tensor(self.positions, y), y.to(into.dtype), alpha=alpha)
 
     def expand(self, y: Tensor, dim: int) -> Tensor:
         """Compute ``Aᵀ y`` along one dimension, a new tensor.

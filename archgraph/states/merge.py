@@ -154,6 +154,13 @@ class _Group:
     rows: dict[str, Vector] = field(default_factory=dict)
     peaks: list[Tensor] = field(default_factory=list)
 
+    def count(self, peaks: list[Tensor]) -> None:
+        """Raise the maxima to those of an update."""
+        if peaks and self.peaks:
+            torch._foreach_maximum_(self.peaks, peaks)
+        else:
+            self.peaks = [peak.clone() for peak in peaks]
+
     def terms(self) -> Iterator[tuple[str, Term]]:
         """Yield the coverage that it gives global entries."""
         for lane in self.plan.lanes:
@@ -175,6 +182,11 @@ class _Waiting(NamedTuple):
     update: Update
     weight: float
     through: Transfer | None
+
+    def entry(self, name: str) -> Tensor:
+        """Return one of its entries."""
+        state = self.update.state
+        return self.through.entry(name, state) if self.through else state[name]
 
 
 class Merger:
@@ -304,8 +316,10 @@ class Merger:
             plan = _plan(transfer, self._frozen, *key[1:])
             group = _Group(plan, [None] * len(plan.lanes))
         if through is not None and through.target != transfer.target:
-            problem = "what makes the client's entries does not end where the transfer does"
-            raise ArchGraphError(problem, **first_difference(through.target, transfer.target))
+            raise ArchGraphError(
+                "what makes the client's entries does not end where the transfer does",
+                **first_difference(through.target, transfer.target),
+            )
         if any(value.device != self._device for value in state.values()):
             state = {name: value.to(self._device) for name, value in state.items()}
         self._unit = self._unit or update.weight
@@ -324,13 +338,9 @@ class Merger:
         for name, mask in update.rows.items():
             counted: Vector = weight * mask.double().cpu().numpy()
             group.rows[name] = group.rows.get(name, 0.0) + counted
-        self._waiting.append(_Waiting(group, update._replace(state=state), weight, through))
-        names = (lane.name for lane in group.plan.counted)  # 2
-        peaks = [through.entry(n, state) if through else state[n] for n in names]
-        if peaks and group.peaks:
-            torch._foreach_maximum_(group.peaks, peaks)
-        else:
-            group.peaks = [peak.clone() for peak in peaks]
+        waiting = _Waiting(group, update._replace(state=state), weight, through)
+        self._waiting.append(waiting)
+        group.count([waiting.entry(lane.name) for lane in group.plan.counted])  # 2
         self._bytes += group.plan.bytes
         if self._bytes > self._wait:  # 3
             self._flush()
@@ -370,12 +380,7 @@ class Merger:
         new: dict[str, Tensor] = {}
         for names in self._chunks(coverage):
             self._add(names)
-            even: dict[float, list[Tensor]] = {}
-            for name in names:
-                if name in terms and (divisor := coverage.even(name)):
-                    even.setdefault(divisor, []).append(self._sums[name])
-            for divisor, sums in even.items():
-                torch._foreach_div_(sums, divisor)
+            self._divide_evenly([name for name in names if name in terms], coverage)
             for name in names:
                 if name in terms:
                     new[name] = self._mean(name, coverage, multiply.get(name, 1.0))
@@ -383,6 +388,15 @@ class Merger:
                     new[name] = maxima[name] if name in maxima else self._old[name].clone()
         self._waiting = []
         return new, coverage.times(self._unit or 1.0)
+
+    def _divide_evenly(self, names: Iterable[str], coverage: Coverage) -> None:
+        """Divide the sums that all clients cover alike, those of one divisor in one call."""
+        even: dict[float, list[Tensor]] = {}
+        for name in names:
+            if divisor := coverage.even(name):
+                even.setdefault(divisor, []).append(self._sums[name])
+        for divisor, sums in even.items():
+            torch._foreach_div_(sums, divisor)
 
     def _check(self, transfer: Transfer | None = None) -> None:
         """Check that the merger is open and that a transfer starts at its graph."""
@@ -423,26 +437,26 @@ class Merger:
         """
         last, sums, values = 1.0, list[Tensor](), list[Tensor]()
         firsts: dict[str, Tensor] = {}
-        for (group, update, weight, through), source in itertools.product(self._waiting, names):
-            state, scales = update.state, update.scales
+        for waiting, source in itertools.product(self._waiting, names):
+            group, update, weight, _ = waiting
             for index, lane in group.plan.at.get(source, ()):
-                into, name = group.sums[index], lane.name
-                value = widened(through.entry(name, state) if through else state[name])
-                factor = weight * lane.scale * (scales.get(name, 1.0) if scales else 1.0)
+                into, name, fresh = group.sums[index], lane.name, False
+                value = widened(waiting.entry(name))
+                factor = weight * lane.scale * update.scales.get(name, 1.0)
                 if into is None:
-                    fresh = not (lane.masked or lane.view)
-                    fresh = fresh and (lane.view is None or source not in self._sums)
-                    into = group.sums[index] = self._into(lane, empty=fresh)
-                    if fresh:  # 1
-                        if factor != 1:
-                            torch.mul(value.to(into.dtype), factor, out=into)
-                        elif lane.view is None or value.dtype != into.dtype:
-                            into.copy_(value)
-                        else:
-                            firsts[source] = value
-                        continue
+                    into, fresh = self._into(lane)
+                    group.sums[index] = into
+                direct = lane.view == () and not lane.masked and value.dtype == into.dtype
+                if fresh:  # 1
+                    if factor != 1:
+                        torch.mul(value.to(into.dtype), factor, out=into)
+                    elif direct:
+                        firsts[source] = value
+                    else:
+                        into.copy_(value)
+                    continue
                 if (first := firsts.pop(source, None)) is not None:
-                    if lane.view == () and not lane.masked and value.dtype == into.dtype:
+                    if direct:
                         torch.add(first, value, alpha=factor, out=into)
                         continue
                     self._sums[source].copy_(first)
@@ -460,23 +474,24 @@ class Merger:
         for source, first in firsts.items():
             self._sums[source].copy_(first)
 
-    def _into(self, lane: _Lane, empty: bool) -> Tensor:
-        """Return what an entry adds to."""
+    def _into(self, lane: _Lane) -> tuple[Tensor, bool]:
+        """Return what an entry adds to, and whether that is still to be written."""
         if lane.view is None:
-            make = torch.empty if empty else torch.zeros
-            return make(lane.shape, dtype=self._type(lane.source), device=self._device)
-        total = self._sums.get(lane.source)
-        if total is None:
-            total = self._sum(lane.source, empty=empty)
-        return total.as_strided(*lane.view) if lane.view else total
+            return self._new(lane.shape, lane.source, empty=not lane.masked), not lane.masked
+        fresh = not (lane.masked or lane.view or lane.source in self._sums)
+        total = self._sum(lane.source, empty=fresh)
+        return total.as_strided(*lane.view) if lane.view else total, fresh
 
     def _sum(self, source: str, *, empty: bool = False) -> Tensor:
         """Return the global sum of an entry, created when it is first needed."""
         if source not in self._sums:
-            make = torch.empty if empty else torch.zeros
-            shape, dtype = self._old[source].shape, self._type(source)
-            self._sums[source] = make(shape, dtype=dtype, device=self._device)
+            self._sums[source] = self._new(self._old[source].shape, source, empty=empty)
         return self._sums[source]
+
+    def _new(self, shape: torch.Size, source: str, *, empty: bool) -> Tensor:
+        """Return a new sum for values of a global entry."""
+        make = torch.empty if empty else torch.zeros
+        return make(shape, dtype=self._type(source), device=self._device)
 
     def _embed(self, keep: int) -> None:
         """Add the transfers' own sums into the global one, except those of the last few used."""

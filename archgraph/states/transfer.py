@@ -260,10 +260,13 @@ class Transfer:
                 shape, dtype = self.shapes[entry.source], accumulator(value.dtype)
                 sums[entry.source] = torch.zeros(shape, dtype=dtype, device=value.device)
             entry.push(value, sums[entry.source])
-        for slot in self.source:
-            if slot.name not in sums:
-                sums[slot.name] = torch.zeros(slot.shape, dtype=accumulator(slot.torch_dtype))
-        return {slot.name: sums[slot.name] for slot in self.source}, self.coverage
+        numerator = {
+            slot.name: sums[slot.name]
+            if slot.name in sums
+            else torch.zeros(slot.shape, dtype=accumulator(slot.torch_dtype))
+            for slot in self.source
+        }
+        return numerator, self.coverage
 
     @functools.cached_property
     def coverage(self) -> Coverage:

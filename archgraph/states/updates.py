@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
@@ -160,15 +160,16 @@ def check_update(
             or value.is_meta
         ):  # this runs for every entry of every client; what is wrong is worked out only then
             _check_entry(want, value)
+    _check_number(expected, state)
+    if finite:
+        _check_values(expected, state, fixed)
+
+
+def _check_number(expected: Collection[ExpectedEntry], state: State) -> None:
+    """Check that a state has no further entries."""
     if len(state) != len(expected):
         further = sorted(map(str, set(state) - {want.name for want in expected}))
         raise RejectedUpdate("unknown entry", where=further[0], found=f"{len(further)} more")
-    values: dict[str, Tensor] = {}
-    for want in expected if finite else ():
-        value, before = state[want.name], fixed.get(want.name)
-        if want.averaged and (before is None or not equal(value, before.to(value.device))):
-            values[want.name] = widened(value)
-    _check_values(values)
 
 
 # Other classes decide themselves how they are computed.
@@ -226,7 +227,12 @@ def _check_entry(want: ExpectedEntry, value: Tensor | None) -> None:
 
 
 @torch.no_grad()
-def _check_values(values: Mapping[str, Tensor]) -> None:
+def _check_values(expected: Iterable[ExpectedEntry], state: State, fixed: State) -> None:
+    values: dict[str, Tensor] = {}
+    for want in expected:
+        value, before = state[want.name], fixed.get(want.name)
+        if want.averaged and (before is None or not equal(value, before.to(value.device))):
+            values[want.name] = widened(value)
     # One NaN or infinity spoils the norm, so a small norm proves all values finite and no larger,
     # in one pass that writes nothing. Only else is every value looked at: the norm can overflow.
     narrow = [value for value in values.values() if value.dtype == torch.float32]
@@ -273,14 +279,20 @@ def check_options(update: Update) -> None:
     for name, scale in update.scales.items():  # 3
         if not (_number(scale) and abs(scale) < LARGEST):
             raise RejectedUpdate("scale is not a number below 2**80", where=name, found=scale)
-    shapes = {slot.name: slot.shape for slot in update.transfer.target} if update.rows else {}
-    for name, mask in update.rows.items():  # 4
+    if update.rows:  # 4
+        _check_rows(update)
+
+
+def _check_rows(update: Update) -> None:
+    shapes = {slot.name: slot.shape for slot in update.transfer.target}
+    for name, mask in update.rows.items():
         if (other := foreign(mask)) is not None:
             raise RejectedUpdate("row mask is not a dense tensor", where=name, found=other)
         actual, expected = list(mask.shape), list(shapes[name][:1])
         if not expected or actual != expected:
-            problem = "row mask of another length"
-            raise RejectedUpdate(problem, where=name, found=actual, expected=expected)
+            raise RejectedUpdate(
+                "row mask of another length", where=name, found=actual, expected=expected
+            )
         if not ((mask == 0) | (mask == 1)).all():
             raise RejectedUpdate("row mask has other values than 0 and 1", where=name)
 
