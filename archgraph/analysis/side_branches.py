@@ -109,7 +109,8 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
     beside = _Layer.of(node)
     nodes, source = _way_back(graph, branch, (base, beside.input))  # 1
     layers = _two_layers(nodes)  # 2
-    if layers is None or not isinstance(alpha, (int, float)):
+    scaled = total.arg("other")  # by alpha
+    if layers is None or not isinstance(alpha, (int, float)) or (scaled == base and alpha != 1):
         return None
     down, up, factors, plain = layers
     names = tuple(n.name for n in reversed(nodes))
@@ -119,7 +120,7 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
     if not (low_rank or bottleneck) or readers != set(graph.users[base.name]):
         return None
     changed = beside if low_rank else _Layer()
-    scale = math.prod(factors, start=alpha if total.arg("other") == branch else 1)
+    scale = math.prod(factors, start=alpha)
     return SideBranch(
         total.name, base.name, names, down.weight, int(down.transposed), up.weight, float(scale),
         low_rank, changed.weight, changed.transposed,

@@ -253,6 +253,35 @@ class Scaled(nn.Module):
         return torch.addmm(self.bias, x, self.weight, alpha=self.alpha, beta=self.beta)
 
 
+class BesideScaled(nn.Module):
+    """A low-rank branch and the layer beside it, one of which a sum multiplies by a number."""
+
+    def __init__(self, first: str, alpha: float) -> None:
+        super().__init__()
+        self.base, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 5, bias=False)
+        self.first, self.alpha = first, alpha
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [self.base(x), self.up(self.down(x))]
+        if self.first == "branch":
+            parts.reverse()
+        return self.head(torch.add(*parts, alpha=self.alpha))
+
+
+@pytest.mark.parametrize(
+    ("first", "alpha", "scales"), [("base", 2, [2]), ("branch", 1, [1]), ("branch", 2, [])]
+)
+def test_a_branch_has_the_factor_that_the_sum_gives_it_and_no_other(first, alpha, scales):
+    torch.manual_seed(0)
+    net, x = BesideScaled(first, alpha), torch.randn(6, 4)
+    graph, state = ag.trace(net, x)
+    assert [b.scale for b in side_branches(graph)] == scales
+    if scales:
+        graph, state = ag.fold(graph, state)
+    torch.testing.assert_close(ag.build(graph, state)(x), net(x))
+
+
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, 1.0), (1.0, 2.0)])
 def test_a_product_with_a_factor_gets_no_adapter(alpha, beta):
     """Folded, its adapter had the factor, too."""
