@@ -103,14 +103,13 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
     4. From the base's result: a bottleneck, if the sum is in turn one branch of a sum. A block of a
        residual perceptron has the same form, but its result is the stream.
     """
-    node, alpha = graph.node[base.name], total.arg("alpha", 1)
+    node, factor = graph.node[base.name], _factor(total, branch)
     if base.name in graph.output_refs() or total.types != node.types:
         return None
     beside = _Layer.of(node)
     nodes, source = _way_back(graph, branch, (base, beside.input))  # 1
     layers = _two_layers(nodes)  # 2
-    scaled = total.arg("other")  # by alpha
-    if layers is None or not isinstance(alpha, (int, float)) or (scaled == base and alpha != 1):
+    if layers is None or factor is None:
         return None
     down, up, factors, plain = layers
     names = tuple(n.name for n in reversed(nodes))
@@ -120,11 +119,19 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
     if not (low_rank or bottleneck) or readers != set(graph.users[base.name]):
         return None
     changed = beside if low_rank else _Layer()
-    scale = math.prod(factors, start=alpha)
+    scale = math.prod(factors, start=factor)
     return SideBranch(
         total.name, base.name, names, down.weight, int(down.transposed), up.weight, float(scale),
         low_rank, changed.weight, changed.transposed,
     )  # fmt: skip
+
+
+def _factor(total: Node, branch: Ref) -> float | None:
+    """Return what a sum multiplies a branch by; None if that is no number, or the base has one."""
+    alpha = total.arg("alpha", 1)
+    if isinstance(alpha, (int, float)) and (alpha == 1 or total.arg("other") == branch):
+        return alpha
+    return None
 
 
 def _way_back(graph: ArchGraph, end: Ref, starts: Collection[Value]) -> tuple[list[Node], Ref]:
