@@ -162,37 +162,18 @@ class Template:
 
     def __init__(self, graph: ArchGraph) -> None:
         plan = ModulePlan.of(graph)
-        self.graph, self.blocks = graph, Blocks(plan)
+        self.graph = graph
         self.leaves = [(*_split(name), param.name) for name, param in _names(graph)]
-        # Which blocks exist is known only when their code is generated: a block's results are
-        # looked up by those who read them, and a block that runs later has none yet.
-        try:  # 1
-            root = forward(plan, "", plan.work, self.blocks)
-        except KeyError:
-            self.blocks = Blocks(plan, flat=True)
-            root = forward(plan, "", plan.work, self.blocks)
+        self.blocks, root = _forwards(plan)  # 1
         owners = dict.fromkeys(path for path, _, _ in self.leaves)
         tree = _tree(plan, owners, {*plan.layers, *self.blocks.forwards})
         self.parts = {"": self._root(root, tuple(tree[""]), "" in owners)}  # 2
         for path, names in tree.items():
             for inside in (joined(path, name) for name in names):
                 self.parts[inside] = self._part(inside, tuple(tree[inside]), inside in owners)
-        for path, names in tree.items():
-            if are_numbers(names) and isinstance(self.parts[path], nn.Sequential | nn.ModuleList):
-                numbers = {*map(int, names), *range(min(max(map(int, names)), _GAPS + len(names)))}
-                names[:] = map(str, sorted(numbers))  # 3
-                for name in names:
-                    self.parts.setdefault(joined(path, name), nn.Identity())
+        self._fill(tree)  # 3
         self._unite(graph.shared)  # 4
-        for path, names in tree.items():  # 5
-            # In the tables: ``self.type = Linear(…)`` is legal, ``add_module("type", …)`` is not.
-            self.parts[path]._modules.update((n, self.parts[joined(path, n)]) for n in names)
-        for path, name, leaf in self.leaves:
-            part = self.parts[path]
-            if name in part._modules:
-                raise GraphError("a leaf and a module share a name", found=joined(path, name))
-            if graph.param[leaf].role == "constant":
-                part._non_persistent_buffers_set.add(name)
+        self._enter(tree)  # 5
         for outer, flag in graph.flags:
             for path, part in self.parts.items():
                 if is_under(path, outer):
@@ -202,6 +183,27 @@ class Template:
             for part in dict.fromkeys(self.parts.values())
         ]
         self.inside = [(path, *_split(path)) for path in self.parts if path]
+
+    def _fill(self, tree: Mapping[str, list[str]]) -> None:
+        """Add the missing numbers of lists and chains to their names, and identities under them."""
+        for path, names in tree.items():
+            if are_numbers(names) and isinstance(self.parts[path], nn.Sequential | nn.ModuleList):
+                numbers = {*map(int, names), *range(min(max(map(int, names)), _GAPS + len(names)))}
+                names[:] = map(str, sorted(numbers))
+                for name in names:
+                    self.parts.setdefault(joined(path, name), nn.Identity())
+
+    def _enter(self, tree: Mapping[str, Iterable[str]]) -> None:
+        """Enter each module in the one around it, and constants where no state dict has them."""
+        for path, names in tree.items():
+            # In the tables: ``self.type = Linear(…)`` is legal, ``add_module("type", …)`` is not.
+            self.parts[path]._modules.update((n, self.parts[joined(path, n)]) for n in names)
+        for path, name, leaf in self.leaves:
+            part = self.parts[path]
+            if name in part._modules:
+                raise GraphError("a leaf and a module share a name", found=joined(path, name))
+            if self.graph.param[leaf].role == "constant":
+                part._non_persistent_buffers_set.add(name)
 
     def _unite(self, shared: Iterable[tuple[str, ...]]) -> None:
         """Let all names of one module stand for one part: the same layer, or the same code."""
@@ -263,6 +265,18 @@ class Template:
         return cast(ArchModule, copies[""])
 
 
+def _forwards(plan: ModulePlan) -> tuple[Blocks, Forward]:
+    """Return the blocks of a plan, and the forward of the network that calls them."""
+    # Which blocks exist is known only when their code is generated: a block's results are
+    # looked up by those who read them, and a block that runs later has none yet.
+    blocks = Blocks(plan)
+    try:
+        return blocks, forward(plan, "", plan.work, blocks)
+    except KeyError:
+        blocks = Blocks(plan, flat=True)
+        return blocks, forward(plan, "", plan.work, blocks)
+
+
 _GAPS = 1000  # modules that compute nothing, in one list
 
 
@@ -292,8 +306,10 @@ def _split(name: str) -> tuple[str, str]:
 
 def _names(graph: ArchGraph) -> Iterable[tuple[str, Param]]:
     """Return all names of leaves, those of tied ones last, where the original's state has them."""
-    names = [(param.name, param) for param in graph.params]
-    names += [(name, param) for param in graph.params for name in param.aliases]
+    names = [
+        *((param.name, param) for param in graph.params),
+        *((name, param) for param in graph.params for name in param.aliases),
+    ]
     known = {name for name, _ in names}
     for name, _ in names:
         if not all(part and part.isprintable() for part in name.split(".")):
@@ -449,8 +465,9 @@ def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
         <All keys matched successfully>
     """
     _check_fit(graph, state, _shapes(graph))
-    params = [graph.param[name] for name in graph.state_names]
-    return {name: state[param.name] for param in params for name in (param.name, *param.aliases)}
+    return {
+        name: state[key] for key in graph.state_names for name in (key, *graph.param[key].aliases)
+    }
 
 
 def load_state(module: nn.Module, state: State) -> None:
@@ -491,13 +508,15 @@ def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, .
             "return it",
             found=type(state).__name__,
         )
-    params = graph.param
     for name, expected in shapes.items():
         value = state.get(name)
         if not isinstance(value, Tensor):
-            facts = missing(name, state)
-            expected = tuple(expected)
-            raise GraphError("the state lacks this tensor", where=name, expected=expected, **facts)
+            raise GraphError(
+                "the state lacks this tensor",
+                where=name,
+                expected=tuple(expected),
+                **missing(name, state),
+            )
         if value.shape != expected:
             raise GraphError(
                 "the state has this tensor in another shape",
@@ -506,7 +525,7 @@ def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, .
                 expected=tuple(expected),
                 hint="for the graph of a rewrite, pull the state: rewritten.transfer.pull(state)",
             )
-        for alias in params[name].aliases:
+        for alias in graph.param[name].aliases:
             if alias in state:
                 hint = f"leave {alias} out, or trace the model with its weights untied"
                 _check_tied(name, value, alias, state[alias], hint)
@@ -515,8 +534,8 @@ def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, .
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same values; NaN equals NaN."""
     # The same memory needs no comparison: states of tied models name one tensor twice.
-    if (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride()):
-        return True
-    return one.shape == other.shape and bool(
-        torch.isclose(widened(one), widened(other.to(one)), rtol=0, atol=0, equal_nan=True).all()
+    same = (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride())
+    return same or (
+        one.shape == other.shape
+        and torch.allclose(widened(one), widened(other.to(one)), rtol=0, atol=0, equal_nan=True)
     )

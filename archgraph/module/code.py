@@ -82,8 +82,7 @@ class Forward:
 
 def forward(plan: ModulePlan, path: str, run: Stretch, blocks: Blocks) -> Forward:
     """Return the forward of some work under a path; the network's is under the empty one."""
-    needs = plan.needs(path, run) if path else ()
-    results = plan.results(path, run) if path else ()
+    needs, results = (plan.needs(path, run), plan.results(path, run)) if path else ((), ())
     compiled = []
     for training in (False, True):
         body = _Body(plan, path, training, blocks)
@@ -174,24 +173,27 @@ class Blocks:
         names: list[str] = []
         before: Value = None
         for name, group in groups(runs[0], path):
-            if name is None:
-                return None
-            inside = joined(path, name)
-            needs, results = plan.needs(inside, group), plan.results(inside, group)
-            if inside in plan.layers:  # 2
-                # A recurrent layer gives a tuple, which the next module of a chain cannot take.
-                once = len(group) == 1 and inside not in plan.stacks
-                once = once and isinstance(results[0] if results else None, Ref)
-            else:
-                once = self[inside] is not None and len(plan.runs[inside]) == 1
-            linked = len(needs) == len(results) == 1 and isinstance(needs[0], Ref | Mode)  # 3
-            if not (once and linked and (before is None or needs == (before,))):
+            link = None if name is None else self._link(joined(path, name), group)  # 2
+            if name is None or link is None or before not in (None, link[0]):  # 3
                 return None
             names.append(name)
-            before = results[0]
+            before = link[1]
         if are_numbers(names) and names != sorted(names, key=int):  # 4
             return None
         return tuple(names) if plan.results(path, runs[0]) == (before,) else None
+
+    def _link(self, path: str, group: Stretch) -> tuple[Need, Ref | Mode] | None:
+        """Return what a module of a chain takes and gives; None if it cannot be part of one."""
+        plan = self.plan
+        needs, results = plan.needs(path, group), plan.results(path, group)
+        if path in plan.layers:
+            # A recurrent layer gives a tuple, which the next module of a chain cannot take.
+            several = len(group) > 1 or path in plan.stacks
+            once = not several and all(isinstance(result, Ref) for result in results)
+        else:
+            once = self[path] is not None and len(plan.runs[path]) == 1
+        linked = len(needs) == len(results) == 1 and isinstance(needs[0], Ref | Mode)
+        return (needs[0], results[0]) if once and linked else None
 
 
 def are_numbers(names: Sequence[str]) -> bool:
@@ -257,8 +259,9 @@ class _Body:
             here = all(name in self.live for name in refs(assigned))
             if assigned is not None and here and self.assigns(buffer):
                 # Into its memory: a buffer that is replaced would be lost to whoever holds it.
-                copy = torch.ops.aten.copy_.default
-                self.fx.call_function(copy, (self.lower(Leaf(buffer)), self.lower(assigned)))
+                self.fx.call_function(
+                    torch.ops.aten.copy_.default, (self.lower(Leaf(buffer)), self.lower(assigned))
+                )
         if self.path:  # 4
             values = [self.need(in_mode(value, self.training)) for value in results]  # type: ignore[arg-type]  # a result or a leaf
             self.fx.output(values[0] if len(values) == 1 else tuple(values))
@@ -320,8 +323,9 @@ class _Body:
         results = zip((stack.output, *stack.last), (output, *last), strict=True)
         self.env |= {Ref(name): result for name, result in results if name is not None}
         for name, (kind, at) in stack.steps.items():
-            select = torch.ops.aten.select.int
-            self.steps[name] = functools.partial(self.fx.call_function, select, (last[kind], 0, at))
+            self.steps[name] = functools.partial(
+                self.fx.call_function, torch.ops.aten.select.int, (last[kind], 0, at)
+            )
 
     def items(self, several: torch.fx.Node, count: int) -> tuple[torch.fx.Node, ...]:
         """Return the items of a tuple; those that nothing uses are left out of the code."""
@@ -340,8 +344,11 @@ class _Body:
                 args = tuple(self.need(need) for need in self.plan.needs(path, run))
                 called = self.call_module(path, args)
                 items = (called,) if len(results) == 1 else self.items(called, len(results))
-                bound = zip(results, items, strict=True)
-                self.env |= {result: item for result, item in bound if self.is_used(result)}
+                self.env |= {
+                    result: item
+                    for result, item in zip(results, items, strict=True)
+                    if self.is_used(result)
+                }
 
     def is_used(self, result: Ref | Mode) -> bool:
         """Return whether this mode has a result of a block; those that it decides, both have."""
@@ -358,8 +365,8 @@ class _Body:
     def call(self, node: Node) -> torch.fx.Node:
         """Append one operator, or the layer that computes it."""
         if node.op == "getitem":
-            args = (self.lower(node.arg("source")), self.lower(node.arg("index")))
-            return self.fx.call_function(operator.getitem, args)
+            source, index = self.lower(node.arg("source")), self.lower(node.arg("index"))
+            return self.fx.call_function(operator.getitem, (source, index))
         if node.name in self.steps:
             return self.steps[node.name]()
         inputs = self.plan.calls.get(node.name)
@@ -368,8 +375,9 @@ class _Body:
         arguments = {k: self.lower(v) for k, v in node.args}
         for name in table.row(node.op).contiguous:
             # A graph says nothing of strides, and these kernels refuse what is not contiguous.
-            contiguous = torch.ops.aten.contiguous.default
-            arguments[name] = self.fx.call_function(contiguous, (arguments[name],))
+            arguments[name] = self.fx.call_function(
+                torch.ops.aten.contiguous.default, (arguments[name],)
+            )
         if makes_tensor(node):
             arguments["device"] = self.device()
         row = op_schema(node.op)
@@ -447,37 +455,34 @@ class _Body:
 
     def device(self) -> torch.fx.Node:
         """Return the device on which new tensors are made: that of the first argument."""
-        if DEVICE in self.env:
-            return self.env[DEVICE]
-        return self.fx.call_function(getattr, (next(self.tensors())[1], "device"))
+        return self.env.get(DEVICE) or self.fx.call_function(
+            getattr, (next(self.tensors())[1], "device")
+        )
 
     def tensors(self) -> Iterator[tuple[str, torch.fx.Node]]:
         """Yield the tensors that the module is called with in both modes, and their operators."""
         for need, argument in self.arguments.items():
-            name = self.plan.steady(need)
-            if name is not None:
+            if (name := self.plan.steady(need)) is not None:
                 yield name, argument
 
     def size(self, value: Polynomial) -> torch.fx.Node:
         """Compute a size from the open ones."""
-
-        def called(function: Callable[..., object]) -> Callable[[Argument, Argument], Argument]:
-            return lambda a, b: self.fx.call_function(function, (a, b))
-
+        call = self.fx.call_function
         terms: list[Argument] = []
         for monomial, factor in value.terms.items():
             parts = [self.lower(Polynomial.of(name)) for name in monomial]
             parts += [factor] if factor != 1 or not monomial else []
-            terms.append(functools.reduce(called(operator.mul), parts))
-        total = functools.reduce(called(operator.add), terms)
+            terms.append(functools.reduce(lambda a, b: call(operator.mul, (a, b)), parts))
+        total = functools.reduce(lambda a, b: call(operator.add, (a, b)), terms)
         assert isinstance(total, torch.fx.Node), "a size that is a number is no polynomial"
         return total
 
     def open_size(self, name: str) -> torch.fx.Node:
         """Compute a quotient, or read an open size off the first argument that tells it."""
         if isinstance(name, Quotient):
-            sides = (self.lower(as_size(name.dividend)), self.lower(name.divisor))
-            return self.fx.call_function(operator.floordiv, sides)
+            return self.fx.call_function(
+                operator.floordiv, (self.lower(as_size(name.dividend)), self.lower(name.divisor))
+            )
         for result, argument in self.tensors():
             if (at := self.plan.telling(result, name)) is not None:
                 length = self.fx.call_function(torch.ops.aten.sym_size.int, (argument, at[0]))

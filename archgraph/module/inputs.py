@@ -107,15 +107,13 @@ class InputTypes:
             for steps, name in _tensors(value, ()):
                 node = graph.node[name]
                 label = key + "".join(f"[{step!r}]" for step in steps)
-                type_ = TensorType(node.shape, node.dtype)
-                at = label, index, key, steps, type_, torch_dtype(node.dtype)
-                tensors.append(TensorInput(*at))
-        for param in graph.params:
-            dtype = torch_dtype(param.dtype)
-            if dtype.is_floating_point:
-                path = tuple(param.name.split("."))
-                return InputTypes(tuple(tensors), open_sizes(graph), path, dtype)
-        return InputTypes(tuple(tensors), open_sizes(graph), (), None)
+                type_, dtype = TensorType(node.shape, node.dtype), torch_dtype(node.dtype)
+                tensors.append(TensorInput(label, index, key, steps, type_, dtype))
+        leaves = ((param.name, torch_dtype(param.dtype)) for param in graph.params)
+        name, floating = next((leaf for leaf in leaves if leaf[1].is_floating_point), ("", None))
+        return InputTypes(
+            tuple(tensors), open_sizes(graph), tuple(name.split(".")) if name else (), floating
+        )
 
     def check(
         self, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
@@ -143,19 +141,8 @@ class InputTypes:
                 value = _inside(value, step, item.label)
             if isinstance(value, fx.Proxy):  # of symbolic tracing, which has no types
                 return
-            dtype = leaf.dtype if leaf is not None and item.dtype is self.dtype else item.dtype  # 1
-            if not item.fits(value, dtype):
-                raise item.refusal(value, dtype)
-            assert isinstance(value, Tensor)
-            if leaf is not None and value.device != leaf.device:  # 2
-                raise GraphError(
-                    f"is on {value.device} and the module on {leaf.device}",
-                    where=f"input {item.label}",
-                    hint=f"move it: .to({str(leaf.device)!r})",
-                )
-            for dim, (size, actual) in enumerate(
-                zip(item.type.shape, value.shape, strict=True)
-            ):  # 3
+            shape = self._checked(item, value, leaf).shape  # 1, 2
+            for dim, (size, actual) in enumerate(zip(item.type.shape, shape, strict=True)):  # 3
                 if name := single_name(size):
                     self._check_size(name, actual, item.label, values)
                 elif isinstance(size, Polynomial):
@@ -169,6 +156,20 @@ class InputTypes:
                     found=actual,
                     expected=expected,
                 )
+
+    def _checked(self, item: TensorInput, value: object, leaf: Tensor | None) -> Tensor:
+        """Return a value that has the dtype that the module has now, and is on its device."""
+        dtype = leaf.dtype if leaf is not None and item.dtype is self.dtype else item.dtype
+        if not item.fits(value, dtype):
+            raise item.refusal(value, dtype)
+        assert isinstance(value, Tensor)
+        if leaf is not None and value.device != leaf.device:
+            raise GraphError(
+                f"is on {value.device} and the module on {leaf.device}",
+                where=f"input {item.label}",
+                hint=f"move it: .to({str(leaf.device)!r})",
+            )
+        return value
 
     def _check_size(
         self, name: str, value: int, label: str, values: dict[str, tuple[int, str]]

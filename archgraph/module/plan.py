@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -74,50 +74,18 @@ class ModulePlan:
         3. Layers advance their counters of batches themselves, so that the operators that do it go.
            A norm under several names has one counter: all of its paths are layers, or none.
         """
-        paths: dict[str, list[Node]] = {}  # 1
-        for node in graph.nodes:
-            if node.op != "input":
-                paths.setdefault(node.scope, []).append(node)
-        leaves: dict[str, dict[str, Param]] = {}
-        for param in graph.params:
-            for name in (param.name, *param.aliases):
-                path, _, last = name.rpartition(".")
-                leaves.setdefault(path, {})[last] = param
-        inner = {"", *(outer for path in (*paths, *leaves) for outer in ancestors(path))}
-        chains = _counters(graph)
-        modes = tuple(specialise(graph, training=t).node for t in (False, True))
-        layers: dict[str, TorchLayer] = {}
-        calls: dict[str, tuple[Value, ...]] = {}
-        stacks: dict[str, Stack] = {}
-        for path, nodes in paths.items():  # 2
-            if path in inner:
-                continue
-            tensors = leaves.get(path, {})
-            if by_operator := _layers(graph, nodes, tensors, chains, modes):
-                layers[path] = next(iter(by_operator.values()))
-                calls |= {name: layer.inputs for name, layer in by_operator.items()}
-            elif (recurrent := stack(graph, path, nodes)) and _are_leaves_of(
-                recurrent.layer, tensors
-            ):
-                layers[path], stacks[path] = recurrent.layer, recurrent
-                calls |= dict.fromkeys((n.name for n in nodes), ())
-                calls[nodes[0].name] = recurrent.layer.inputs
-        counted = {  # 3
-            leaves[path][layer.counter].name
-            for path, layer in layers.items()
-            if layer.counts and layer.counter in leaves[path]
-        }
-        for buffer in tuple(counted):
-            scopes = {graph.node[name].scope for name in chains[buffer]}
-            if not scopes <= layers.keys():
-                counted.remove(buffer)
-                for path in scopes & layers.keys():
-                    del layers[path]
-        calls = {name: inputs for name, inputs in calls.items() if graph.node[name].scope in layers}
-        absorbed = {name for buffer in counted for name in chains[buffer]}
-        work = tuple(n for n in graph.nodes if n.op != "input" and n.name not in absorbed)
-        updates = tuple((k, v) for k, v in graph.updates if k not in counted)
-        return ModulePlan(graph, layers, calls, stacks, work, updates, modes)
+        paths = _Paths(graph)  # 1
+        layers, counters = paths.counted()  # 2, 3
+        absorbed = {name for buffer in counters for name in paths.steps[buffer]}
+        return ModulePlan(
+            graph,
+            {path: next(iter(calls.values())) for path, calls in layers.items()},
+            {name: call.inputs for calls in layers.values() for name, call in calls.items()},
+            paths.stacks,
+            tuple(n for n in graph.nodes if n.op != "input" and n.name not in absorbed),
+            tuple((buffer, value) for buffer, value in graph.updates if buffer not in counters),
+            paths.modes,
+        )
 
     # -- blocks -----------------------------------------------------------------------------------
 
@@ -192,34 +160,37 @@ class ModulePlan:
            mode. A value whose sides both come from outside is decided there.
         2. Open sizes that no result among that tells, and the device, if there is no result.
         """
-        inside = {n.name for n in run}
-        needs: dict[Need, None] = {}
-
-        def add(item: Value) -> None:
-            match item:
-                case Ref(name) if name not in inside:
-                    needs[item] = None
-                case Leaf(name) if self.local_name(name, path) is None:
-                    needs[item] = None
-                case Mode() if refs(item) and inside.isdisjoint(refs(item)):
-                    needs[item] = None
-                case Mode():
-                    add(item.train)
-                    add(item.eval)
-
         operands: Value = tuple(
             self.calls.get(n.name, tuple(value for _, value in n.args)) for n in run
         )
-        for item in (*scalars(operands), *self.results(path, run)):  # 1
-            add(item)
+        items = (*scalars(operands), *self.results(path, run))
+        inside = {n.name for n in run}
+        needs = dict.fromkeys(n for item in items for n in self._outside(item, path, inside))  # 1
         tensors = [name for need in needs if (name := self.steady(need)) is not None]  # 2
-        sizes = (item for item in walk(operands) if isinstance(item, Polynomial))
-        for open_size in sorted({name for size in sizes for name in size.names}):
-            if all(self.telling(name, open_size) is None for name in tensors):
-                needs[Polynomial.of(open_size)] = None
+        needs |= dict.fromkeys(self._untold(operands, tensors))
         if not tensors and any(makes_tensor(n) for n in run if n.name not in self.calls):
             needs[DEVICE] = None
         return tuple(needs)
+
+    def _outside(self, item: Value, path: str, inside: set[str]) -> Iterator[Need]:
+        """Yield what of an operand comes from outside of some work under a path."""
+        match item:
+            case Ref(name) if name not in inside:
+                yield item
+            case Leaf(name) if self.local_name(name, path) is None:
+                yield item
+            case Mode() if refs(item) and inside.isdisjoint(refs(item)):
+                yield item
+            case Mode():
+                yield from self._outside(item.train, path, inside)
+                yield from self._outside(item.eval, path, inside)
+
+    def _untold(self, operands: Value, results: Sequence[str]) -> Iterator[Need]:
+        """Yield the open sizes that operands have and no dimension of some results tells."""
+        sizes = (item for item in walk(operands) if isinstance(item, Polynomial))
+        for name in sorted({name for size in sizes for name in size.names}):
+            if all(self.telling(result, name) is None for result in results):
+                yield Polynomial.of(name)
 
     def steady(self, need: Need) -> str | None:
         """Return the result that a need is in both modes; None if it is another thing."""
@@ -324,53 +295,123 @@ def makes_tensor(node: Node) -> bool:
     return node.op != "getitem" and op_schema(node.op).makes_tensor
 
 
-def _layers(
-    graph: ArchGraph,
-    nodes: Sequence[Node],
-    leaves: Mapping[str, Param],
-    chains: Mapping[str, tuple[str, ...]],
-    modes: Modes,
-) -> dict[str, TorchLayer]:
-    """Return the layer that all work of a path is, by operator; empty if that is not one layer.
+class _Paths:
+    """The work and the leaves of a graph by module path.
 
-    1. Beside its operators there may be items of its results, tensors that are allocated for it
-       (first states), and the steps of its counter.
-    2. A layer trains as its mode says: where the graph has a constant, only that mode has it.
-    3. Each of its calls advances its counter once, where it has one.
+    Attributes:
+        work: The operators of each path, in order.
+        leaves: The leaves of each path, by their name there.
+        steps: The operators that advance each counter of calls in training.
+        modes: The operators that run in evaluation and in training.
+        stacks: The recurrent layers of several operators that were recognised so far.
     """
-    counting = {name for param in leaves.values() for name in chains.get(param.name, ())}
-    called = [  # 1
-        n for n in nodes if n.name not in counting and n.op != "getitem" and not makes_tensor(n)
-    ]
-    layers = {n.name: layer for n in called if (layer := table.layer(graph, n)) is not None}
-    layer = next(iter(layers.values()), None)
-    if layer is None or len(layers) < len(called) or any(o != layer for o in layers.values()):
-        return {}
-    for name, call in layers.items():  # 2
-        flags = [t for t, mode in enumerate(modes) if name in mode]
-        if call.flag is not None and any(in_mode(call.flag, bool(t)) != bool(t) for t in flags):
+
+    def __init__(self, graph: ArchGraph) -> None:
+        self.graph = graph
+        self.work: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            if node.op != "input":
+                self.work.setdefault(node.scope, []).append(node)
+        self.leaves: dict[str, dict[str, Param]] = {}
+        for param in graph.params:
+            for name in (param.name, *param.aliases):
+                path, _, last = name.rpartition(".")
+                self.leaves.setdefault(path, {})[last] = param
+        self.steps = _counters(graph)
+        self.modes = tuple(specialise(graph, training=t).node for t in (False, True))
+        self.stacks: dict[str, Stack] = {}
+
+    def layers(self) -> dict[str, dict[str, TorchLayer]]:
+        """Return the layers by path and operator; a path with another one inside is none."""
+        inner = {"", *(outer for p in (*self.work, *self.leaves) for outer in ancestors(p))}
+        layers = {p: self.layer(p) or self.stack(p) for p in self.work if p not in inner}
+        return {path: by_operator for path, by_operator in layers.items() if by_operator}
+
+    def layer(self, path: str) -> dict[str, TorchLayer]:
+        """Return the layer that all work of a path is, by operator; empty if that is not one layer.
+
+        1. Beside its operators there may be items of its results, tensors that are allocated for it
+           (first states), and the steps of its counter.
+        2. A layer trains as its mode says: where the graph has a constant, only that mode has it.
+        3. Each of its calls advances its counter once, where it has one.
+        """
+        counting = self._counting(path)
+        called = [  # 1
+            n
+            for n in self.work[path]
+            if n.name not in counting and n.op != "getitem" and not makes_tensor(n)
+        ]
+        layers = {n.name: call for n in called if (call := table.layer(self.graph, n)) is not None}
+        layer = next(iter(layers.values()), None)
+        if layer is None or len(layers) < len(called) or any(o != layer for o in layers.values()):
             return {}
-    counter = leaves.get(layer.counter) if layer.counts else None  # 3
-    steps = chains.get(counter.name, ()) if counter else ()
-    here = [name for name in steps if graph.node[name].scope == nodes[0].scope]
-    counted = len(here) == len(called) if counter else not counting
-    return layers if counted and _are_leaves_of(layer, leaves) else {}
+        fits = (
+            all(self._trains(name, call) for name, call in layers.items())  # 2
+            and self._counts(layer, path, len(called))  # 3
+            and self._has_leaves(path, layer)
+        )
+        return layers if fits else {}
 
+    def stack(self, path: str) -> dict[str, TorchLayer]:
+        """Return the recurrent layer of several operators that all work of a path is, likewise."""
+        first, *others = self.work[path]
+        recurrent = stack(self.graph, path, self.work[path])
+        if recurrent is None or not self._has_leaves(path, recurrent.layer):
+            return {}
+        self.stacks[path] = recurrent
+        silent = replace(recurrent.layer, inputs=())
+        return {first.name: recurrent.layer, **dict.fromkeys((n.name for n in others), silent)}
 
-def _are_leaves_of(layer: TorchLayer, leaves: Mapping[str, Param]) -> bool:
-    """Return whether the leaves of a path are exactly those of a layer: name, shape and role."""
-    for name, value in layer.leaves.items():
-        if value is not None and (name not in leaves or value != Leaf(leaves[name].name)):
-            return False
-    module = layer.module()
-    tables = {**module._parameters, **module._buffers}
-    tensors = {name: tensor for name, tensor in tables.items() if tensor is not None}
-    # The counter may be missing: a layer without one does not count.
-    return tensors.keys() - {layer.counter} <= leaves.keys() <= tensors.keys() and all(
-        tuple(tensors[name].shape) == param.shape
-        and param.role == ("parameter" if name in module._parameters else "buffer")
-        for name, param in leaves.items()
-    )
+    def counted(self) -> tuple[dict[str, dict[str, TorchLayer]], set[str]]:
+        """Return the layers whose counters nothing else advances, and these counters."""
+        layers = self.layers()
+        counters = {
+            self.leaves[path][layer.counter].name
+            for path, by_operator in layers.items()
+            for layer in by_operator.values()
+            if layer.counts and layer.counter in self.leaves[path]
+        }
+        for buffer in tuple(counters):
+            scopes = {self.graph.node[name].scope for name in self.steps[buffer]}
+            if not scopes <= layers.keys():
+                counters.remove(buffer)
+                for path in scopes & layers.keys():
+                    del layers[path]
+        return layers, counters
+
+    def _counting(self, path: str) -> set[str]:
+        """Return the operators that advance counters among the leaves of a path."""
+        params = self.leaves.get(path, {}).values()
+        return {name for param in params for name in self.steps.get(param.name, ())}
+
+    def _counts(self, layer: TorchLayer, path: str, calls: int) -> bool:
+        """Return whether each call of a layer advances its counter, or nothing advances any."""
+        counter = self.leaves.get(path, {}).get(layer.counter) if layer.counts else None
+        if counter is None:
+            return not self._counting(path)
+        scopes = [self.graph.node[name].scope for name in self.steps.get(counter.name, ())]
+        return scopes.count(path) == calls
+
+    def _has_leaves(self, path: str, layer: TorchLayer) -> bool:
+        """Return whether a layer has exactly the leaves of a path: name, shape and role."""
+        leaves = self.leaves.get(path, {})
+        for name, value in layer.leaves.items():
+            if value is not None and (name not in leaves or value != Leaf(leaves[name].name)):
+                return False
+        module = layer.module()
+        tables = {**module._parameters, **module._buffers}
+        tensors = {name: tensor for name, tensor in tables.items() if tensor is not None}
+        # The counter may be missing: a layer without one does not count.
+        return tensors.keys() - {layer.counter} <= leaves.keys() <= tensors.keys() and all(
+            tuple(tensors[name].shape) == param.shape
+            and param.role == ("parameter" if name in module._parameters else "buffer")
+            for name, param in leaves.items()
+        )
+
+    def _trains(self, name: str, layer: TorchLayer) -> bool:
+        """Return whether a layer is in training where the mode of its operator says so."""
+        modes = [bool(training) for training, mode in enumerate(self.modes) if name in mode]
+        return layer.flag is None or all(in_mode(layer.flag, mode) == mode for mode in modes)
 
 
 def _counters(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
@@ -379,17 +420,14 @@ def _counters(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
     Such a buffer is a chain of additions of one, of which nothing else reads a result.
     """
     counters = {}
-    stored = Counter(
-        name for value in (graph.outputs, *(v for _, v in graph.updates)) for name in refs(value)
-    )
+    stored = Counter(refs((graph.outputs, *(value for _, value in graph.updates))))
     for buffer, value in graph.updates:
         step = value.train if isinstance(value, Mode) and value.eval is None else None
         chain: list[str] = []
         while isinstance(step, Ref):
             node = graph.node[step.name]
-            users = graph.users[step.name]
             counts = node.op == "aten.add.Tensor" and dict(node.args).keys() == {"self", "other"}
-            if not counts or node.arg("other") != 1 or users != tuple(chain[-1:]):
+            if not counts or node.arg("other") != 1 or graph.users[node.name] != tuple(chain[-1:]):
                 break
             chain.append(node.name)
             step = node.arg("self")

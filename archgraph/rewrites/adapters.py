@@ -60,8 +60,11 @@ def add_adapters(
         at, wide = channels(graph, source, stem)
         last = at == len(shape) - 1
         if not last and at != 1:
-            problem = "channels are neither the first nor the last dimension"
-            raise RewriteError(problem, where=stem, found=source.type)
+            raise RewriteError(
+                "channels are neither the first nor the last dimension",
+                where=stem,
+                found=source.type,
+            )
         # A convolution of kernel one is a linear layer at every position.
         kernel = () if last else (1,) * (len(shape) - 2)
         op = "aten.linear" if last else f"aten.conv{len(kernel)}d"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,11 @@ class Branch:
     value: Value
     node: Node
     path: str
+
+    def summed(self, value: Value) -> Node:
+        """Return the sum with another value of the branch."""
+        args = tuple((k, value if v == self.value else v) for k, v in self.merge.args)
+        return dataclasses.replace(self.merge, args=args)
 
 
 # Operators to put behind a branch, the last of which makes its new value, and their leaves.
@@ -73,12 +79,14 @@ def on_branches(
         RewriteError: For a block that is not residual, or that has a leaf of a new one's name; if
             there are no blocks, unless ``allow_nothing``.
     """
-    if not blocks and not allow_nothing:
-        problem = f"changes nothing: no branch gets its {name.replace('_', ' ')}"
-        hint = "`show` lists the blocks; leave the rewrite out, or in Python allow_nothing=True"
-        raise RewriteError(problem, found="no residual block", hint=hint)
-    if not blocks:
+    if not blocks and allow_nothing:
         return Rewritten.identity(graph)
+    if not blocks:
+        raise RewriteError(
+            f"changes nothing: no branch gets its {name.replace('_', ' ')}",
+            found="no residual block",
+            hint="`show` lists the blocks; leave the rewrite out, or in Python allow_nothing=True",
+        )
     in_use = {leaf for p in graph.params for leaf in (p.name, *p.aliases)}
     nodes = {node.name: [node] for node in graph.nodes}
     added: list[tuple[str, Param]] = []
@@ -87,14 +95,16 @@ def on_branches(
         for branch in _branches(graph, block, name):
             new, params = make(branch)
             if again := [p.name for p in params if p.name in in_use]:
-                problem = f"block already has its {name.replace('_', ' ')}"
-                raise RewriteError(problem, where=block.name, found=again[0])
-            result = Ref(new[-1].name)
-            args = tuple((k, result if v == branch.value else v) for k, v in branch.merge.args)
-            nodes[branch.merge.name] = [*new, dataclasses.replace(branch.merge, args=args)]
+                raise RewriteError(
+                    f"block already has its {name.replace('_', ' ')}",
+                    where=block.name,
+                    found=again[0],
+                )
+            nodes[branch.merge.name] = [*new, branch.summed(Ref(new[-1].name))]
             added += [(last, p) for p in params]
     changed = graph.replace(
-        nodes=tuple(n for group in nodes.values() for n in group), params=with_leaves(graph, added)
+        nodes=tuple(itertools.chain.from_iterable(nodes.values())),
+        params=with_leaves(graph, added),
     )
     check(changed)
     return initialised(graph, changed, {p.name for _, p in added if zero(p.name)})

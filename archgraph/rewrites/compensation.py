@@ -207,10 +207,9 @@ class _Upstream:
             if isinstance(item, Leaf):
                 self._divide_operand(node, item.name)
                 continue
-            dim = None
-            if fact.pointwise and at is not None:  # None where the operand lacks the dimension
-                dim = at - len(node.shape) + len(self.graph.node[item.name].shape)
-            before.append((item.name, None if dim is None or dim < 0 else dim))
+            missing = len(node.shape) - len(self.graph.node[item.name].shape)
+            aligned = at - missing if fact.pointwise and at is not None and at >= missing else None
+            before.append((item.name, aligned))
         return before
 
     def _carriers(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from archgraph.analysis.structure import Block, structure
@@ -103,17 +103,18 @@ def _restored(
         others += gone[max(add, 0) :]
         if section.name in depths and not 0 <= add <= len(gone):
             return None
-    if not missing or not all(any(s.name == name for s in parts.sections) for name in depths):
+    if not missing or not depths.keys() <= {s.name for s in parts.sections}:
         return None
     try:
-        model = skip(like, others).graph if others else like
+        model = skip(like, others).graph
         before = skip(model, missing).graph
     except (GraphError, RewriteError):
         return None
     # Sections are names that the user gave, not what the graph computes.
     same = before.replace(sections=()) == graph.replace(sections=())
     # What a dense block appends is part of the layers behind it, too.
-    fits = all(p.type == model.param[p.name].type for p in graph.params if p.name in model.param)
+    shared = graph.param.keys() & model.param.keys()
+    fits = all(graph.param[name].type == model.param[name].type for name in shared)
     if not same or not fits:
         return None
     restored = initialised(graph, model)
@@ -146,6 +147,18 @@ def _operands(node: Node) -> list[Ref | Leaf]:
     """Return the results and leaves that an operator uses in evaluation."""
     values = (i for _, v in node.args for i in walk(in_mode(v, False)))
     return [i for i in values if isinstance(i, (Ref, Leaf))]
+
+
+def _all_of(node: Node) -> Sequence[Value] | None:
+    """Return operands that make a result zero where all of them are; None where there are none."""
+    fact = growth(node.op)
+    affine = [v for argument in fact.affine if (v := node.arg(argument)) is not None]
+    if affine and isinstance(fact.weight(node), Leaf):
+        return affine
+    listed = (item for argument in fact.nothing for item in walk(node.arg(argument)))
+    if operands := [item for item in listed if isinstance(item, (Ref, Leaf))]:
+        return operands
+    return _operands(node) if fact.scales == "all" and not offset(node) else None
 
 
 class _Identity:
@@ -199,33 +212,32 @@ class _Identity:
                 self._refuse(f"has {node.op} %{name}, which may be NaN for a branch of zeros")
 
     def _zero(self, name: str) -> dict[str, Start]:
-        """Set the last layers of a branch to zero, behind operators that map zeros to zeros.
+        """Return the leaves that start at zero so that a result of a branch is zero.
 
-        Where branches are added or joined inside it (parallel attention and feed-forward), each of
-        them is.
+        1. What is zero in any case, such as the first state of a recurrent layer, needs none.
+        2. All of several operands: the leaves of a layer, or the terms of a sum (parallel attention
+           and feed-forward).
+        3. Any one factor of a product: nothing times whatever is nothing.
+        4. The operand of an operator that maps zeros to zeros.
         """
         node = self.graph.node[name]
-        if row(node.op).zero is zeros.always:  # the first state of a recurrent layer
+        if row(node.op).zero is zeros.always:  # 1
             return {}
         if name not in self.inside:
             self._refuse("has a branch without weights")
-        fact = growth(node.op)
-        affine = [v for a in fact.affine if (v := node.arg(a)) is not None]
-        if affine and isinstance(fact.weight(node), Leaf):
-            return {k: how for v in affine for k, how in self._nothing(node, v).items()}
-        listed = [i for a in fact.nothing for i in walk(node.arg(a)) if isinstance(i, (Ref, Leaf))]
-        items = listed or _operands(node)
-        if listed or (fact.scales == "all" and not offset(node)):
-            return {k: how for i in items for k, how in self._nothing(node, i).items()}
-        if fact.scales == "one" or fact.bilinear:  # nothing times whatever is nothing
+        fact, operands, together = growth(node.op), _operands(node), _all_of(node)
+        if together is not None:  # 2
+            return {k: how for v in together for k, how in self._nothing(node, v).items()}
+        if fact.scales == "one" or fact.bilinear:  # 3
             # Leaves first: one that is zero leaves what computes the other operand as it is.
-            for item in sorted(items, key=lambda i: isinstance(i, Ref)):
+            for item in sorted(operands, key=lambda i: isinstance(i, Ref)):
                 try:
                     return self._nothing(node, item)
                 except RewriteError:
                     continue
-        elif items and isinstance(items[0], Ref) and (fact.scales == "first" or fact.keeps_zero):
-            return self._zero(items[0].name)
+        elif fact.scales == "first" or fact.keeps_zero:  # 4
+            if operands and isinstance(operands[0], Ref):
+                return self._zero(operands[0].name)
         self._refuse(f"has {node.op} %{name} behind the last layer of its branch")
 
     def _nothing(self, node: Node, value: Value) -> dict[str, Start]:
@@ -277,5 +289,9 @@ class _Identity:
             name = refs[0]
 
     def _refuse(self, reason: str) -> NoReturn:
-        problem, hint = "block cannot start as the identity", "graft repeats the last block"
-        raise RewriteError(problem, where=self.block.name, found=reason, hint=hint)
+        raise RewriteError(
+            "block cannot start as the identity",
+            where=self.block.name,
+            found=reason,
+            hint="graft repeats the last block",
+        )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, takes_graph
-from archgraph.graph.ir import ArchGraph, Mode, Record, Value
+from archgraph.graph.ir import ArchGraph, Record, Value
 from archgraph.graph.passes import prune
 from archgraph.ops.check import check
 from archgraph.rewrites.heads import with_head
-from archgraph.rewrites.insert import fresh, initialised, tidied
+from archgraph.rewrites.insert import fresh, in_both_modes, initialised, tidied
 from archgraph.rewrites.laws import same_function
 from archgraph.states import Rewritten
 
@@ -48,7 +48,8 @@ def ends_after(
     Source: Kim et al., *DepthFL*, ICLR 2023, §3; Liu et al., *InclusiveFL*, KDD 2022, §3.
     """
     if head is None:
-        original = graph.replace(outputs=_exits_up_to(graph, graph.outputs, section))
+        exits = in_both_modes(graph.outputs, lambda value: _exits_up_to(graph, value, section))
+        original = graph.replace(outputs=exits)
     else:
         stem = fresh({p.name.partition(".")[0] for p in graph.params}, "end")
         headed, answer = with_head(graph, graph, head, stem, section)
@@ -77,9 +78,6 @@ def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]],
 
 def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:
     """Return the answers before and at the end of a section, by name."""
-    if isinstance(outputs, Mode):
-        train, test = (_exits_up_to(graph, v, section) for v in (outputs.train, outputs.eval))
-        return Mode(train, test)
     parts, order = structure(graph), {n.name: i for i, n in enumerate(graph.nodes)}
     last = order[parts.end(section)]
     places = {name for s in parts.sections for name in (s.name, *(b.name for b in s.blocks))}

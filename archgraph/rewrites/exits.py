@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Mapping
 
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, takes_graph
-from archgraph.graph.ir import ArchGraph, Mode, Record, Value
+from archgraph.graph.ir import ArchGraph, Record, Value
 from archgraph.ops.check import check
 from archgraph.rewrites.heads import with_head
-from archgraph.rewrites.insert import initialised
+from archgraph.rewrites.insert import in_both_modes, initialised
 from archgraph.rewrites.laws import same_function
 from archgraph.states import Rewritten
 
@@ -63,23 +63,18 @@ def add_exits(
         return Record((*previous, *answers.items()))
 
     # What training returns beside the main output stays in `main`.
-    new = new.replace(outputs=_in_both_modes(graph.outputs, joined))
+    new = new.replace(outputs=in_both_modes(graph.outputs, joined))
     check(new)
     rewritten = initialised(graph, new)
-
-    def main(value: Value) -> Value:
-        """Return what the architecture returned before its new exits."""
-        assert isinstance(value, Record)
-        rest = tuple((k, v) for k, v in value.fields if k not in heads)
-        return Record(rest, value.name) if again else rest[0][1]
-
     if verify:
-        before = rewritten.graph.replace(outputs=_in_both_modes(rewritten.graph.outputs, main))
+        outputs = in_both_modes(rewritten.graph.outputs, lambda v: _without(v, heads, again))
+        before = rewritten.graph.replace(outputs=outputs)
         same_function(graph, Rewritten(before, rewritten.transfer))
     return rewritten
 
 
-def _in_both_modes(value: Value, change: Callable[[Value], Value]) -> Value:
-    return (
-        Mode(change(value.train), change(value.eval)) if isinstance(value, Mode) else change(value)
-    )
+def _without(value: Value, exits: Container[str], again: bool) -> Value:
+    """Return what the architecture returned before its new exits; ``again``: it had others."""
+    assert isinstance(value, Record)
+    rest = tuple((k, v) for k, v in value.fields if k not in exits)
+    return Record(rest, value.name) if again else rest[0][1]

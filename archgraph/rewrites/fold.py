@@ -16,6 +16,7 @@ from archgraph.graph.ir import (
     ArchGraph,
     Leaf,
     Mode,
+    Node,
     Ref,
     Value,
     in_mode,
@@ -26,7 +27,7 @@ from archgraph.module.build import state_dict
 from archgraph.ops.check import check
 from archgraph.ops.table import offset, row
 from archgraph.rewrites.branches import STEP_SIZE, is_branch_leaf
-from archgraph.rewrites.insert import tidied
+from archgraph.rewrites.insert import following, tidied
 from archgraph.states import State
 
 
@@ -81,12 +82,7 @@ class _Folding:
         """Remove operators, each with what stands in for its result, and leaves."""
         # In order: what stands in for one may itself be removed.
         stand_in: dict[str, Value] = {}
-
-        def instead(value: Value) -> Value:
-            while isinstance(value, Ref) and value.name in stand_in:
-                value = stand_in[value.name]
-            return value
-
+        instead = following(stand_in)
         for name, value in nodes.items():
             stand_in[name] = replace(value, instead)
         rest = tuple(n.mapped(instead) for n in self.graph.nodes if n.name not in stand_in)
@@ -146,13 +142,7 @@ class _Folding:
             raise _refused(where, f"the result of {node.scope or node.name} is also used elsewhere")
         growth = row(node.op).growth
         if growth.affine:  # 1
-            leaves = [v for argument in growth.affine if (v := node.arg(argument)) is not None]
-            names = [leaf.name for leaf in leaves if isinstance(leaf, Leaf)]
-            alone = all(self.graph.leaf_users[name] == (node.name,) for name in names)
-            if not isinstance(growth.weight(node), Leaf) or len(names) != len(leaves) or not alone:
-                reason = f"{node.scope or node.name} has no weights of its own"
-                raise _refused(where, reason)
-            for name in names:
+            for name in self._weights(node, where):
                 self._changed(name, self.state[name].double() * factor)
         elif growth.scales in ("all", "one", "first") and not offset(node):  # 2
             values = (in_mode(v, False) for _, v in node.args)
@@ -161,6 +151,16 @@ class _Folding:
                 self._scale(operand, factor, where)
         else:
             raise _refused(where, f"{node.op} is not multiplied by what its operand is")
+
+    def _weights(self, node: Node, where: str) -> list[str]:
+        """Return the leaves in which a layer is affine; refuse any that others use, too."""
+        growth = row(node.op).growth
+        values = [v for argument in growth.affine if (v := node.arg(argument)) is not None]
+        names = [value.name for value in values if isinstance(value, Leaf)]
+        alone = all(self.graph.leaf_users[name] == (node.name,) for name in names)
+        if not isinstance(growth.weight(node), Leaf) or len(names) != len(values) or not alone:
+            raise _refused(where, f"{node.scope or node.name} has no weights of its own")
+        return names
 
 
 def _refused(where: str, reason: str) -> RewriteError:

@@ -124,5 +124,8 @@ def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> Non
         return value.replace(params=tuple(sorted(value.params, key=lambda p: p.name)), sections=())
 
     if plain(again) != plain(graph):
-        problem = "the graph without its new blocks differs from the original"
-        raise RewriteError(problem, where=graph.name or "graph", found=", ".join(fresh))
+        raise RewriteError(
+            "the graph without its new blocks differs from the original",
+            where=graph.name or "graph",
+            found=", ".join(fresh),
+        )

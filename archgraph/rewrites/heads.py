@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of
-from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, refs
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value, refs, replace
 from archgraph.rewrites.insert import channels, fresh
+from archgraph.rewrites.splice import Renaming
 
 
 def with_head(
@@ -64,29 +63,14 @@ def _attached(
         problem = "the head's input does not match the section's output"
         types = ", ".join(str(n.type) for n in entries) or "no input"
         raise RewriteError(problem, where=where, found=types, expected=end.type)
-    names = set(graph.node)
-    rename = {n.name: end.name if n.op == "input" else fresh(names, n.name) for n in head.nodes}
-
-    def change(value: Value) -> Value:
-        match value:
-            case Ref(old):
-                return Ref(rename[old])
-            case Leaf(old):
-                return Leaf(f"{stem}.{old}")
-            case _:
-                return value
-
-    attached = head.mapped(change)
-    nodes = (
-        dataclasses.replace(n, name=rename[n.name], scope=f"{stem}.{n.scope}".rstrip("."))
-        for n in attached.nodes
-        if n.op != "input"
-    )
-    params = (dataclasses.replace(p, name=f"{stem}.{p.name}", aliases=()) for p in head.params)
-    updates = ((f"{stem}.{k}", v) for k, v in attached.updates)
+    inner, in_use = [n for n in head.nodes if n.op != "input"], set(graph.node)
+    names = {entries[0].name: end.name} | {n.name: fresh(in_use, n.name) for n in inner}
+    leaves = {p.name: f"{stem}.{p.name}" for p in head.params}
+    renaming = Renaming(leaves, lambda node: f"{stem}.{node.scope}".rstrip("."))
+    nodes, params, updates = renaming.copy(head, inner, head.updates, names)
     new = graph.replace(
         nodes=(*graph.nodes, *nodes),
         params=(*graph.params, *params),
         updates=(*graph.updates, *updates),
     )
-    return new, attached.outputs
+    return new, replace(head.outputs, renaming.change(names))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import fnmatch
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.structure import Block
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph, Node, Param
+from archgraph.errors import GraphError, RewriteError
+from archgraph.graph.ir import ArchGraph, Mode, Node, Param, Ref, Value
 from archgraph.graph.passes import renumber
+from archgraph.hints import nearest
 from archgraph.layout.layouts import Fixed
 from archgraph.ops.table import initialiser
 from archgraph.states import Entry, Rewritten, Slot, signature
@@ -97,6 +99,46 @@ def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
             "result without a channel dimension", where=where, found=f"%{node.name}: {node.type}"
         )
     return at, size
+
+
+def in_both_modes(value: Value, change: Callable[[Value], Value]) -> Value:
+    """Change what a graph returns in each mode."""
+    if isinstance(value, Mode):
+        return Mode(change(value.train), change(value.eval))
+    return change(value)
+
+
+def operands_in(graph: ArchGraph) -> Callable[[str], Iterable[str]]:
+    """Return what gives the results that an operator uses."""
+    return lambda name: graph.node[name].uses()
+
+
+def following(stands_in: Mapping[str, Value]) -> Callable[[Value], Value]:
+    """Return what replaces results by what stands in for them, which may be replaced itself."""
+
+    def follow(value: Value) -> Value:
+        while isinstance(value, Ref) and value.name in stands_in:
+            value = stands_in[value.name]
+        return value
+
+    return follow
+
+
+def matching(patterns: str | Iterable[str], names: Mapping[str, str], problem: str) -> set[str]:
+    """Return what has a name that is one of some patterns or fits it.
+
+    Raises:
+        GraphError: Says the problem if a pattern fits none; names the nearest.
+    """
+    chosen: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        exact = [pattern] if pattern in names else []
+        matches = exact or [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
+            hint = nearest(pattern, names, cutoff=0.0, count=3)
+            raise GraphError(problem, where=pattern, hint=hint)
+        chosen.update(names[name] for name in matches)
+    return chosen
 
 
 def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:

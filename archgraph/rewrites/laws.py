@@ -120,12 +120,7 @@ def random_state(
 def random_inputs(
     graph: ArchGraph, batch: int = 2, seed: int = 0, sizes: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Draw inputs of the graph's types, by argument name.
-
-    1. Complex and floating-point inputs are drawn from a normal distribution.
-    2. Integers are 0 or 1, which any embedding has. The first of several positions is 1: it may be
-       a mask, and attention to no position at all is 0/0.
-    3. Numbers that forward rounds to integers are drawn from [0, 2), so that several occur.
+    """Draw inputs of the graph's types, by argument name (:func:`_drawn`).
 
     Args:
         graph: The graph.
@@ -138,21 +133,9 @@ def random_inputs(
     rounded = _rounded(graph)
     values = {**example_sizes(graph, batch), **(sizes or {})}
     for node in graph.nodes:
-        if node.op != "input":
-            continue
-        shape = [size_at(s, values) for s in node.shape]
-        dtype = torch_dtype(node.dtype)
-        if dtype.is_complex:  # 1
-            tensor = torch.randn(shape, generator=generator, dtype=torch.complex128)
-        elif not dtype.is_floating_point:  # 2
-            tensor = torch.randint(0, 2, shape, generator=generator)
-            if len(shape) > 1 and shape[-1] > 1:
-                tensor[..., 0] = 1
-        elif node.name in rounded:  # 3
-            tensor = 2 * torch.rand(shape, generator=generator, dtype=torch.float64)
-        else:
-            tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
-        tensors[node.name] = tensor.to(dtype)
+        if node.op == "input":
+            shape, dtype = [size_at(s, values) for s in node.shape], torch_dtype(node.dtype)
+            tensors[node.name] = _drawn(shape, dtype, node.name in rounded, generator).to(dtype)
 
     def real(value: Value) -> Any:
         match value:
@@ -168,6 +151,31 @@ def random_inputs(
     return {k: real(v) for k, v in graph.inputs}
 
 
+def _drawn(
+    shape: list[int], dtype: torch.dtype, rounded: bool, generator: torch.Generator
+) -> torch.Tensor:
+    """Draw an input of a shape that has a dtype; ``rounded``: forward makes integers of it.
+
+    1. Complex and floating-point inputs are drawn from a normal distribution.
+    2. Integers are 0 or 1, which any embedding has. The first of several positions is 1: it may be
+       a mask, and attention to no position at all is 0/0.
+    3. Numbers that forward rounds to integers are drawn from [0, 2), so that several occur.
+    """
+    if not (dtype.is_floating_point or dtype.is_complex):  # 2
+        tensor = torch.randint(0, 2, shape, generator=generator)
+        if len(shape) > 1 and shape[-1] > 1:
+            tensor[..., 0] = 1
+        return tensor
+    if rounded and not dtype.is_complex:  # 3
+        return 2 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    wide = torch.complex128 if dtype.is_complex else torch.float64  # 1
+    return torch.randn(shape, generator=generator, dtype=wide)
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
 def _rounded(graph: ArchGraph) -> set[str]:
     """Return inputs that are rounded to integers before a weight uses them: bytes, indices."""
     made_of: dict[str, set[str]] = {}  # by result of inputs and constants alone: those inputs
@@ -180,8 +188,7 @@ def _rounded(graph: ArchGraph) -> set[str]:
             graph.param[leaf].role == "parameter" for leaf in node.leaves()
         ):
             made_of[node.name] = {i for u in used for i in made_of[u]}
-            dtype = torch_dtype(node.dtype)
-            if not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
+            if _is_whole(torch_dtype(node.dtype)):
                 floats = (u for u in used if torch_dtype(graph.node[u].dtype).is_floating_point)
                 rounded |= {i for u in floats for i in made_of[u]}
     return rounded

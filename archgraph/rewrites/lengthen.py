@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
-from archgraph.analysis.modules import common
+from archgraph.analysis.modules import Path, common, is_numbered, path_of, under
 from archgraph.analysis.structure import Block, Section, Structure
 from archgraph.errors import GraphError, RewriteError
 from archgraph.graph.ir import ArchGraph, Leaf, Mode, Node, Polynomial, Ref, Value, same_value
+from archgraph.module.plan import joined
 from archgraph.ops.table import row
 from archgraph.rewrites.splice import Renaming, Splice, names_in_use, plan_of
 
@@ -100,22 +102,18 @@ def _numbered(splice: Splice, block: Block) -> tuple[Renaming, str]:
     old = plan_of(graph, block).leaves
     in_use = names_in_use(splice.extended)
     original = block.name.partition("~")[0]
+    numbering = _Numbering.of(graph, original, old)
     for steps in itertools.count(1):
-        path = _shift(graph, original, old, steps)
-        leaf = {name: ".".join(path(name.split("."))) for name in old}
+        leaf = {name: numbering.shifted(name, steps) for name in old}
         # A leaf that lies directly in a module with other blocks is renamed and stays there.
         modules = {_module(new) for name, new in leaf.items() if _module(new) != _module(name)}
         free = not in_use & {*leaf.values(), *modules}
-        module = ".".join(path(original.split(".")))
+        module = numbering.shifted(original, steps)
         if free and module != original and all(name.startswith(f"{original}.") for name in old):
             free = not any(name == module or name.startswith(f"{module}.") for name in in_use)
         if free:
             break
-
-    def scope(node: Node) -> str:
-        return ".".join(path(node.scope.split("."))) if node.scope else ""
-
-    return Renaming(leaf, scope), module
+    return Renaming(leaf, lambda node: numbering.shifted(node.scope, steps)), module
 
 
 def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
@@ -130,48 +128,60 @@ def _module(leaf: str) -> str:
     return leaf.rpartition(".")[0]
 
 
-_Shift: TypeAlias = "Callable[[Sequence[str]], list[str]]"
-
-
-def _shift(graph: ArchGraph, block: str, leaf_names: Sequence[str], steps: int) -> _Shift:
-    """Return a function that increases the number in the module paths of a block.
+@dataclass(frozen=True, slots=True)
+class _Numbering:
+    """Which part of the module paths of a block has the number that tells its copies apart.
 
     The number is the last one in the path of the block's module (``layer3.1``); where the block is
     not a module, its layers' numbers in their list (``features.40``, ``features.41``).
     Without a number, one is appended. Every leaf gets another name, a different one for every
     number of steps.
+
+    Attributes:
+        module: The path of the block's module, or of the list.
+        depth: How many parts of a path are before the number.
+        moved: What the leaves of the block have there.
     """
-    leaves = [name.split(".") for name in leaf_names]
-    paths = [path[:-1] for path in leaves]
-    module = list(common(map(tuple, paths)))
-    block_path = block.split(".")
-    if module[: len(block_path)] == block_path:
-        module = block_path
-    prefix = ".".join([*module, ""])
-    shared = any(p.name.startswith(prefix) and p.name not in leaf_names for p in graph.params)
-    children = {p[len(module)] for p in paths if len(p) > len(module)}
-    numbers = [i for i, part in enumerate(module) if part[-1:].isdigit()]
-    # Layers of a list that holds other blocks, too: their own numbers count on, not the list's.
-    listed = shared and bool(children) and all(c.isdigit() for c in children)
-    if listed or not module:
-        depth = len(module)
-    else:
-        depth = numbers[-1] if numbers else len(module) - 1
-    moved = {path[depth] for path in leaves}
 
-    def shifted(path: Sequence[str]) -> list[str]:
-        result = list(path)
-        inside = list(path[:depth]) == module[:depth] and len(path) > depth
-        if not inside or (depth < len(module) and path[depth] != module[depth]):
-            return result
-        number = re.search(r"\d+$", path[depth])
+    module: Path
+    depth: int
+    moved: frozenset[str]
+
+    @staticmethod
+    def of(graph: ArchGraph, block: str, leaf_names: Sequence[str]) -> _Numbering:
+        """Return the numbering of a block with these leaves."""
+        leaves = [path_of(name) for name in leaf_names]
+        module = common(leaf[:-1] for leaf in leaves)
+        if under(module, path_of(block)):
+            module = path_of(block)
+        depth = max((i for i, part in enumerate(module) if is_numbered(part)), default=-1)
+        if not module or _are_items(graph, module, leaf_names):
+            depth = len(module)
+        elif depth < 0:
+            depth = len(module) - 1
+        return _Numbering(module, depth, frozenset(leaf[depth] for leaf in leaves))
+
+    def shifted(self, name: str, steps: int) -> str:
+        """Return the name of a leaf or module whose number is increased."""
+        path, at = name.split("."), self.depth
+        if len(path) <= at or not under(tuple(path), self.module[: at + 1]):
+            return name
+        number = re.search(r"\d+$", path[at])
         if number:
-            result[depth] = path[depth][: number.start()] + str(int(number.group()) + steps)
-        elif depth < len(module) or path[depth] in moved:
-            result[depth] = f"{path[depth]}_{steps + 1}"
-        return result
+            path[at] = path[at][: number.start()] + str(int(number.group()) + steps)
+        elif at < len(self.module) or path[at] in self.moved:
+            path[at] = f"{path[at]}_{steps + 1}"
+        return ".".join(path)
 
-    return shifted
+
+def _are_items(graph: ArchGraph, module: Path, leaf_names: Sequence[str]) -> bool:
+    """Return whether leaves are those of numbered layers in a list that holds other blocks, too."""
+    prefix, depth = ".".join([*module, ""]), len(module)
+    shared = any(p.name.startswith(prefix) and p.name not in leaf_names for p in graph.params)
+    paths = [path_of(name)[depth:-1] for name in leaf_names]
+    children = {path[0] for path in paths if path}
+    # Their own numbers count on, not the list's.
+    return shared and bool(children) and all(child.isdigit() for child in children)
 
 
 def line_up(
@@ -194,22 +204,27 @@ def line_up(
     for wish in missing[:lacking]:
         earlier = [n for n in order[: order.index(wish.name)] if n in spots]
         before = earlier[-1] if earlier else current[-1]
-        problem = ""
-        # The last one first, as without `like`; the reason why it does not fit is the one to show.
-        for block in reversed(repeatable_blocks(splice.graph, section, ends[before])):
-            try:
-                renaming = _counterpart(splice, block, like, wish)
-            except RewriteError as error:
-                problem = problem or str(error)
-                continue
-            break
-        else:
-            message = "no block of the section computes what this block of `like` does"
-            raise RewriteError(message, where=wish.name, found=problem)
+        repeatable = repeatable_blocks(splice.graph, section, ends[before])
+        block, renaming = _matching(splice, repeatable, like, wish)
         ends[wish.name] = block.exit
         spots[wish.name] = splice.insert(block, spots[before], renaming, wish.name)
         current.insert(current.index(before) + 1, wish.name)
     return current
+
+
+def _matching(
+    splice: Splice, blocks: Sequence[Block], like: ArchGraph, wish: Block
+) -> tuple[Block, Renaming]:
+    """Return the block that computes what another graph's does, and the names of its copy."""
+    problem = ""
+    # The last one first, as without `like`; the reason why it does not fit is the one to show.
+    for block in reversed(blocks):
+        try:
+            return block, _counterpart(splice, block, like, wish)
+        except RewriteError as error:
+            problem = problem or str(error)
+    message = "no block of the section computes what this block of `like` does"
+    raise RewriteError(message, where=wish.name, found=problem)
 
 
 def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> Renaming:
@@ -222,18 +237,15 @@ def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> 
     modules |= {graph.node[a].scope: like.node[b].scope for a, b in pairs.items()}
     leaves: dict[str, str] = {}
     for name in plan.leaves:
-        prefix, _, last = name.rpartition(".")
-        path = modules.get(prefix)
-        new = counterparts.get(name) or (last if path == "" else f"{path}.{last}")
-        if (name not in counterparts and path is None) or new not in like.param:
+        leaves[name] = counterparts.get(name) or _in_module(name, modules)
+        if leaves[name] not in like.param:
             _refuse(block, name, f"a leaf of {wish.name}")
-        leaves[name] = new
     clash = sorted(names_in_use(splice.extended) & set(leaves.values()))
     if clash:
         raise RewriteError("leaf already exists", where=wish.name, found=clash[0])
     used = {leaf for n in plan.nodes for leaf in graph.node[n].leaves()} & counterparts.keys()
     constants = (p for p in sorted(used) if graph.param[p].role == "constant")
-    leaves |= {p: counterparts[p] for p in constants if counterparts[p] != p}
+    leaves |= {p: counterparts[p] for p in constants}
 
     def scope(node: Node) -> str:
         if node.name in pairs:
@@ -241,6 +253,12 @@ def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> 
         return modules.get(node.scope, node.scope)
 
     return Renaming(leaves, scope)
+
+
+def _in_module(leaf: str, modules: Mapping[str, str]) -> str:
+    """Return the name of a leaf in the module that stands for its own; empty if none does."""
+    module, _, last = leaf.rpartition(".")
+    return joined(modules[module], last) if module in modules else ""
 
 
 def _side_by_side(
@@ -259,23 +277,28 @@ def _side_by_side(
         if a in pairs or a not in inside or b not in there:
             continue
         pairs[a] = b
-        x, y = graph.node[a], like.node[b]
-        if x.op != y.op or [k for k, _ in x.args] != [k for k, _ in y.args]:
-            _refuse(block, x.op, y.op)
-        for i, j in _parallel(tuple(v for _, v in x.args), tuple(v for _, v in y.args)):
-            if isinstance(i, Ref) and isinstance(j, Ref):
+        for i, j in _operands(block, graph.node[a], like.node[b]):
+            if isinstance(i, Ref):
                 pending.append((i.name, j.name))
-            elif isinstance(i, Leaf) and isinstance(j, Leaf):
-                if counterparts.setdefault(i.name, j.name) != j.name:
-                    _refuse(block, i.name, j.name)
-            # Numbers are widths and rates: the copy has the graph's own.
-            elif not (_number(i) and _number(j)) and not same_value(i, j):
-                _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
+            elif counterparts.setdefault(i.name, j.name) != j.name:
+                _refuse(block, i.name, j.name)
     return pairs, counterparts
 
 
-def _number(value: Value) -> bool:
-    return isinstance(value, (int, float, Polynomial))
+_NUMBER = int | float | Polynomial
+
+
+def _operands(block: Block, x: Node, y: Node) -> Iterator[tuple[Ref | Leaf, Ref | Leaf]]:
+    """Yield the results and leaves that two operators take side by side; refuse any difference."""
+    one, other = dict(x.args), dict(y.args)
+    if x.op != y.op or [*one] != [*other]:
+        _refuse(block, x.op, y.op)
+    for i, j in _parallel(tuple(one.values()), tuple(other.values())):
+        if isinstance(i, Ref | Leaf) and isinstance(j, type(i)):
+            yield i, j
+        # Numbers are widths and rates: the copy has the graph's own.
+        elif not (isinstance(i, _NUMBER) and isinstance(j, _NUMBER)) and not same_value(i, j):
+            _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
 
 
 def _refuse(block: Block, actual: object, expected: object) -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import math
 from collections.abc import Iterable
 from typing import Literal
@@ -11,17 +10,17 @@ from typing import Literal
 import numpy as np
 
 from archgraph.analysis.axes import axes
+from archgraph.analysis.positions import Kept
 from archgraph.analysis.side_branches import side_branches
-from archgraph.errors import GraphError, RewriteError
+from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
-from archgraph.hints import nearest
 from archgraph.ops.check import check
 from archgraph.ops.operator import LinearMap
 from archgraph.ops.schema import canonical_args
 from archgraph.ops.table import row
 from archgraph.rewrites.cut import cut_axes
-from archgraph.rewrites.insert import fresh, initialised, with_leaves
+from archgraph.rewrites.insert import fresh, initialised, matching, with_leaves
 from archgraph.rewrites.laws import mask_equals_take, same_function
 from archgraph.states import Rewritten
 
@@ -74,67 +73,70 @@ def add_lora(
     Source: Hu et al., *LoRA*, ICLR 2022, §4.1; ``rsqrt``: Kalajdzievski, *A Rank Stabilization
     Scaling Factor for Fine-Tuning with LoRA*, 2023.
     """
-    if type(rank) is not int or rank < 1:
-        raise RewriteError("rank out of range", found=rank, expected="a whole number from 1")
+    _check_rank(rank)
     _check_scale(alpha, scaling)
     scale = 1.0 if alpha is None else _scale(alpha, scaling, rank)
-    weights = _layers(graph, where)
-    if not weights and not allow_nothing:
-        problem = "changes nothing: no layer gets a low-rank adapter"
-        raise RewriteError(problem, found="no linear map or convolution with a weight of its own")
-    names, nodes, added = set(graph.node), list[Node](), list[tuple[str, Param]]()
+    weights = _chosen(graph, where)
+    if not weights and allow_nothing:
+        return Rewritten.identity(graph)
+    if not weights:
+        raise RewriteError(
+            "changes nothing: no layer gets a low-rank adapter",
+            found="no linear map or convolution with a weight of its own",
+        )
+    layers, in_use = _layers(graph), set(graph.node)
+    nodes, added = list[Node](), dict[str, tuple[str, Param]]()
     for node in graph.nodes:
-        fact = row(node.op).linear_map
-        weight = node.arg(fact.weight) if fact else None
-        if fact is None or not isinstance(weight, Leaf) or weight.name not in weights:
+        fact, weight = layers.get(node.name, (None, ""))
+        if fact is None or weight not in weights:
             nodes.append(node)
             continue
-        path = _path(weight.name, weights)
-        new, params = _adapted(graph, node, fact, path, rank, scale, names)
+        path = _path(weight, weights)
+        new, params = _adapted(graph, node, fact, path, rank, scale, in_use)
         nodes += new
         last = list(node.leaves())[-1]
-        known = {param.name for _, param in added}  # a layer that is called again has one adapter
-        added += [(last, param) for param in params if param.name not in known]
-    if again := [param.name for _, param in added if param.name in graph.param]:
+        for param in params:  # a layer that is called again has one adapter
+            added.setdefault(param.name, (last, param))
+    if again := [name for name in added if name in graph.param]:
         raise RewriteError("layer already has a low-rank adapter", where=again[0])
-    changed = graph.replace(nodes=tuple(nodes), params=with_leaves(graph, added))
+    changed = graph.replace(nodes=tuple(nodes), params=with_leaves(graph, added.values()))
     check(changed)
-    ups = {param.name for _, param in added[1::2]}
-    rewritten = initialised(graph, changed, ups) if added else Rewritten.identity(graph)
-    if verify and added:
+    rewritten = initialised(graph, changed, {*list(added)[1::2]})  # of each pair the second, `up`
+    if verify:
         same_function(graph, rewritten)
     return rewritten
 
 
-def _layers(graph: ArchGraph, where: str | Iterable[str] | None) -> set[str]:
+def _layers(graph: ArchGraph) -> dict[str, tuple[LinearMap, str]]:
+    """Return the operators that multiply by a leaf, with how they do and the leaf."""
+    layers = {}
+    for node in graph.nodes:
+        fact = row(node.op).linear_map
+        weight = node.arg(fact.weight) if fact else None
+        if fact is not None and isinstance(weight, Leaf):
+            layers[node.name] = fact, weight.name
+    return layers
+
+
+def _chosen(graph: ArchGraph, where: str | Iterable[str] | None) -> set[str]:
     """Return the weights of the layers that get an adapter.
 
     Raises:
         GraphError: If a pattern matches none.
         RewriteError: If a pattern matches one that cannot have an adapter.
     """
-    obstacles: dict[str, str] = {}  # by weight
-    for node in graph.nodes:
-        fact = row(node.op).linear_map
-        weight = node.arg(fact.weight) if fact else None
-        if fact is not None and isinstance(weight, Leaf):
-            obstacles[weight.name] = _obstacle(graph, node, fact, weight.name)
+    layers = _layers(graph)
+    obstacles = {w: _obstacle(graph, graph.node[n], fact, w) for n, (fact, w) in layers.items()}
     if where is None:
-        return {name for name, reason in obstacles.items() if not reason}
-    by_name = {name: name for name in obstacles}
-    by_name |= {name.rpartition(".")[0]: name for name in obstacles if "." in name}
-    chosen: set[str] = set()
-    for pattern in [where] if isinstance(where, str) else where:
-        exact = [pattern] if pattern in by_name else []
-        matches = exact or [n for n in by_name if fnmatch.fnmatchcase(n, pattern)]
-        if not matches:
-            hint = nearest(pattern, by_name, cutoff=0.0, count=3)
-            raise GraphError("matches no linear map or convolution", where=pattern, hint=hint)
-        chosen.update(by_name[name] for name in matches)
+        return {weight for weight, reason in obstacles.items() if not reason}
+    by_name = {weight: weight for weight in obstacles}
+    by_name |= {weight.rpartition(".")[0]: weight for weight in obstacles if "." in weight}
+    chosen = matching(where, by_name, "matches no linear map or convolution")
     for name in sorted(chosen):
         if obstacles[name]:
-            problem = "layer cannot have a low-rank adapter"
-            raise RewriteError(problem, where=name, found=obstacles[name])
+            raise RewriteError(
+                "layer cannot have a low-rank adapter", where=name, found=obstacles[name]
+            )
     return chosen
 
 
@@ -235,10 +237,7 @@ def rank(
         >>> [p.shape for p in rank(graph, 2).graph.params if "lora" in p.name]
         [(2, 8), (6, 2)]
     """
-    if size is not None and (type(size) is not int or size < 1):
-        raise RewriteError("rank out of range", found=size, expected="a whole number from 1")
-    free = (a for a in axes(graph).free if a.role == "rank")
-    wider = {a.name: np.arange(size) for a in free if size is not None and a.size > size}
+    wider = {} if size is None else _larger(graph, size)
     _check_scale(alpha, scaling)
     scaled = () if alpha is None else _rescaled(graph, size, alpha, scaling)
     if not wider and not scaled and not allow_nothing:
@@ -256,6 +255,13 @@ def rank(
     args = (dataclasses.replace(n, args=new[n.name].args) if n.name in new else n
             for n in rewritten.graph.nodes)  # fmt: skip
     return dataclasses.replace(rewritten, graph=rewritten.graph.replace(nodes=tuple(args)))
+
+
+def _larger(graph: ArchGraph, size: int) -> Kept:
+    """Return the first positions of every rank that is larger than a size."""
+    _check_rank(size)
+    free = axes(graph).free
+    return {a.name: np.arange(size) for a in free if a.role == "rank" and a.size > size}
 
 
 def _rescaled(
@@ -280,6 +286,12 @@ def _rescaled(
 
 def _scale(alpha: float, scaling: Scaling, rank: int) -> float:
     return alpha / (rank if scaling == "alpha_over_r" else math.sqrt(rank))
+
+
+def _check_rank(rank: int) -> None:
+    """Refuse a rank out of range."""
+    if type(rank) is not int or rank < 1:
+        raise RewriteError("rank out of range", found=rank, expected="a whole number from 1")
 
 
 def _check_scale(alpha: float | None, scaling: Scaling) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Polynomial, Ref, Value, size_at
 from archgraph.graph.sizes import example_sizes
+from archgraph.layout.layouts import Layout
 from archgraph.ops.schema import op_schema
 from archgraph.ops.table import growth
 from archgraph.rewrites.copies import Copies
@@ -57,6 +58,10 @@ class MovedFactors:
     def divide(self, start: str, dim: int) -> None:
         """Divide what arrives along a dimension of an operand.
 
+        1. Number the channels of the layer behind it, and send the numbers along the way.
+        2. A channel that arrives at a position has the factor of that position.
+        3. The leaves of the layer get the factors of its channels.
+
         Raises:
             Refusal: If the layer has other users, or one channel arrives with several factors.
         """
@@ -64,37 +69,44 @@ class MovedFactors:
         assert way is not None
         path, layer = way
         self._on |= {n.name for n in path}
-        fact = growth(layer.op)
+        layout, at = self._channels(layer)
+        size = len(self.copies.positions(layout))
+        numbered = self._numbered(layer.name, at, size)  # 1
+        sent: Sent = numbered
+        # From the layer on, in the wide graph: copies are at positions of their own there.
+        for node in path[::-1]:
+            sent = self._sent(self._wide.node[node.name], sent)
+        assert isinstance(sent, torch.Tensor)
+        target = self.copies.solved.value[start][0][dim]
+        if not isinstance(target.size, int):
+            raise Refusal(f"%{start} combines channels with the batch in one dimension")
+        part, factor = self.copies.parts(target, self.axes), np.ones(size)
+        if sent.numel():  # 2
+            # A row per position of the operand: all channels that arrive there have its factor.
+            numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
+            for column, value in zip(numbers.T.numpy(), part, strict=True):
+                factor[column] = value
+        self._arrived.setdefault(layer.name, (numbered, set()))[1].update(sent.reshape(-1).tolist())
+        self._settle(layer, factor)  # 3
+
+    def _channels(self, layer: Node) -> tuple[Layout, int]:
+        """Return the layout of a layer's channels, and the dimension of its result with them."""
+        fact, solved = growth(layer.op), self.copies.solved
         weight = fact.weight(layer)
         assert isinstance(weight, Leaf)
-        solved = self.copies.solved
         layout = solved.of(weight.name)[next(iter(fact.affine.values()))]
         at = [i for i, d in enumerate(solved.value[layer.name][0]) if d == layout]
         weights = [v for a in fact.affine if (v := layer.arg(a)) is not None]
         alone = all(isinstance(v, Leaf) and self.copies.only_user(layer, v.name) for v in weights)
         if len(at) != 1 or not alone:
             raise Refusal(f"{layer.op} %{layer.name} shares its weights")
-        size = len(self.copies.positions(layout))
-        numbered = self._numbered(layer.name, at[0], size)
-        sent: Sent = numbered
-        # From the layer on, in the wide graph: copies are at positions of their own there.
-        for node in path[::-1]:
-            sent = self._sent(self._wide.node[node.name], sent)
-        assert isinstance(sent, torch.Tensor)
-        target = solved.value[start][0][dim]
-        if not isinstance(target.size, int):
-            raise Refusal(f"%{start} combines channels with the batch in one dimension")
-        part = self.copies.parts(target, self.axes)
-        factor = np.ones(size)
-        if sent.numel():
-            # A row per position of the operand: all channels that arrive there have its factor.
-            numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
-            for column, value in zip(numbers.T.numpy(), part, strict=True):
-                factor[column] = value
-        self._arrived.setdefault(layer.name, (numbered, set()))[1].update(sent.reshape(-1).tolist())
-        for argument, d in fact.affine.items():
+        return layout, at[0]
+
+    def _settle(self, layer: Node, factor: Vector) -> None:
+        """Multiply the leaves of a layer, unless a channel has another factor already."""
+        for argument, d in growth(layer.op).affine.items():
             if isinstance(leaf := layer.arg(argument), Leaf):
-                before = self.factors.get((leaf.name, d), np.ones(size))
+                before = self.factors.get((leaf.name, d), np.ones(len(factor)))
                 if ((before != 1) & (factor != 1) & (before != factor)).any():
                     raise Refusal(f"{layer.op} %{layer.name} takes a position twice")
                 self.factors[leaf.name, d] = np.where(factor == 1, before, factor)

@@ -37,26 +37,34 @@ def with_sections(
     Dropping blocks can take away what the analysis goes by (the last residual block of a section,
     the repetition of a layer); the sections are then written into the graph.
     """
-    kinds = {s.name: s.kind for s in parts.sections}
-    mine = dict(before.sections)
-    known = {b for blocks in mine.values() for b in blocks}
-    if mine:
-        # A section without a list keeps what is in its scope; a copy of its only block is not.
-        listed = [
-            (name, bs if any(path_of(b)[0] != name for b in bs) else ())
-            if mine.get(name) == ()
-            else (name, tuple(b for b in bs if b in known or mine.get(name)))
-            for name, bs in names
-        ]
-        requested = [(name, blocks) for name, blocks in listed if blocks or mine.get(name) == ()]
-    elif section_blocks(rewritten.graph) == [(n, b) for n, b in names if b]:
+    if before.sections:
+        requested = _requested(dict(before.sections), names)
+    elif section_blocks(rewritten.graph) == [(name, blocks) for name, blocks in names if blocks]:
         return rewritten
     else:
-        stages = [(name, blocks) for name, blocks in names if kinds.get(name) == "stage"]
-        requested = [(name, blocks) for name, blocks in stages if blocks]
+        stages = {s.name for s in parts.sections if s.kind == "stage"}
+        requested = [(name, blocks) for name, blocks in names if blocks and name in stages]
     graph = rewritten.graph.replace(sections=tuple(requested))
     try:
         section_blocks(graph)
     except GraphError:  # some of these blocks are gone
         return rewritten
     return Rewritten(graph, rewritten.transfer)
+
+
+def _requested(lists: Mapping[str, tuple[str, ...]], names: SectionBlocks) -> SectionBlocks:
+    """Return the sections that the user wrote, with the blocks that they have now.
+
+    1. A section without a list keeps what is in its scope; a copy of its only block is not.
+    2. A section with a list keeps its blocks, and their copies.
+    3. Another section has those of its blocks that the user listed.
+    """
+    listed = {block for blocks in lists.values() for block in blocks}
+    requested = list[tuple[str, tuple[str, ...]]]()
+    for name, blocks in names:
+        if lists.get(name) == ():  # 1
+            beside = any(path_of(block)[0] != name for block in blocks)
+            requested.append((name, blocks if beside else ()))
+        elif rest := blocks if name in lists else tuple(b for b in blocks if b in listed):  # 2, 3
+            requested.append((name, rest))
+    return requested

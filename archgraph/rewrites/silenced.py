@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from archgraph.analysis.structure import Block
 from archgraph.analysis.summands import Summand, summands
-from archgraph.graph.ir import ArchGraph, Node, Ref, Value
+from archgraph.graph.ir import ArchGraph, Node, Ref
 from archgraph.graph.passes import prune, reachable, renaming, specialise
 from archgraph.ops.table import growth, row
-from archgraph.rewrites.insert import fresh
+from archgraph.rewrites.insert import following, fresh, operands_in
 
 
 def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGraph:
@@ -32,31 +32,39 @@ def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGrap
         blocks: Blocks, each with whether its projection shortcut stays; then 2 and 3 do not apply.
     """
     graph = specialise(graph, training=False)
-    position = {node.name: i for i, node in enumerate(graph.nodes)}
     zero: list[Summand] = []
     stands_in: dict[str, str] = {}
     for block, projection_stays in blocks:
-        members = {name for name in block.nodes if name in position}
+        members = {name for name in block.nodes if name in graph.node}
         layers = {name for name in members if _is_layer(graph, name)}
         if projection_stays:
-            layers -= reachable([block.shortcut], lambda n: graph.node[n].uses(), members)
-        branches = _branches(graph, layers)
+            layers -= reachable([block.shortcut], operands_in(graph), members)
+        branches = _branches(graph, layers)  # 1
         zero += branches
-        if projection_stays:
-            continue
-        steps = [(branch.sum, branch.other) for branch in branches]
-        inside = members.difference(*(b.private for b in branches), (b.sum for b in branches))
-        steps += _foreign(graph, block, inside)
-        last = block.entry
-        for name, before in (*sorted(steps, key=lambda s: position[s[0]]), ("", block.exit)):
-            same = graph.node[before].types == graph.node[last].types
-            between = _below(graph, last) & reachable([before], lambda n: graph.node[n].uses())
-            computes = not all(growth(graph.node[n].op).picks for n in between - {last})
-            if same and computes and before in between:
-                stands_in[before] = last
-            last = name
-        stands_in |= {n: v for n, v in _norms(graph, inside) if n not in stands_in}
+        if not projection_stays:  # 2, 3
+            inside = members.difference(*(b.private for b in branches), (b.sum for b in branches))
+            stands_in |= _steps(graph, block, branches, inside)
+            stands_in = {**dict(_norms(graph, inside)), **stands_in}
     return _edited(graph, zero, stands_in)
+
+
+def _steps(
+    graph: ArchGraph, block: Block, branches: Iterable[Summand], inside: Collection[str]
+) -> dict[str, str]:
+    """Return what stands in for results between the sums and foreign operators of a block."""
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    ends = [(branch.sum, branch.other) for branch in branches]
+    ends += _foreign(graph, block, inside)
+    stands_in: dict[str, str] = {}
+    last = block.entry
+    for name, before in (*sorted(ends, key=lambda end: position[end[0]]), ("", block.exit)):
+        same = graph.node[before].types == graph.node[last].types
+        between = _below(graph, last) & reachable([before], operands_in(graph))
+        computes = not all(growth(graph.node[n].op).picks for n in between - {last})
+        if same and computes and before in between:
+            stands_in[before] = last
+        last = name
+    return stands_in
 
 
 def _edited(graph: ArchGraph, zero: Iterable[Summand], stands_in: Mapping[str, str]) -> ArchGraph:
@@ -70,13 +78,9 @@ def _edited(graph: ArchGraph, zero: Iterable[Summand], stands_in: Mapping[str, s
         silent = node.mapped(renaming({branch.name: product.name}))
         nodes[branch.sum] = [product, silent]
 
-    def follow(value: Value) -> Value:
-        while isinstance(value, Ref) and value.name in stands_in:
-            value = Ref(stands_in[value.name])
-        return value
-
     edited = graph.replace(nodes=tuple(n for group in nodes.values() for n in group))
     # Leaves stay, as the state has all of them.
+    follow = following({name: Ref(other) for name, other in stands_in.items()})
     return prune(edited.mapped(follow), leaves=False)
 
 
@@ -117,28 +121,29 @@ def _below(graph: ArchGraph, name: str) -> set[str]:
     return reachable([name], graph.users.__getitem__)
 
 
-def _foreign(graph: ArchGraph, block: Block, inside: set[str]) -> Iterator[tuple[str, str]]:
+def _foreign(graph: ArchGraph, block: Block, inside: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield operators that take what is not the block's, each with the result before it."""
     below, nodes = _below(graph, block.entry), set(block.nodes)
-
-    def own(name: str) -> bool:
-        made_of = reachable([name], lambda n: graph.node[n].uses(), nodes)
-        outside = {u for n in made_of for u in graph.node[n].uses()} - made_of
-        leaves = (leaf for n in made_of for leaf in graph.node[n].leaves())
-        return bool(made_of) and not outside and all(map(mine, leaves))
-
-    def mine(leaf: str) -> bool:
-        module = leaf.rpartition(".")[0]
-        names = [p for p in graph.leaf_users if p == leaf or p.startswith(f"{module}.")]
-        return all(nodes.issuperset(graph.leaf_users[name]) for name in names)
-
     for node in graph.nodes:
         if node.name not in inside or not row(node.op).pointwise:
             continue
         stream = [u for u in node.uses() if u in below]
         beside = [u for u in node.uses() if u not in below]
-        if len(stream) != 1 or (all(map(own, beside)) and all(map(mine, node.leaves()))):
+        if len(stream) != 1 or _are_own(graph, nodes, beside, node.leaves()):
             continue
         around = reachable([block.entry], graph.users.__getitem__, set(graph.node) - {node.name})
         if block.exit not in around:  # on every way through the block
             yield node.name, stream[0]
+
+
+def _are_own(
+    graph: ArchGraph, nodes: set[str], results: Iterable[str], leaves: Iterable[str]
+) -> bool:
+    """Return whether a block's operators alone make results, and use the modules of all leaves."""
+    made_of = reachable(results, operands_in(graph), nodes)
+    used = {name for n in made_of for name in graph.node[n].uses()}
+    behind = {*leaves, *(leaf for n in made_of for leaf in graph.node[n].leaves())}
+    modules = tuple(f"{leaf.rpartition('.')[0]}." for leaf in behind)
+    around = (p for p in graph.leaf_users if p in behind or p.startswith(modules))
+    alone = all(nodes.issuperset(graph.leaf_users[name]) for name in around)
+    return alone and made_of.issuperset([*results, *used])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from archgraph.graph.passes import prune, renumber
 from archgraph.ops.check import check
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
-from archgraph.rewrites.insert import tidied
+from archgraph.rewrites.insert import following, tidied
 from archgraph.rewrites.sections import with_sections
 from archgraph.rewrites.silenced import silenced
 from archgraph.states import Rewritten, State
@@ -60,48 +60,53 @@ def skip(
         ['0.weight', '0.bias', '2.weight', '2.bias']
     """
     parts = structure(graph)
-    bypass: dict[str, str] = {}  # a node whose value another one's stands in for
-    terms: set[str] = set()  # what dense blocks append
-    gone: set[str] = set()
     flagged = _flagged(parts, keep or {})
     chosen = (*parts.matching(blocks), *flagged)
-    for block in chosen:
-        projected = bool(block.sums) and block.shortcut not in ("", block.entry)
-        if projected and (keep_projection or block in flagged):
-            bypass[block.merge] = block.shortcut
-            continue
-        if not block.removable:
-            problem, reason = "block cannot be left out", block.reason
-            file = "skip: {keep: {SECTION: [0, …]}}"
-            way = f"{file} leaves its body out (in Python: keep_projection=True)"
-            hint = way if projected else None
-            raise RewriteError(problem, where=block.name, found=reason, hint=hint)
-        gone.add(block.name)
-        terms.update(block.terms)
-        # Else its list stays, without the terms.
-        if not block.terms or passes_on(graph, block):
-            bypass[block.exit] = block.bypass
-    if not gone and not bypass:
+    if not chosen:
         return Rewritten.identity(graph)
-    solved, empty = axes(graph), np.zeros(0, dtype=np.int64)
-    selection = {a.name: empty for n in terms for d in solved.value[n][0] for a in axis_refs(d)}
-    names = [
-        (s.name, tuple(b.name for b in s.blocks if b.name not in gone)) for s in parts.sections
-    ]
-    rewritten = with_sections(_without(graph, bypass, terms, selection), graph, parts, names)
+    bodies = [b for b in chosen if _projects(b) and (keep_projection or b in flagged)]
+    gone = [block for block in chosen if block not in bodies]
+    for block in gone:
+        _check_removable(block)
+    names = [(s.name, tuple(b.name for b in s.blocks if b not in gone)) for s in parts.sections]
+    rewritten = with_sections(_without(graph, bodies, gone), graph, parts, names)
     if verify:
-        others = [(block, block.name not in gone) for block in chosen if not block.terms]
-
-        def without(wide: ArchGraph, state: State) -> laws.GraphAndState:
-            """Silence blocks of the original, and mask what dense ones append."""
-            if selection:
-                wide, state = laws.masked(wide, state, selection)
-            return silenced(wide, others), state
-
-        spanned = any(solved[name].spans for name in selection)  # mask ≡ take does not hold there
-        message = "the network is not the original with these blocks at zero"
-        laws.check_law(graph, rewritten, None if spanned else without, message)
+        _verify(graph, rewritten, [(block, block in bodies) for block in chosen])
     return rewritten
+
+
+def _projects(block: Block) -> bool:
+    """Return whether a block adds to a projection of its input, not to the input itself."""
+    return bool(block.sums) and block.shortcut not in ("", block.entry)
+
+
+def _check_removable(block: Block) -> None:
+    """Refuse a block without which there is no value for those behind it."""
+    if not block.removable:
+        body = (
+            "skip: {keep: {SECTION: [0, …]}} leaves its body out (in Python: keep_projection=True)"
+        )
+        raise RewriteError(
+            "block cannot be left out",
+            where=block.name,
+            found=block.reason,
+            hint=body if _projects(block) else None,
+        )
+
+
+def _verify(graph: ArchGraph, rewritten: Rewritten, blocks: Sequence[tuple[Block, bool]]) -> None:
+    """Compare with the original whose blocks are silenced and whose dropped terms are masked."""
+    selection = _terms(graph, [block for block, _ in blocks])
+    others = [(block, body) for block, body in blocks if not block.terms]
+
+    def without(wide: ArchGraph, state: State) -> laws.GraphAndState:
+        if selection:
+            wide, state = laws.masked(wide, state, selection)
+        return silenced(wide, others), state
+
+    spanned = any(axes(graph)[name].spans for name in selection)  # mask ≡ take does not hold there
+    message = "the network is not the original with these blocks at zero"
+    laws.check_law(graph, rewritten, None if spanned else without, message)
 
 
 def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]:
@@ -119,21 +124,23 @@ def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]
     return gone
 
 
-def _follow(bypass: Mapping[str, str]) -> Callable[[Value], Value]:
-    """Return a function that replaces bypassed results."""
-
-    def follow(value: Value) -> Value:
-        while isinstance(value, Ref) and value.name in bypass:
-            value = Ref(bypass[value.name])  # of neighbours that both go, through both
-        return value
-
-    return follow
+def _terms(graph: ArchGraph, blocks: Iterable[Block]) -> Kept:
+    """Return the axes of what dense blocks append, of which no position stays."""
+    solved, empty = axes(graph), np.zeros(0, dtype=np.int64)
+    layouts = (layout for b in blocks for term in b.terms for layout in solved.value[term][0])
+    return {axis.name: empty for layout in layouts for axis in axis_refs(layout)}
 
 
-def _without(
-    graph: ArchGraph, bypass: Mapping[str, str], terms: Collection[str], selection: Kept
-) -> Rewritten:
-    """Draw values from elsewhere, drop terms of lists, and remove what nothing needs any more."""
+def _without(graph: ArchGraph, bodies: Iterable[Block], gone: Collection[Block]) -> Rewritten:
+    """Draw values from elsewhere, drop terms of lists, and remove what nothing needs any more.
+
+    1. The shortcut of a block stands in for its sum where only the body goes.
+    2. What entered a block stands in for its exit. Of a dense block that does not pass it on, the
+       list stays, without the terms.
+    """
+    bypass = {b.merge: Ref(b.shortcut) for b in bodies}  # 1
+    bypass |= {b.exit: Ref(b.bypass) for b in gone if not b.terms or passes_on(graph, b)}  # 2
+    terms = {term for block in gone for term in block.terms}
 
     def drop(value: Value) -> Value:
         if not isinstance(value, tuple):
@@ -146,7 +153,7 @@ def _without(
         )
     )
     # The original's axes: the selection has their names.
-    bypassed = cut_axes(dropped.mapped(_follow(bypass)), selection, axes(graph))
+    bypassed = cut_axes(dropped.mapped(following(bypass)), _terms(graph, gone), axes(graph))
     new = renumber(tidied(graph, prune(bypassed.graph)))
     check(new)
     entries = {name: bypassed.transfer.entries[name] for name in new.state_names}

@@ -15,7 +15,7 @@ from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, Value, per_gra
 from archgraph.graph.passes import reachable, renumber
 from archgraph.ops.check import check
 from archgraph.ops.schema import op_schema
-from archgraph.rewrites.insert import unused_leaves
+from archgraph.rewrites.insert import operands_in, unused_leaves
 from archgraph.states import Entry, Rewritten
 
 Updates = Sequence[tuple[str, Value]]
@@ -29,12 +29,10 @@ class Renaming:
     leaves: Mapping[str, str]
     scope: Callable[[Node], str]
 
-    def copy(
-        self, graph: ArchGraph, nodes: Iterable[Node], updates: Updates, names: Mapping[str, str]
-    ) -> tuple[list[Node], list[Param], list[tuple[str, Value]]]:
-        """Return the operators of a graph, the leaves and the updates, under their new names."""
+    def change(self, names: Mapping[str, str]) -> Callable[[Value], Value]:
+        """Return what writes values by new names: of leaves, and these of operators."""
 
-        def change(value: Value) -> Value:
+        def changed(value: Value) -> Value:
             match value:
                 case Ref(name):
                     return Ref(names.get(name, name))
@@ -43,13 +41,19 @@ class Renaming:
                 case _:
                     return value
 
-        def copied(node: Node) -> Node:
-            name, scope = names[node.name], self.scope(node)
-            return dataclasses.replace(node.mapped(change), name=name, scope=scope)
+        return changed
 
+    def copy(
+        self, graph: ArchGraph, nodes: Iterable[Node], updates: Updates, names: Mapping[str, str]
+    ) -> tuple[list[Node], list[Param], list[tuple[str, Value]]]:
+        """Return the operators of a graph, the leaves and the updates, under their new names."""
+        change = self.change(names)
         params = (p for p in graph.params if p.name in self.leaves)
         return (
-            [copied(node) for node in nodes],
+            [
+                dataclasses.replace(n.mapped(change), name=names[n.name], scope=self.scope(n))
+                for n in nodes
+            ],
             [dataclasses.replace(p, name=self.leaves[p.name], aliases=()) for p in params],
             [(self.leaves[buffer], replace(value, change)) for buffer, value in updates],
         )
@@ -176,63 +180,61 @@ def _renamed(block: Block, names: Mapping[str, str]) -> Block:
 def plan_of(graph: ArchGraph, block: Block) -> Plan:
     """Plan the copy of a block: its operators, what serves only them, their leaves and counters.
 
-    First what leads from the entry to the exit. Then, of what serves nothing else, the operators
-    with weights, random numbers or an operand that is copied: masks are shared, tables and noise
-    are not. Last what updates the block's buffers.
+    1. What computes its result (:func:`_copied`).
+    2. What updates its buffers.
+    3. The leaves of both that nothing else has.
     """
-    members = [n for n in block.nodes if graph.node[n].op != "input"]
-    inside = set(members)
-    within = inside - {block.entry}
-
-    def uses(name: str) -> Iterable[str]:
-        return graph.node[name].uses()
-
-    # What depends on the entry: only this changes with the block's input.
-    below = {block.entry}
-    for name in members:
-        if any(used in below for used in uses(name)):
-            below.add(name)
-    needed = reachable([block.exit], uses, within)
-    copied = needed & below - {block.entry}
-    # Grow backwards by what only copied operators use; the rest serves other blocks as well.
-    copies = set(copied)
-    for name in reversed(members):
-        if name in needed and graph.users[name] and copies.issuperset(graph.users[name]):
-            copies.add(name)
-    learned = {
-        n for n in copies if any(graph.param[k].role != "constant" for k in _leaves(graph, n))
-    }
-    drawn = {n for n in copies if _random(graph.node[n])}
-    for name in members:
-        if name in learned | drawn or (name in copies and any(u in copied for u in uses(name))):
-            copied.add(name)
-    # Noise that does not depend on the entry is drawn once per block, with the operators before it.
-    noise = drawn - below
-    for name in reversed(members):
-        if name in copies and name in fixed(graph) and any(u in noise for u in graph.users[name]):
-            noise.add(name)
-    copied |= noise
-    updates = [
+    members = {n for n in block.nodes if graph.node[n].op != "input"}
+    copied = _copied(graph, block, members)  # 1
+    updates = [  # 2
         (buffer, value)
         for buffer, value in graph.updates
-        if refs(value) and inside.issuperset([*refs(value), *graph.leaf_users[buffer]])
+        if refs(value) and members.issuperset([*refs(value), *graph.leaf_users[buffer]])
     ]
-    copied |= reachable((n for _, v in updates for n in refs(v)), uses, within - copied)
-    nodes = tuple(n for n in members if n in copied)
-    # A leaf with a user outside of the copy stays shared, like constants, which never change.
-    mine = tuple(
-        leaf
-        for leaf in dict.fromkeys(leaf for n in nodes for leaf in _leaves(graph, n))
-        if graph.param[leaf].role != "constant" and copied.issuperset(graph.leaf_users[leaf])
-    )
+    behind_updates = (name for _, value in updates for name in refs(value))
+    copied |= reachable(behind_updates, operands_in(graph), members - {block.entry} - copied)
+    nodes = tuple(n for n in block.nodes if n in copied)
+    leaves = _private_leaves(graph, nodes)  # 3
+    return Plan(nodes, leaves, tuple(u for u in updates if u[0] in leaves))
+
+
+def _copied(graph: ArchGraph, block: Block, members: set[str]) -> set[str]:
+    """Return the operators that every copy of a block has for itself, those of updates aside.
+
+    1. What leads from the entry to the exit: only this changes with the block's input.
+    2. Of what serves nothing else: operators with weights or random numbers, and what they and
+       those of 1 lead to. So masks are shared, tables and noise are not.
+    3. Noise that does not depend on the entry, and the operators before it: each block draws its
+       own.
+    """
+    users, uses = graph.users.__getitem__, operands_in(graph)
+    below = reachable([block.entry], users, members | {block.entry})
+    needed = reachable([block.exit], uses, members - {block.entry})
+    private = needed & below  # 1
+    # Grow backwards by what only private operators use; the rest serves other blocks as well.
+    for name in reversed(block.nodes):
+        if name in needed and graph.users[name] and private.issuperset(graph.users[name]):
+            private.add(name)
+    random = {n for n in private if _random(graph.node[n])}
+    learned = {n for n in private if _learned(graph, n)}
+    copied = reachable((needed & below) | random | learned, users, private)  # 2
+    noise = random - below  # 3
+    before = (used for name in noise for used in uses(name))
+    return copied | noise | reachable(before, uses, private & fixed(graph).keys())
+
+
+def _learned(graph: ArchGraph, name: str) -> list[str]:
+    """Return the leaves of an operator, but constants."""
+    return [leaf for leaf in graph.node[name].leaves() if graph.param[leaf].role != "constant"]
+
+
+def _private_leaves(graph: ArchGraph, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the leaves that only these operators use, and the counters of their modules."""
+    inside, used = set(names), dict.fromkeys(leaf for n in names for leaf in _learned(graph, n))
+    private = tuple(leaf for leaf in used if inside.issuperset(graph.leaf_users[leaf]))
     # A counter that no operator reads belongs to the block whose module holds it.
     unused = unused_leaves(graph).items()
-    mine += tuple(name for name, module in unused if module and module.issubset(mine))
-    return Plan(nodes, mine, tuple(u for u in updates if u[0] in mine))
-
-
-def _leaves(graph: ArchGraph, name: str) -> Iterable[str]:
-    return graph.node[name].leaves()
+    return private + tuple(n for n, module in unused if module and module.issubset(private))
 
 
 def _random(node: Node) -> bool:

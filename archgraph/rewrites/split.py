@@ -143,46 +143,57 @@ class _Cut:
         )
 
     def part(self, k: int) -> Rewritten:
-        """Build one part: its operators, what it takes from earlier ones, what later ones take.
+        """Build one part.
 
-        What nothing uses goes with the last part, or with the first one that has its module.
+        1. Its work: operators and updates, and what later parts take of it, or the outputs.
+        2. Its inputs: what it takes from earlier parts, and its arguments of forward.
+        3. Its leaves.
         """
         graph = self.graph
-        mine = [n for n in graph.nodes if n.op != "input" and self.part_of[n.name] == k]
-        updates = tuple((key, v) for key, v in graph.updates if self._home(v) == k)
-        arriving, leaving = self._crossing(k - 1), tuple(map(Ref, self._crossing(k)))
-        outputs: Value = leaving[0] if len(leaving) == 1 else leaving
-        if k == self.last:
-            outputs = graph.outputs
-        results = (outputs, *(v for _, v in updates))
-        used = {u for n in mine for u in n.uses()}.union(*map(refs, results))
-        arguments = tuple(
-            (key, v)
-            for key, v in graph.inputs
-            if used & {*refs(v)} or (k == self.last and not self.needed.keys() & {*refs(v)})
-        )
-        # An input of forward that nothing uses remains an input of the last part.
-        entering = {r for _, v in arguments for r in refs(v)}
-        leaves = {leaf for n in mine for leaf in n.leaves()} | {key for key, _ in updates}
-        leaves |= {i.name for v in results for i in walk(v) if isinstance(i, Leaf)}
-        params = tuple(p for p in graph.params if p.name in leaves or self._idle(p, leaves, k))
-        part = graph.replace(
-            inputs=(*((name, Ref(name)) for name in arriving), *arguments),
-            params=params,
-            nodes=(
-                *(n for n in graph.nodes if n.name in entering),
-                *(_input(graph.node[name]) for name in arriving),
-                *mine,
-            ),
-            outputs=outputs,
-            updates=updates,
+        leaving = tuple(map(Ref, self._crossing(k)))
+        results = leaving[0] if len(leaving) == 1 else leaving
+        work = graph.replace(  # 1
+            nodes=tuple(n for n in graph.nodes if n.op != "input" and self.part_of[n.name] == k),
+            outputs=graph.outputs if k == self.last else results,
+            updates=tuple((key, v) for key, v in graph.updates if self._home(v) == k),
             sections=(),
             name=f"{graph.name} part {k + 1}" if graph.name else "",
+        )
+        arriving, arguments = self._crossing(k - 1), self._arguments(work, k)  # 2
+        entering = {r for _, v in arguments for r in refs(v)}
+        part = work.replace(
+            inputs=(*((name, Ref(name)) for name in arriving), *arguments),
+            params=self._leaves(work, k),  # 3
+            nodes=(
+                *(n for n in graph.nodes if n.name in entering),
+                *map(self._input, arriving),
+                *work.nodes,
+            ),
         )
         self._check_inputs(part, arriving)
         part = with_open_sizes(part, open_sizes(graph))
         check(part)
         return Rewritten.between(graph, part, {s.name: Entry.kept(s) for s in signature(part)})
+
+    def _input(self, name: str) -> Node:
+        """Return the input that takes a value of an earlier part."""
+        node = self.graph.node[name]
+        return Node(name, "input", (), node.types[0], "", node.source)
+
+    def _arguments(self, work: ArchGraph, k: int) -> tuple[tuple[str, Value], ...]:
+        """Return the arguments of forward that part k uses; what no part does, the last one has."""
+        used = {u for n in work.nodes for u in n.uses()} | {*refs(_results(work))}
+        return tuple(
+            (key, v)
+            for key, v in self.graph.inputs
+            if used & {*refs(v)} or (k == self.last and not self.needed.keys() & {*refs(v)})
+        )
+
+    def _leaves(self, work: ArchGraph, k: int) -> tuple[Param, ...]:
+        """Return the leaves that part k uses, and those unused ones that go with it."""
+        leaves = {leaf for n in work.nodes for leaf in n.leaves()} | {*dict(work.updates)}
+        leaves |= {i.name for i in walk(_results(work)) if isinstance(i, Leaf)}
+        return tuple(p for p in self.graph.params if p.name in leaves or self._idle(p, leaves, k))
 
     def _check_inputs(self, part: ArchGraph, arriving: Sequence[str]) -> None:
         """Raise if what crosses a cut does not tell the batch, or an open size of the part."""
@@ -202,7 +213,10 @@ class _Cut:
         raise RewriteError(problem, where=where, found=types, hint=hint)
 
     def _idle(self, param: Param, leaves: Collection[str], k: int) -> bool:
-        """Return whether an unused leaf (a counter) goes with part k, whose leaves these are."""
+        """Return whether an unused leaf (a counter) goes with part k, whose leaves these are.
+
+        It does with the last part, and with the first one that has its module.
+        """
         updated = any(param.name == key for key, _ in self.graph.updates)
         if updated or self.graph.leaf_users[param.name]:
             return False
@@ -210,14 +224,15 @@ class _Cut:
         return k == self.last or param.name.rpartition(".")[0] in modules
 
 
+def _results(graph: ArchGraph) -> Value:
+    """Return what a graph gives: its outputs, and the new values of its buffers."""
+    return (graph.outputs, *(value for _, value in graph.updates))
+
+
 def _sizes_of(graph: ArchGraph) -> frozenset[str]:
     """Return the open sizes on which the types of a graph depend."""
     shapes = (type_.shape for node in graph.nodes for type_ in node.types)
     return frozenset().union(*(sizes_in(size) for shape in shapes for size in shape))
-
-
-def _input(node: Node) -> Node:
-    return Node(node.name, "input", (), node.types[0], "", node.source)
 
 
 def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
@@ -256,15 +271,16 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
 
 def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
     """Join two architectures: the second takes first what the first returns."""
-    # Parts may share inputs of one name (a mask): these are not supplied, but one and the same.
     heads = {n.name: n for n in one.nodes if n.op == "input"}
     rename = _renamed_inputs(one, two, where)
     supplied = {name for name, value in rename.items() if value not in heads}
-    in_use = set(one.node)
-    for node in two.nodes:
-        if node.name not in rename and not (node.op == "input" and node.name in heads):
-            rename[node.name] = fresh(in_use, node.name)
-
+    # Parts may share inputs of one name (a mask): these are not supplied, but one and the same.
+    entering, in_use = {*rename, *heads}, set(one.node)
+    rename |= {
+        n.name: fresh(in_use, n.name)
+        for n in two.nodes
+        if n.op != "input" or n.name not in entering
+    }
     follow = renaming(rename)
     arguments = ((k, replace(v, follow)) for k, v in two.inputs if not supplied.issuperset(refs(v)))
     problem = "two parts take different values under one name"
@@ -272,17 +288,12 @@ def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
     leaves = ((p.name, p) for p in two.params)
     params = _united(dict(one.param), leaves, "two parts have different leaves of one name")
     after = two.mapped(follow)
-    operators = [n for n in one.nodes if n.op != "input"]
-    for node in after.nodes:
-        new = dataclasses.replace(node, name=rename.get(node.name, node.name))
-        if node.op != "input":
-            operators.append(new)
-        elif new.name not in one.node:
-            heads[new.name] = new
+    renamed = [dataclasses.replace(n, name=rename.get(n.name, n.name)) for n in after.nodes]
+    nodes = (*one.nodes, *(n for n in renamed if n.name not in one.node))
     return ArchGraph(
         tuple(inputs.items()),
         tuple(params.values()),
-        (*heads.values(), *operators),
+        tuple(sorted(nodes, key=lambda n: n.op != "input")),
         after.outputs,
         (*one.updates, *after.updates),
     )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from collections.abc import Iterable
 
-from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Param
-from archgraph.hints import nearest
 from archgraph.ops.check import check
 from archgraph.ops.schema import torch_dtype
+from archgraph.rewrites.insert import matching
 from archgraph.states import Rewritten, Transfer
 
 
@@ -42,15 +40,7 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     other layers are fixed at local".
     """
     owners = {name: p.name for p in graph.params if _real(p) for name in (p.name, *p.aliases)}
-    chosen: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        # A name is not read as a pattern: it may hold brackets.
-        exact = [pattern] if pattern in owners else []
-        matches = exact or [n for n in owners if fnmatch.fnmatchcase(n, pattern)]
-        if not matches:
-            hint = nearest(pattern, owners, cutoff=0.0, count=3)
-            raise GraphError("matches no trainable parameter", where=pattern, hint=hint)
-        chosen.update(owners[name] for name in matches)
+    chosen = matching(patterns, owners, "matches no trainable parameter")
     params = tuple(
         dataclasses.replace(p, trainable=p.name in chosen) if p.role == "parameter" else p
         for p in graph.params

@@ -535,6 +535,35 @@ def test_masks_are_shared_and_noise_is_not():
     assert again.graph == graph
 
 
+def test_a_copy_has_a_table_of_its_own_and_the_networks_table_stays_one():
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.table = nn.Linear(4, 4), nn.Parameter(torch.rand(4))
+
+        def forward(self, x, common):
+            return x + self.layer(x + torch.tanh(self.table) + common).relu()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.common = nn.Linear(3, 4), nn.Parameter(torch.rand(4))
+            self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x):
+            x, common = self.first(x), torch.sigmoid(self.common)
+            for block in self.blocks:
+                x = block(x, common)
+            return x
+
+    # The first block, of which there is a copy as well, has the operator that all share.
+    deep = ag.graft(graph_of(Model(), torch.zeros(2, 3)), {"blocks": [0, 0, 1, 2, 2]}, verify=True)
+    operators = Counter(node.op for node in deep.graph.nodes)
+    assert (operators["aten.tanh"], operators["aten.sigmoid"]) == (5, 1)
+    tables = [name for name in deep.graph.state_names if name.endswith("table")]
+    assert sorted(tables) == [f"blocks.{number}.table" for number in range(5)]
+
+
 def test_graft_fills_a_gap_in_order():
     large = residual_graph((2, 4))
     small = ag.skip(large, "stage2.1")
