@@ -135,42 +135,29 @@ def dataset_of(
         return _streams(train, _part(test, f"{name}: test"), name, task, examples)
     if examples is not None and not _is_stream(train):
         raise DataError("examples counts those of streams", where=name, found=examples)
-    by_client = isinstance(train, Mapping)
-    if by_client and not train:
-        raise DataError("lists no clients", where=f"{name}: train")
-    splits = train if by_client else {None: train}
-    parts = [
-        _part(
-            part,
-            f"{name}: train" + (f": {client}" if by_client else ""),
-            len(splits),
-        )
-        for client, part in splits.items()
-    ]
-    _check_clients(parts)
+    by_client = _train_parts(train, f"{name}: train")
+    parts = [*by_client.values()]
     tested = _part(test, f"{name}: test")
     before = form_of(parts[0].targets)
     if len(tested.targets) and (after := form_of(tested.targets)) != before:
         message = "targets differ from those to train on"
         raise DataError(message, where=tested.where, found=after, expected=before)
     said = meaning([part.targets for part in (*parts, tested)], f"{name}: targets", task)
-    pairs = zip(parts, said.parts, strict=False)
-    rows = _together([(c, Records(p.inputs, t)) for c, (p, t) in zip(splits, pairs, strict=True)])
+    # What targets mean has one part more: that of the tests.
+    triples = zip(by_client, parts, said.parts, strict=False)
+    rows = _together([(client, Records(part.inputs, t)) for client, part, t in triples])
     data = dataset_of_rows(
         name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels
     )
-    anew = [part.items for part in parts if part.items is not None and not cache]
-    again = None if len(anew) < len(parts) else _reading(parts, anew, said, data)
+    again = None if cache else _reading(parts, said, data)
     # Only after everything is read: a second read may advance the data set's own generators.
-    read = {"train": [part.items for part in parts], "test": [tested.items]}
-    notes = []
-    for split, sources in read.items():
-        is_once = again is None or split == "test"
-        if any(items is not None and _changes(items, seeds=is_once) for items in sources):
-            text = DRAWN_ONCE if is_once else NOT_REPEATABLE
-            notes.append(text.format(where=f"{name}: {split}"))
-    train_split = dataclasses.replace(data.train, again=again)
-    return dataclasses.replace(data, train=train_split, notes=tuple(notes))
+    notes = (
+        *_changing(parts, f"{name}: train", is_once=again is None),
+        *_changing([tested], f"{name}: test", is_once=True),
+    )
+    return dataclasses.replace(
+        data, train=dataclasses.replace(data.train, again=again), notes=notes
+    )
 
 
 def _is_stream(value: object) -> bool:
@@ -256,10 +243,11 @@ def _read_stream(
     return (stacked(items, reading.where) for items in reading.batches(first, seed, sizes))
 
 
-def _reading(
-    parts: Sequence[SplitPart], items: Sequence[Items], said: Meaning, data: Dataset
-) -> ExampleReader:
-    """Return what reads training examples again, with their targets."""
+def _reading(parts: Sequence[SplitPart], said: Meaning, data: Dataset) -> ExampleReader | None:
+    """Return what reads training examples again, with their targets; None if nothing can."""
+    items = [part.items for part in parts if part.items is not None]
+    if len(items) < len(parts):
+        return None
     firsts = itertools.accumulate((len(part.targets) for part in parts), initial=0)
     reading = Reading(list(zip(firsts, items, strict=False)), _item)
     where, read = parts[0].where, _Converted(data, said, "examples differ from the first read")
@@ -297,13 +285,23 @@ class _Converted:
         return inputs, targets
 
 
-def _check_clients(parts: Sequence[SplitPart]) -> None:
-    """Raise if a client has no examples, or others of another form."""
-    for part in parts:
+def _train_parts(train: object, where: str) -> dict[Hashable, SplitPart]:
+    """Return what each client trains on; under None, what is not divided among clients yet.
+
+    Raises:
+        DataError: If there are no clients, one has no examples, or others of another form.
+    """
+    if not isinstance(train, Mapping):
+        return {None: _part(train, where)}
+    if not train:
+        raise DataError("lists no clients", where=where)
+    parts = {c: _part(part, f"{where}: {c}", len(train)) for c, part in train.items()}
+    form = next(iter(parts.values())).form
+    for part in parts.values():
         if not len(part.targets) and len(parts) > 1:
             raise DataError("a client has no examples", where=part.where)
-        message = "clients differ in the form of their data"
-        check_alike(part.form, parts[0].form, part.where, message)
+        check_alike(part.form, form, part.where, "clients differ in the form of their data")
+    return parts
 
 
 def _together(parts: list[tuple[Hashable, Records]]) -> Records:
@@ -395,6 +393,12 @@ def _item(item: object, where: str) -> Item:
     parts = one.items() if isinstance(one, Mapping) else ((None, one),)
     inputs = {key: _numbers(part, where) for key, part in parts}
     return inputs, target_array(target, f"{where}: target")
+
+
+def _changing(parts: Sequence[SplitPart], where: str, *, is_once: bool) -> Iterator[str]:
+    """Yield a note if items of a split differ between reads: under its seed, or under any."""
+    if any(p.items is not None and _changes(p.items, seeds=is_once) for p in parts):
+        yield (DRAWN_ONCE if is_once else NOT_REPEATABLE).format(where=where)
 
 
 def _changes(value: Items, *, seeds: bool) -> bool:
