@@ -180,23 +180,12 @@ def _dimensions(
     Raises:
         SpecError: If a size is asked for that there is none of, or that the file has as another.
     """
-    declared: dict[str, list[int | str]] = {
-        label: [
-            dim.dim_value if dim.HasField("dim_value") else _word(dim.dim_param)
-            for dim in item.type.tensor_type.shape.dim
-        ]
-        for label, item in inputs.items()
-    }
+    declared = _declared(inputs)
     asked = {_word(name): size for name, size in sizes.items()}
-    first, behind = (*next(iter(declared.values()), []), None, None)[:2]
-    lead = first
-    note = ""
-    second = second and BATCH_WORD not in asked  # whoever says its size means the first dimension
-    if second and isinstance(first, int) and first > 1 and isinstance(behind, str) and behind:
-        lead = behind
-        note = f"the batch is {lead}, the second dimension; the first one is {first} in the file"
-    if isinstance(lead, str) and lead in asked:
-        asked.setdefault(BATCH_WORD, asked.pop(lead))
+    # Whoever says the batch's size means the first dimension.
+    lead, note = _lead(declared, second and BATCH_WORD not in asked)
+    if lead in asked:
+        asked.setdefault(BATCH_WORD, asked.pop(str(lead)))
     shapes: dict[str, list[int | str]] = {}
     examples: dict[str, int] = {}
     words: dict[str, None] = {}
@@ -204,9 +193,7 @@ def _dimensions(
     for label, dims in declared.items():
         shape = shapes.setdefault(label, [])
         for axis, dim in enumerate(dims):
-            is_batch = dim == lead and (axis == 0 or (isinstance(dim, str) and dim != ""))  # 1.
-            word = BATCH_WORD if is_batch else dim if dim and isinstance(dim, str) else ""
-            word = word or f"{label}_{axis}"  # 2.
+            word, is_batch = _word_of(dim, label, axis, lead)  # 1., 2.
             words[word] = None
             size = asked.get(word, dim if isinstance(dim, int) else OPEN)  # 3.
             _check_size(word, size, dim)
@@ -218,6 +205,34 @@ def _dimensions(
     for word in asked.keys() - words.keys():
         raise SpecError("has no such size", **unknown(word, words))
     return Dimensions(shapes, examples, batch, note)
+
+
+def _declared(inputs: Mapping[str, onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
+    """Return the dimensions of each input, as the file has them: numbers, and names or none."""
+    return {
+        label: [
+            dim.dim_value if dim.HasField("dim_value") else _word(dim.dim_param)
+            for dim in item.type.tensor_type.shape.dim
+        ]
+        for label, item in inputs.items()
+    }
+
+
+def _lead(declared: Mapping[str, list[int | str]], second: bool) -> tuple[int | str | None, str]:
+    """Return the dimension of the first input that is the batch, and a note if it is the second."""
+    first, behind = (*next(iter(declared.values()), []), None, None)[:2]
+    if second and isinstance(first, int) and first > 1 and isinstance(behind, str) and behind:
+        note = f"the batch is {behind}, the second dimension; the first one is {first} in the file"
+        return behind, note
+    return first, ""
+
+
+def _word_of(dim: int | str, label: str, axis: int, lead: int | str | None) -> tuple[str, bool]:
+    """Return the word for a dimension of an input, and whether it is the batch."""
+    name = dim if isinstance(dim, str) else ""
+    if dim == lead and (axis == 0 or name):
+        return BATCH_WORD, True
+    return name or f"{label}_{axis}", False
 
 
 def _check_size(word: str, size: int | str, dim: int | str) -> None:
