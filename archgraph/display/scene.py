@@ -161,8 +161,12 @@ def scene(
     boxes = making.boxes(titles if detail == "section" else {})
     links = making.links({name: box.name for box in boxes for name in box.nodes})
     ends, more = making.ends(boxes)
-    groups = tuple(_groups(graph, inside, boxes, folded))
-    return Scene(graph.name, (*boxes, *ends), (*links, *more), groups)
+    return Scene(
+        graph.name,
+        (*boxes, *ends),
+        (*links, *more),
+        groups=tuple(_groups(graph, inside, boxes, folded)),
+    )
 
 
 def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
@@ -285,10 +289,8 @@ class _Making:
         label = shape_label(source.types[0])
         if len(source.types) > 1:  # which of the results is taken, getitem says
             label = shape_label(node.types[0]) if node.op == "getitem" else ""
-        only = used in set(node.uses()) - steady
-        training = self.parts.training
-        mask = mask_of(node) == used
-        return Link(tail, head, label, only or name in training or used in training, mask)
+        only = used in set(node.uses()) - steady or not self.parts.training.isdisjoint((name, used))
+        return Link(tail, head, label, training=only, mask=mask_of(node) == used)
 
     def ends(self, boxes: Sequence[Box]) -> tuple[list[Box], list[Link]]:
         """Return the boxes of the outputs, and the arrows to them."""
@@ -311,8 +313,7 @@ def _range(first: str, last: str) -> str:
     """Merge two shapes, `64–224×56×56`; the first may be a range already."""
     if first == last:
         return first
-    start = first.split("×")
-    pairs = zip(start, last.split("×"), strict=False)
+    pairs = zip(first.split("×"), last.split("×"), strict=False)
     return "×".join(a if a == b else f"{a.split('–')[0]}–{b}" for a, b in pairs)
 
 
