@@ -140,8 +140,12 @@ def dataset_of(
     tested = _part(test, f"{name}: test")
     before = form_of(parts[0].targets)
     if len(tested.targets) and (after := form_of(tested.targets)) != before:
-        message = "targets differ from those to train on"
-        raise DataError(message, where=tested.where, found=after, expected=before)
+        raise DataError(
+            "targets differ from those to train on",
+            where=tested.where,
+            found=after,
+            expected=before,
+        )
     said = meaning([part.targets for part in (*parts, tested)], f"{name}: targets", task)
     # What targets mean has one part more: that of the tests.
     triples = zip(by_client, parts, said.parts, strict=False)
@@ -187,22 +191,16 @@ def _streams(
         DataError: If a stream is none, can be read once, or has other examples than the tests.
     """
     if type(examples) is not int or examples < 2:
-        message, hint = "has streams, whose length is unknown", "dataset_of(…, examples=1000)"
-        raise DataError(message, where=name, expected="examples of a pass", hint=hint)
+        raise DataError(
+            "has streams, whose length is unknown",
+            where=name,
+            expected="examples of a pass",
+            hint="dataset_of(…, examples=1000)",
+        )
     firsts = {i * examples: stream for i, stream in enumerate(train.values())}
-    for client, stream in train.items():
-        at, once = f"{name}: train: {client}", isinstance(stream, Iterator)
-        if once or not _is_stream(stream):
-            raise DataError(
-                "is an iterator, which ends once" if once else "is not a stream, as others are",
-                where=at,
-                found=what(stream),
-                expected="what makes a new iterator in each pass",
-                hint="pass loader.dataset: batches follow from the experiment"
-                if isinstance(stream, DataLoader)
-                else "pass a function that returns the iterator, or an IterableDataset",
-            )
     where = f"{name}: train"
+    for client, stream in train.items():
+        _check_stream(stream, f"{where}: {client}")
     said = meaning([tested.targets], f"{name}: targets", task)
     rows = Records(tested.inputs, said.parts[0])
     test = dataset_of_rows(name, None, rows, rows, labels=said.labels)
@@ -234,6 +232,21 @@ def _streams(
     owners = {str(c): np.arange(at, at + examples) for c, at in zip(train, firsts, strict=True)}
     tested_split = dataclasses.replace(split, mean=mean, std=std)
     return dataclasses.replace(test, train=streamed, test=tested_split, owners=owners, notes=notes)
+
+
+def _check_stream(stream: object, where: str) -> None:
+    """Raise unless something makes a new iterator in each pass."""
+    once = isinstance(stream, Iterator)
+    if once or not _is_stream(stream):
+        raise DataError(
+            "is an iterator, which ends once" if once else "is not a stream, as others are",
+            where=where,
+            found=what(stream),
+            expected="what makes a new iterator in each pass",
+            hint="pass loader.dataset: batches follow from the experiment"
+            if isinstance(stream, DataLoader)
+            else "pass a function that returns the iterator, or an IterableDataset",
+        )
 
 
 def _read_stream(
