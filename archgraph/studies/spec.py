@@ -144,8 +144,9 @@ class StudySpec(FromFile):
     @property
     def read(self) -> dict[str, StudyFigure]:
         """Figures of a cell, with options."""
-        figures = self.figures.items()
-        return {k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in figures}
+        return {
+            k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in self.figures.items()
+        }
 
     @property
     def _cell_names(self) -> str:
@@ -202,6 +203,17 @@ class StudySpec(FromFile):
                 changed = (other if part == one else part for part in parts)
                 yield (row, column), (row, ", ".join(filter(None, changed)))
 
+    def _check_left_out(self, keys: Place, patterns: Sequence[str]) -> None:
+        """Raise if a pattern leaves no cell out."""
+        for i, pattern in enumerate(patterns):
+            if not any(_matches(pattern, cell) for cell in self.addresses()):
+                raise Mistake(
+                    "leaves nothing out",
+                    place=(*keys, i),
+                    found=pattern,
+                    expected=self._cell_names,
+                )
+
     @pydantic.model_validator(mode="after")
     def _complete(self) -> StudySpec:
         expected = len(self.combined()) * len(self.figures)
@@ -215,7 +227,6 @@ class StudySpec(FromFile):
                     place=("published", row),
                 )
         parts = [name for part in self.parts for name in part]
-        left_out: dict[Place, Sequence[str]] = {("leave_out",): self.leave_out}
         for size, changes in self.sizes.items():
             for i, seed in enumerate(changes.seeds):
                 # A paired test would take one run for two.
@@ -227,16 +238,9 @@ class StudySpec(FromFile):
             for name in changes.columns:
                 key = ("sizes", size, "columns", name)
                 _known(name, (*parts, *self.combined()), key, "column")
-            left_out["sizes", size, "leave_out"] = changes.leave_out
-        for keys, patterns in left_out.items():
-            for i, pattern in enumerate(patterns):
-                if not any(_matches(pattern, cell) for cell in self.addresses()):
-                    raise Mistake(
-                        "leaves nothing out",
-                        place=(*keys, i),
-                        found=pattern,
-                        expected=self._cell_names,
-                    )
+        self._check_left_out(("leave_out",), self.leave_out)
+        for size, changes in self.sizes.items():
+            self._check_left_out(("sizes", size, "leave_out"), changes.leave_out)
         for i, (one, other) in enumerate(self.compare):
             _known(one, (*self.rows, *parts), ("compare", i, 0), "row or column")
             # Only names of one mapping stand for one another.
