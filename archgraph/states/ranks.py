@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
 
 import numpy as np
 
-Values: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
 SAMPLE = 1 << 13
 PIECE = 1 << 16  # values that stay in the cache
 
 
 def squares_between(
-    values: Values, first: int, final: int, *, signed: bool = True
+    values: np.ndarray, first: int, final: int, *, signed: bool = True
 ) -> tuple[float, int]:
     """Sum the squares of the values from one rank to another in ascending order, and count them.
 
@@ -48,7 +46,7 @@ def squares_between(
         (around(first) if first else nothing, around(final)),
         (everything, everything),
     ):
-        squares, below, inner, pieces = 0.0, 0, 0, list[Values]()
+        squares, below, inner, pieces = 0.0, 0, 0, list[np.ndarray]()
         for start in range(0, len(values), PIECE):  # 2
             piece = values[start : start + PIECE]
             piece = piece if signed else np.abs(piece)

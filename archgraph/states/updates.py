@@ -243,12 +243,18 @@ def _check_value(name: str, value: Tensor) -> None:
         return
     wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
     if wrong or infinite:
-        counts = f"{wrong} NaN and {infinite} infinite of {value.numel()} values"
-        raise RejectedUpdate("not finite", where=name, found=counts)
-    if (largest := value.abs().max().item()) >= LARGEST:
-        hint = "values must be below 2**80, 1.2e24: training has diverged, or the client is faulty"
         raise RejectedUpdate(
-            "too large to be averaged", where=name, found=f"a value of {largest:.3g}", hint=hint
+            "not finite",
+            where=name,
+            found=f"{wrong} NaN and {infinite} infinite of {value.numel()} values",
+        )
+    if (largest := value.abs().max().item()) >= LARGEST:
+        raise RejectedUpdate(
+            "too large to be averaged",
+            where=name,
+            found=f"a value of {largest:.3g}",
+            hint="values must be below 2**80, 1.2e24: training has diverged, or the client is "
+            "faulty",
         )
 
 
@@ -279,8 +285,9 @@ def check_options(update: Update) -> None:
             raise RejectedUpdate("row mask is not a dense tensor", where=name, found=other)
         actual, expected = list(mask.shape), list(shapes[name][:1])
         if not expected or actual != expected:
-            problem = "row mask of another length"
-            raise RejectedUpdate(problem, where=name, found=actual, expected=expected)
+            raise RejectedUpdate(
+                "row mask of another length", where=name, found=actual, expected=expected
+            )
         if not ((mask == 0) | (mask == 1)).all():
             raise RejectedUpdate("row mask has other values than 0 and 1", where=name)
 
