@@ -443,7 +443,7 @@ def _differences(many: Sequence[tuple[Log, Mapping[str, Json]]]) -> dict[str, tu
     flat = [dict(_flat(settings)) for _, settings in many]
     names = [_strategy(settings) for _, settings in many]
     different = {}
-    for key in dict.fromkeys(key for values in flat for key in values):
+    for key in dict.fromkeys(itertools.chain(*flat)):
         rows = tuple(values.get(key, NOTHING) for values in flat)
         owner = key.split(".")[0]
         pairs = zip(rows, names, strict=True)

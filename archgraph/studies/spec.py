@@ -349,8 +349,11 @@ def _cell(
         study.document_of(("rows", row)).fail(
             ("rows", row, "trivial"), "is not a trivial model", **unknown(trivial, TRIVIAL)
         )
-    title = ", ".join(filter(None, (study.study, row, column)))
-    data = {"name": title, "seed": study.sizes[size].seeds[0], **merged.data}
+    data = {
+        "name": ", ".join(filter(None, (study.study, row, column))),
+        "seed": study.sizes[size].seeds[0],
+        **merged.data,
+    }
     document = Document(merged.file, data, merged.lines)
     figures = {
         name: _with_values(study, document, name, figure, values)
@@ -396,8 +399,7 @@ def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], st
         for key, value in (part.data or {}).items():  # 1
             both = key in _MERGED and isinstance(value, dict) and isinstance(data.get(key), dict)
             fresh: list[Place] = [(key, inner) for inner in value] if both else [(key,)]  # 2
-            lines = {k: v for k, v in lines.items() if not any(_below(k, f) for f in fresh)}
-            lines |= {k: v for k, v in part.lines.items() if any(_below(k, f) for f in fresh)}
+            lines = _replaced(lines, part.lines, fresh)
             lines.setdefault((key,), part.lines.get((key,), 1))
             data[key] = {**data[key], **value} if both else value
             if both:  # 3
@@ -408,6 +410,14 @@ def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], st
     settings = {key: value for key, value in data.items() if value is not None}
     document = Document(parts[0].file, settings, lines)
     return Document(document.file, _filled(document, settings, values, ()), lines), values, trivial
+
+
+def _replaced(
+    lines: Mapping[Place, int], later: Mapping[Place, int], fresh: Sequence[Place]
+) -> dict[Place, int]:
+    """Return lines in which some keys are those of a later part."""
+    before = {k: v for k, v in lines.items() if not any(_below(k, f) for f in fresh)}
+    return before | {k: v for k, v in later.items() if any(_below(k, f) for f in fresh)}
 
 
 def _below(keys: Place, above: Place) -> bool:
