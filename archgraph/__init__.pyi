@@ -76,6 +76,7 @@ from .rewrites.widen import widen as widen
 from .states.importance import Importance as Importance
 from .states.merge import Merger as Merger
 from .states.nested import nested as nested
+from .states.ranks import squares_between as squares_between
 from .states.rewritten import Rewritten as Rewritten
 from .states.transfer import Transfer as Transfer
 from .states.widths import widths as widths

@@ -49,7 +49,7 @@ TASKS = {
     "Cut to a budget": "fit cost importance Importance",
     "Grow": "widen deepen graft add_adapters add_lora add_exits add_step_sizes add_scaler",
     "Combine rewrites": "rewrite Rewritten Transfer fold train_only",
-    "Merge": "Merger align Alignment join meet match PositionMatch",
+    "Merge": "Merger align Alignment join meet match PositionMatch squares_between",
     "Run": "load_family resolve load_experiment run load_study study",
     "Errors": "ArchGraphError AxisError DataError GraphError Inexpressible RejectedUpdate"
     " RewriteError RunError SpecError TraceError TraceWarning",

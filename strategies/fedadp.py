@@ -395,7 +395,7 @@ def _frame(
         problem = f"{len(odd)} entries that only one has" if odd else "two entries of one source"
         raise ag.RewriteError(
             "is not the global model without some of its blocks, and narrower",
-            where=odd[0] if odd else None,
+            where=next(iter(odd), None),
             found=problem,
         )
     filled, left = _deepened(narrowed.graph, short.graph, lacks, bodies, approximate)

@@ -29,9 +29,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,11 +39,8 @@ from archgraph import federation as fl
 from archgraph.errors import RejectedUpdate
 
 Variant = Literal["both", "depth", "width"]
-Values: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
 Architecture: TypeAlias = tuple[int, ...]  # blocks of sections, then sizes of axes
 Choice: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # what varies together, its values
-SAMPLE = 1 << 13
-PIECE = 1 << 16  # values that stay in the cache
 
 # Largest weight of a layer in units of its inner norm, which α divides by. In trained layers it is
 # a fraction of it.
@@ -316,68 +312,8 @@ def inner_norm(
     if inner == "central":
         tail = (1 - percentile) / 2 * last
         first, final = sorted((math.ceil(tail), math.floor(last - tail)))
-    squares, count = squares_between(flat.cpu().numpy(), first, final, signed=inner == "central")
+    squares, count = ag.squares_between(flat.cpu().numpy(), first, final, signed=inner == "central")
     return math.sqrt(squares / count if rms else squares)
-
-
-def squares_between(
-    values: Values, first: int, final: int, *, signed: bool = True
-) -> tuple[float, int]:
-    """Sum the squares of the values from one rank to another in ascending order, and count them.
-
-    1. A sample tells between which two values each of the ranks lies.
-    2. One pass in pieces that stay in the cache counts what is below, sums the squares of what
-       certainly lies between the ranks, and collects what is near them.
-    3. In the latter the values at both ranks are looked up. If it turns out not to contain them,
-       everything is near.
-
-    Args:
-        values: The values.
-        first: The first rank that counts, from 0. Values that are equal to its value count, too.
-        final: The last one.
-        signed: Whether values are ordered, or their magnitudes.
-
-    Example:
-        >>> squares_between(np.array([3.0, -1.0, 2.0]), 1, 2)
-        (13.0, 2)
-    """
-    sample = values[:: max(len(values) // SAMPLE, 1)]  # 1
-    sample = np.sort(sample if signed else np.abs(sample))
-
-    def around(rank: int) -> tuple[float, float]:
-        share = rank / len(values)
-        # Six standard deviations of the rank in a random sample.
-        slack = math.ceil(6 * math.sqrt(share * (1 - share) * len(sample))) + 1
-        guess = int(share * len(sample))
-        return sample[max(guess - slack, 0)], sample[min(guess + slack, len(sample) - 1)]
-
-    nothing, everything = (-np.inf, -np.inf), (-np.inf, np.inf)
-    for low, high in (
-        (around(first) if first else nothing, around(final)),
-        (everything, everything),
-    ):
-        squares, below, inner, pieces = 0.0, 0, 0, list[Values]()
-        for start in range(0, len(values), PIECE):  # 2
-            piece = values[start : start + PIECE]
-            piece = piece if signed else np.abs(piece)
-            inside = piece < high[0]
-            near = ~inside & (piece <= high[1])
-            if first:
-                below += int(np.count_nonzero(piece < low[0]))
-                near |= (piece >= low[0]) & (piece <= low[1])
-                inside &= piece > low[1]
-            inner += int(np.count_nonzero(inside))
-            pieces.append(piece[np.flatnonzero(near)])
-            wide = (piece * inside).astype(np.float64)  # squares may overflow float32
-            squares += float(wide @ wide)
-        close = np.concatenate(pieces)  # 3
-        at, until = first - below, final - below - inner
-        lower = np.count_nonzero(close <= low[1])
-        if (not first or 0 <= at < lower) and lower <= until < len(close):
-            break
-    ends = np.partition(close, [at, until])[[at, until]]
-    close = close[(close >= ends[0]) & (close <= ends[1])].astype(np.float64)
-    return squares + float(close @ close), inner + len(close)
 
 
 @dataclass(frozen=True)
@@ -550,20 +486,10 @@ def combinations(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], variant: Varia
        nothing of them.
     2. What no tier has otherwise than the global architecture is not a choice.
     """
-    blocks = [_depths(one) for one in (graph, *(tier.graph for tier in tiers))]
-    free = ag.axes(graph).free
-    sizes = [{axis.name: axis.size for axis in free}]
+    blocks = [_depths(graph), *(_depths(tier.graph) for tier in tiers)]
+    sizes = [{axis.name: axis.size for axis in ag.axes(graph).free}]
     sizes += [ag.widths(graph, tier.transfer) for tier in tiers]
-    groups: list[tuple[list[str], dict[int, int]]] = []
-    for axis in free:  # 1
-        mine = {i: of[axis.name] for i, of in enumerate(sizes) if axis.name in of}
-        for names, theirs in groups:
-            if all(theirs.get(i, size) == size for i, size in mine.items()):
-                names.append(axis.name)
-                theirs.update(mine)
-                break
-        else:
-            groups.append(([axis.name], mine))
+    groups = _alike(sizes)  # 1
     depths = [((name,), [of[name] for of in blocks]) for name in blocks[0]]
     # For a tier that lacks an axis, its size in the largest one that has it.
     widths = [(tuple(n), [of.get(i, of[max(of)]) for i in range(len(sizes))]) for n, of in groups]
@@ -580,6 +506,25 @@ def combinations(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], variant: Varia
             (t.name, tuple(of[i] for _, of in deep + wide)) for i, t in enumerate(tiers, 1)
         ),
     )
+
+
+def _alike(sizes: list[dict[str, int]]) -> list[tuple[list[str], dict[int, int]]]:
+    """Return axes that are equally wide in every tier, and their size in each that has them.
+
+    Args:
+        sizes: Of the global architecture and each tier, the size of axes by name.
+    """
+    groups: list[tuple[list[str], dict[int, int]]] = []
+    for axis in sizes[0]:
+        mine = {i: of[axis] for i, of in enumerate(sizes) if axis in of}
+        for names, theirs in groups:
+            if all(theirs.get(i, size) == size for i, size in mine.items()):
+                names.append(axis)
+                theirs.update(mine)
+                break
+        else:
+            groups.append(([axis], mine))
+    return groups
 
 
 def _space(world: fl.World, variant: Variant) -> Space:

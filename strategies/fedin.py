@@ -300,27 +300,8 @@ def model_parts(graph: ag.ArchGraph, after: str | None = None, before: str | Non
             crosses them does not belong to examples one by one.
         GraphError: For a section or block that does not exist.
     """
-    structure = ag.structure(graph)
-    before = before or next(
-        block.name
-        for block in reversed(structure.blocks)
-        if any(
-            graph.param[leaf].role == "parameter"
-            for node in block.nodes
-            for leaf in graph.node[node].leaves()
-        )
-    )
-    # A section that reaches up to the classifier leaves nothing in between: then its first block
-    # alone is the extractor.
-    last = structure.nodes(before)[0]
-    inside = list(itertools.takewhile(lambda block: last not in block.nodes, structure.blocks))
-    first = [block for block in inside if block.section == (after or structure.sections[0].name)]
-    if len(first) > 1 and first[-1] is inside[-1] and after in (None, first[0].name):
-        after = first[0].name
-        split = ag.split(graph, before=(first[1].name, before))
-    else:
-        after = after or structure.sections[0].name
-        split = ag.split(graph, after=after, before=before)
+    before = before or _classifier(graph)
+    after, split = _split(graph, after, before)
     parts = [part.graph for part in split]
     if len(parts) != 3:
         raise ag.RewriteError(f"after {after} and before {before} are one cut, not two")
@@ -331,20 +312,60 @@ def model_parts(graph: ag.ArchGraph, after: str | None = None, before: str | Non
         raise ag.RewriteError(
             "nothing between the cuts can be trained", found=f"after {after}, before {before}"
         )
-    features: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for side, crossing in (("in", _inputs(middle)), ("out", _results(middle, classifier))):
-        for number, name in enumerate(crossing):
-            node = graph.node.get(name)
-            if node is None or len(node.types) != 1:
-                kind = "a parameter" if node is None else str(node.type)
-                message = f"a value that crosses the cut is {kind}, not a tensor"
-                raise ag.RewriteError(message, where=f"%{name}", hint="cut at another block")
-            shape = tuple(size for size in node.shape[1:] if isinstance(size, int))
-            if len(shape) != len(node.shape) - 1:
-                message = "a value that crosses the cut mixes examples"
-                raise ag.RewriteError(message, where=f"%{name}", found=str(node.type))
-            features[f"{side}/{number}"] = (shape, getattr(torch, node.dtype))
+    features = {
+        f"{side}/{number}": _feature(graph, name)
+        for side, crossing in (("in", _inputs(middle)), ("out", _results(middle, classifier)))
+        for number, name in enumerate(crossing)
+    }
     return Cut(graph, (extractor, middle, classifier), after, before, ends, features)
+
+
+def _classifier(graph: ag.ArchGraph) -> str:
+    """Return the last block that holds parameters."""
+    return next(
+        block.name
+        for block in reversed(ag.structure(graph).blocks)
+        if any(
+            graph.param[leaf].role == "parameter"
+            for node in block.nodes
+            for leaf in graph.node[node].leaves()
+        )
+    )
+
+
+def _split(
+    graph: ag.ArchGraph, after: str | None, before: str
+) -> tuple[str, Sequence[ag.Rewritten]]:
+    """Return what ends the extractor, and the parts.
+
+    A section that reaches up to the classifier leaves nothing in between: then its first block
+    alone is the extractor.
+    """
+    structure = ag.structure(graph)
+    section, last = after or structure.sections[0].name, structure.nodes(before)[0]
+    inside = list(itertools.takewhile(lambda block: last not in block.nodes, structure.blocks))
+    first = [block for block in inside if block.section == section]
+    if len(first) > 1 and first[-1] is inside[-1] and after in (None, first[0].name):
+        return first[0].name, ag.split(graph, before=(first[1].name, before))
+    return section, ag.split(graph, after=section, before=before)
+
+
+def _feature(graph: ag.ArchGraph, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return shape of one example's and dtype of a value that crosses a cut.
+
+    Raises:
+        RewriteError: If it is not a tensor, or mixes examples.
+    """
+    node = graph.node.get(name)
+    if node is None or len(node.types) != 1:
+        kind = "a parameter" if node is None else str(node.type)
+        message = f"a value that crosses the cut is {kind}, not a tensor"
+        raise ag.RewriteError(message, where=f"%{name}", hint="cut at another block")
+    shape = tuple(size for size in node.shape[1:] if isinstance(size, int))
+    if len(shape) != len(node.shape) - 1:
+        message = "a value that crosses the cut mixes examples"
+        raise ag.RewriteError(message, where=f"%{name}", found=str(node.type))
+    return shape, getattr(torch, node.dtype)
 
 
 def _inputs(part: ag.ArchGraph) -> list[str]:
@@ -477,26 +498,21 @@ class InTraining:
         3. ``sequential`` trains these layers on all received features after local training.
         """
         chain = Chain.of(model_parts(work.graph, self.after, self.before), work)
-        middle = {name: p for name, p in chain.middle.items() if p.requires_grad}
+        middle = chain.middle
         received = {k: v.to(work.device) for k, v in work.extras.items()}
         count = _rows(received)
-        limit = work.local.batch if self.upload is None else self.upload
-        latest: collections.deque[Mapping[str, Tensor]] = collections.deque()
+        step = self.step if count else None
+        latest = Latest(work.local.batch if self.upload is None else self.upload)
         distances: list[Tensor] = []
         conflicts = 0
 
         def local(examples: fl.Examples) -> Tensor:  # 1
             features, outputs = chain(*examples.inputs)
-            if limit:
-                # Whole minibatches, as few as hold the latest pairs: memory does not grow.
-                latest.append(features)
-                while sum(map(_rows, latest)) - _rows(latest[0]) >= limit:
-                    latest.popleft()
+            latest.add(features)
             return self.objective(outputs, examples, work)
 
         def distance(rows: Tensor) -> Tensor:
-            at = rows.to(work.device)
-            value = chain.distance({k: v.index_select(0, at) for k, v in received.items()})
+            value = chain.distance(_select(received, rows.to(work.device)))
             distances.append(value.detach())  # on the device: a number would wait for it
             return value
 
@@ -506,23 +522,22 @@ class InTraining:
             leaves = list(middle.values())
             g_in = torch.autograd.grad(distance(rows), leaves, materialize_grads=True)
             g_local = [torch.zeros_like(p) if p.grad is None else p.grad for p in leaves]
-            if self.step == "projection":
+            if step == "projection":
                 conflicts += inner(g_in, g_local) < 0
-                step = projected(g_in, g_local)
+                revised = projected(g_in, g_local)
             else:
-                step = summed(g_in, g_local, self.multiplier)
-            for parameter, gradient in zip(leaves, step, strict=True):
+                revised = summed(g_in, g_local, self.multiplier)
+            for parameter, gradient in zip(leaves, revised, strict=True):
                 parameter.grad = gradient
 
-        together = count > 0 and self.step != "sequential"
         metrics = fl.descend(
             work,
             chain.parameters,
             local,
-            revise=revise if together else None,
+            revise=revise if step in ("sum", "projection") else None,
         )
         # 3. All received pairs, also where an epoch sees a fraction of the client's own data.
-        if count > 0 and self.step == "sequential":
+        if step == "sequential":
             every = work.local.model_copy(update={"fraction": 1.0, "augment": None})
             pairs = dataclasses.replace(work, data=Pairs(count), local=every)
             fl.descend(
@@ -533,15 +548,43 @@ class InTraining:
             )
         if distances:
             metrics["in_loss"] = float(torch.stack(distances).mean())
-        if together and self.step == "projection":
+        if step == "projection":
             metrics["conflicts"] = conflicts / max(len(distances), 1)
         return fl.Outcome(
-            state=chain.state(), keep=work.keep, extras=_latest(latest, limit), metrics=metrics
+            state=chain.state(), keep=work.keep, extras=latest.features(), metrics=metrics
         )
 
 
 def _rows(features: Mapping[str, Tensor]) -> int:
     return len(next(iter(features.values()), ()))
+
+
+def _select(features: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    return {name: tensor.index_select(0, rows) for name, tensor in features.items()}
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The latest pairs of features, in whole minibatches, as few as hold them.
+
+    Attributes:
+        limit: Number of pairs; 0: none.
+        batches: Features by name, ``[example, ...]``.
+    """
+
+    limit: int
+    batches: collections.deque[Mapping[str, Tensor]] = field(default_factory=collections.deque)
+
+    def add(self, features: Mapping[str, Tensor]) -> None:
+        """Add a minibatch, and drop those that are not needed any more: memory does not grow."""
+        if self.limit:
+            self.batches.append(features)
+            while sum(map(_rows, self.batches)) - _rows(self.batches[0]) >= self.limit:
+                self.batches.popleft()
+
+    def features(self) -> dict[str, Tensor]:
+        """Return the latest pairs, in the form in which they are sent."""
+        return _latest(self.batches, self.limit)
 
 
 def _latest(batches: Iterable[Mapping[str, Tensor]], rows: int) -> dict[str, Tensor]:
@@ -610,8 +653,9 @@ class Chain:
 
     @property
     def middle(self) -> dict[str, nn.Parameter]:
-        """Parameters ``w_in`` of the intermediate layers."""
-        return {k: p for k, p in self.parameters.items() if k in self.cut.middle}
+        """Parameters ``w_in`` of the intermediate layers, as far as they are trained."""
+        inside = self.cut.middle
+        return {k: p for k, p in self.parameters.items() if k in inside and p.requires_grad}
 
     def __call__(self, *inputs: Tensor) -> tuple[dict[str, Tensor], object]:
         """Return what enters and leaves the intermediate layers, and all outputs (Eqs. 7-9)."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -187,7 +187,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
     sources = {entry.source for entry in tier.transfer.entries.values()}
     result: dict[str, tuple[str, ...]] = {}
     rest: list[str] = []
-    odd, shared = "", False
+    odd, shared = list[str](), False
     for section in ag.structure(graph).sections:
         names: list[str] = []
         lacking = False
@@ -200,15 +200,15 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
                 lacking = True
             elif not lacking:  # blocks without weights go with those before them
                 names.append(block.name)
-                shared = shared or bool(leaves)
+                shared |= bool(leaves)
             elif leaves:
-                odd = odd or f"{block.name}, but not all blocks before it"
+                odd.append(f"{block.name}, but not all blocks before it")
         result[section.name] = tuple(names)
     if odd or not shared:
         raise ag.RunError(
             "InclusiveFL shares a network's first layers at full width (`shorten`)",
             where=f"tier {tier.name}",
-            found=odd or f"a narrower {rest[0]}",
+            found=odd[0] if odd else f"a narrower {rest[0]}",
             hint="nefl and fedfa serve other depths, heterofl and fedrolex other widths",
         )
     return result, tuple(rest)
@@ -219,31 +219,45 @@ def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Pref
     """Return what every tier shares and has for itself, by name."""
     parts = {tier.name: _kept(graph, tier) for tier in tiers}
     shared = {name: blocks for name, (blocks, _) in parts.items()}
-    sections = ag.structure(graph).sections
-    complete = {s.name: tuple(b.name for b in s.blocks) for s in sections}
-    shorter = [
-        s.name for s in sections if any(shared[t.name][s.name] != complete[s.name] for t in tiers)
-    ]
-    # The paper's pooler and head: what follows the last difference is each size's own.
-    order = [s.name for s in sections]
-    behind = order[order.index(shorter[-1]) + 1 :] if shorter else []
+    complete = {s.name: tuple(b.name for b in s.blocks) for s in ag.structure(graph).sections}
+    shorter = [s for s in complete if any(mine[s] != complete[s] for mine in shared.values())]
     prefixes = {}
     for tier in tiers:
-        mine = shared[tier.name]
-        lacking = [name for name in shorter if mine[name] != complete[name]]
-        inside = {mine[name][-1] for name in lacking if mine[name]}
-        if lacking:
-            inside |= {block for name in behind for block in mine[name]}
-        inside |= {*parts[tier.name][1]}
-        blocks = {b.name: b for s in sections for b in s.blocks}
-        private = _leaves(graph, (n for name in inside for n in blocks[name].nodes))
-        # A weight that earlier layers use, too (a tied embedding), is theirs.
-        used = (n for name, b in blocks.items() if name not in inside for n in b.nodes)
-        private -= _leaves(graph, used)
+        mine, rest = parts[tier.name]
+        inside = _last_blocks(mine, complete, shorter).union(rest)
         names = {str(entry.source): name for name, entry in tier.transfer.entries.items()}
-        mapped = frozenset(names[entry] for entry in private if entry in names)
+        mapped = frozenset(names[e] for e in _private(graph, inside) if e in names)
         prefixes[tier.name] = Prefix({name: mine[name] for name in shorter}, mapped, names)
     return prefixes
+
+
+def _last_blocks(
+    mine: Mapping[str, Sequence[str]], complete: Mapping[str, Sequence[str]], shorter: Sequence[str]
+) -> set[str]:
+    """Return the blocks, as wide as in the global model, that are a shorter size's own.
+
+    Args:
+        mine: Its blocks by section.
+        complete: Those of the global model.
+        shorter: The sections that any size has in part.
+    """
+    lacking = [s for s in shorter if mine[s] != complete[s]]
+    if not lacking:
+        return set()
+    # The paper's pooler and head: what follows the last difference is each size's own.
+    order = [*complete]
+    behind = (mine[section] for section in order[order.index(shorter[-1]) + 1 :])
+    return {mine[s][-1] for s in lacking if mine[s]}.union(*behind)
+
+
+def _private(graph: ag.ArchGraph, inside: set[str]) -> set[str]:
+    """Return the entries that only these blocks use.
+
+    A weight that earlier layers use, too (a tied embedding), is theirs.
+    """
+    blocks = ag.structure(graph).blocks
+    private = _leaves(graph, (n for b in blocks if b.name in inside for n in b.nodes))
+    return private - _leaves(graph, (n for b in blocks if b.name not in inside for n in b.nodes))
 
 
 def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Prefix:

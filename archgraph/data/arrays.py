@@ -40,17 +40,7 @@ def array_of(value: object, where: str) -> Tensor | Text:
         >>> array_of(torch.tensor([[0, 2]]).to_sparse(), "x")
         tensor([[0, 2]])
     """
-    if value is None:
-        raise DataError("is missing", where=where, found="nothing", expected="numbers or names")
-    # What a mask hides must not count as what stands there.
-    if isinstance(value, torch.masked.MaskedTensor) or np.ma.is_masked(value):
-        raise DataError(
-            "has masked values, which are no data",
-            where=where,
-            found=what(value),
-            hint="remove these examples, or fill them: array.filled(0); the class -100 counts for "
-            "nothing",
-        )
+    _check_present(value, where)
     items: list[object] = list(value) if isinstance(value, list | tuple) else []
     tensors = [_dense(item) for item in items if isinstance(item, Tensor)]
     if len(tensors) == len(items) and len({tensor.shape for tensor in tensors}) == 1:
@@ -59,16 +49,7 @@ def array_of(value: object, where: str) -> Tensor | Text:
         return _dense(value)
     if hasattr(value, "toarray"):  # of scipy.sparse
         value = value.toarray()
-    picture = hasattr(value, "getbands")  # Pillow's, whose channels come last
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        message, hint = "parts differ in shape", "pad or cut them to one shape"
-        raise DataError(message, where=where, found=what(value), hint=hint) from error
-    if array.dtype.kind == "U" and not all(isinstance(i, str | np.ndarray | list) for i in items):
-        array = np.array(items, object)  # NumPy writes numbers among text as text
-    if array.dtype == object:
-        array = _typed(array, where)
+    array = _numpy(value, items, where)
     if array.dtype.kind in "US":
         return array.astype(str)
     wide = array.dtype == np.uint64 and bool((array > np.iinfo(np.int64).max).any())
@@ -79,11 +60,41 @@ def array_of(value: object, where: str) -> Tensor | Text:
             found=f"{what(value)}, {array.dtype}",
             hint="of dates count from the first: (dates - dates.min()) / np.timedelta64(1, 'D')",
         )
-    if picture:
+    if hasattr(value, "getbands"):  # Pillow's, whose channels come last
         array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     # A copy: torch can neither share negative strides nor arrays that cannot be written to, nor
     # numbers of the other byte order.
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+
+
+def _check_present(value: object, where: str) -> None:
+    """Raise if there is nothing, or a mask hides some: it must not count as what stands there."""
+    if value is None:
+        raise DataError("is missing", where=where, found="nothing", expected="numbers or names")
+    if isinstance(value, torch.masked.MaskedTensor) or np.ma.is_masked(value):
+        raise DataError(
+            "has masked values, which are no data",
+            where=where,
+            found=what(value),
+            hint="remove these examples, or fill them: array.filled(0); the class -100 counts for "
+            "nothing",
+        )
+
+
+def _numpy(value: object, items: list[object], where: str) -> np.ndarray:
+    """Return a value, or the items of a list, as an array of numbers or text."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            "parts differ in shape",
+            where=where,
+            found=what(value),
+            hint="pad or cut them to one shape",
+        ) from error
+    if array.dtype.kind == "U" and not all(isinstance(i, str | np.ndarray | list) for i in items):
+        array = np.array(items, object)  # NumPy writes numbers among text as text
+    return _typed(array, where) if array.dtype == object else array
 
 
 def real_numbers(rows: Tensor, where: str) -> Tensor:
@@ -107,8 +118,9 @@ def real_numbers(rows: Tensor, where: str) -> Tensor:
     good = good.flatten(1).all(1) if rows.dim() > 1 else good.reshape(-1)
     for position in (~good).nonzero()[:1].flatten().tolist():
         bad = f"{int((~good).sum())} of {len(good)} examples have NaN or infinity"
-        hint = f"{bad}: fill or remove them"
-        raise DataError("is not finite", where=f"{where}[{position}]", hint=hint)
+        raise DataError(
+            "is not finite", where=f"{where}[{position}]", hint=f"{bad}: fill or remove them"
+        )
     if rows.dtype == torch.float64 and rows.dim():
         check_apart(rows, single, where)
     return single

@@ -124,8 +124,9 @@ class Column:
             raise self.error(foreign.index(True), question, expected=expected, hint=otherwise)
         rows = [row for row, cell in enumerate(self.cells) if len(str(cell).split()) > 2]
         if len(rows) * 2 > len(self.cells) and len(set(self.cells)) * 2 > len(self.cells):
-            message = "is it a text or a category?"
-            raise self.error(rows[0], message, expected=self.as_text, hint=otherwise)
+            raise self.error(
+                rows[0], "is it a text or a category?", expected=self.as_text, hint=otherwise
+            )
 
     @property
     def as_text(self) -> str:
@@ -142,8 +143,11 @@ class Column:
             if cell is None or not str(cell).strip() or cell != cell:  # NaN differs from itself
                 raise self.error(row, "the text is missing", hint="remove the row, or fill it")
             if not isinstance(cell, str):
-                hint = "texts are for a tokenizer; numbers are columns that models see"
-                raise self.error(row, "is not a text", hint=hint)
+                raise self.error(
+                    row,
+                    "is not a text",
+                    hint="texts are for a tokenizer; numbers are columns that models see",
+                )
         if (self._missing | ~np.isnan(self._numbers)).all():
             raise self.error(0, "is not a text: all values are numbers", hint="name another column")
         return [str(cell) for cell in self.cells]
@@ -171,8 +175,9 @@ class Column:
         # Written so that NaN fails the comparison, too.
         for row in np.flatnonzero(~(np.abs(values) <= torch.finfo(torch.float32).max))[:1]:
             if np.isnan(values[row]):
-                expected = "a number, such as -1.5 or 2e3"
-                raise self.error(row, "is not a number", expected=expected, hint=otherwise)
+                raise self.error(
+                    row, "is not a number", expected="a number, such as -1.5 or 2e3", hint=otherwise
+                )
             raise self.error(row, "is too large for 32 bits")
         # From 2**53 on float64 leaves out integers: identifiers would become equal silently.
         if (np.abs(values) > 2.0**53).any():
@@ -261,17 +266,22 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
     check_size(rows * width, MOST_VALUES, "table", columns[0][0].locate(0), "values")
     # float64 until the columns are standardised: seconds since 1970 differ in the last digits.
     values = torch.zeros(rows, width, dtype=torch.float64)
-    start = 0
-    for part, count in parts:
-        if count:
-            values[torch.arange(rows), start + torch.from_numpy(part)] = 1
-        else:
-            values[:, start] = torch.from_numpy(part)
-        start += count or 1
+    _fill(values, parts)
     measured = [not count for _, count in parts for _ in range(count or 1)]
     pairs = zip(columns, parts, strict=True)
     names_of_features = (c.name for (c, _), (_, count) in pairs for _ in range(count or 1))
     return Features(values, torch.tensor(measured), tuple(names_of_features))
+
+
+def _fill(values: Tensor, parts: Sequence[tuple[np.ndarray, int]]) -> None:
+    """Write columns side by side: numbers as they are, 1 where a row is of a category."""
+    start = 0
+    for part, count in parts:
+        if count:
+            values[torch.arange(len(values)), start + torch.from_numpy(part)] = 1
+        else:
+            values[:, start] = torch.from_numpy(part)
+        start += count or 1
 
 
 def measures(column: Column, kind: ColumnKind | None) -> bool:

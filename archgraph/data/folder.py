@@ -95,8 +95,9 @@ def _parts(root: Path, spec: FolderData) -> Files:
             expected=f"{TRAIN}/ and {TEST}/, or one folder per class",
         )
     if spec.test is not None:
-        problem = f"conflicts with the folder {root / TEST}: remove one of the two"
-        raise DataError(problem, where="data.test")
+        raise DataError(
+            f"conflicts with the folder {root / TEST}: remove one of the two", where="data.test"
+        )
     files = {part: _listed(root / part) for part in (TRAIN, TEST)}
     # A class without training examples would get a number, and a logit that nothing trains.
     for name in sorted({name for name, _ in files[TEST]} - {name for name, _ in files[TRAIN]}):

@@ -135,42 +135,33 @@ def dataset_of(
         return _streams(train, _part(test, f"{name}: test"), name, task, examples)
     if examples is not None and not _is_stream(train):
         raise DataError("examples counts those of streams", where=name, found=examples)
-    by_client = isinstance(train, Mapping)
-    if by_client and not train:
-        raise DataError("lists no clients", where=f"{name}: train")
-    splits = train if by_client else {None: train}
-    parts = [
-        _part(
-            part,
-            f"{name}: train" + (f": {client}" if by_client else ""),
-            len(splits),
-        )
-        for client, part in splits.items()
-    ]
-    _check_clients(parts)
+    by_client = _train_parts(train, f"{name}: train")
+    parts = [*by_client.values()]
     tested = _part(test, f"{name}: test")
     before = form_of(parts[0].targets)
     if len(tested.targets) and (after := form_of(tested.targets)) != before:
-        message = "targets differ from those to train on"
-        raise DataError(message, where=tested.where, found=after, expected=before)
+        raise DataError(
+            "targets differ from those to train on",
+            where=tested.where,
+            found=after,
+            expected=before,
+        )
     said = meaning([part.targets for part in (*parts, tested)], f"{name}: targets", task)
-    pairs = zip(parts, said.parts, strict=False)
-    rows = _together([(c, Records(p.inputs, t)) for c, (p, t) in zip(splits, pairs, strict=True)])
+    # What targets mean has one part more: that of the tests.
+    triples = zip(by_client, parts, said.parts, strict=False)
+    rows = _together([(client, Records(part.inputs, t)) for client, part, t in triples])
     data = dataset_of_rows(
         name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels
     )
-    anew = [part.items for part in parts if part.items is not None and not cache]
-    again = None if len(anew) < len(parts) else _reading(parts, anew, said, data)
+    again = None if cache else _reading(parts, said, data)
     # Only after everything is read: a second read may advance the data set's own generators.
-    read = {"train": [part.items for part in parts], "test": [tested.items]}
-    notes = []
-    for split, sources in read.items():
-        is_once = again is None or split == "test"
-        if any(items is not None and _changes(items, seeds=is_once) for items in sources):
-            text = DRAWN_ONCE if is_once else NOT_REPEATABLE
-            notes.append(text.format(where=f"{name}: {split}"))
-    train_split = dataclasses.replace(data.train, again=again)
-    return dataclasses.replace(data, train=train_split, notes=tuple(notes))
+    notes = (
+        *_changing(parts, f"{name}: train", is_once=again is None),
+        *_changing([tested], f"{name}: test", is_once=True),
+    )
+    return dataclasses.replace(
+        data, train=dataclasses.replace(data.train, again=again), notes=notes
+    )
 
 
 def _is_stream(value: object) -> bool:
@@ -200,22 +191,16 @@ def _streams(
         DataError: If a stream is none, can be read once, or has other examples than the tests.
     """
     if type(examples) is not int or examples < 2:
-        message, hint = "has streams, whose length is unknown", "dataset_of(…, examples=1000)"
-        raise DataError(message, where=name, expected="examples of a pass", hint=hint)
+        raise DataError(
+            "has streams, whose length is unknown",
+            where=name,
+            expected="examples of a pass",
+            hint="dataset_of(…, examples=1000)",
+        )
     firsts = {i * examples: stream for i, stream in enumerate(train.values())}
-    for client, stream in train.items():
-        at, once = f"{name}: train: {client}", isinstance(stream, Iterator)
-        if once or not _is_stream(stream):
-            raise DataError(
-                "is an iterator, which ends once" if once else "is not a stream, as others are",
-                where=at,
-                found=what(stream),
-                expected="what makes a new iterator in each pass",
-                hint="pass loader.dataset: batches follow from the experiment"
-                if isinstance(stream, DataLoader)
-                else "pass a function that returns the iterator, or an IterableDataset",
-            )
     where = f"{name}: train"
+    for client, stream in train.items():
+        _check_stream(stream, f"{where}: {client}")
     said = meaning([tested.targets], f"{name}: targets", task)
     rows = Records(tested.inputs, said.parts[0])
     test = dataset_of_rows(name, None, rows, rows, labels=said.labels)
@@ -249,6 +234,21 @@ def _streams(
     return dataclasses.replace(test, train=streamed, test=tested_split, owners=owners, notes=notes)
 
 
+def _check_stream(stream: object, where: str) -> None:
+    """Raise unless something makes a new iterator in each pass."""
+    once = isinstance(stream, Iterator)
+    if once or not _is_stream(stream):
+        raise DataError(
+            "is an iterator, which ends once" if once else "is not a stream, as others are",
+            where=where,
+            found=what(stream),
+            expected="what makes a new iterator in each pass",
+            hint="pass loader.dataset: batches follow from the experiment"
+            if isinstance(stream, DataLoader)
+            else "pass a function that returns the iterator, or an IterableDataset",
+        )
+
+
 def _read_stream(
     reading: Streaming, stacked: _Converted, first: int, seed: int, sizes: Sequence[int]
 ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -256,10 +256,11 @@ def _read_stream(
     return (stacked(items, reading.where) for items in reading.batches(first, seed, sizes))
 
 
-def _reading(
-    parts: Sequence[SplitPart], items: Sequence[Items], said: Meaning, data: Dataset
-) -> ExampleReader:
-    """Return what reads training examples again, with their targets."""
+def _reading(parts: Sequence[SplitPart], said: Meaning, data: Dataset) -> ExampleReader | None:
+    """Return what reads training examples again, with their targets; None if nothing can."""
+    items = [part.items for part in parts if part.items is not None]
+    if len(items) < len(parts):
+        return None
     firsts = itertools.accumulate((len(part.targets) for part in parts), initial=0)
     reading = Reading(list(zip(firsts, items, strict=False)), _item)
     where, read = parts[0].where, _Converted(data, said, "examples differ from the first read")
@@ -297,13 +298,23 @@ class _Converted:
         return inputs, targets
 
 
-def _check_clients(parts: Sequence[SplitPart]) -> None:
-    """Raise if a client has no examples, or others of another form."""
-    for part in parts:
+def _train_parts(train: object, where: str) -> dict[Hashable, SplitPart]:
+    """Return what each client trains on; under None, what is not divided among clients yet.
+
+    Raises:
+        DataError: If there are no clients, one has no examples, or others of another form.
+    """
+    if not isinstance(train, Mapping):
+        return {None: _part(train, where)}
+    if not train:
+        raise DataError("lists no clients", where=where)
+    parts = {c: _part(part, f"{where}: {c}", len(train)) for c, part in train.items()}
+    form = next(iter(parts.values())).form
+    for part in parts.values():
         if not len(part.targets) and len(parts) > 1:
             raise DataError("a client has no examples", where=part.where)
-        message = "clients differ in the form of their data"
-        check_alike(part.form, parts[0].form, part.where, message)
+        check_alike(part.form, form, part.where, "clients differ in the form of their data")
+    return parts
 
 
 def _together(parts: list[tuple[Hashable, Records]]) -> Records:
@@ -395,6 +406,12 @@ def _item(item: object, where: str) -> Item:
     parts = one.items() if isinstance(one, Mapping) else ((None, one),)
     inputs = {key: _numbers(part, where) for key, part in parts}
     return inputs, target_array(target, f"{where}: target")
+
+
+def _changing(parts: Sequence[SplitPart], where: str, *, is_once: bool) -> Iterator[str]:
+    """Yield a note if items of a split differ between reads: under its seed, or under any."""
+    if any(p.items is not None and _changes(p.items, seeds=is_once) for p in parts):
+        yield (DRAWN_ONCE if is_once else NOT_REPEATABLE).format(where=where)
 
 
 def _changes(value: Items, *, seeds: bool) -> bool:

@@ -50,14 +50,8 @@ def read_huggingface(
     inputs = {name: name for name in column_names(spec.text)} or (
         {"input": spec.inputs} if isinstance(spec.inputs, str) else dict(spec.inputs or {})
     )
-    key, asked = "inputs" if spec.text is None else "text", column_names(spec.target)
-    client = () if spec.client is None else (spec.client,)
-    for split in splits.values():
-        keys = {key: list(inputs.values()), "target": asked, "client": client}
-        check_columns(split.column_names, keys, key)
-    _check_names({"inputs": list(inputs.values()), "target": asked}, splits)
-    if TEST in splits and spec.test is not None:
-        raise DataError("conflicts with the split `test` of the set", where="data.test")
+    asked = column_names(spec.target)
+    _check_splits(spec, splits, list(inputs.values()))
     # As Arrow values: the set's own features would decode by code that it chooses.
     tables = [split.with_format("arrow")[:] for split in splits.values()]
     owners = None if spec.client is None else tuple(_column(path, spec.client, tables).texts())
@@ -73,6 +67,17 @@ def read_huggingface(
     tensors = {name: _input(path, column, tables) for name, column in inputs.items()}
     train, test = divide(Records(tensors, answers[0]))
     return dataset_of_rows(path.name, None, train, test, labels=answers[1])
+
+
+def _check_splits(spec: HuggingFaceData, splits: Mapping[str, Any], inputs: Sequence[str]) -> None:
+    """Raise if a split lacks a column, its columns mean something else, or there are two tests."""
+    key, asked = "inputs" if spec.text is None else "text", column_names(spec.target)
+    client = () if spec.client is None else (spec.client,)
+    for split in splits.values():
+        check_columns(split.column_names, {key: inputs, "target": asked, "client": client}, key)
+    _check_names({"inputs": inputs, "target": asked}, splits)
+    if TEST in splits and spec.test is not None:
+        raise DataError("conflicts with the split `test` of the set", where="data.test")
 
 
 def _saved(path: Path) -> Mapping[str, Any]:

@@ -106,5 +106,6 @@ def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> No
             message, where = f"is not an option of {chosen.name}", f"data.{option}"
             raise DataError(message, where=where, expected=f"one of {', '.join(names)}")
     if {"tokenizer", "vocabulary"} <= readers.keys():
-        message = "conflicts with data.tokenizer, which has its own vocabulary"
-        raise DataError(message, where="data.vocabulary")
+        raise DataError(
+            "conflicts with data.tokenizer, which has its own vocabulary", where="data.vocabulary"
+        )

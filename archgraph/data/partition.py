@@ -150,8 +150,9 @@ def _cut(
     except ValueError as error:
         problem = f"{scheme} for {count} clients, {dict(params)}: {error}"
         hint = "choose fewer clients, a larger alpha or a smaller min_size"
-        message = "the partition cannot be drawn"
-        raise DataError(message, where=WHERE, found=problem, hint=hint) from error
+        raise DataError(
+            "the partition cannot be drawn", where=WHERE, found=problem, hint=hint
+        ) from error
     for client, part in zip(clients, parts, strict=True):
         if len(part) < least:
             raise DataError(

@@ -225,18 +225,10 @@ def dataset_of_rows(
     Raises:
         DataError: If a split is empty, there is one class only, or the splits differ in form.
     """
-    for part, rows in (("train", train), ("test", test)):
-        if len(rows) == 0:
-            raise DataError("has no examples", where=f"{name}: {part}")
-    if test.inputs.keys() != train.inputs.keys():
-        message, where = "inputs have other names than those to train on", f"{name}: test"
-        actual, expected = (", ".join(rows.inputs) for rows in (test, train))
-        raise DataError(message, where=where, found=actual, expected=expected)
+    _check_splits(name, train, test)
     first, *others = train.inputs
     inputs = train.inputs[first]
-    if kind is None and inputs.dtype == torch.uint8 and inputs.dim() == 4:
-        kind = "image"
-    kind = kind or ("tensor" if inputs.is_floating_point() else "text")
+    kind = kind or _kind_of(inputs)
     if kind == "image":
         measure = channel_statistics
     mean, std = (None, None) if measure is None else measure(inputs)
@@ -260,6 +252,27 @@ def dataset_of_rows(
         {str(client): positions for client, positions in by_client.items()},
         measure=measure,
     )
+
+
+def _check_splits(name: str, train: Records, test: Records) -> None:
+    """Raise if a split is empty, or inputs have other names in one than in the other."""
+    for part, rows in (("train", train), ("test", test)):
+        if len(rows) == 0:
+            raise DataError("has no examples", where=f"{name}: {part}")
+    if test.inputs.keys() != train.inputs.keys():
+        raise DataError(
+            "inputs have other names than those to train on",
+            where=f"{name}: test",
+            found=", ".join(test.inputs),
+            expected=", ".join(train.inputs),
+        )
+
+
+def _kind_of(inputs: Tensor) -> InputKind:
+    """Return the kind of inputs, by their type and shape."""
+    if inputs.dtype == torch.uint8 and inputs.dim() == 4:
+        return "image"
+    return "tensor" if inputs.is_floating_point() else "text"
 
 
 def _classes(where: str, train: Tensor, test: Tensor, labels: Sequence[str]) -> int | None:

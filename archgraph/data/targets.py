@@ -170,8 +170,12 @@ def _named(parts: Sequence[Text], where: str) -> Meaning:
 
     def names_of(part: Text) -> list[str]:
         if part.size != len(part):
-            message, expected = "are text on several axes", "one name for each example"
-            raise DataError(message, where=where, found=form_of(part), expected=expected)
+            raise DataError(
+                "are text on several axes",
+                where=where,
+                found=form_of(part),
+                expected="one name for each example",
+            )
         return [name.strip() for name in part.reshape(-1).tolist()]
 
     def convert(part: Text) -> Tensor:

@@ -20,7 +20,7 @@ from archgraph.display.facts import (
     Pin,
 )
 from archgraph.display.pricing import Pricing, halved
-from archgraph.graph.ir import ArchGraph, Node, per_graph
+from archgraph.graph.ir import ArchGraph, Node, Param, per_graph
 from archgraph.graph.values import refs
 from archgraph.layout.layouts import Layout, Prod, Sum
 
@@ -68,8 +68,9 @@ class _Collector:
         members: dict[str, list[str]] = {}
         for axis in every.values():
             members.setdefault(axis.block, []).append(axis.name)
-        on_free = {leaf for a in self.solved.free for leaf in pricing.leaves_of[a.name]}
-        reached = sum(map(pricing.numel, on_free))
+        reached = sum(
+            map(pricing.numel, {k for a in self.solved.free for k in pricing.leaves_of[a.name]})
+        )
         order = {a.name: i for i, a in enumerate(self.solved.all)}
         return Facts(
             pricing.cost.parameters,
@@ -87,17 +88,7 @@ class _Collector:
                 b.name: self._block(b, tuple(members.get(b.name, ())))
                 for b in self.structured.blocks
             },
-            {
-                p.name: LeafFact(
-                    p.name,
-                    p.role,
-                    p.shape,
-                    tuple(map(layout_text, self.solved.leaf[p.name])),
-                    tuple(a.name for d in self.solved.leaf[p.name] for a in axis_refs(d)),
-                    graph.leaf_users[p.name],
-                )
-                for p in graph.params
-            },
+            {p.name: self._leaf(p) for p in graph.params},
             {n.name: self._operator(n, order) for n in graph.nodes},
             pricing,
         )
@@ -148,6 +139,17 @@ class _Collector:
             block.nodes,
             axes,
             self.pricing.skipping(block) if block.removable else None,
+        )
+
+    def _leaf(self, param: Param) -> LeafFact:
+        layouts = self.solved.leaf[param.name]
+        return LeafFact(
+            param.name,
+            param.role,
+            param.shape,
+            tuple(map(layout_text, layouts)),
+            tuple(a.name for layout in layouts for a in axis_refs(layout)),
+            self.graph.leaf_users[param.name],
         )
 
     def _operator(self, node: Node, order: Mapping[str, int]) -> OperatorFact:

@@ -115,15 +115,21 @@ class Drawing:
         if box.name in self.wide:
             look["width"] = f"{self.wide[box.name]:.2f}"
         if box.kind != "operator":
-            colour = colours.INPUT if box.kind == "input" else colours.OUTPUT
-            look.update(style="filled,rounded,bold", fillcolor=colour)
+            look.update(
+                style="filled,rounded,bold",
+                fillcolor=colours.INPUT if box.kind == "input" else colours.OUTPUT,
+            )
         # Training and evaluation share one picture: what only training has is dashed.
         if box.training:
             look["style"] = "filled,rounded,dashed"
         # A box that is fed like the frame around it does not repeat the frame's words.
         same = fed is None or (around is not None and coverage_words(around) == coverage_words(fed))
-        quiet = colours.QUIET if fed is None else colours.INK
-        label = _box_label(box, None if same or not box.leaves else fed, quiet, self.letters)
+        label = _box_label(
+            box,
+            None if same or not box.leaves else fed,
+            colours.QUIET if fed is None else colours.INK,
+            self.letters,
+        )
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
 
     def frame(self, target: graphviz.Digraph, group: Cluster, within: str) -> None:
@@ -136,9 +142,8 @@ class Drawing:
         self.frames += 1
         # Graphviz draws a frame around what is called a cluster, and around nothing else.
         with target.subgraph(name=f"cluster_{self.frames}") as frame:
-            title = _title(group, fed, within)
             frame.attr(
-                label=f"<{stacked_lines(title)}>",
+                label=f"<{stacked_lines(_title(group, fed, within))}>",
                 labeljust="l",
                 labelloc="t",
                 style="filled,rounded",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,8 +91,9 @@ class Explanation:
         return "".join(table._repr_html_() for table in self.tables())
 
     def __repr__(self) -> str:
-        axes = f"{len(self.free)} free and {len(self.pinned)} pinned axes"
-        return f"Explanation({self.model!r}, {axes})"
+        return (
+            f"Explanation({self.model!r}, {len(self.free)} free and {len(self.pinned)} pinned axes)"
+        )
 
     def tables(self) -> tuple[Table, ...]:
         """Return the explanation as tables; empty ones are left out.
@@ -122,8 +124,7 @@ class Explanation:
         return tuple(table for table in parts if table.rows)
 
     def _overview(self) -> Table:
-        about = self.about
-        table = self._halves()
+        about, table = self.about, self._halves()
         can = sum(b.removable for b in self.blocks)
         reach = math.floor(1000 * about.reach) / 10  # 100% means all of them
         note = (
@@ -131,11 +132,13 @@ class Explanation:
             f"{count(about.macs)} MACs per example; axes: {len(self.free)} free, "
             f"{len(self.pinned)} pinned; blocks: {can} of {len(self.blocks)} removable"
         )
-        every = (("all free axes", str(len(self.free)), *tables.savings(about.halving)),)
         return dataclasses.replace(
             table,
             title=f"{self.model or 'architecture'}: what halving saves",
-            rows=every + table.rows,
+            rows=(
+                ("all free axes", str(len(self.free)), *tables.savings(about.halving)),
+                *table.rows,
+            ),
             note=note,
         )
 
@@ -201,8 +204,9 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
         kind: tuple(fact for n, fact in getattr(about, kind).items() if n in parts.get(kind, ()))
         for kind in KINDS
     }
-    budgets = budget_ranges(graph) if name is None else {}
-    return Explanation(graph.name, name, about, **chosen, budgets=budgets)
+    return Explanation(
+        graph.name, name, about, **chosen, budgets=budget_ranges(graph) if name is None else {}
+    )
 
 
 def _named(about: Facts, word: str) -> NamesByKind:
@@ -213,9 +217,9 @@ def _named(about: Facts, word: str) -> NamesByKind:
 
     sections, leaves, roles, axes = map(exactly, ("sections", "leaves", "roles", "axes"))
     blocks = [b.name for b in about.blocks.values() if word in (b.name, b.section)]
-    axes += [a for b in blocks for a in about.blocks[b].axes]
-    axes += [a for k in leaves for a in about.leaves[k].axes]
-    axes += [a for r in roles for a in about.roles[r].axes]
+    owners = [about.blocks[b].axes for b in blocks]
+    owners += [about.leaves[k].axes for k in leaves] + [about.roles[r].axes for r in roles]
+    axes += itertools.chain(*owners)
     if blocks and not sections:
         inside = (n for b in blocks for n in about.blocks[b].operators)
         leaves += [k for n in inside for k in about.operators[n].leaves]
@@ -224,8 +228,12 @@ def _named(about: Facts, word: str) -> NamesByKind:
 
 def _like(about: Facts, word: str) -> NamesByKind:
     """Return the parts of a module or a pattern."""
-    kinds = ("axes", "sections", "blocks", "leaves")
-    return _parts(**{kind: _matching(getattr(about, kind), word) for kind in kinds})
+    return _parts(
+        **{
+            kind: _matching(getattr(about, kind), word)
+            for kind in ("axes", "sections", "blocks", "leaves")
+        }
+    )
 
 
 def _parts(**names: Iterable[str]) -> NamesByKind:

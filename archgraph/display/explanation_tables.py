@@ -13,6 +13,7 @@ from archgraph.display.facts import (
     BlockFact,
     Facts,
     LeafFact,
+    Pin,
 )
 from archgraph.display.pricing import Saving
 from archgraph.tables import Table, count, per_cent
@@ -133,23 +134,26 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
             _times(f"{name} [{members[indices[0]].size}]", len(indices))
             for name, indices in groups[:limit]
         ]
-        hidden = sum(len(indices) for _, indices in groups[limit:])
-        pin = members[0].pin
-        assert pin is not None
-        why = pin.why if pin.operator is None else f"{pin.why}: {pin.operator} in {pin.place}"
-        if len({a.pin.place for a in members if a.pin is not None}) > 1:
-            why += " and elsewhere"
-        if pin.source is not None:
-            why += f" ({_source(pin.source)})"
-        if hidden:
+        if hidden := sum(len(indices) for _, indices in groups[limit:]):
             lines.append(f"and {hidden} more")
-        rows.append(("\n".join(lines), why, pin.remedy))
+        rows.append(("\n".join(lines), *_cause([a.pin for a in members if a.pin is not None])))
     return Table(
         "Pinned axes",
         ("axis [size]", "why", "what would free it"),
         tuple(rows),
         short=frozenset({0}),
     )
+
+
+def _cause(pins: Sequence[Pin]) -> tuple[str, str]:
+    """Return why axes are pinned, and what would free them; they differ in the place alone."""
+    pin = pins[0]
+    why = pin.why if pin.operator is None else f"{pin.why}: {pin.operator} in {pin.place}"
+    if len({one.place for one in pins}) > 1:
+        why += " and elsewhere"
+    if pin.source is not None:
+        why += f" ({_source(pin.source)})"
+    return why, pin.remedy
 
 
 def _source(source: str) -> str:
@@ -166,16 +170,19 @@ def removable_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
         block, many = blocks[indices[0]], str(len(indices)) if len(indices) > 1 else ""
         rows.append((name, many, block.kind, *savings(block.saving)))
     title, heads = "Removable blocks: what skipping one saves", ("block", "blocks", "kind", *SAVES)
-    right = frozenset({1, 3, 4})
-    return _filled_columns(Table(title, heads, tuple(rows), right, short=frozenset({0})))
+    return _filled_columns(
+        Table(title, heads, tuple(rows), right=frozenset({1, 3, 4}), short=frozenset({0}))
+    )
 
 
 def staying_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
     """Return the blocks that cannot be left out, with the reason."""
     blocks = [b for b in blocks if not b.removable]
     groups = _grouped([b.name for b in blocks], [(b.kind, b.reason) for b in blocks], each)
-    first = [(_times(name, len(indices)), blocks[indices[0]]) for name, indices in groups]
-    rows = tuple((name, block.kind, block.reason) for name, block in first)
+    rows = tuple(
+        (_times(name, len(indices)), blocks[indices[0]].kind, blocks[indices[0]].reason)
+        for name, indices in groups
+    )
     return Table("Blocks that stay", ("block", "kind", "why"), rows, short=frozenset({0}))
 
 
@@ -190,8 +197,8 @@ def one_axis(axis: AxisFact) -> Table:
     """Tabulate an axis, one fact per row."""
     rows = [("size", str(axis.size)), ("role", axis.role)]
     if axis.section:
-        inside = axis.section if axis.block == axis.section else f"{axis.section}, {axis.block}"
-        rows.append(("made in", inside))
+        block = "" if axis.block == axis.section else f", {axis.block}"
+        rows.append(("made in", f"{axis.section}{block}"))
     if axis.pin is None:
         parameters, macs = (" = ".join(text.split()) for text in savings(axis.saving))  # 24 = 50%
         rows += [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, replace, show
 from archgraph.graph.values import refs
@@ -137,9 +137,10 @@ class _Reading:
 
     def run(self, blocks: NamedBlocks, period: int, growing: bool = False) -> Fold:
         """Fold the first blocks and all that repeat them."""
-        units = [blocks[i : i + period] for i in range(0, len(blocks) - period + 1, period)]
-        names = tuple(tuple(name for name, _ in unit) for unit in units) or ((),)
-        nodes = tuple(tuple(n for _, members in unit for n in members) for unit in units) or ((),)
+        starts = range(0, len(blocks) - period + 1, period)
+        units = [blocks[i : i + period] for i in starts] or [()]
+        names = tuple(tuple(name for name, _ in unit) for unit in units)
+        nodes = tuple(tuple(n for _, members in unit for n in members) for unit in units)
         many = 1
         lines, before = self.read(nodes[0], names[0], growing)
         relation: list[tuple[str, object]] | None = None
@@ -147,11 +148,7 @@ class _Reading:
         # from its own: the second one decides which values these are.
         while many < len(units):
             here, outside = self.read(nodes[many], names[many], growing)
-            position = {name: i for i, name in enumerate(nodes[many - 1])}
-            current: list[tuple[str, object]] = [
-                ("same", name) if name == other else ("made before", position.get(name))
-                for name, other in zip(outside, before, strict=False)
-            ]
+            current = _relation(outside, before, nodes[many - 1])
             if (
                 here != lines
                 or relation not in (None, current)
@@ -171,35 +168,64 @@ class _Reading:
         self, nodes: Sequence[str], blocks: Sequence[str], growing: bool
     ) -> tuple[list[object], list[str]]:
         """Return the lines of a repetition, and what it takes from outside in the order of use."""
-        position = {name: f"%{i}" for i, name in enumerate(nodes)}
-        outside: dict[str, str] = {}
-        leaves: dict[str, str] = {}
-
-        def unnamed(value: Value) -> Value:
-            match value:
-                case Ref(name):
-                    return Ref(position.get(name) or outside.setdefault(name, f"<{len(outside)}"))
-                case Leaf(name):
-                    return Leaf(leaves.setdefault(name, f"#{len(leaves)}"))
-                case _:
-                    return value
-
-        # Names are replaced by the order of first use, so that equal blocks have equal lines.
+        order = _FirstUse({name: f"%{i}" for i, name in enumerate(nodes)})
         lines: list[object] = [tuple(self.marks.get(block) for block in blocks)]
         for name in nodes:
             node = self.graph.node[name]
-            used = tuple(show(unnamed(Ref(other))) for other in self.feeds.get(name, ()))
+            used = tuple(show(order(Ref(other))) for other in self.feeds.get(name, ()))
             # Of what grows, ranks are compared, not sizes; arguments may name sizes, too.
             if growing:
                 refs = [len(self.graph.param[leaf].shape) for leaf in node.leaves()]
                 lines.append((node.op, used, refs, [len(kind.shape) for kind in node.types]))
             else:
-                args = tuple((k, show(replace(v, unnamed))) for k, v in node.args)
+                args = tuple((k, show(replace(v, order))) for k, v in node.args)
                 lines.append((node.op, used, args, node.types))
-        for leaf in leaves if not growing else ():
-            param = self.graph.param[leaf]
-            lines.append((param.type, param.role, param.trainable, self.marks.get(leaf)))
         if growing:
             weights = dict.fromkeys(k for n in nodes for k in self.graph.node[n].leaves())
             lines.append([self.marks.get(leaf) for leaf in weights])
-        return lines, list(outside)
+        for leaf in order.leaves:  # of what grows there are none
+            param = self.graph.param[leaf]
+            lines.append((param.type, param.role, param.trainable, self.marks.get(leaf)))
+        return lines, list(order.outside)
+
+
+@dataclass
+class _FirstUse:
+    """Replaces names by the order of their first use, so that equal blocks have equal lines.
+
+    Attributes:
+        inside: The operators of a block, by name.
+        outside: The operators that it takes values from.
+        leaves: Its parameters and buffers.
+    """
+
+    inside: Mapping[str, str]
+    outside: dict[str, str] = field(default_factory=dict)
+    leaves: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, value: Value) -> Value:
+        match value:
+            case Ref(name):
+                number = f"<{len(self.outside)}"
+                return Ref(self.inside.get(name) or self.outside.setdefault(name, number))
+            case Leaf(name):
+                return Leaf(self.leaves.setdefault(name, f"#{len(self.leaves)}"))
+            case _:
+                return value
+
+
+def _relation(
+    outside: Sequence[str], before: Sequence[str], nodes: Sequence[str]
+) -> list[tuple[str, object]]:
+    """Return where a repetition takes values from: from where its predecessor does, or from that.
+
+    Args:
+        outside: What it takes from outside.
+        before: What its predecessor takes from outside.
+        nodes: The operators of its predecessor.
+    """
+    position = {name: i for i, name in enumerate(nodes)}
+    return [
+        ("same", name) if name == other else ("made before", position.get(name))
+        for name, other in zip(outside, before, strict=False)
+    ]

@@ -71,6 +71,11 @@ def _repeat(value: Value) -> str:
     return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def _single(value: Value) -> Value:
+    """Return the item of which a tuple holds nothing else, once or often; else the value."""
+    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+
+
 def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
     """Return the shape of a node's matrix or kernel; empty if it has none."""
     if not row(node.op).weighted:
@@ -141,8 +146,7 @@ def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
     for name in SHOWN:
         value = node.arg(name)
         if value not in (None, ()) and not all(item == 1 for item in walk(value)):
-            same = isinstance(value, tuple) and len(set(value)) == 1
-            text += f", {name} {value[0] if same and isinstance(value, tuple) else _repeat(value)}"
+            text += f", {name} {_repeat(_single(value))}"
     return LabelLine(text, strong=bool(kernel))
 
 

@@ -49,18 +49,24 @@ def heading(
         lines += map(_quiet, joined)
     if notes:
         lines.append(_table(notes))
-    families = [name for name in FAMILIES if any(box.family == name for box in picture.boxes)]
-    if legend and cover is not None:
-        lines.append(_scale(narrow=across < MARKS))
-    elif legend and families:
-        lines += _families(families, 2 * across + 1)
-    if legend and cover is not None and picture.groups:  # whose titles have bars
-        said = "share of its weights" + " that such a client has: width" * (across >= MARKS)
-        lines.append(plain_table([f"<TD>{bar(0.4)}</TD><TD>{_quiet(said)}</TD>"], padding=2))
+    if legend:
+        lines += _colours(picture, cover, across)
     if not lines:
         return ""
     rows = "".join(f"<TR><TD>{line}</TD></TR>" for line in lines)
     return f'<<TABLE BORDER="0" CELLSPACING="2">{rows}</TABLE>>'
+
+
+def _colours(picture: Scene, cover: Cover | None, across: int) -> Iterator[str]:
+    """Yield what the colours of a picture mean: kinds of operators, or how clients feed parts."""
+    if cover is None:
+        families = [name for name in FAMILIES if any(box.family == name for box in picture.boxes)]
+        yield from _families(families, 2 * across + 1)
+        return
+    yield _scale(narrow=across < MARKS)
+    if picture.groups:  # whose titles have bars
+        said = "share of its weights" + " that such a client has: width" * (across >= MARKS)
+        yield plain_table([f"<TD>{bar(0.4)}</TD><TD>{_quiet(said)}</TD>"], padding=2)
 
 
 def _marks(picture: Scene) -> Iterator[str]:

@@ -87,14 +87,7 @@ def draw(
     """
     if path is not None:
         picture_form(path, FORMATS)  # before what may take long
-    from archgraph.analysis.structure import structure
-
-    structured = structure(graph).sections
-    blocks: Sections = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in structured]
-    # As if each section were one block.
-    wholes: Sections = [
-        (s.name, [(s.name, [n for b in s.blocks for n in b.nodes])]) for s in structured
-    ]
+    blocks, wholes = _framings(graph)
     marks = None if cover is None else cover.parts
     total = count_parameters(graph, tuple(graph.param))
     headline = graph.name if title is None else title
@@ -115,14 +108,23 @@ def draw(
     if width is None:
         text = drawn(blocks, detail)
     else:
-        several: list[tuple[Sections, Detail]] = [
-            (blocks, one) for one in DETAILS[DETAILS.index(detail) :]
-        ]
-        several.append((wholes, "section"))
-        text = fitting_page(width, (drawn(*one) for one in several), _size)
+        several = [(blocks, one) for one in DETAILS[DETAILS.index(detail) :]]
+        texts = (drawn(*one) for one in (*several, (wholes, DETAILS[-1])))
+        text = fitting_page(width, texts, _size)
     if path is not None:
         write_picture(text, path)
     return text
+
+
+def _framings(graph: ArchGraph) -> tuple[Sections, Sections]:
+    """Return the sections with their blocks, and as if each section were one block."""
+    from archgraph.analysis.structure import structure
+
+    sections = structure(graph).sections
+    return (
+        [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in sections],
+        [(s.name, [(s.name, [n for b in s.blocks for n in b.nodes])]) for s in sections],
+    )
 
 
 def write_picture(text: str, path: str | os.PathLike[str]) -> None:
@@ -191,8 +193,10 @@ def render(text: str, form: str = "svg") -> bytes:
                 env=os.environ | {"FONTCONFIG_FILE": str(fonts)},
             )
     except subprocess.TimeoutExpired as error:
-        hint = "draw less detail, or write .dot and lay it out elsewhere"
-        raise RunError(f"the layout takes more than {SECONDS:g} s", hint=hint) from error
+        raise RunError(
+            f"the layout takes more than {SECONDS:g} s",
+            hint="draw less detail, or write .dot and lay it out elsewhere",
+        ) from error
     # Graphviz leaves out a label that it cannot read, warns, and exits as if all were well.
     if done.returncode or not done.stdout or b"syntax error" in done.stderr:
         lines = done.stderr.decode(errors="replace").strip().splitlines()

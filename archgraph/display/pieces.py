@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,10 +52,8 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
     training = frozenset(name for name in operators if name not in in_eval)
     masks = {} if detail == "node" else masks_of(graph)
     beside = aside_of(graph, in_eval) | masks_of(graph).keys()
-    blocks = [nodes for _, members in sections for _, nodes in members]
-    framed = set(visible) - beside
-    owner = {n: i for i, nodes in enumerate(blocks) for n in nodes if n in framed}
     drawn = set(visible)
+    owner = _owner(sections, drawn - beside)
     feeds = {
         name: tuple(used for used in before if used in drawn)
         for name, before in feeds_of(graph, operators).items()
@@ -69,6 +67,12 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
     # Only the last of a box has users outside it, so what feeds a box stands before it.
     boxes.sort(key=lambda box: order[box[-1]])
     return Pieces(tuple(map(tuple, boxes)), feeds, owner, _hosts(graph, visible), training, masks)
+
+
+def _owner(sections: Sections, framed: Set[str]) -> dict[str, int]:
+    """Return the number of the block that holds each operator, of those that blocks frame."""
+    blocks = [nodes for _, members in sections for _, nodes in members]
+    return {n: i for i, nodes in enumerate(blocks) for n in nodes if n in framed}
 
 
 def _shown(graph: ArchGraph, detail: Detail) -> list[str]:

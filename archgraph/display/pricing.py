@@ -97,8 +97,10 @@ class Pricing:
 
     def skipping(self, block: Block) -> Saving:
         """Return what skipping a block saves, with everything that only it needs."""
-        gone = self._vanishing[block.name]
-        return self._saving(terms.skipping(block.name, gone) for terms in self._terms.values())
+        return self._saving(
+            terms.skipping(block.name, self._vanishing[block.name])
+            for terms in self._terms.values()
+        )
 
     def _saving(self, amounts: Iterable[int]) -> Saving:
         parameters, macs = amounts

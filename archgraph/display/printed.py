@@ -25,8 +25,9 @@ def width_in_points(width: str) -> float:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(in|cm|mm|pt)\s*", width)
     if match is None or not float(match[1]):
-        expected = "a number and in, cm, mm or pt, as in 3.3in"
-        raise RunError("not a width", found=width, expected=expected)
+        raise RunError(
+            "not a width", found=width, expected="a number and in, cm, mm or pt, as in 3.3in"
+        )
     return float(match[1]) * UNITS[match[2]]
 
 

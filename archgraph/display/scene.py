@@ -161,8 +161,12 @@ def scene(
     boxes = making.boxes(titles if detail == "section" else {})
     links = making.links({name: box.name for box in boxes for name in box.nodes})
     ends, more = making.ends(boxes)
-    groups = tuple(_groups(graph, inside, boxes, folded))
-    return Scene(graph.name, (*boxes, *ends), (*links, *more), groups)
+    return Scene(
+        graph.name,
+        (*boxes, *ends),
+        (*links, *more),
+        groups=tuple(_groups(graph, inside, boxes, folded)),
+    )
 
 
 def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
@@ -285,10 +289,8 @@ class _Making:
         label = shape_label(source.types[0])
         if len(source.types) > 1:  # which of the results is taken, getitem says
             label = shape_label(node.types[0]) if node.op == "getitem" else ""
-        only = used in set(node.uses()) - steady
-        training = self.parts.training
-        mask = mask_of(node) == used
-        return Link(tail, head, label, only or name in training or used in training, mask)
+        only = used in set(node.uses()) - steady or not self.parts.training.isdisjoint((name, used))
+        return Link(tail, head, label, training=only, mask=mask_of(node) == used)
 
     def ends(self, boxes: Sequence[Box]) -> tuple[list[Box], list[Link]]:
         """Return the boxes of the outputs, and the arrows to them."""
@@ -311,8 +313,7 @@ def _range(first: str, last: str) -> str:
     """Merge two shapes, `64–224×56×56`; the first may be a range already."""
     if first == last:
         return first
-    start = first.split("×")
-    pairs = zip(start, last.split("×"), strict=False)
+    pairs = zip(first.split("×"), last.split("×"), strict=False)
     return "×".join(a if a == b else f"{a.split('–')[0]}–{b}" for a, b in pairs)
 
 
@@ -345,33 +346,40 @@ def _groups(
     """Yield a cluster for each section with its blocks and folds inside."""
     holder = {name: box.name for box in boxes for name in box.nodes}
     first = {one.blocks[0][0]: one for one in folds}
-
-    def leaves_of(nodes: Sequence[str]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(k for n in nodes for k in graph.node[n].leaves()))
-
-    def size(nodes: Sequence[str]) -> int:
-        return count_parameters(graph, leaves_of(nodes))
-
-    def block(name: str, nodes: Sequence[str]) -> Cluster:
-        inside = tuple(dict.fromkeys(holder[n] for n in nodes))
-        return Cluster(name, (), inside, leaves_of(nodes), count(size(nodes)))
-
-    def folded(one: Fold, units: Sequence[Cluster]) -> Cluster:
-        leaves = leaves_of([n for nodes in one.nodes for n in nodes])
-        note = "–".join(dict.fromkeys(count(size(n)) for n in (one.nodes[0], one.nodes[-1])))
-        if len(units) == 1:
-            return replace(units[0], name=one.name, leaves=leaves, note=note, times=one.times)
-        return Cluster(one.name, tuple(units), (), leaves, note, one.times)
-
     for section, blocks in sections:
-        inner, index = [], 0
-        filled = [(name, nodes) for name, nodes in blocks if nodes]
-        while index < len(filled):
-            one = first.get(filled[index][0])
-            many = len(one.blocks[0]) if one else 1
-            units = [block(*filled[index + i]) for i in range(many)]
-            inner.append(folded(one, units) if one else units[0])
-            index += many * (one.times if one else 1)
+        inner, filled = list[Cluster](), [(name, nodes) for name, nodes in blocks if nodes]
         nodes = [n for _, inside in filled for n in inside]
+        while filled:
+            name, inside = filled[0]
+            if one := first.get(name):
+                units = filled[: len(one.blocks[0])]
+                inner.append(_folded(graph, one, [_block(graph, holder, *u) for u in units]))
+                filled = filled[len(units) * one.times :]
+            else:
+                inner.append(_block(graph, holder, name, inside))
+                filled = filled[1:]
         if inner:
-            yield Cluster(section, tuple(inner), (), leaves_of(nodes), count(size(nodes)))
+            yield Cluster(section, tuple(inner), (), _leaves(graph, nodes), _size(graph, nodes))
+
+
+def _block(graph: ArchGraph, holder: Mapping[str, str], name: str, nodes: Sequence[str]) -> Cluster:
+    """Return the cluster of a block: the boxes that hold its operators."""
+    boxes = tuple(dict.fromkeys(holder[n] for n in nodes))
+    return Cluster(name, (), boxes, _leaves(graph, nodes), _size(graph, nodes))
+
+
+def _folded(graph: ArchGraph, one: Fold, units: Sequence[Cluster]) -> Cluster:
+    """Return the cluster of a fold, which shows the first of its repetitions."""
+    leaves = _leaves(graph, [n for nodes in one.nodes for n in nodes])
+    note = "–".join(dict.fromkeys(_size(graph, n) for n in (one.nodes[0], one.nodes[-1])))
+    if len(units) == 1:
+        return replace(units[0], name=one.name, leaves=leaves, note=note, times=one.times)
+    return Cluster(one.name, tuple(units), (), leaves, note, one.times)
+
+
+def _leaves(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(k for n in nodes for k in graph.node[n].leaves()))
+
+
+def _size(graph: ArchGraph, nodes: Sequence[str]) -> str:
+    return count(count_parameters(graph, _leaves(graph, nodes)))

@@ -31,21 +31,19 @@ def summary_table(graph: ArchGraph) -> Table:
         >>> summary_table(ArchGraph((("x", Ref("x")),), (), (x, y), Ref("y"))).rows[-1]
         ('total', '', '8', '0', '0', '')
     """
-    structured = structure(graph)
-    sections = {section.name: section.blocks for section in structured.sections}
+    sections = {section.name: section.blocks for section in structure(graph).sections}
     rows: list[tuple[str, ...]] = []
     strong: list[int] = []
     begun: set[str] = set()
     for block, nodes in _runs(graph):  # 1
         if block is None:
-            first, last = nodes[0].scope or nodes[0].name, nodes[-1].scope or nodes[-1].name
-            name = first if first == last else f"{first} … {last}"
-            rows.append((name, "", shape_label(nodes[-1].types[0]), *_numbers(graph, nodes), ""))
+            end = shape_label(nodes[-1].types[0])
+            rows.append((_stretch(nodes), "", end, *_numbers(graph, nodes), ""))
             continue
         blocks, name = sections[block.section], f"  {block.name}"
         if len(blocks) == 1:  # 2
-            alike = block.name == block.section
-            name = block.name if alike else f"{block.section}: {block.name}"
+            prefix = "" if block.name == block.section else f"{block.section}: "
+            name = f"{prefix}{block.name}"
             strong.append(len(rows))
         elif block.section not in begun:
             begun.add(block.section)
@@ -68,6 +66,12 @@ def summary_table(graph: ArchGraph) -> Table:
         strong=frozenset(strong),
         note=f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}",
     )
+
+
+def _stretch(nodes: Sequence[Node]) -> str:
+    """Name operators outside blocks by the first and the last one."""
+    first, last = (node.scope or node.name for node in (nodes[0], nodes[-1]))
+    return first if first == last else f"{first} … {last}"
 
 
 def _runs(graph: ArchGraph) -> list[tuple[Block | None, list[Node]]]:
@@ -94,8 +98,8 @@ def _runs(graph: ArchGraph) -> list[tuple[Block | None, list[Node]]]:
 def _numbers(graph: ArchGraph, nodes: Sequence[Node]) -> tuple[str, str]:
     """Write the parameters of operators, each leaf once, and their MACs."""
     leaves = dict.fromkeys(leaf for node in nodes for leaf in node.leaves())
-    macs = cost(graph).of(tuple(node.name for node in nodes)).macs
-    return count(count_parameters(graph, tuple(leaves))), count(macs)
+    spent = cost(graph).of(tuple(node.name for node in nodes))
+    return count(count_parameters(graph, tuple(leaves))), count(spent.macs)
 
 
 def _result(graph: ArchGraph, name: str) -> str:

@@ -88,8 +88,11 @@ class Address:
         models = self.family.models
         if self.member is None and GLOBAL not in models:
             message = "is a family without a global model"
-            expected = f"FILE:NAME, with one of {', '.join(models)}"
-            raise SpecError(message, where=str(self.path), expected=expected)
+            raise SpecError(
+                message,
+                where=str(self.path),
+                expected=f"FILE:NAME, with one of {', '.join(models)}",
+            )
         return models[self._among(models, self.member or GLOBAL)]
 
     @property
@@ -139,14 +142,17 @@ class Address:
         """Return an architecture with weights, of a run its global one; as :meth:`models`."""
         models = self.models(weights, data_root=data_root, tested=tested)
         if len(models) > 1 and GLOBAL not in models:
-            message, names, expected = "holds several models", ", ".join(models), f"{self}:MODEL"
-            raise SpecError(message, where=str(self), found=names, expected=expected)
+            raise SpecError(
+                "holds several models",
+                where=str(self),
+                found=", ".join(models),
+                expected=f"{self}:MODEL",
+            )
         return models.get(GLOBAL) or next(iter(models.values()))
 
     def _among(self, names: Collection[str], name: str) -> str:
         if name not in names:
-            message = "has no such model"
-            raise SpecError(message, where=str(self.path), **unknown(name, names))
+            raise SpecError("has no such model", where=str(self.path), **unknown(name, names))
         return name
 
 

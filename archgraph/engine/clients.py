@@ -118,5 +118,4 @@ def read_clients(folder: Path) -> tuple[ClientFacts, ...]:
     try:
         return tuple(_FILE.validate_json(path.read_bytes()))
     except (OSError, ValueError) as error:
-        mistake = brief(error)
-        raise RunError("cannot tell who took part", where=str(path), found=mistake) from error
+        raise RunError("cannot tell who took part", where=str(path), found=brief(error)) from error

@@ -81,8 +81,11 @@ class ClientWork:
 
     def on(self, device: str) -> ClientWork:
         """Return the same work on a device."""
-        world = dataclasses.replace(self.experiment.world, device=device)
-        return ClientWork(dataclasses.replace(self.experiment, world=world))
+        return ClientWork(
+            dataclasses.replace(
+                self.experiment, world=dataclasses.replace(self.experiment.world, device=device)
+            )
+        )
 
     def __call__(self, what: Assignment) -> Returned:
         """Do what a client is assigned, and check what comes of it."""
@@ -229,8 +232,9 @@ class ClientWork:
             if not finite(tensor):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
         for name in RECORDED & outcome.metrics.keys():
-            message = "a metric has the name of a fact that the record holds"
-            raise RejectedUpdate(message, where=name)
+            raise RejectedUpdate(
+                "a metric has the name of a fact that the record holds", where=name
+            )
 
 
 def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientState:

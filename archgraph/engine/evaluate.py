@@ -125,8 +125,9 @@ class Evaluator:
         # What a strategy itself does before a test comes first.
         if not passes or model.program is not None:
             return model
-        train = Train(TaskLoss(predict=model.predict), epochs=passes)
-        return dataclasses.replace(model, program=train)
+        return dataclasses.replace(
+            model, program=Train(TaskLoss(predict=model.predict), epochs=passes)
+        )
 
     def _tested(self, model: Evaluated) -> _Tested:
         """Test the model on all test data, plain and under the masks of its clients, or of all."""
@@ -366,32 +367,45 @@ def _together(
     """Global, local and worst-tier figures from those of each model."""
     # The global model is no tier, unless it is all there is.
     tiers = [name for name in figures if name != GLOBAL] or list(figures)
-    personal = {
-        client: mean_of(clients[name][client] for name in tiers if client in clients[name])
-        for client in sorted({client for name in tiers for client in clients[name]})
-    }
-    # A client of no tier's model is tested with the global one.
-    personal |= {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in personal}
+    personal = _personal(clients, tiers)
     everywhere = {
         name: {k: v for k, v in row.items() if k not in ("local", CLIENTS)}
         for name, row in figures.items()
     }
-    judge, sign = learning.judge, -1 if learning.better[learning.judge] else 1
-
-    def badness(name: str) -> float:
-        value = sign * everywhere[name][judge]
-        # A tier that diverged is the worst.
-        return math.inf if math.isnan(value) else value
-
     result: dict[str, Json] = {"better": learning.better, "models": figures}
     if everywhere:
         result["global"] = everywhere.get(GLOBAL) or mean_of(everywhere.values())
-        worst = max(tiers, key=badness)
-        # Where none has a score (no test target counts), none is the worst.
-        if not all(math.isnan(everywhere[name][judge]) for name in tiers):
+        worst = _worst({name: everywhere[name][learning.judge] for name in tiers}, learning)
+        if worst is not None:
             result["worst"] = {"name": worst, **everywhere[worst]}
     if personal:
         result["local"] = derived(mean_of(personal.values()), learning.metrics)
         lower = {name for name, more in learning.better.items() if not more}
         result["tenth"] = derived(worst_tenth(personal.values(), lower), learning.metrics)
     return result
+
+
+def _personal(
+    clients: Mapping[str, Mapping[int, dict[str, float]]], tiers: Sequence[str]
+) -> dict[int, dict[str, float]]:
+    """Return the mean figures of each client over the tiers whose models it tested.
+
+    A client of no tier's model is tested with the global one.
+    """
+    personal = {
+        client: mean_of(clients[name][client] for name in tiers if client in clients[name])
+        for client in sorted({client for name in tiers for client in clients[name]})
+    }
+    return personal | {c: row for c, row in clients.get(GLOBAL, {}).items() if c not in personal}
+
+
+def _worst(scores: Mapping[str, float], learning: LearningTask) -> str | None:
+    """Return the tier with the worst score; one that diverged is the worst.
+
+    None where none has a score: no test target counts.
+    """
+    if all(map(math.isnan, scores.values())):
+        return None
+    sign = -1 if learning.better[learning.judge] else 1
+    badness = {k: math.inf if math.isnan(v) else sign * v for k, v in scores.items()}
+    return max(badness, key=badness.__getitem__)

@@ -78,8 +78,11 @@ class Experiment:
             return frozenset()
         clients = self.world.participants
         tiers = [client.name for client in clients] if self.attack.within else []
-        drawn = drawn_attackers(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
-        return frozenset(self.world.with_further(drawn))
+        return frozenset(
+            self.world.with_further(
+                drawn_attackers(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
+            )
+        )
 
     @functools.cached_property
     def exchanged(self) -> Mapping[int, torch.Tensor]:

@@ -18,6 +18,7 @@ from archgraph.tables import plural
 if TYPE_CHECKING:
     import pydantic
 
+    from archgraph.data import Dataset
     from archgraph.federation import State
     from archgraph.federation.family import Family
     from archgraph.graph.ir import ArchGraph
@@ -84,19 +85,25 @@ def checked_experiment(
         closed.append(objective)
     # The rest of a run up to its first round, unless code that is not imported takes part in it.
     if not closed and data is not None and family is not None:
-        from archgraph.engine.world import first_state, prepare
-
-        prepared = prepare(spec, imagined=data, family=_shapes(family))
-        if not begins:
-            # Without numbers: a strategy whose server computes does so on shapes, too.
-            world = dataclasses.replace(prepared.world, device="meta")
-            try:
-                first_state(dataclasses.replace(prepared, world=world))
-            except (NotImplementedError, RuntimeError):  # one that chooses by weights needs some
-                first_state(prepare(spec, imagined=data, family=family))
+        _check_start(spec, data, family, begins=begins)
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {text}"
     notes = () if data is None else data.notes
     return "; ".join((text, *notes, *(f"{name} {NOT_IMPORTED}" for name in closed)))
+
+
+def _check_start(spec: ExperimentSpec, data: Dataset, family: Family, *, begins: bool) -> None:
+    """Prepare a run up to its first round, on shapes alone where the strategy can."""
+    from archgraph.engine.world import first_state, prepare
+
+    prepared = prepare(spec, imagined=data, family=_shapes(family))
+    if begins:
+        return
+    # Without numbers: a strategy whose server computes does so on shapes, too.
+    world = dataclasses.replace(prepared.world, device="meta")
+    try:
+        first_state(dataclasses.replace(prepared, world=world))
+    except (NotImplementedError, RuntimeError):  # one that chooses by weights needs some
+        first_state(prepare(spec, imagined=data, family=family))
 
 
 def _shapes(family: Family) -> Family:

@@ -116,9 +116,12 @@ def check_images(data: Dataset) -> None:
         RunError: If they are not.
     """
     if data.integral or len(data.shape) != 3:
-        inputs = f"inputs {_listed(data.inputs, _examples(data))} ({data.name})"
-        image = "[channel, height, width]"
-        raise RunError("needs images", where="local.transforms", found=inputs, expected=image)
+        raise RunError(
+            "needs images",
+            where="local.transforms",
+            found=f"inputs {_listed(data.inputs, _examples(data))} ({data.name})",
+            expected="[channel, height, width]",
+        )
 
 
 def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
@@ -143,14 +146,8 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
         return graph
     values = dict(graph.inputs)
     alone = len(values) == 1
-    unknown = [key for key in values if key not in data.inputs and not alone]
-    if unknown or not values:
-        raise RunError(
-            "the model takes an input that the data does not have",
-            where=graph.name or "model",
-            found=", ".join(unknown) or "no input",
-            expected=f"some of {', '.join(data.inputs)} ({data.name})",
-        )
+    if not alone:
+        _check_known(graph, data)
     names = set(graph.node) | set(values)
     inputs: list[tuple[str, Value]] = []
     nodes = {ref: graph.node[ref] for _, value in graph.inputs for ref in refs(value)}
@@ -168,6 +165,18 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
     leading = [nodes[ref] for _, value in inputs for ref in refs(value)]
     rest = [node for node in graph.nodes if node.op != "input"]
     return graph.replace(inputs=tuple(inputs), nodes=(*leading, *rest))
+
+
+def _check_known(graph: ArchGraph, data: Dataset) -> None:
+    """Raise if a model takes no input, or one that the data does not have by its name."""
+    unknown = [key for key, _ in graph.inputs if key not in data.inputs]
+    if unknown or not graph.inputs:
+        raise RunError(
+            "the model takes an input that the data does not have",
+            where=graph.name or "model",
+            found=", ".join(unknown) or "no input",
+            expected=f"some of {', '.join(data.inputs)} ({data.name})",
+        )
 
 
 def _like_first(graph: ArchGraph, data: Dataset, tensor: torch.Tensor) -> tuple[Size, ...]:
@@ -189,14 +198,7 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
     examples = _examples(data)
     sizes = _sizes(graph, data)
     if sizes is None:
-        kinds = [TensorType(n.shape, n.dtype) for n in inputs]
-        raise RunError(
-            "the model does not take this data",
-            where=where,
-            found=f"{_listed(data.inputs, examples)} ({data.name})",
-            expected=_listed([n.name for n in inputs], kinds) or "no input",
-            hint=_remedy(inputs, examples),
-        )
+        raise _unfit(data, inputs, where)
     for node, example in zip(inputs, examples, strict=True):
         if node.dtype != example.dtype and not example.dtype.startswith("int"):
             raise RunError(
@@ -296,9 +298,8 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
         if main is None or not isinstance(learning.predict, Logits):
             continue
         keys.add(main)
-        output, names = learning.predict.output, list(values)
-        key = names[output] if isinstance(output, int) and output < len(names) else output
-        if key in values and values[key] != values[main]:
+        output = learning.predict.output
+        if _value_of(output, values, main) != values[main]:
             raise RunError(
                 "is trained, but in tests the model gives another output alone",
                 where=f"task.output: {graph.name or 'model'}",
@@ -308,12 +309,38 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
             )
     if learning.form == "any" and learning.predict == Logits() and not learning.auxiliary:
         # With an objective alone nothing is known of outputs: they are passed as they are.
-        tested = [results(graph)[0] for graph in graphs]
-        if not keys and any(_logits(one) is None or len(_by_key(one)) > 1 for one in tested):
+        if not keys and any(map(_is_unclear, graphs)):
             return dataclasses.replace(learning, predict=Outputs())
     if learning.predict == Logits() and len(keys) == 1:
         return dataclasses.replace(learning, predict=Logits(*keys))
     return learning
+
+
+def _unfit(data: Dataset, inputs: Sequence[Node], where: str) -> RunError:
+    """Return the error of a model whose inputs are not what the data has."""
+    examples, kinds = _examples(data), [TensorType(n.shape, n.dtype) for n in inputs]
+    return RunError(
+        "the model does not take this data",
+        where=where,
+        found=f"{_listed(data.inputs, examples)} ({data.name})",
+        expected=_listed([n.name for n in inputs], kinds) or "no input",
+        hint=_remedy(inputs, examples),
+    )
+
+
+def _value_of(
+    output: str | int | None, values: Mapping[str | int, Value], main: str | int
+) -> Value:
+    """Return the training result of a key or a position; the main one if there is none."""
+    names = list(values)
+    key = names[output] if isinstance(output, int) and output < len(names) else output
+    return values[main] if key is None else values.get(key, values[main])
+
+
+def _is_unclear(graph: ArchGraph) -> bool:
+    """Return whether it is open which output of a graph the loss takes, or there are several."""
+    outputs = results(graph)[0]
+    return _logits(outputs) is None or len(_by_key(outputs)) > 1
 
 
 def _training_results(graph: ArchGraph) -> tuple[str | int | None, dict[str | int, Value]]:
@@ -415,6 +442,19 @@ def _outputs(graph: ArchGraph, value: Value, sizes: Mapping[str, int]) -> object
             return value
 
 
+def _lookups(graph: ArchGraph) -> ArchGraph:
+    """Return the part of a graph that takes integers, up to its first results that are others."""
+    tested = specialise(graph, training=False)
+    integers = ("int", "uint", "bool")
+    words = {n.name for n in tested.nodes if all(t.dtype.startswith(integers) for t in n.types)}
+    ends = tuple(
+        Ref(n.name)
+        for n in tested.nodes
+        if n.name not in words and (used := set(n.uses())) and used <= words
+    )
+    return prune(tested.replace(outputs=ends, updates=()), leaves=False)
+
+
 def _logits(outputs: Value) -> Ref | None:
     """Return the output that :class:`archgraph.federation.Logits` takes, where it is clear."""
     if isinstance(outputs, Record):
@@ -439,16 +479,7 @@ def _knows_words(graph: ArchGraph, data: Dataset) -> None:
     tokens.view(-1)[tokens.argmax()] = most
     leaves = (p for p in graph.params if p.role != "constant")
     zeros = {p.name: torch.zeros(p.shape, dtype=torch_dtype(p.dtype)) for p in leaves}
-    tested = specialise(graph, training=False)
-    integers = ("int", "uint", "bool")
-    words = {n.name for n in tested.nodes if all(t.dtype.startswith(integers) for t in n.types)}
-    ends = tuple(
-        Ref(n.name)
-        for n in tested.nodes
-        if n.name not in words and (used := set(n.uses())) and used <= words
-    )
-    looked_up = prune(tested.replace(outputs=ends, updates=()), leaves=False)
-    module = build(looked_up, zeros).eval()
+    module = build(_lookups(graph), zeros).eval()
     try:
         with torch.inference_mode():
             module(tokens, *others)

@@ -45,8 +45,10 @@ def load(
 
     with allowed(python):
         if address.is_run:
-            models = address.models(tested=True)
-            every = {name: Traced(graph, dict(state)) for name, (graph, state) in models.items()}
+            every = {
+                name: Traced(graph, dict(state))
+                for name, (graph, state) in address.models(tested=True).items()
+            }
             return every if address.member is None else every[address.member]
         graph, state = load_model(read_document(path), choices)
     if state is None or not (is_onnx(path) or address.path.is_dir()):

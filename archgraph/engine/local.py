@@ -193,11 +193,7 @@ def run(
         receivers = [tracker(choice) for choice in spec.trackers]
     receivers += [tracker(choice) for choice in trackers]
     if resume:
-        if folder is None:
-            raise RunError("no run to resume", found="no run folder", hint="say which: out=...")
-        if overwrite:
-            raise RunError("a run is either resumed or overwritten, not both", where=str(folder))
-        resumable(folder)
+        _check_resumable(folder, overwrite=overwrite)
     # Before the data is read: a folder that cannot be written should not cost minutes.
     free = reserved(folder, overwrite=overwrite) if folder is not None and not resume else None
     # A caller's `no_grad` or `inference_mode` is for the caller's own tensors.
@@ -316,3 +312,12 @@ def _files(experiment: Experiment, added: Mapping[str, list[str]]) -> dict[str, 
     # A family without a global model has an empty graph in its place.
     models = {f"models/{name}.yaml": dump(graph) for name, graph in graphs.items() if graph.nodes}
     return {FILE: clients_file(experiment, added), **models}
+
+
+def _check_resumable(folder: Path | None, *, overwrite: bool) -> None:
+    """Raise unless a folder holds a run that can go on."""
+    if folder is None:
+        raise RunError("no run to resume", found="no run folder", hint="say which: out=...")
+    if overwrite:
+        raise RunError("a run is either resumed or overwritten, not both", where=str(folder))
+    resumable(folder)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from archgraph.errors import RunError
 from archgraph.federation.family import Family
-from archgraph.graph.ir import ArchGraph
+from archgraph.graph.ir import ArchGraph, Param
 from archgraph.hints import listed
 from archgraph.language.weights import WeightsSpec
 from archgraph.module.initial import initial_state
@@ -80,11 +80,29 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
     unused = _matching(spec.unused, tensors, "unused", "tensors of the file")
     # A file may hold a tied weight under each of its names.
     sources = {owner.get(new, new): old for old, new in names.items() if old not in unused}
+    _check_names(spec.file, sources, leaves, fresh)
+    placed = {name: tensors[old] for name, old in sources.items() if name not in fresh}
+    for name, tensor in placed.items():
+        _check_tensor(leaves[name], tensor, f"{spec.file}: {sources[name]}")
+    return placed
+
+
+def _check_names(
+    file: str, sources: Mapping[str, str], leaves: Collection[str], fresh: Collection[str]
+) -> None:
+    """Raise unless a file has the model's weights, those apart that start anew, and nothing else.
+
+    Args:
+        file: The file.
+        sources: Its tensors by their names in the model.
+        leaves: The model's weights.
+        fresh: Those that start anew.
+    """
     further = [old for name, old in sources.items() if name not in leaves]
     if further:
         raise RunError(
             "holds tensors that the model does not have",
-            where=spec.file,
+            where=file,
             found=listed(further),
             expected=f"names such as {listed(leaves)}",
             hint="give them the model's names with `rename`, or leave them out with `unused`",
@@ -93,26 +111,26 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
     if missing:
         raise RunError(
             "lacks weights of the model",
-            where=spec.file,
+            where=file,
             found=f"none for {listed(missing)}",
             hint="`rename` the file's tensors, or let these start anew with `fresh`",
         )
-    placed = {name: tensors[old] for name, old in sources.items() if name not in fresh}
-    for name, tensor in placed.items():
-        leaf, where = leaves[name], f"{spec.file}: {sources[name]}"
-        if tensor.shape != leaf.shape or tensor.dtype != torch_dtype(leaf.dtype):
-            raise RunError(
-                "has another shape or type",
-                where=where,
-                found=f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}",
-                expected=f"{leaf.dtype} {list(leaf.shape)}, as {name} of the model has it",
-                hint="if it should start anew, name it in `fresh`",
-            )
-        # Buffers may be masks of −∞, which nothing trains.
-        mask = leaf.role == "buffer" and not bool(tensor.isnan().any())
-        if tensor.is_floating_point() and not finite(tensor) and not mask:
-            raise RunError("is not finite", where=where)
-    return placed
+
+
+def _check_tensor(leaf: Param, tensor: torch.Tensor, where: str) -> None:
+    """Raise unless a tensor has the shape and type of a weight, and is finite."""
+    if tensor.shape != leaf.shape or tensor.dtype != torch_dtype(leaf.dtype):
+        raise RunError(
+            "has another shape or type",
+            where=where,
+            found=f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}",
+            expected=f"{leaf.dtype} {list(leaf.shape)}, as {leaf.name} of the model has it",
+            hint="if it should start anew, name it in `fresh`",
+        )
+    # Buffers may be masks of −∞, which nothing trains.
+    mask = leaf.role == "buffer" and not bool(tensor.isnan().any())
+    if tensor.is_floating_point() and not finite(tensor) and not mask:
+        raise RunError("is not finite", where=where)
 
 
 def mapped_names(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
@@ -169,9 +187,11 @@ def _read(spec: WeightsSpec, state: State) -> dict[str, torch.Tensor]:
     path = Path(spec.file)
     most = SPARE_TIMES * sum(t.numel() * t.element_size() for t in state.values()) + SPARE_BYTES
     if path.stat().st_size > most:
-        size = f"{path.stat().st_size:,} bytes"
         raise RunError(
-            "is far larger than the model", where=spec.file, found=size, expected=f"{most:,} bytes"
+            "is far larger than the model",
+            where=spec.file,
+            found=f"{path.stat().st_size:,} bytes",
+            expected=f"{most:,} bytes",
         )
     if spec.sha256 is not None and not (digest := sha256(path)).startswith(spec.sha256):
         raise RunError(

@@ -57,8 +57,11 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
         raise error.within(name, kind=RunError) from error
     noise = experiment.privacy.noise if experiment.privacy else 0
     if noise and importlib.util.find_spec("dp_accounting") is None:
-        hint = "pip install 'archgraph[privacy]'"
-        raise RunError("accounting needs dp-accounting", where="privacy", hint=hint)
+        raise RunError(
+            "accounting needs dp-accounting",
+            where="privacy",
+            hint="pip install 'archgraph[privacy]'",
+        )
 
 
 def census(experiment: Experiment, state: ServerState, round: int) -> Census:
@@ -88,8 +91,9 @@ def _unchanged(
                 raise RejectedUpdate("further models", found=", ".join(task.others))
             result = strategy.examined(world, result)
         except RejectedUpdate as error:
-            message = "takes more from clients than what it averages, which is not private"
-            raise RunError(message, found=error) from error
+            raise RunError(
+                "takes more from clients than what it averages, which is not private", found=error
+            ) from error
         coverage.statistics[client.id] = frozenset(statistics(task.graph))
         yield _alone(dataclasses.replace(result, findings={}))
 
@@ -109,8 +113,9 @@ def dp_world(experiment: Experiment, state: ServerState, round: int) -> World:
     if privacy.entropy == "system":  # whoever knows the run's seed could subtract that noise
         generator.seed()
     who = census(experiment, state, round)
-    means = PrivateMeans(who, experiment.rate, privacy.clip, privacy.noise, generator)
-    return dataclasses.replace(world, means=means)
+    return dataclasses.replace(
+        world, means=PrivateMeans(who, experiment.rate, privacy.clip, privacy.noise, generator)
+    )
 
 
 def weights_alone(results: Iterable[Result]) -> Iterator[Result]:

@@ -45,7 +45,13 @@ def check_ranges(
         archgraph.errors.RejectedUpdate: running_var: negative variance; found -1000; expected ...
     """
     check_update(graph, state, optional=optional, fixed=unsummable(graph, sent))
-    # One transfer from the device for all variances, and one for all counters.
+    _check_variances(graph, sent, state)
+    _check_counters(graph, sent, state, steps)
+
+
+def _check_variances(graph: ArchGraph, sent: State, state: State) -> None:
+    """Raise if a running variance is negative."""
+    # One transfer from the device for all of them.
     names = [name for name in variances(graph) if name in state and state[name].numel()]
     smallest = torch.stack([state[name].min() for name in names]).cpu().tolist() if names else []
     for name, least in zip(names, smallest, strict=True):
@@ -54,6 +60,10 @@ def check_ranges(
             raise RejectedUpdate(
                 "negative variance", where=name, found=f"{least:g}", expected="0 or more"
             )
+
+
+def _check_counters(graph: ArchGraph, sent: State, state: State, steps: int) -> None:
+    """Raise if a counter has gone back, or advanced by more than the steps that were done."""
     advanced = {
         name: torch.stack((state[name] - sent[name].to(state[name].device)).aminmax())
         for name in counters(graph)

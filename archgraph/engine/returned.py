@@ -143,8 +143,11 @@ def received(
     for name, tensor in before.tensors.items():
         at = f"{where}: {name} (round {number})"
         if _version(tensor) != versions[name]:
-            hint = "return new tensors: what was sent and saved may share these"
-            raise RunError("writes into the server's tensors", where=at, hint=hint)
+            raise RunError(
+                "writes into the server's tensors",
+                where=at,
+                hint="return new tensors: what was sent and saved may share these",
+            )
         path, now = name.partition("/")[2], after.tensors.get(name, tensor)
         changed = (now.shape, now.dtype) != (tensor.shape, tensor.dtype)
         if changed and path in graph.param and graph.param[path].shape == tuple(tensor.shape):
@@ -157,8 +160,11 @@ def received(
             )
         # All clients' numbers were finite. What was not finite before may be a mask.
         if now is not tensor and not finite(now) and finite(tensor):
-            hint = "a division by a weight of 0, or a rate of the server that is too high?"
-            raise RunError("returned numbers that are not finite", where=at, hint=hint)
+            raise RunError(
+                "returned numbers that are not finite",
+                where=at,
+                hint="a division by a weight of 0, or a rate of the server that is too high?",
+            )
     return after
 
 

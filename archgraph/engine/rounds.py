@@ -312,8 +312,7 @@ class Loop:
             poisson=setup.privacy is not None and setup.privacy.sampling == "poisson",
         )
         clients = world.with_further(drawn)  # a client's further models come with it
-        due = setup.evaluate.due(number, world.rounds)
-        return RoundPlan(number, clients, due)
+        return RoundPlan(number, clients, setup.evaluate.due(number, world.rounds))
 
     def _merged(self, plan: RoundPlan) -> tuple[ServerState, dict[str, Json] | None]:
         """Return the server's state after a round, and what the round changed (steps 2 to 6)."""
@@ -346,16 +345,16 @@ class Loop:
         task = private_task(strategy, world, task)
         fitting(task.graph, task.state, strategy, "send")
         if task.client != client:
-            where = f"{type(strategy).__name__}.send"
             raise RunError(
                 "returned a task for another client",
-                where=where,
+                where=f"{type(strategy).__name__}.send",
                 found=task.client,
                 expected=client,
             )
         # Masks of −∞ have no mean: they come back as they were sent, and are left out.
-        unmerged = task.unmerged.union(unsummable(task.graph, task.state))
-        return dataclasses.replace(task, unmerged=unmerged)
+        return dataclasses.replace(
+            task, unmerged=task.unmerged.union(unsummable(task.graph, task.state))
+        )
 
     def _results(self, plan: RoundPlan, tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield the work of one client after the other, in the order of the tasks (steps 4 to 6).

@@ -78,8 +78,12 @@ def _check_loss(local: LocalOptions, data: Dataset, learning: LearningTask) -> N
     assert local.loss is not None
     title, where = local.loss.title, "local.loss"
     if isinstance(learning.loss, OwnLoss):
-        message = "would replace an objective of yours"
-        raise RunError(message, where=where, found=title, hint="remove one of the two")
+        raise RunError(
+            "would replace an objective of yours",
+            where=where,
+            found=title,
+            hint="remove one of the two",
+        )
     classes = data.classes or 1
     if learning.form == "classes":  # more examples than classes: those of numbers do not fit
         targets = torch.zeros(classes + 1, dtype=torch.long)

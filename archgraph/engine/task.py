@@ -86,16 +86,20 @@ def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
     """
     reason = strategy.unlearnable.get(task.form)
     if reason is not None:
-        able = [one.name for one in TASKS.values() if one.form not in strategy.unlearnable]
         raise RunError(
             f"cannot learn this task: {reason}",
             where=f"strategy.{name}",
             found=task.name,
-            expected=" or ".join(able),
+            expected=" or ".join(
+                [one.name for one in TASKS.values() if one.form not in strategy.unlearnable]
+            ),
         )
     if task.auxiliary and "exits" in strategy.serves:
-        message = f"the strategy ({name}) weighs the exits of a model itself"
-        raise RunError(message, where="task.auxiliary", found=f"{task.auxiliary:g}")
+        raise RunError(
+            f"the strategy ({name}) weighs the exits of a model itself",
+            where="task.auxiliary",
+            found=f"{task.auxiliary:g}",
+        )
 
 
 @dataclass(frozen=True)
@@ -126,11 +130,10 @@ class OwnLoss:
         value = self.function(predictions, targets)
         if not isinstance(value, Tensor) or value.shape not in map(torch.Size, sizes):
             name = getattr(self.function, "__name__", type(self.function).__name__)
-            actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise RunError(
                 "does not return a loss",
                 where=f"task.objective: {name}",
-                found=actual,
+                found=tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__,
                 expected=f"a tensor: one number, or one for each of {len(targets)} examples",
             )
         if self.form != "classes":
@@ -213,9 +216,13 @@ def _metrics(spec: TaskSpec, task: LearningTask, data: Dataset) -> Iterator[AnyM
         elif (choice, task.form) in METRICS:
             yield METRICS[choice, task.form]
         else:
-            names = ", ".join(known for known, form in METRICS if form == task.form)
-            message, hint = f"is not a metric of {task.name}", "or name a class of torchmetrics"
-            raise SpecError(message, where=where, found=choice, expected=names, hint=hint)
+            raise SpecError(
+                f"is not a metric of {task.name}",
+                where=where,
+                found=choice,
+                expected=", ".join(known for known, form in METRICS if form == task.form),
+                hint="or name a class of torchmetrics",
+            )
 
 
 def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:
@@ -228,6 +235,7 @@ def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) 
     task = dataclasses.replace(task, metrics=(*asked, *others), judge=judge)
     if task.better[judge] is None:
         message = "cannot judge models: neither more nor less of it is better"
-        hint = "write another metric first"
-        raise SpecError(message, where="task.metrics.0", found=judge, hint=hint)
+        raise SpecError(
+            message, where="task.metrics.0", found=judge, hint="write another metric first"
+        )
     return task

@@ -114,14 +114,7 @@ def answers(
         targets = to_device(targets, device)
         outputs = module(*(to_device(x, device) for x in inputs))
         predictions = learning.predictions(outputs, predict)
-        results = [{m.name: m.rows(predictions, targets) for m in metrics}]
-        for present in masks:
-            if bool(present.all()):  # a mask that hides nothing changes nothing
-                results.append(results[0])
-                continue
-            seen = mask_absent(predictions, present)
-            results.append({m.name: m.rows(seen, targets) for m in metrics})
-        return results
+        return _rows(metrics, predictions, targets, masks)
 
     with torch.inference_mode(), one_thread():
         calls = (workers or Workers()).calls(tested, range(0, len(data), batch))
@@ -138,3 +131,17 @@ def answers(
         )
         for part in parts
     ]
+
+
+def _rows(
+    metrics: Sequence[Metric], predictions: Tensor, targets: Tensor, masks: Sequence[Tensor]
+) -> list[dict[str, Tensor]]:
+    """Return what metrics see of a batch, then what they see of it under each mask."""
+    results = [{m.name: m.rows(predictions, targets) for m in metrics}]
+    for present in masks:
+        if bool(present.all()):  # a mask that hides nothing changes nothing
+            results.append(results[0])
+            continue
+        seen = mask_absent(predictions, present)
+        results.append({m.name: m.rows(seen, targets) for m in metrics})
+    return results

@@ -91,8 +91,7 @@ def torch_metric(
             hint="give it thresholds: {thresholds: 100}, say",
         )
     label = "_".join([choice.title, *map(str, choice.args.values())])
-    better = metric.higher_is_better
-    return Metric(label, better, form.rows, form.value, frozenset({task.form}))
+    return Metric(label, metric.higher_is_better, form.rows, form.value, frozenset({task.form}))
 
 
 @dataclass(frozen=True)

@@ -564,9 +564,11 @@ def testable(experiment: Experiment, state: ServerState) -> None:
     ):
         if value is not None and not read:
             with experiment.locating(section):
-                where = f"{section}.{key}"
                 raise RunError(
-                    f"changes nothing: {reason}", where=where, found=value, hint="remove it"
+                    f"changes nothing: {reason}",
+                    where=f"{section}.{key}",
+                    found=value,
+                    hint="remove it",
                 )
 
 
@@ -653,11 +655,10 @@ def _device(engine: EngineSpec) -> str:
     names = engine.devices if engine.kind == "local" else engine.devices[:1]
     for name in names:
         if (trouble := _trouble(name)) is not None:
-            what = f"{name!r} ({trouble.splitlines()[0]})"
             raise RunError(
                 "this machine, or this build of PyTorch, cannot use the device",
                 where="engine.device",
-                found=what,
+                found=f"{name!r} ({trouble.splitlines()[0]})",
             )
     return names[0]
 

@@ -25,8 +25,12 @@ def check_single(world: World) -> None:
         RunError: If they have none.
     """
     if not world.learning.per_example:
-        message = "the method needs a single class for each example"
-        raise RunError(message, where="task", found=world.learning.name, expected="classification")
+        raise RunError(
+            "the method needs a single class for each example",
+            where="task",
+            found=world.learning.name,
+            expected="classification",
+        )
 
 
 @per_graph

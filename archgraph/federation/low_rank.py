@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -106,8 +106,11 @@ class LowRankAveraging(Averaging, Masking):
         adapters = low_rank(world.graph)
         name = type(self).__name__
         if not adapters:
-            hint = "give the model some, with `change: {add_lora: 8}` in the family"
-            raise RunError(f"{name} averages low-rank adapters", found="none", hint=hint)
+            raise RunError(
+                f"{name} averages low-rank adapters",
+                found="none",
+                hint="give the model some, with `change: {add_lora: 8}` in the family",
+            )
         ours = {leaf for a in adapters for leaf in (a.down, a.up)}
         still = ours & untrained(world.graph)
         if still and (self.in_pairs or still == ours):
@@ -118,20 +121,7 @@ class LowRankAveraging(Averaging, Masking):
                 hint="let it name them, too: '*.lora.*'",
             )
         for tier in world.tiers:
-            entries = tier.transfer.entries
-            same = all(entry.unchanged for leaf, entry in entries.items() if leaf not in ours)
-            theirs = low_rank(tier.graph)
-            if self.own_scales:
-                theirs = tuple(
-                    replace(a, scale=b.scale) for a, b in zip(theirs, adapters, strict=False)
-                )
-            if theirs != adapters or not same:
-                expected = "the global model, or one with a `rank`"
-                raise RunError(
-                    f"{name} serves clients that differ in rank alone",
-                    where=f"tier {tier.name}",
-                    expected=expected if self.own_scales else f"{expected} without an alpha",
-                )
+            self._check_tier(tier, adapters)
         private = self.private_entries(world, world.graph) if self.in_pairs else frozenset[str]()
         halves = [a for a in adapters if (a.down in private) != (a.up in private)]
         if halves:
@@ -143,6 +133,24 @@ class LowRankAveraging(Averaging, Masking):
                 hint="rank_mean averages each factor by itself",
             )
         return ServerState().with_group(GLOBAL, world.state).with_values(seen=[])
+
+    def _check_tier(self, tier: Tier, adapters: Sequence[LowRankAdapter]) -> None:
+        """Raise unless a tier differs from the global model in the ranks of its adapters alone."""
+        ours = {leaf for a in adapters for leaf in (a.down, a.up)}
+        entries = tier.transfer.entries
+        same = all(entry.unchanged for leaf, entry in entries.items() if leaf not in ours)
+        theirs = low_rank(tier.graph)
+        if self.own_scales:
+            theirs = tuple(
+                replace(a, scale=b.scale) for a, b in zip(theirs, adapters, strict=False)
+            )
+        if theirs != adapters or not same:
+            expected = "the global model, or one with a `rank`"
+            raise RunError(
+                f"{type(self).__name__} serves clients that differ in rank alone",
+                where=f"tier {tier.name}",
+                expected=expected if self.own_scales else f"{expected} without an alpha",
+            )
 
     def shared(self, world: World) -> tuple[LowRankAdapter, ...]:
         """Return the adapters of the global model that do not stay with clients."""

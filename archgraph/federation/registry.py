@@ -50,8 +50,12 @@ def find_strategy(name: str) -> type[Strategy]:
 def _checked(strategy: object, name: str) -> type[Strategy]:
     """Check that a class is a complete strategy."""
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
-        expected = "a subclass of archgraph.federation.Strategy"
-        raise SpecError("is not a strategy", where="strategy", found=name, expected=expected)
+        raise SpecError(
+            "is not a strategy",
+            where="strategy",
+            found=name,
+            expected="a subclass of archgraph.federation.Strategy",
+        )
     if inspect.isabstract(strategy):
         lacks = ", ".join(sorted(strategy.__abstractmethods__))
         raise SpecError(f"{name} lacks {lacks}", where="strategy")

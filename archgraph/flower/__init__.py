@@ -41,8 +41,12 @@ def simulate(experiment: Experiment, *, data: object = None, **options: Any) -> 
         for package in ("flwr", "ray"):
             importlib.import_module(package)
     except ImportError as error:
-        message, hint = "needs the packages flwr and ray", "pip install 'archgraph[flower]'"
-        raise RunError(message, where="engine: flower", found=str(error), hint=hint) from error
+        raise RunError(
+            "needs the packages flwr and ray",
+            where="engine: flower",
+            found=str(error),
+            hint="pip install 'archgraph[flower]'",
+        ) from error
     from archgraph.flower import simulation
 
     return simulation.run_simulated(experiment, **options)

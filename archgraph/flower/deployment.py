@@ -103,8 +103,7 @@ def client_experiment(file: Path, configuration: Mapping[str, Json]) -> Experime
         return machine_experiment(file, configuration)
     client, clients = client_of(configuration), clients_in(file)
     if client not in range(clients):
-        expected = f"0...{clients - 1}"
-        raise RunError("not a client", where=PARTITION, found=client, expected=expected)
+        raise RunError("not a client", where=PARTITION, found=client, expected=f"0...{clients - 1}")
     data = own_data(file, str(configuration.get("data", "")))
     rows = {client: ClientRows.of(data, examples_digest(data))}
     return machine_experiment(file, {**configuration, "data": ""}, tuple(rows.items()), data)
@@ -150,8 +149,11 @@ def own_data(file: Path, path: str) -> Dataset:
     """
     form, spec = form_beside(file), load_experiment(file)
     if form is None or not path:
-        hint = "start the node with --node-config 'partition-id=0 data=\"/path/of/its/rows\"'"
-        raise DataError("does not say where the node's rows are", where="data", hint=hint)
+        raise DataError(
+            "does not say where the node's rows are",
+            where="data",
+            hint="start the node with --node-config 'partition-id=0 data=\"/path/of/its/rows\"'",
+        )
     if not Path(path).exists():
         raise DataError("is not there", where=path, found="no file or folder of this name")
     return form.read(spec.data, path, None if spec.task is None else spec.task.kind)

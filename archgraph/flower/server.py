@@ -230,32 +230,41 @@ class Nodes:
         while True:
             self._ask(sorted(set(self.grid.get_node_ids()) - self._asked))  # 1
             self._hear()
-            seconds = time.monotonic() - wait.since
+            seconds, missing = time.monotonic() - wait.since, self._missing(every)
             over = seconds > (ASKED if self._silent else self.join)
-            lost = set() if every else {client for client, _ in self._refused.values()}
-            missing = [i for i in range(self.clients) if i not in self._node and i not in lost]
             if not first or not missing or over:  # 2, 3
                 break
             if wait.due():
-                text = f"waiting for {plural(len(missing), 'client')} of {self.clients}"
-                left = f"{self.join - seconds:.0f} s are left (join={self.join:g})"
-                if seconds > self.join:
-                    left = f"nodes that are connected have {ASKED - seconds:.0f} s to answer"
-                self.tell(f"{text}: {listed(missing)}; {left}")
+                self.tell(self._awaited(missing, seconds))
                 # A node that has died without a word may answer the next time.
                 self._asked -= {node for node, (who, _) in self._refused.items() if who is None}
             time.sleep(LATE)
-        lost_clients = [i for i in range(self.clients) if i not in self._node]
-        if self._node and not (every and lost_clients):
-            if first and lost_clients:
-                text = f"begins without {plural(len(lost_clients), 'client')}"
-                text = f"{text}: {listed(lost_clients)}; they join when they come"
-                self._note("missing", text, clients=lost_clients)
-            return
+        absent = self._missing()
+        if not self._node or (every and absent):
+            raise self._unmet(absent)
+        if first and absent:
+            text = f"begins without {plural(len(absent), 'client')}: {listed(absent)}"
+            self._note("missing", f"{text}; they join when they come", clients=absent)
+
+    def _missing(self, every: bool = True) -> list[int]:
+        """Return the clients without a node; unless all are needed, those that may still come."""
+        lost = set() if every else {client for client, _ in self._refused.values()}
+        return [i for i in range(self.clients) if i not in self._node and i not in lost]
+
+    def _awaited(self, missing: list[int], seconds: float) -> str:
+        """Say whom the start waits for, and for how long."""
+        left = f"{self.join - seconds:.0f} s are left (join={self.join:g})"
+        if seconds > self.join:
+            left = f"nodes that are connected have {ASKED - seconds:.0f} s to answer"
+        count = f"{plural(len(missing), 'client')} of {self.clients}"
+        return f"waiting for {count}: {listed(missing)}; {left}"
+
+    def _unmet(self, absent: list[int]) -> RunError:
+        """Return the error of a run that lacks clients, with what their nodes say."""
         reasons = [f"node {node}: {why}" for node, (_, why) in self._refused.items()]
         reasons += [f"node {node}: no answer; {SLOW}" for node, _ in self._silent.values()]
-        missing_ids = listed(lost_clients) if self._node else f"0...{self.clients - 1}"
-        raise RunError(
+        missing_ids = listed(absent) if self._node else f"0...{self.clients - 1}"
+        return RunError(
             "clients without a node" if self._node else "no node is a client of this experiment",
             where="engine: flower",
             found="; ".join(reasons) or plural(len(self._asked), "node"),

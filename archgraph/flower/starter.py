@@ -58,8 +58,7 @@ def write_app(
         ArchGraphError: If the experiment cannot run, or the folder holds something.
     """
     target = Path(folder)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunError("is not empty", where=str(target), hint="name a folder that does not exist")
+    _check_empty(target)
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     if own_rows:  # a partition of rows that each node has already
         spec = spec.model_copy(update={"data": spec.data.model_copy(update={"partition": None})})
@@ -67,8 +66,11 @@ def write_app(
     for where, value in (("engine.memory", setup.engine.memory), ("weights", spec.weights)):
         if value is not None:
             with spec.locating(where.partition(".")[0]):
-                message = "an app of Flower's cannot say this to its nodes"
-                raise RunError(message, where=where, hint="remove it")
+                raise RunError(
+                    "an app of Flower's cannot say this to its nodes",
+                    where=where,
+                    hint="remove it",
+                )
     title = spec.name or target.resolve().name
     quoted = json.dumps(f"archgraph: {title}")
     name = re.sub("[^a-z0-9]+", "-", f"archgraph-{title}".lower())[:LONGEST_NAME].strip("-")
@@ -95,6 +97,12 @@ def write_app(
         with spec.locating("data"):
             texts[FORM] = DataForm.of(spec.data, setup.data).dump()
     return [write(target / file, text) for file, text in texts.items()]
+
+
+def _check_empty(target: Path) -> None:
+    """Raise if a folder holds something, or is a file."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunError("is not empty", where=str(target), hint="name a folder that does not exist")
 
 
 def _filled(template: str, **values: object) -> str:
@@ -124,7 +132,10 @@ def _in_place(model: str | dict[str, Json] | None) -> str | dict[str, Json] | No
     if not isinstance(model, str) or model == "join":
         return model
     if is_onnx(model):
-        hint = "`ag.save(ag.load(file).graph, 'model.yaml')` writes the architecture as YAML"
-        raise RunError("Flower does not carry ONNX files", where=model, hint=hint)
+        raise RunError(
+            "Flower does not carry ONNX files",
+            where=model,
+            hint="`ag.save(ag.load(file).graph, 'model.yaml')` writes the architecture as YAML",
+        )
     content: dict[str, Json] = json.loads(json.dumps(read_document(model).data))
     return content

@@ -89,9 +89,10 @@ class FolderWeights(LazyState):
             from transformers import core_model_loading as loading
             from transformers.conversion_mapping import get_model_conversion_mapping
         except ImportError as error:
-            hint = "pip install -U transformers"
             raise GraphError(
-                "needs transformers 5 or newer", where=str(error), hint=hint
+                "needs transformers 5 or newer",
+                where=str(error),
+                hint="pip install -U transformers",
             ) from error
         rules = get_model_conversion_mapping(model)
         renamings = [rule for rule in rules if isinstance(rule, loading.WeightRenaming)]

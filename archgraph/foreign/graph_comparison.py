@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -45,55 +46,72 @@ def first_unequal(graph: ArchGraph, other: ArchGraph, names: Mapping[str, str]) 
         other: The graph that it is compared with.
         names: Names in the other graph by those in this one.
     """
-    pairs: dict[str, str] = {}
-    waiting: list[tuple[str, str]] = []
-
-    def equal(a: Value, b: Value) -> bool:
-        for x, y in _side_by_side(a, b):
-            match x, y:
-                case Ref(name), Ref(mate):
-                    waiting.append((name, mate))
-                case Leaf(name), Leaf(mate):  # 3
-                    if not _same_leaf(graph.param[name], other.param[mate], names):
-                        return False
-                case float(), float():
-                    if not math.isclose(x, y, rel_tol=ROUNDING) and not same_value(x, y):
-                        return False
-                case _:
-                    if not same_value(x, y):
-                        return False
-        return True
-
-    def base(where: ArchGraph, name: str) -> str:  # 4
-        while (node := where.node[name]).op in _RESHAPES:
-            operands = [*node.uses()]  # none of a leaf
-            if not operands or not _as_many(where.node[operands[0]].type, node.type):
-                break
-            name = operands[0]
-        return name
-
-    if not equal(graph.outputs, other.outputs):  # 1
+    both, pairs = _Pair(graph, other, names), dict[str, str]()
+    waiting = both.results(graph.outputs, other.outputs)  # 1
+    if waiting is None:
         return "the results"
     while waiting:
         name, mate = waiting.pop()
-        if name in pairs:  # 2
-            if pairs[name] != mate:
-                return _label(graph, name)
+        if pairs.get(name) == mate:
             continue
+        operands = None if name in pairs else both.operands(name, mate)  # 2
+        if operands is None:
+            return _label(graph, name)
         pairs[name] = mate
-        one, two = graph.node[name], other.node[mate]
-        roots = base(graph, name), base(other, mate)
-        if roots != (name, mate):
-            if one.type != two.type:
-                return _label(graph, name)
-            waiting.append(roots)
-            continue
-        same = one.op == two.op and one.type == two.type
-        if not same or [k for k, _ in one.args] != [k for k, _ in two.args]:
-            return _label(graph, name)
-        if not equal(tuple(v for _, v in one.args), tuple(v for _, v in two.args)):
-            return _label(graph, name)
+        waiting += operands
     return None
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two graphs side by side.
+
+    Attributes:
+        graph: The graph whose leaves ``names`` renames.
+        other: The graph that it is compared with.
+        names: Names in the other graph by those in this one.
+    """
+
+    graph: ArchGraph
+    other: ArchGraph
+    names: Mapping[str, str]
+
+    def operands(self, name: str, mate: str) -> list[tuple[str, str]] | None:
+        """Return the operands of two operators in pairs; None if these compute something else."""
+        one, two = self.graph.node[name], self.other.node[mate]
+        roots = _base(self.graph, name), _base(self.other, mate)  # 4
+        if one.type == two.type and roots != (name, mate):
+            return [roots]
+        same = one.op == two.op and one.type == two.type
+        return self.results(Record(one.args), Record(two.args)) if same else None
+
+    def results(self, a: Value, b: Value) -> list[tuple[str, str]] | None:
+        """Return the results that two values hold in pairs; None if anything else differs."""
+        results = []
+        for x, y in _side_by_side(a, b):
+            match x, y:
+                case Ref(name), Ref(mate):
+                    results.append((name, mate))
+                    continue
+                case Leaf(name), Leaf(mate):  # 3
+                    same = _same_leaf(self.graph.param[name], self.other.param[mate], self.names)
+                case float(), float():
+                    same = math.isclose(x, y, rel_tol=ROUNDING) or same_value(x, y)
+                case _:
+                    same = same_value(x, y)
+            if not same:
+                return None
+        return results
+
+
+def _base(graph: ArchGraph, name: str) -> str:
+    """Return the operator whose numbers a reshape, or several in a row, only moves."""
+    while (node := graph.node[name]).op in _RESHAPES:
+        operands = [*node.uses()]  # none of a leaf
+        if not operands or not _as_many(graph.node[operands[0]].type, node.type):
+            break
+        name = operands[0]
+    return name
 
 
 def _as_many(a: object, b: object) -> bool:

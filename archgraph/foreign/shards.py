@@ -109,9 +109,8 @@ def _index(folder: Path) -> dict[str, str]:
         index = json.loads(path.read_text("utf-8"))["weight_map"]
         names = {str(k): str(v) for k, v in index.items()}
     except FileNotFoundError as error:
-        expected = f"{SINGLE} or {INDEX}"
         raise GraphError(
-            "has no weights in safetensors", where=str(folder), expected=expected
+            "has no weights in safetensors", where=str(folder), expected=f"{SINGLE} or {INDEX}"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GraphError("is not an index", where=str(path), found=error) from error
@@ -165,8 +164,9 @@ def write_shards(folder: Path, state: LazyState, max_shard_size: int = MAX_SHARD
             index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
     except OSError as error:
-        reason = os_reason(error)
-        raise RunError("cannot write the weights", where=str(folder), found=reason) from error
+        raise RunError(
+            "cannot write the weights", where=str(folder), found=os_reason(error)
+        ) from error
     sync(folder)
 
 

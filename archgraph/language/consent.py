@@ -82,8 +82,12 @@ def consented(name: str, base: type, where: str) -> None:
     """
     if needs_consent(name, base):
         message = "names Python code, which is not run without your consent"
-        hint = "if you trust it: --python at the command line, python=True in Python"
-        raise SpecError(message, where=where, found=name, hint=hint)
+        raise SpecError(
+            message,
+            where=where,
+            found=name,
+            hint="if you trust it: --python at the command line, python=True in Python",
+        )
 
 
 def python_names(value: Json) -> Iterator[str]:

@@ -227,19 +227,28 @@ def _check_columns(spec: TableData | HuggingFaceData) -> None:
                 f"no {' and no '.join(lacks)}",
                 "tokenizer: tokenizer.json, length: 128",
             )
-            message = "texts need a tokenizer and a length"
-            raise Mistake(message, place=("text",), found=actual, expected=expected)
+            raise Mistake(
+                "texts need a tokenizer and a length",
+                place=("text",),
+                found=actual,
+                expected=expected,
+            )
         if len(names := column_names(spec.text)) > len(set(names)):
             raise Mistake("names a column twice", place=("text",), found=names[0])
         if spec.target is None and not isinstance(spec.text, str):
             message = "predicts the next token of one text only"
-            expected = "one column, or a target"
-            raise Mistake(message, place=("text",), found="two columns", expected=expected)
+            raise Mistake(
+                message, place=("text",), found="two columns", expected="one column, or a target"
+            )
         return
     for key in ("tokenizer", "length"):
         if getattr(spec, key) is not None:
-            hint = "name the column of texts: text: review"
-            raise Mistake("is for texts", place=(key,), found="no `text`", hint=hint)
+            raise Mistake(
+                "is for texts",
+                place=(key,),
+                found="no `text`",
+                hint="name the column of texts: text: review",
+            )
     if spec.target is None:
         raise Mistake("lacks the key 'target'", expected="the column to be predicted")
 
@@ -365,8 +374,11 @@ class TextData(DataSpec):
     @pydantic.model_validator(mode="after")
     def _one_vocabulary(self) -> TextData:
         if self.tokenizer is not None and self.by is not None:
-            message = "conflicts with the tokenizer, which has its own tokens"
-            raise Mistake(message, place=("by",), found=self.by)
+            raise Mistake(
+                "conflicts with the tokenizer, which has its own tokens",
+                place=("by",),
+                found=self.by,
+            )
         return self
 
 
@@ -394,8 +406,12 @@ def _names_data_once(value: object) -> object:
     if not isinstance(value, Mapping):
         hint = f"write {{dataset: {value}}}" if isinstance(value, str) else None
         actual = "nothing" if value is None else abbreviate(value)
-        expected = f"a mapping with {', '.join(DOORS)}"
-        raise Mistake("must name the data", found=actual, expected=expected, hint=hint)
+        raise Mistake(
+            "must name the data",
+            found=actual,
+            expected=f"a mapping with {', '.join(DOORS)}",
+            hint=hint,
+        )
     doors = _doors(value)
     if len(doors) > 1:
         raise Mistake("names data twice", place=(doors[1],), found=" and ".join(doors))

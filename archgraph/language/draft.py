@@ -78,8 +78,12 @@ class GraphDraft:
         if name in self.leaves:
             raise GraphError("there are two leaves of one name", found=name)
         if math.prod(shape) > LIMITS.leaf_elements:
-            expected = f"at most {LIMITS.leaf_elements} elements"
-            raise GraphError("leaf too large", where=name, found=list(shape), expected=expected)
+            raise GraphError(
+                "leaf too large",
+                where=name,
+                found=list(shape),
+                expected=f"at most {LIMITS.leaf_elements} elements",
+            )
         type_, trainable = TensorType(shape, dtype), role == "parameter"
         self.leaves[name] = Param(name, type_, role, trainable, (), value)
         return Leaf(name)

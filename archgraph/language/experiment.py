@@ -246,8 +246,12 @@ def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
         raise SpecError("unknown strategy", where="strategy", **unknown(name, sorted(every.names)))
     if len(offered) > 1:
         message = f"several packages offer a strategy of the name {name}"
-        hint = "rename yours, or name the class: strategy: {python: 'package.module:Class'}"
-        raise SpecError(message, where="strategy", found=", ".join(sorted(offered)), hint=hint)
+        raise SpecError(
+            message,
+            where="strategy",
+            found=", ".join(sorted(offered)),
+            hint="rename yours, or name the class: strategy: {python: 'package.module:Class'}",
+        )
     return next(iter(offered.values()))
 
 
@@ -381,8 +385,12 @@ class ExperimentSpec(FromFile):
         if "python" in value:
             name = value["python"]
             if not (isinstance(name, str) and all(name.partition(":"))):
-                message, expected = "does not name a Python class", "package.module:Class"
-                raise Mistake(message, place=("python",), found=repr(name), expected=expected)
+                raise Mistake(
+                    "does not name a Python class",
+                    place=("python",),
+                    found=repr(name),
+                    expected="package.module:Class",
+                )
         elif len(value) != 1:
             names = ", ".join(map(str, value)) or "none"
             raise Mistake(
@@ -391,8 +399,12 @@ class ExperimentSpec(FromFile):
         else:
             ((name, options),) = value.items()
             if not isinstance(options, dict | None):
-                message, expected = "must be options by name", "a mapping, e.g. {percentile: 0.95}"
-                raise Mistake(message, place=(name,), found=repr(options), expected=expected)
+                raise Mistake(
+                    "must be options by name",
+                    place=(name,),
+                    found=repr(options),
+                    expected="a mapping, e.g. {percentile: 0.95}",
+                )
         return value
 
     @pydantic.model_validator(mode="after")

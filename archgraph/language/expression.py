@@ -65,8 +65,9 @@ def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
         48
     """
     if len(text) > LIMITS.expression_signs:
-        expected = f"at most {LIMITS.expression_signs} characters"
-        raise Mistake("is too long", found=len(text), expected=expected)
+        raise Mistake(
+            "is too long", found=len(text), expected=f"at most {LIMITS.expression_signs} characters"
+        )
     for name in _NAME.findall(text):
         if name not in values:
             facts = unknown(f"${name}", (f"${n}" for n in values))
@@ -121,8 +122,9 @@ def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:
             raise ValueError
     # Every step is bounded, so that no product on the way grows beyond memory.
     if abs(result) > LIMITS.expression_value:
-        expected = f"at most {LIMITS.expression_value}"
-        raise Mistake("is out of range", found=repr(text), expected=expected)
+        raise Mistake(
+            "is out of range", found=repr(text), expected=f"at most {LIMITS.expression_value}"
+        )
     return result
 
 

@@ -94,8 +94,9 @@ class MemberSpec(Rewrites, _Client):
         # One is the default, which a file that names owners leaves out.
         if self.owners is not None and self.count not in (1, len(self.owners)):
             numbers = f"{len(self.owners)} names, count: {self.count}"
-            message = "names another number of clients than it counts"
-            raise Mistake(message, place=("owners",), found=numbers)
+            raise Mistake(
+                "names another number of clients than it counts", place=("owners",), found=numbers
+            )
         return self
 
 
@@ -164,17 +165,27 @@ class FamilySpec(FromFile):
             loc: Place = ("clients", index)
             if absent and member.model is None:
                 why = "has no global one" if self.model is None else "is their join"
-                expected = f"a model of its own, since the family {why}"
-                raise Mistake("has no model", place=loc, found=member.name, expected=expected)
+                raise Mistake(
+                    "has no model",
+                    place=loc,
+                    found=member.name,
+                    expected=f"a model of its own, since the family {why}",
+                )
             if self.owners and member.owners is None:
-                message = "lacks `owners`, which other clients have"
-                raise Mistake(message, place=loc, found=member.name)
+                raise Mistake(
+                    "lacks `owners`, which other clients have", place=loc, found=member.name
+                )
             # Shares, `also` and figures name a kind of client.
             if member.name in names:
                 message, loc = "names two kinds of client alike", (*loc, "name")
                 other: Place = ("clients", names[member.name], "name")
-                hint = "give each a name of its own; more clients of one kind are count: 2"
-                raise Mistake(message, place=loc, other=other, found=repr(member.name), hint=hint)
+                raise Mistake(
+                    message,
+                    place=loc,
+                    other=other,
+                    found=repr(member.name),
+                    hint="give each a name of its own; more clients of one kind are count: 2",
+                )
             names[member.name] = index
         return self
 

@@ -175,11 +175,7 @@ def topic(name: str) -> Topic:
         return _strategy(name)
     if parent in strategies:
         known = {parent: _strategy(parent)}
-    keys = {
-        f"{mapping.name}.{option.name}": (mapping, option)
-        for mapping in known.values()
-        for option in mapping.options
-    }
+    keys = _keys(known.values())
     same = [k for k in keys if k == name] or [k for k in keys if k.endswith(f".{key}")]
     if len(same) == 1:
         mapping, option = keys[same[0]]
@@ -192,6 +188,15 @@ def topic(name: str) -> Topic:
         where=name,
         hint=suggestion(name, words) or "without a name, all topics are listed",
     )
+
+
+def _keys(known: Iterable[Topic]) -> dict[str, tuple[Topic, HelpOption]]:
+    """Return the keys of topics, each with its topic, as ``local.epochs``."""
+    return {
+        f"{mapping.name}.{option.name}": (mapping, option)
+        for mapping in known
+        for option in mapping.options
+    }
 
 
 def strategy_names() -> list[str]:
@@ -327,10 +332,7 @@ def _type(entry: Json, known: JsonSchema, *, plural: bool = False) -> str:
     if entry is True:
         return "anything"
     if "$ref" in entry:
-        name = entry["$ref"].rpartition("/")[2]
-        match = (n for group in mappings().values() for n, m in group.items() if m.__name__ == name)
-        mapping = next(match, None)
-        return f"mapping `{mapping}`" if mapping else _type(known.get(name), known, plural=plural)
+        return _referenced(entry["$ref"].rpartition("/")[2], known, plural=plural)
     if entry.get("title") in _NOUNS:
         return _NOUNS[entry["title"]][plural]
     if forms := entry.get("anyOf") or entry.get("oneOf"):
@@ -350,6 +352,13 @@ def _type(entry: Json, known: JsonSchema, *, plural: bool = False) -> str:
         inner = entry.get("additionalProperties")
         return f"mapping to {_type(inner, known)}" if isinstance(inner, dict) else "mapping"
     return f"{_NOUNS[kind][plural]}{_range(entry)}"
+
+
+def _referenced(name: str, known: JsonSchema, *, plural: bool) -> str:
+    """Describe what a model of pydantic reads: by its key where it is a mapping of files."""
+    match = (n for group in mappings().values() for n, m in group.items() if m.__name__ == name)
+    mapping = next(match, None)
+    return f"mapping `{mapping}`" if mapping else _type(known.get(name), known, plural=plural)
 
 
 def _range(entry: JsonSchema) -> str:

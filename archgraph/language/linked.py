@@ -128,8 +128,11 @@ def _from_values(
 
     def plain(value: Json, loc: Place = ()) -> Json:
         if isinstance(value, torch.nn.Module):
-            hint = "trace it first: ag.trace(model, example)"
-            raise SpecError("is a module, not a graph", where=dotted(loc), hint=hint)
+            raise SpecError(
+                "is a module, not a graph",
+                where=dotted(loc),
+                hint="trace it first: ag.trace(model, example)",
+            )
         graph = getattr(value, "graph", value)  # of what ag.trace or a rewrite returns
         if isinstance(graph, ArchGraph):
             if (state := getattr(value, "state", None)) is not None:

@@ -92,8 +92,12 @@ def check_ending(path: str | os.PathLike[str]) -> None:
     """
     if Path(path).suffix.lower() in WEIGHTS:
         message = "an architecture is written as YAML, without weights"
-        hint = "for weights: ag.export, or `archgraph export`, see docs/onnx.md"
-        raise SpecError(message, where=str(path), expected="a .yaml file", hint=hint)
+        raise SpecError(
+            message,
+            where=str(path),
+            expected="a .yaml file",
+            hint="for weights: ag.export, or `archgraph export`, see docs/onnx.md",
+        )
 
 
 def load_graph(path: str | os.PathLike[str], choices: Choices | None = None) -> ArchGraph:
@@ -180,6 +184,11 @@ def _read(
         return capture(document, document.validate(PythonModel))
     if "nodes" not in data:  # neither form: the commoner one says what is missing
         document.validate(AuthoredModel)
+    return _flat(document), None
+
+
+def _flat(document: Document) -> ArchGraph:
+    """Return a graph that is written node by node, checked."""
     graph = flat.read_flat(document)
     try:
         check(graph)
@@ -187,7 +196,7 @@ def _read(
         where = error.where or "graph"
         line = f"{document.file}:{flat.line_of(document, where)}: {where}"
         raise SpecError(error.message, where=line, **error.facts) from error
-    return graph, None
+    return graph
 
 
 # A family names its model once for each client, many experiments name one family, and a check reads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import pydantic
@@ -70,21 +70,8 @@ def main_mistake(
     def where(fault: ErrorDetails) -> Place:
         return known_place(lines, loc, fault["loc"])
 
-    # A misspelt key is often also a missing one; the misspelling says more.
-    first = min(errors, key=lambda e: e["type"] != "extra_forbidden")
+    first = _most_telling(errors, where)
     inner = where(first)
-    if first["type"] not in ("extra_forbidden", "missing"):
-        # Of a union's members, the one that came furthest says most; one that was read as a whole
-        # came further than one that is of another type.
-        first = max(
-            errors,
-            key=lambda e: (
-                where(e)[: len(inner)] == inner,
-                e["type"] == "value_error",
-                len(e["loc"]),
-            ),
-        )
-        inner = where(first)
     key = str(first["loc"][-1]) if first["loc"] else ""
     match first["type"]:
         case "extra_forbidden":
@@ -100,12 +87,7 @@ def main_mistake(
             expected = _description(model, first)
             return Mistake(f"lacks the key {key!r}", place=inner, expected=expected)
         case "value_error":
-            cause = first["ctx"]["error"]
-            if isinstance(cause, Mistake):
-                other = (*inner, *cause.other) if cause.other else ()
-                at = (*inner, *cause.place)
-                return Mistake(cause.message, place=at, other=other, **cause.facts)
-            return Mistake(str(cause), place=inner, found=abbreviate(first["input"]))
+            return _raised(first, inner)
         case "literal_error" | "union_tag_invalid":
             return _choice(first, inner)
         case _:
@@ -114,6 +96,34 @@ def main_mistake(
             value = abbreviate(first["input"])
             facts = {"found": value, "expected": " or ".join(words)}
             return Mistake("has a wrong value", place=inner, **facts)
+
+
+def _most_telling(
+    errors: Sequence[ErrorDetails], where: Callable[[ErrorDetails], Place]
+) -> ErrorDetails:
+    """Return the error that says most.
+
+    1. A misspelt key is often also a missing one; the misspelling says more.
+    2. Of a union's members, the one that came furthest says most; one that was read as a whole came
+       further than one that is of another type.
+    """
+    first = min(errors, key=lambda e: e["type"] != "extra_forbidden")  # 1
+    if first["type"] in ("extra_forbidden", "missing"):
+        return first
+    inner = where(first)
+    return max(  # 2
+        errors,
+        key=lambda e: (where(e)[: len(inner)] == inner, e["type"] == "value_error", len(e["loc"])),
+    )
+
+
+def _raised(fault: ErrorDetails, loc: Place) -> Mistake:
+    """Return the mistake that a check of ours raised, with its place in the file."""
+    cause = fault["ctx"]["error"]
+    if isinstance(cause, Mistake):
+        other = (*loc, *cause.other) if cause.other else ()
+        return Mistake(cause.message, place=(*loc, *cause.place), other=other, **cause.facts)
+    return Mistake(str(cause), place=loc, found=abbreviate(fault["input"]))
 
 
 def _choice(fault: ErrorDetails, loc: Place) -> Mistake:

@@ -43,8 +43,9 @@ def dotted_callable(value: str) -> str:
     """Return the name of a callable, ``package.module:path``, or raise what is wrong with it."""
     if re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
         return value
-    expected = "package.module:callable"
-    raise Mistake("is not the name of a callable", found=repr(value), expected=expected)
+    raise Mistake(
+        "is not the name of a callable", found=repr(value), expected="package.module:callable"
+    )
 
 
 # A name in a file; nothing is imported before the caller has consented.
@@ -75,8 +76,11 @@ class Step:
             return cls(value)
         if isinstance(value, Mapping) and len(value) == 1:
             return cls(*next(iter(value.items())))
-        expected = "an operator's name, or one name with its options"
-        raise Mistake("is not a step", found=abbreviate(value), expected=expected)
+        raise Mistake(
+            "is not a step",
+            found=abbreviate(value),
+            expected="an operator's name, or one name with its options",
+        )
 
 
 ModelSteps = tuple[Step, ...]
@@ -196,9 +200,11 @@ class OpenSizeSpec(Base):
     @pydantic.model_validator(mode="after")
     def _in_order(self) -> OpenSizeSpec:
         if not self.least <= self.example <= (self.to or self.example):
-            expected = f"{self.least} to {self.to}"
             raise Mistake(
-                "is out of its range", place=("example",), found=self.example, expected=expected
+                "is out of its range",
+                place=("example",),
+                found=self.example,
+                expected=f"{self.least} to {self.to}",
             )
         return self
 
@@ -228,8 +234,12 @@ def _identifiers(value: dict[str, InputSpec]) -> dict[str, InputSpec]:
         raise Mistake("is empty", expected="name: [sizes without the batch]")
     for name in value:  # they become parameters of the module's forward(self, …)
         if not name.isidentifier() or keyword.iskeyword(name) or name == "self":
-            message = "cannot be the name of an argument of forward"
-            raise Mistake(message, place=(name,), found=repr(name), expected="an identifier")
+            raise Mistake(
+                "cannot be the name of an argument of forward",
+                place=(name,),
+                found=repr(name),
+                expected="an identifier",
+            )
     return value
 
 
@@ -255,8 +265,12 @@ class _WithInputs(Base):
         for size, name in used.items():
             if size not in self.open and size != BATCH_WORD:
                 hint = f"add `open: {{{size}: {{example: 64}}}}`"
-                message = "has a size that is not listed under open"
-                raise Mistake(message, place=("inputs", name), found=size, hint=hint)
+                raise Mistake(
+                    "has a size that is not listed under open",
+                    place=("inputs", name),
+                    found=size,
+                    hint=hint,
+                )
         for size in self.open.keys() - used.keys():
             raise Mistake("is a size that no input has", place=("open", size))
         return self

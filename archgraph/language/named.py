@@ -20,7 +20,7 @@ import operator
 import types
 import typing
 from collections import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -223,15 +223,20 @@ def _found(role: RoleName, path: str, also: tuple[str, ...]) -> str:
         return name
     usable = [n for n in classes if n not in row.refused and _unclear(role, n) is None]
     facts = unknown(name, [*also, *sorted(usable)])
-    # Names of earlier versions and of functions: f1, one_cycle, cohen_kappa.
-    letters = name.replace("_", "").lower()
-    similar = sorted((n for n in usable if letters and letters in n.lower()), key=len)[:3]
-    lower = {n.lower(): n for n in (*reversed(usable), *also)}
-    similar += [lower[n] for n in difflib.get_close_matches(letters, lower, 1) if not similar]
+    similar = _similar(name, usable, also)
     facts["hint"] = f"did you mean {' or '.join(similar)}?" if similar else None
     if name in classes:
         raise Mistake(f"cannot be the {role}: {reason}", **facts)
     raise Mistake(f"is an unknown {role}", **facts)
+
+
+def _similar(name: str, usable: Sequence[str], also: Sequence[str]) -> list[str]:
+    """Return names like those of earlier versions and of functions: f1, one_cycle, cohen_kappa."""
+    letters = name.replace("_", "").lower()
+    similar = sorted((n for n in usable if letters and letters in n.lower()), key=len)[:3]
+    lower = {n.lower(): n for n in (*reversed(usable), *also)}
+    close = difflib.get_close_matches(letters, lower, 1)
+    return similar or [lower[n] for n in close]
 
 
 @functools.cache
@@ -313,30 +318,34 @@ def _plain(hint: object, role: RoleName) -> object:
     4. Iterables are lists: pydantic reads an ``Iterable`` only when it is used.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    tensor = _class("torch", "Tensor")
     if origin is Literal or hint in (bool, int, float, str, type(None)):
         return hint
     if hint is numbers.Number:
         return int | float
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+    if isinstance(hint, enum.EnumMeta):
         return hint
     if isinstance(hint, type) and hint.__name__ == ROLES[role].base.partition(":")[2]:  # 1
         return Annotated[LibraryClass, library_class(role)]
-    if hint is tensor:  # 2
+    if hint is _class("torch", "Tensor"):  # 2
         return Annotated[list[float], pydantic.AfterValidator(_class("torch", "tensor"))]
-    if origin in (types.UnionType, typing.Union):  # 3
-        members = list[object]()
-        for one in inner:
-            with contextlib.suppress(_Unclear):
-                members += [_plain(one, role)] if one is not tensor or float not in inner else []
-        if members:
-            return functools.reduce(operator.or_, members)
+    if origin in (types.UnionType, typing.Union) and (members := _members(inner, role)):  # 3
+        return functools.reduce(operator.or_, members)
     if hint is abc.Sequence or origin in (abc.Sequence, abc.Iterable, list):  # 4
         entry = _plain(inner[0], role) if inner else Json
         return types.GenericAlias(list, (entry,))
     if origin is tuple:
         return types.GenericAlias(tuple, tuple(_plain(one, role) for one in inner))
     raise _Unclear("does not take plain values")
+
+
+def _members(inner: Sequence[object], role: RoleName) -> list[object]:
+    """Return the plain types among the members of a union."""
+    left_out = _class("torch", "Tensor") if float in inner else None
+    members = list[object]()
+    for one in inner:
+        with contextlib.suppress(_Unclear):
+            members += [_plain(one, role)] if one is not left_out else []
+    return members
 
 
 def _takes_function(hint: object) -> bool:

@@ -102,8 +102,12 @@ def check_sizes(
     expected = _computed_by_nodes(module, inputs)
     if expected is None or not _all_close(_computed(built, inputs, where), expected, graph):
         message = "computes something else where sizes are others than in the example"
-        hint = "say the sizes: " + ", ".join(f"{name}=N" for name in sizes)
-        raise SpecError(message, where=where, found=str(sizes), hint=hint)
+        raise SpecError(
+            message,
+            where=where,
+            found=str(sizes),
+            hint="say the sizes: " + ", ".join(f"{name}=N" for name in sizes),
+        )
 
 
 def _check_results(graph: ArchGraph, where: str, sizes: Mapping[str, int]) -> None:
@@ -175,8 +179,11 @@ def _inputs(graph: ArchGraph) -> list[Node]:
 
 
 def _batch_axes(type_: object) -> list[int]:
-    shape = type_.shape if isinstance(type_, TensorType) else ()
-    return [axis for axis, size in enumerate(shape) if BATCH_WORD in sizes_in(size)]
+    return [
+        axis
+        for axis, size in enumerate(type_.shape if isinstance(type_, TensorType) else ())
+        if BATCH_WORD in sizes_in(size)
+    ]
 
 
 def _halves(graph: ArchGraph, both: TensorsByName) -> Iterator[dict[str, Tensor]]:
@@ -209,5 +216,6 @@ def _close(a: Tensor, b: Tensor, graph: ArchGraph) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)
     scale = b.double().nan_to_num(0, 0, 0).abs().max().item() if b.numel() else 0.0
-    allowed = tolerance(graph) * scale
-    return torch.allclose(a.double(), b.double(), rtol=0, atol=allowed, equal_nan=True)
+    return torch.allclose(
+        a.double(), b.double(), rtol=0, atol=tolerance(graph) * scale, equal_nan=True
+    )

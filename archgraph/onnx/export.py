@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -102,8 +102,9 @@ def export_onnx(
             for file in sorted(Path(at).iterdir(), key=lambda f: f.name == target.name):
                 file.replace(target.parent / file.name)
     except OSError as error:
-        reason = os_reason(error)
-        raise RunError("cannot write the file", where=str(target), found=reason) from error
+        raise RunError(
+            "cannot write the file", where=str(target), found=os_reason(error)
+        ) from error
     return target
 
 
@@ -115,8 +116,10 @@ def _evaluated(graph: ArchGraph) -> ArchGraph:
     """
     graph = specialise(graph, training=False)
     if graph.updates:
-        names = ", ".join(name for name, _ in graph.updates[:3])
-        raise GraphError("cannot be expressed in ONNX: evaluation writes into buffers", found=names)
+        raise GraphError(
+            "cannot be expressed in ONNX: evaluation writes into buffers",
+            found=", ".join(name for name, _ in graph.updates[:3]),
+        )
     return graph.replace(outputs=_tensors(graph.outputs))
 
 
@@ -159,19 +162,24 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
     assert exported is not None
     for node in exported.model.graph:
         if node.op_type in CONTROL:  # of which onnxruntime may end the process
-            reason = f"{node.op_type}, control flow, which would not be read again"
-            raise GraphError("cannot be expressed in ONNX", where=where, found=reason)
+            raise GraphError(
+                "cannot be expressed in ONNX",
+                where=where,
+                found=f"{node.op_type}, control flow, which would not be read again",
+            )
     name_all(exported.model, graph, program.names)
-    dims = {
-        str(getattr(dim, "value", dim))
-        for value in exported.model.graph.inputs
-        for dim in value.shape or ()
-    }
-    for name in open_sizes(graph):
-        if name not in dims:  # PyTorch's exporter unrolls recurrent layers, say
+    _check_open(exported.model, open_sizes(graph))
+    return exported.model
+
+
+def _check_open(model: onnx_ir.Model, names: Iterable[str]) -> None:
+    """Raise if a size is not open any more: PyTorch's exporter unrolls recurrent layers, say."""
+    shapes = [value.shape or () for value in model.graph.inputs]
+    dims = {str(getattr(dim, "value", dim)) for shape in shapes for dim in shape}
+    for name in names:
+        if name not in dims:
             hint = f"give it a value first: ag.fix_sizes(graph, {{{name!r}: N}})"
             raise GraphError("cannot be exported with an open size", found=name, hint=hint)
-    return exported.model
 
 
 def _translations() -> dict[Callable[..., object], Callable[..., object]]:
@@ -193,8 +201,7 @@ def _translations() -> dict[Callable[..., object], Callable[..., object]]:
     ) -> OnnxValue:
         strides, pads, dilations = ([*v] * (3 // len(v)) for v in (stride, padding, dilation))
         tensors = (x, weight) if bias is None else (x, weight, bias)
-        sizes = {"strides": strides, "pads": pads * 2, "dilations": dilations}
-        return op.Conv(*tensors, group=groups, **sizes)
+        return op.Conv(*tensors, group=groups, strides=strides, pads=pads * 2, dilations=dilations)
 
     return {torch.ops.aten.conv3d.default: conv3d}
 

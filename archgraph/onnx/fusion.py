@@ -222,8 +222,13 @@ def fuse(
         stored: Tensors; those that nothing reads any more are removed.
         opset: The file's.
     """
-    producer = {name: step for step in steps for name in step.outputs}
-    reader = OnnxReader(producer, known, stored, _derived(steps, known), opset)
+    reader = OnnxReader(
+        {name: step for step in steps for name in step.outputs},
+        known,
+        stored,
+        _derived(steps, known),
+        opset,
+    )
     reads = Counter(name for step in steps for name in step.inputs) + Counter(results)
     gone: set[str] = set()  # first results of steps
     fused: dict[str, OnnxStep] = {}
@@ -261,8 +266,13 @@ def _spelt(
 def _replaced(step: OnnxStep, spelling: SpeltForm, values: Bindings, options: Options) -> OnnxStep:
     operands = [values.get(name) for name in spelling.inputs]
     inputs = tuple(v if isinstance(v, str) else "" for v in operands)  # numbers are in the options
-    row = (ROWS | SPELT)[spelling.kind]
-    return dataclasses.replace(step, kind=spelling.kind, row=row, attributes=options, inputs=inputs)
+    return dataclasses.replace(
+        step,
+        kind=spelling.kind,
+        row=(ROWS | SPELT)[spelling.kind],
+        attributes=options,
+        inputs=inputs,
+    )
 
 
 def _alone(

@@ -7,7 +7,7 @@ import dataclasses
 import keyword
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -95,14 +95,9 @@ def capture_file(
         _check_functions(proto, where)
         proto = onnx.inliner.inline_local_functions(proto)
     module = OnnxModule(proto, folder, where)
-    # Older files list their weights among the inputs, too.
-    inputs = [i for i in proto.graph.input if i.name not in {*module.leaves, *module.known}]
-    for dim in (d for item in inputs for d in item.type.tensor_type.shape.dim):
-        if dim.dim_value < 0:  # so PaddlePaddle writes what is free
-            dim.ClearField("dim_value")
+    inputs = _inputs(proto, {*module.leaves, *module.known})
     module.inputs = tuple(item.name for item in inputs)
-    names = _argument_names(module.inputs)
-    by_name = dict(zip(names, inputs, strict=True))
+    by_name = dict(zip(_argument_names(module.inputs), inputs, strict=True))
     for second in (True, False):
         try:
             dims = _dimensions(by_name, sizes, second=second)
@@ -120,8 +115,19 @@ def capture_file(
     check_batches(traced.graph, traced.state, module, path, dims.batch)
     # Lines of the operator table say nothing to who has the file; the scopes are its names.
     nodes = tuple(dataclasses.replace(node, source="") for node in traced.graph.nodes)
-    notes = (*traced.graph.notes, *filter(None, (dims.note,)))
-    return traced.graph.replace(nodes=nodes, notes=notes), traced.state
+    return traced.graph.replace(
+        nodes=nodes, notes=(*traced.graph.notes, *filter(None, (dims.note,)))
+    ), traced.state
+
+
+def _inputs(proto: onnx.ModelProto, weights: Collection[str]) -> list[onnx.ValueInfoProto]:
+    """Return a file's inputs; older files list their weights among them, too."""
+    inputs = [item for item in proto.graph.input if item.name not in weights]
+    for item in inputs:
+        for dim in item.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:  # so PaddlePaddle writes what is free
+                dim.ClearField("dim_value")
+    return inputs
 
 
 def _captured(
@@ -180,23 +186,12 @@ def _dimensions(
     Raises:
         SpecError: If a size is asked for that there is none of, or that the file has as another.
     """
-    declared: dict[str, list[int | str]] = {
-        label: [
-            dim.dim_value if dim.HasField("dim_value") else _word(dim.dim_param)
-            for dim in item.type.tensor_type.shape.dim
-        ]
-        for label, item in inputs.items()
-    }
+    declared = _declared(inputs)
     asked = {_word(name): size for name, size in sizes.items()}
-    first, behind = (*next(iter(declared.values()), []), None, None)[:2]
-    lead = first
-    note = ""
-    second = second and BATCH_WORD not in asked  # whoever says its size means the first dimension
-    if second and isinstance(first, int) and first > 1 and isinstance(behind, str) and behind:
-        lead = behind
-        note = f"the batch is {lead}, the second dimension; the first one is {first} in the file"
-    if isinstance(lead, str) and lead in asked:
-        asked.setdefault(BATCH_WORD, asked.pop(lead))
+    # Whoever says the batch's size means the first dimension.
+    lead, note = _lead(declared, second and BATCH_WORD not in asked)
+    if lead in asked:
+        asked.setdefault(BATCH_WORD, asked.pop(str(lead)))
     shapes: dict[str, list[int | str]] = {}
     examples: dict[str, int] = {}
     words: dict[str, None] = {}
@@ -204,9 +199,7 @@ def _dimensions(
     for label, dims in declared.items():
         shape = shapes.setdefault(label, [])
         for axis, dim in enumerate(dims):
-            is_batch = dim == lead and (axis == 0 or (isinstance(dim, str) and dim != ""))  # 1.
-            word = BATCH_WORD if is_batch else dim if dim and isinstance(dim, str) else ""
-            word = word or f"{label}_{axis}"  # 2.
+            word, is_batch = _word_of(dim, label, axis, lead)  # 1., 2.
             words[word] = None
             size = asked.get(word, dim if isinstance(dim, int) else OPEN)  # 3.
             _check_size(word, size, dim)
@@ -220,6 +213,34 @@ def _dimensions(
     return Dimensions(shapes, examples, batch, note)
 
 
+def _declared(inputs: Mapping[str, onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
+    """Return the dimensions of each input, as the file has them: numbers, and names or none."""
+    return {
+        label: [
+            dim.dim_value if dim.HasField("dim_value") else _word(dim.dim_param)
+            for dim in item.type.tensor_type.shape.dim
+        ]
+        for label, item in inputs.items()
+    }
+
+
+def _lead(declared: Mapping[str, list[int | str]], second: bool) -> tuple[int | str | None, str]:
+    """Return the dimension of the first input that is the batch, and a note if it is the second."""
+    first, behind = (*next(iter(declared.values()), []), None, None)[:2]
+    if second and isinstance(first, int) and first > 1 and isinstance(behind, str) and behind:
+        note = f"the batch is {behind}, the second dimension; the first one is {first} in the file"
+        return behind, note
+    return first, ""
+
+
+def _word_of(dim: int | str, label: str, axis: int, lead: int | str | None) -> tuple[str, bool]:
+    """Return the word for a dimension of an input, and whether it is the batch."""
+    name = dim if isinstance(dim, str) else ""
+    if dim == lead and (axis == 0 or name):
+        return BATCH_WORD, True
+    return name or f"{label}_{axis}", False
+
+
 def _check_size(word: str, size: int | str, dim: int | str) -> None:
     """Check what is asked of a dimension.
 
@@ -229,8 +250,13 @@ def _check_size(word: str, size: int | str, dim: int | str) -> None:
     if size != OPEN and (type(size) is not int or size < 0):
         raise SpecError("is not a size", where=word, found=repr(size), expected=f"N ≥ 1, or {OPEN}")
     if isinstance(dim, int) and size not in (OPEN, dim):
-        hint = f"{word}: {OPEN} opens it, where the file allows that"
-        raise SpecError("is a number in the file", where=word, found=size, expected=dim, hint=hint)
+        raise SpecError(
+            "is a number in the file",
+            where=word,
+            found=size,
+            expected=dim,
+            hint=f"{word}: {OPEN} opens it, where the file allows that",
+        )
 
 
 def _word(text: str) -> str:
@@ -282,9 +308,11 @@ def _check_functions(proto: onnx.ModelProto, where: str) -> None:
 
     nodes = sum(size((n.domain, n.op_type), frozenset()) for n in proto.graph.node)
     if nodes > LIMITS.nodes:
-        limit = f"at most {LIMITS.nodes:,}"
         raise SpecError(
-            "has functions of too many nodes", where=where, found=f"{nodes:,}", expected=limit
+            "has functions of too many nodes",
+            where=where,
+            found=f"{nodes:,}",
+            expected=f"at most {LIMITS.nodes:,}",
         )
 
 
@@ -311,8 +339,12 @@ def _example(item: onnx.ValueInfoProto, shape: Sequence[int], where: str) -> tor
         raise error.within(where) from error
     elements = math.prod(shape) if min(shape, default=0) >= 0 else 0
     if not 0 < elements <= LIMITS.onnx_example_elements:
-        limit = f"1 to {LIMITS.onnx_example_elements:,} elements"
-        raise SpecError("has no size to capture", where=where, found=shape, expected=limit)
+        raise SpecError(
+            "has no size to capture",
+            where=where,
+            found=shape,
+            expected=f"1 to {LIMITS.onnx_example_elements:,} elements",
+        )
     if dtype.is_floating_point:
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     return torch.ones(shape, dtype=dtype)

@@ -92,20 +92,7 @@ class OnnxModule(OnnxPart):
         self.steps: list[OnnxStep] = []
         self.known: dict[str, Known] = {}
         self.leaves: dict[str, str] = {}
-        # 1.
-        stored = {item.name: stored_tensor(item, folder, where) for item in main.initializer}
-        if main.sparse_initializer:
-            raise SpecError("has sparse tensors", where=where, expected="dense ones")
-        for index, node in enumerate(main.node):
-            if node.op_type != "Constant" or node.domain not in DOMAINS:
-                self.steps.append(_step(node, where, index, self.opset))
-                continue
-            value = _constant(node, folder, where)
-            if isinstance(value, Tensor) and value.dim() and value.numel() > 1:
-                stored[node.output[0]] = value
-            else:
-                self.known[node.output[0]] = np.asarray(value)
-        self.steps = _read_steps(self.steps, self.results)
+        stored = self._read(main, folder)  # 1.
         # 2.
         needed = {n for s in self.steps for n in (s.inputs_at(s.row.known) if s.row else s.inputs)}
         for name, tensor in stored.items():
@@ -121,6 +108,25 @@ class OnnxModule(OnnxPart):
         for step in self.steps:
             self._part(step.module)
 
+    def _read(self, main: onnx.GraphProto, folder: Path) -> dict[str, Tensor]:
+        """Read the steps that the results are computed from, and values; return those stored."""
+        where = self.where
+        stored = {item.name: stored_tensor(item, folder, where) for item in main.initializer}
+        if main.sparse_initializer:
+            raise SpecError("has sparse tensors", where=where, expected="dense ones")
+        steps = []
+        for index, node in enumerate(main.node):
+            if node.op_type != "Constant" or node.domain not in DOMAINS:
+                steps.append(_step(node, where, index, self.opset))
+                continue
+            value = _constant(node, folder, where)
+            if isinstance(value, Tensor) and value.dim() and value.numel() > 1:
+                stored[node.output[0]] = value
+            else:
+                self.known[node.output[0]] = np.asarray(value)
+        self.steps = _read_steps(steps, self.results)
+        return stored
+
     def _fold(self, stored: dict[str, Tensor], needed: Collection[str]) -> None:
         """Compute what follows from constants alone; tensors of numbers among it are weights."""
         rest, total = [], 0
@@ -132,20 +138,14 @@ class OnnxModule(OnnxPart):
             elif step.kind not in FOLDS or any(v is None for v in values) or not values:
                 rest.append(step)
                 continue
-            where = f"{self.where}: {step}"
-            try:
-                value = np.asarray(FOLDS[step.kind](step.at(self.opset), *values))
-            except ArchGraphError as error:
-                raise error.within(where) from error
-            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                raise SpecError(
-                    "cannot be computed", where=where, found=str(error)[:200]
-                ) from error
+            value = self._computed(step, values)
             total += value.nbytes
             if total > LIMITS.folded_bytes:
-                size, most = f"{total:,} bytes", f"at most {LIMITS.folded_bytes:,}"
                 raise SpecError(
-                    "computes too much from constants", where=where, found=size, expected=most
+                    "computes too much from constants",
+                    where=f"{self.where}: {step}",
+                    found=f"{total:,} bytes",
+                    expected=f"at most {LIMITS.folded_bytes:,}",
                 )
             name = step.outputs[0]
             # Zeros stay known: rows leave out biases of zeros.
@@ -154,6 +154,20 @@ class OnnxModule(OnnxPart):
             else:
                 self.known[name] = value
         self.steps = rest
+
+    def _computed(self, step: OnnxStep, values: Sequence[Known | None]) -> Known:
+        """Compute a step of known values.
+
+        Raises:
+            ArchGraphError: If it cannot be; names the step.
+        """
+        where = f"{self.where}: {step}"
+        try:
+            return np.asarray(FOLDS[step.kind](step.at(self.opset), *values))
+        except ArchGraphError as error:
+            raise error.within(where) from error
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise SpecError("cannot be computed", where=where, found=str(error)[:200]) from error
 
     def _place(self, stored: Mapping[str, Tensor]) -> None:
         """Make of each tensor a parameter, a buffer or a constant."""
@@ -237,8 +251,9 @@ class OnnxModule(OnnxPart):
     ) -> object:
         """Return an input as a row takes it: nothing, an array, a number or a tensor."""
         if i in row.known and isinstance(value, Tensor):
-            name = step.inputs[i]
-            raise SpecError("depends on numbers that are computed from the input", found=name)
+            raise SpecError(
+                "depends on numbers that are computed from the input", found=step.inputs[i]
+            )
         if not isinstance(value, np.ndarray):
             return value
         if i in row.zeros and not np.any(value):
@@ -296,9 +311,14 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
         raise SpecError("is an operator without a row", where=where, **unknown(node.op_type, ROWS))
     if row is not None and opset < row.since:
         raise SpecError(f"is of opset {opset}: {row.since} and later ones are read", where=where)
-    attributes = {item.name: _setting(item, where) for item in node.attribute}
     return OnnxStep(
-        node.name, node.op_type, row, attributes, (*node.input,), (*node.output,), _module_of(node)
+        node.name,
+        node.op_type,
+        row,
+        {item.name: _setting(item, where) for item in node.attribute},
+        (*node.input,),
+        (*node.output,),
+        _module_of(node),
     )
 
 
@@ -344,5 +364,8 @@ def _constant(node: onnx.NodeProto, folder: Path, where: str) -> Tensor | Known:
         if item.name.startswith(("value_float", "value_int")):
             dtype = np.float32 if "float" in item.name else np.int64
             return np.asarray(onnx.helper.get_attribute_value(item), dtype)
-    kinds = ", ".join(item.name for item in node.attribute)
-    raise SpecError("is a constant of a kind that is not read", where=where, found=kinds)
+    raise SpecError(
+        "is a constant of a kind that is not read",
+        where=where,
+        found=", ".join(item.name for item in node.attribute),
+    )

@@ -143,10 +143,8 @@ class OnnxReader:
             case Variable(name, "tensor"):
                 yield from matched.bound(name, operand) if operand in self.stored else ()
             case Variable(name, kind):
-                number: OnnxSetting = self.number(operand)
-                if number is None and kind == "derived" and operand in self.derived:
-                    number = operand
-                yield from () if number is None else matched.bound(name, number)
+                setting = self._setting(operand, derived=kind == "derived")
+                yield from () if setting is None else matched.bound(name, setting)
             case Either(ways):
                 for way in ways:
                     yield from self.matches(way, operand, matched)
@@ -158,6 +156,13 @@ class OnnxReader:
                 number = self.number(operand)
                 same = number is not None and math.isclose(number, pattern, rel_tol=CLOSE)
                 yield from [matched] if same else ()
+
+    def _setting(self, operand: OnnxSetting, *, derived: bool) -> OnnxSetting:
+        """Return the number that an operand is, or the operand where that follows from shapes."""
+        number = self.number(operand)
+        if number is None and derived and operand in self.derived:
+            return operand
+        return number
 
     def _applied(
         self, pattern: Applied, operand: OnnxSetting, matched: PatternMatch

@@ -79,8 +79,9 @@ def _proto(path: Path) -> onnx.ModelProto:
         if not path.is_file():
             raise SpecError("is not a file", where=str(path))
         if (size := path.stat().st_size) > LIMITS.onnx_bytes:
-            limit = LIMITS.onnx_bytes
-            raise SpecError("is too large", where=str(path), found=f"{size} bytes", expected=limit)
+            raise SpecError(
+                "is too large", where=str(path), found=f"{size} bytes", expected=LIMITS.onnx_bytes
+            )
         # Weights beside the file are read one by one later, from its own folder only.
         proto = onnx.load(path, load_external_data=False)
         for tensor in proto.graph.initializer:
@@ -89,6 +90,9 @@ def _proto(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise SpecError("cannot be read", where=str(path), found=os_reason(error)) from error
     except (DecodeError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0][:300]
-        raise SpecError("is not an ONNX file", where=str(path), found=reason) from error
+        raise SpecError(
+            "is not an ONNX file",
+            where=str(path),
+            found=(str(error).strip() or type(error).__name__).split("\n")[0][:300],
+        ) from error
     return proto

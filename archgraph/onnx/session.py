@@ -65,8 +65,13 @@ def run_session(
     session: onnxruntime.InferenceSession, tensors: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the results of a session on input tensors, both in the file's order."""
-    inputs = zip(session.get_inputs(), tensors, strict=True)
-    results = session.run(None, {item.name: tensor.numpy() for item, tensor in inputs})
+    results = session.run(
+        None,
+        {
+            item.name: tensor.numpy()
+            for item, tensor in zip(session.get_inputs(), tensors, strict=True)
+        },
+    )
     return [torch.from_numpy(result) for result in results]
 
 
@@ -110,8 +115,10 @@ def check_file(path: Path, module: ArchModule, name: str) -> float:
             )
         worst = max(worst, gap)
     if not worst <= allowed:  # NaN is not
-        gap_text, limit = f"relative difference {worst:.1e}", f"at most {allowed:.0e}"
         raise GraphError(
-            "computes something else in onnxruntime", where=name, found=gap_text, expected=limit
+            "computes something else in onnxruntime",
+            where=name,
+            found=f"relative difference {worst:.1e}",
+            expected=f"at most {allowed:.0e}",
         )
     return worst

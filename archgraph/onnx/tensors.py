@@ -34,8 +34,10 @@ def dtype_of(number: int) -> torch.dtype:
 
     if number not in DTYPES:
         kinds = onnx.TensorProto.DataType
-        name = kinds.Name(number) if number in kinds.values() else f"type {number}"
-        raise SpecError("has a type that PyTorch lacks", found=name)
+        raise SpecError(
+            "has a type that PyTorch lacks",
+            found=kinds.Name(number) if number in kinds.values() else f"type {number}",
+        )
     return torch_dtype(DTYPES[number])
 
 

@@ -241,8 +241,11 @@ def _check_ranges(node: Node, args: Mapping[str, Value]) -> None:
 def _check_getitem(node: Node, source: Value, index: Value, seen: Mapping[str, Node]) -> None:
     results = seen[source.name].type if isinstance(source, Ref) else None
     if not isinstance(results, tuple):
-        expected = "an operator with several results"
-        raise GraphError("getitem takes one of several results", found=source, expected=expected)
+        raise GraphError(
+            "getitem takes one of several results",
+            found=source,
+            expected="an operator with several results",
+        )
     if type(index) is not int or not -len(results) <= index < len(results):
         raise GraphError("no such result", found=index, expected=f"0 to {len(results) - 1}")
     _same_type(node, results[index])

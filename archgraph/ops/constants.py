@@ -22,8 +22,9 @@ def constant(tensor: torch.Tensor) -> Constant:
     size = tensor.numel() * tensor.element_size()
     if size > LIMITS.constant_bytes:
         message = "constant is too large for a graph: make it a buffer of the state"
-        limit = f"at most {LIMITS.constant_bytes}"
-        raise GraphError(message, found=f"{size} bytes", expected=limit)
+        raise GraphError(
+            message, found=f"{size} bytes", expected=f"at most {LIMITS.constant_bytes}"
+        )
     # A copy, since one element may stand in any stride and still count as contiguous.
     tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if size else b""

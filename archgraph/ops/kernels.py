@@ -27,26 +27,9 @@ def run_kernel(
         NotImplementedError: If it has no meta kernel.
         GraphError: If the arguments do not fit.
     """
-
-    def lower(value: object) -> object:
-        match value:
-            case TensorType():
-                shape = [size(s) for s in value.shape]
-                return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
-            case Scalar():  # a tuple, too: before those
-                return value.value
-            case tuple():
-                return [lower(item) for item in value]
-            case Polynomial():
-                return size(value)
-            case Atom():
-                return from_atom(value)
-            case _:
-                return value
-
     schema = op_schema(op)
     try:
-        values = {k: lower(v) for k, v in args}
+        values = {k: _lowered(v, size) for k, v in args}
         if schema.makes_tensor:
             values["device"] = torch.device("meta")
         positional, keyword = schema.call_args(values)
@@ -59,6 +42,24 @@ def run_kernel(
         shapes = ", ".join(f"{k} {t}" for k, v in args for t in tensor_types([v]))
         message = f"{op} does not fit its arguments: {reason}"
         raise GraphError(message, found=shortened(shapes, 120) or None) from error
+
+
+def _lowered(value: object, size: Callable[[Size], Any]) -> object:
+    """Return an argument as a kernel takes it: tensors without data in place of their types."""
+    match value:
+        case TensorType():
+            shape = [size(s) for s in value.shape]
+            return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
+        case Scalar():  # a tuple, too: before those
+            return value.value
+        case tuple():
+            return [_lowered(item, size) for item in value]
+        case Polynomial():
+            return size(value)
+        case Atom():
+            return from_atom(value)
+        case _:
+            return value
 
 
 def tensor_types(values: Iterable[object]) -> Iterator[TensorType]:

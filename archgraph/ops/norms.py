@@ -33,12 +33,12 @@ def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     dirt: Dirt = tuple(d for v in affine.values() for d in eq.dirt_of(v))
     if "weight" not in affine:  # zero only where x is and no mean is taken off
         dirt += eq.dirt_of(x) + eq.dirt_of(eq.node.arg("running_mean"))
-        dirt += open_dims([d for i, d in enumerate(dims) if i in mean])
+        dirt += open_dims([dims[i] for i in sorted(mean)])
     rest = [d for i, d in enumerate(dims) if i not in channels]
     if "bias" in affine:  # constant along the dimensions that it lacks
         dirt += open_dims(rest)
     elif open_dims(rest):  # zero where x is, unless a mean over masked positions is taken off
-        over = eq.axes_in([d for i, d in enumerate(dims) if i in mean and i not in channels])
+        over = eq.axes_in([dims[i] for i in sorted(mean.difference(channels))])
         across = eq.axes_in(rest)
         dirt += tuple(over) + tuple(v for v in eq.axes_in(eq.dirt_of(x)) if v in across)
     return [dirt, *(open_dims(d) for d in results[1:])]

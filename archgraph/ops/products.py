@@ -460,13 +460,16 @@ def _einsum_roles(
     if not len(refs) == len(parts) == 2:
         return
     letters = {c: layout for c, layout in axes.items() if isinstance(c, str)}
-    shared = [letters[c] for c in right if c in letters and all(c in part for part in parts)]
+    in_both = set(parts[0]).intersection(parts[1])
+    shared = [letters[c] for c in right if c in letters and c in in_both]
     for weights, (scores, other) in zip(refs, itertools.permutations(parts), strict=True):
         if weights.name in eq.attends:
-            for c in (c for c in other if c in letters and c in right and c not in scores):
-                eq.role(letters[c], "value_dim")
-                eq.attention[eq.node.name] = (shared, letters[c])
-    eq.scores[eq.node.name] = ([letters[c] for c in sorted(letters) if c not in right], shared)
+            weighed = letters.keys() & set(right) - set(scores)
+            for c in filter(weighed.__contains__, other):
+                eq.role(axes[c], "value_dim")
+                eq.attention[eq.node.name] = (shared, axes[c])
+    summed = sorted(letters.keys() - set(right))
+    eq.scores[eq.node.name] = ([letters[c] for c in summed], shared)
 
 
 def _einsum_copies(of: Counted) -> list[tuple[Amount, str]]:

@@ -47,11 +47,11 @@ def _recurrent_axes(eq: Equations) -> list[Dims]:
 
     With a projection, w_hr = h[-1] × units instead.
     """
-    node, time = eq.node, 0 if eq.node.arg("batch_first") is not True else 1
+    node, time = eq.node, int(eq.node.arg("batch_first") is True)
     sequence = node.arg("params") is not None
     if node.arg("num_layers", 1) != 1 or node.arg("bidirectional") is True:
         return eq.opaque("several layers or directions in one operator, which trace writes apart")
-    weights = [w for w in _weights(node) if eq.of(w)]
+    weights = list(filter(eq.of, _weights(node)))
     inside, again, *projection = (w for w in weights if len(eq.of(w)) == 2)
     states = [eq.of(value) for value in _first_states(node)]
     hidden, units = states[0][-1], states[-1][-1]
@@ -429,9 +429,8 @@ class _Writing:
     ) -> dict[str, tuple[int, int]] | None:
         """Return the operators that read one layer's last state; None if others read a result."""
         inside = {n.name for n in self.nodes}
-        outer = self.path.rpartition(".")[0]
         numbers = {run.name: at for at, run in enumerate(self.runs)}
-        steps = {}
+        steps: dict[str, tuple[int, int]] = {}
         results = set(self.graph.output_refs())
         for node in self.nodes:
             readers = [n for n in self.graph.users[node.name] if n not in inside]
@@ -442,14 +441,21 @@ class _Writing:
                 return None
             index = node.arg("index")
             assert isinstance(index, int)
-            step = (0, 0) if index else (self.time, -1)  # of the states, of the sequence
-            for name in readers:
-                reader = self.graph.node[name]
-                picked = reader.arg("dim", 0), reader.arg("index")
-                if reader.op != "aten.select.int" or picked != step or reader.scope != outer:
-                    return None
-                steps[name] = max(index - 1, 0), numbers[source.name]
+            if not all(self._picks(name, index) for name in readers):
+                return None
+            steps |= dict.fromkeys(readers, (max(index - 1, 0), numbers[source.name]))
         return steps
+
+    def _picks(self, name: str, index: int) -> bool:
+        """Return whether an operator beside the layer takes the last state out of a result of it.
+
+        Args:
+            name: The operator.
+            index: The result: the sequence of a layer's outputs (0), or states of all layers.
+        """
+        reader, last = self.graph.node[name], (0, 0) if index else (self.time, -1)
+        picked = reader.op, reader.arg("dim", 0), reader.arg("index")
+        return picked == ("aten.select.int", *last) and reader.scope == self.path.rpartition(".")[0]
 
     # -- operators --------------------------------------------------------------------------------
 

@@ -101,8 +101,11 @@ def op_schema(op: str) -> Schema:
         packet = getattr(torch.ops.aten, parts[1], None)
         overload = getattr(packet, parts[2] if len(parts) == 3 else "default", None)
     if not isinstance(overload, torch._ops.OpOverload):
-        expected = "an ATen overload such as aten.conv2d or aten.add.Tensor"
-        raise GraphError("unknown operator", found=op, expected=expected)
+        raise GraphError(
+            "unknown operator",
+            found=op,
+            expected="an ATen overload such as aten.conv2d or aten.add.Tensor",
+        )
     if overload._schema.is_mutable:
         raise GraphError("operator changes its arguments in place", found=op)
     args = tuple(
@@ -178,8 +181,7 @@ def canonical_args(op: str, args: Mapping[str, Value]) -> tuple[tuple[str, Value
     """
     schema = op_schema(op)
     if unknown := sorted(args.keys() - schema.by_name.keys()):
-        names = ", ".join(schema.by_name)
-        raise GraphError(f"{op} has no argument {unknown[0]!r}", expected=names)
+        raise GraphError(f"{op} has no argument {unknown[0]!r}", expected=", ".join(schema.by_name))
     result = []
     for argument in schema.args:
         if argument.name in STORAGE_ARGS:

@@ -72,15 +72,20 @@ def some(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return [product_dirt(eq, eq.operands(), dims) for dims in results]
 
 
+def _occurrences(eq: Equations, dims: Dims) -> Counter[Var]:
+    """Count the dimensions that each axis is in."""
+    return Counter(v for d in dims for v in eq.axes_in([d]))
+
+
 def product_dirt(eq: Equations, operands: Sequence[Value], dims: Dims) -> Dirt:
     """Return the dirt of a result whose numbers are products, summed: no operand is zero there."""
-    count = Counter(v for d in dims for v in eq.axes_in([d]))
+    count = _occurrences(eq, dims)
     if not count:
         return ()
     votes: Counter[Var] = Counter()
     twice = {v for v, n in count.items() if n > 1}
     for value in operands:
-        axes = Counter(v for d in eq.of(value) for v in eq.axes_in([d]))
+        axes = _occurrences(eq, eq.of(value))
         twice |= {v for v, n in axes.items() if n > 1}
         dirt = eq.axes_in(eq.dirt_of(value))
         votes.update(v for v in count if v not in axes or v in dirt)

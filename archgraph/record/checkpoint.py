@@ -225,8 +225,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        damage = f"{type(error).__name__}: {error}"
-        raise RunError("damaged checkpoint", where=str(path), found=damage) from error
+        raise RunError(
+            "damaged checkpoint", where=str(path), found=f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _file(part: str, number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from archgraph.plain import Json
-from archgraph.record.points import REPORTS, TESTS
+from archgraph.record.points import REPORTS, TESTS, row_count
 from archgraph.record.traffic import traffic
 
 # Digits of a figure: more than any table prints, and few enough to keep a line short.
@@ -44,9 +44,7 @@ def condensed(lines: Iterable[Mapping[str, Json]]) -> Iterator[dict[str, Json]]:
 def _added(lines: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
     last = lines[-1]
     line: dict[str, Json] = {"round": last["round"]}
-    for key in REPORTS:  # 1
-        rows = [each.get(key) or () for each in lines]
-        line[key] = sum(of if isinstance(of, int) else len(of) for of in rows)
+    line |= {key: sum(row_count(each.get(key)) for each in lines) for key in REPORTS}  # 1
     travelled = [traffic(each) for each in lines]
     if all(travelled):
         line |= {way: sum(each[way] for each in travelled) for way in travelled[0]}

@@ -69,22 +69,13 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
     """
     number = int(line["round"])
     for key, part in TESTS.items():
-        block = line.get(key) or {}
-        models = dict(block.get("models", {}))
-        # Where no model is the global one, its figures are the mean over all.
-        if GLOBAL not in models and GLOBAL in block:
-            models[GLOBAL] = block[GLOBAL]
-        for group, figures in models.items():
-            yield from _figures(number, part, group, figures)
-            yield from _figures(number, f"{part} local", group, figures.get("local") or {})
-        for of in ("local", "tenth", "trained"):
-            yield from _figures(number, f"{part} {of}", ALL_CLIENTS, block.get(of) or {})
+        yield from _tested(number, part, line.get(key) or {})
     rows = line.get("clients") or ()
     for row in rows if clients and not isinstance(rows, int) else ():
         figures = {metric: value for metric, value in row.items() if metric not in _NAMES}
         yield from _figures(number, "train", f"client {row['client']}", figures)
     # Always there, so that every round has a row, whatever else its line lacks.
-    of_run: dict[str, Any] = {key: _count(line.get(key)) for key in REPORTS}
+    of_run: dict[str, Any] = {key: row_count(line.get(key)) for key in REPORTS}
     of_run |= traffic(line)
     macs = {name: line["macs"][key] for key, name in _MACS.items()} if "macs" in line else {}
     spent = {"epsilon": line["privacy"].get("epsilon")} if "privacy" in line else {}
@@ -92,7 +83,20 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
     yield from _figures(number, "run", "run", {**of_run, **macs, **spent, **seconds})
 
 
-def _count(rows: Sequence[object] | int | None) -> int:
+def _tested(number: int, part: str, block: Mapping[str, Any]) -> Iterator[Point]:
+    """Yield the figures of one test: those of each model, and those over all clients."""
+    models = dict(block.get("models", {}))
+    # Where no model is the global one, its figures are the mean over all.
+    if GLOBAL not in models and GLOBAL in block:
+        models[GLOBAL] = block[GLOBAL]
+    for group, figures in models.items():
+        yield from _figures(number, part, group, figures)
+        yield from _figures(number, f"{part} local", group, figures.get("local") or {})
+    for of in ("local", "tenth", "trained"):
+        yield from _figures(number, f"{part} {of}", ALL_CLIENTS, block.get(of) or {})
+
+
+def row_count(rows: Sequence[object] | int | None) -> int:
     """Count the rows of a list; a condensed line has their number in its place."""
     return rows if isinstance(rows, int) else len(rows or ())
 

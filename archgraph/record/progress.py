@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from archgraph.analysis.cost import cost
 from archgraph.federation import GLOBAL, World
@@ -71,13 +72,8 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
                 name = f"client {who['client']}, {who['name']}"
                 kinds.setdefault(kind, {}).setdefault(name, []).append(number)
                 first.setdefault(kind, f"; the first: {who['reason']}")
-        rows = [(f"client {row['client']}, {row['name']}", row) for row in line.get("clients", ())]
-        rows += tested.get("models", {}).items()
-        for name, row in rows:
-            local = {f"local {k}": v for k, v in (row.get("local") or {}).items()}
-            for key in [k for k, v in {**row, **local}.items() if v is None]:
-                numbers = kinds.setdefault("not finite", {}).setdefault(f"{key} of {name}", [])
-                numbers.append(number)
+        for figure in _not_finite(line):
+            kinds.setdefault("not finite", {}).setdefault(figure, []).append(number)
         # A Poisson sample may be empty: such a round is not a problem.
         if "clients" in line and idle(line):
             read = line.get("rejected") or line.get("failed")
@@ -86,6 +82,15 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
     for kind, names in kinds.items():
         rounds = (f"{name} ({_rounds(numbers)})" for name, numbers in names.items())
         yield f"{kind}: {listed(rounds, NAMED)}{first.get(kind, '')}"
+
+
+def _not_finite(line: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the figures of a line that are not numbers, with whose they are."""
+    rows = [(f"client {row['client']}, {row['name']}", row) for row in line.get("clients", ())]
+    rows += line.get("evaluation", {}).get("models", {}).items()
+    for name, row in rows:
+        local = {f"local {k}": v for k, v in (row.get("local") or {}).items()}
+        yield from (f"{k} of {name}" for k, v in {**row, **local}.items() if v is None)
 
 
 def idle(line: Mapping[str, Json]) -> bool:

@@ -274,18 +274,17 @@ def compare_logs(
         RunError: If a run is unfinished, untested or named twice.
     """
     if last is not None and not last > 0:
-        expected = "a fraction of all rounds (below 1), or a number of rounds"
-        raise RunError("no part of the rounds", where="last", found=last, expected=expected)
+        raise RunError(
+            "no part of the rounds",
+            where="last",
+            found=last,
+            expected="a fraction of all rounds (below 1), or a number of rounds",
+        )
     by_settings: dict[str, list[tuple[int, Log, dict[str, Json]]]] = {}
     for log in logs:
         settings = settings_of(log)
-        planned = settings["rounds"]
-        if log.done < planned and not log.stopped and not unfinished:
-            raise RunError(
-                f"is not finished, {log.done} of {plural(planned, 'round')}: resume it, or take it "
-                "as it is (--unfinished)",
-                where=str(log.folder),
-            )
+        if not unfinished:
+            _check_finished(log, settings["rounds"])
         # What is left decides all figures but for chance: equal settings are seeds of one group.
         seed = settings.pop("seed")
         key = json.dumps(settings, sort_keys=True)
@@ -367,8 +366,10 @@ def _group(
     tests = [set(rows_where(log.figures, part="test")["round"]) for _, log, _ in runs]
     common = sorted(set.intersection(*tests))
     if not common:
-        folders = ", ".join(str(log.folder) for _, log, _ in runs)
-        raise RunError("no round after which all of them were tested", where=folders)
+        raise RunError(
+            "no round after which all of them were tested",
+            where=", ".join(str(log.folder) for _, log, _ in runs),
+        )
     settings = runs[0][2]
     many = 1 if last is None else last if last >= 1 else last * settings["rounds"]
     # 0.29 of 100 rounds are 29, not 28.999….
@@ -419,6 +420,16 @@ def _labels(experiments: Sequence[tuple[Log, Mapping[str, Json]]]) -> list[str]:
     ]
 
 
+def _check_finished(log: Log, planned: int) -> None:
+    """Raise if a run lacks rounds that it has neither done nor left out on purpose."""
+    if log.done < planned and not log.stopped:
+        raise RunError(
+            f"is not finished, {log.done} of {plural(planned, 'round')}: resume it, or take it "
+            "as it is (--unfinished)",
+            where=str(log.folder),
+        )
+
+
 def _repeated(labels: Sequence[str]) -> set[str]:
     return {label for label in labels if labels.count(label) > 1}
 
@@ -432,7 +443,7 @@ def _differences(many: Sequence[tuple[Log, Mapping[str, Json]]]) -> dict[str, tu
     flat = [dict(_flat(settings)) for _, settings in many]
     names = [_strategy(settings) for _, settings in many]
     different = {}
-    for key in dict.fromkeys(key for values in flat for key in values):
+    for key in dict.fromkeys(itertools.chain(*flat)):
         rows = tuple(values.get(key, NOTHING) for values in flat)
         owner = key.split(".")[0]
         pairs = zip(rows, names, strict=True)

@@ -225,8 +225,7 @@ def _boxes(
     edges, start = bounds[0], 0
     for stop in range(1, len(table) + 1):
         if stop == len(table) or table[stop] != table[start]:
-            here = slice(edges[start], edges[stop])
-            yield from _boxes(bounds[1:], table[start], (*outer, here))
+            yield from _boxes(bounds[1:], table[start], (*outer, slice(edges[start], edges[stop])))
             start = stop
 
 

@@ -128,8 +128,11 @@ class DimMap:
         offsets: npt.NDArray[np.int64] | None,
     ) -> DimMap | None:
         if len(where) and (where.min() < 0 or where.max() >= size):
-            wrong = int(where.max() if where.min() >= 0 else where.min())
-            raise RewriteError("position outside the axis", found=wrong, expected=f"0 … {size - 1}")
+            raise RewriteError(
+                "position outside the axis",
+                found=int(where.max() if where.min() >= 0 else where.min()),
+                expected=f"0 … {size - 1}",
+            )
         if weights is not None and (weights == 1).all():
             weights = None
         runs = _runs(where)
@@ -192,8 +195,11 @@ class DimMap:
         2:4
         """
         if self.length != other.size:
-            problem = "size of the second map is not the length of the first"
-            raise RewriteError(problem, found=other.size, expected=self.length)
+            raise RewriteError(
+                "size of the second map is not the length of the first",
+                found=other.size,
+                expected=self.length,
+            )
         if self.selects and other.selects:
             if len(self.runs) == len(other.runs) == 1:
                 # A slice of a slice is one: most compositions (a prefix of a prefix) end here.
@@ -221,8 +227,9 @@ class DimMap:
         values = self.values
         integers = np.rint(values)
         values = np.where(np.abs(values - integers) < 1e-12, integers, values)
-        offsets = self._bounds if self.offsets else None
-        return DimMap._make(self.positions, self.size, self.length, values, offsets)
+        return DimMap._make(
+            self.positions, self.size, self.length, values, self._bounds if self.offsets else None
+        )
 
     def coverage(self, rows: Vector | None = None) -> Vector:
         """Compute ``|A|ᵀ (rows ∘ |A| 1)`` over the source; ``rows`` defaults to ones.
@@ -273,8 +280,9 @@ class DimMap:
             factors = torch.from_numpy(self.values).to(x)
             y.flatten(dim).mul_(factors.repeat_interleave(math.prod(x.shape[dim + 1 :])))
         if self.offsets:
-            shape = (*x.shape[:dim], self.length, *x.shape[dim + 1 :])
-            y = x.new_zeros(shape).index_add_(dim, self._tensor(self.targets, x), y)
+            y = x.new_zeros((*x.shape[:dim], self.length, *x.shape[dim + 1 :])).index_add_(
+                dim, self._tensor(self.targets, x), y
+            )
         return y
 
     def scatter(self, y: Tensor, dim: int, into: Tensor, alpha: float = 1.0) -> None:

@@ -65,8 +65,9 @@ class Initial:
 
     def __post_init__(self) -> None:
         if self.name not in INITIALISERS:
-            known = ", ".join(sorted(INITIALISERS))
-            raise RewriteError("no such initialiser", found=self.name, expected=known)
+            raise RewriteError(
+                "no such initialiser", found=self.name, expected=", ".join(sorted(INITIALISERS))
+            )
 
     def make(self, dtype: torch.dtype, seed: int = 0) -> Tensor:
         """Return the initial values, the same for the same seed and key, on the CPU."""
@@ -122,8 +123,11 @@ class Entry:
         >>> Entry.initialised(Slot("fc.bias", (4,), "float32"), "constant", val=0.5).pull(None)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
         """
-        init = Initial(name, tuple(sorted(args.items())), slot.shape, slot.name)
-        return Entry(None, (None,) * len(slot.shape), init=init)
+        return Entry(
+            None,
+            (None,) * len(slot.shape),
+            init=Initial(name, tuple(sorted(args.items())), slot.shape, slot.name),
+        )
 
     @property
     def unchanged(self) -> bool:
@@ -147,8 +151,11 @@ class Entry:
 
     def magnitude(self) -> Entry:
         """Return the entry with the absolute values of its weights."""
-        dims = tuple(None if m is None else m.magnitude() for m in self.dims)
-        return dataclasses.replace(self, dims=dims, scale=abs(self.scale))
+        return dataclasses.replace(
+            self,
+            dims=tuple(None if m is None else m.magnitude() for m in self.dims),
+            scale=abs(self.scale),
+        )
 
     def pull(
         self, x: Tensor | None, *, dtype: torch.dtype = torch.float32, seed: int = 0

@@ -69,8 +69,9 @@ class Importance:
         """
         name = axis.name if isinstance(axis, Axis) else axis
         if name not in self.positions:
-            advice = unknown(name, self.positions)
-            raise RewriteError("importance has no scores of this axis", where=name, **advice)
+            raise RewriteError(
+                "importance has no scores of this axis", where=name, **unknown(name, self.positions)
+            )
         scores = self.positions[name]
         if isinstance(axis, Axis) and len(scores) != axis.size:
             raise RewriteError(
@@ -148,8 +149,9 @@ class Importance:
                 raise ValueError("another version")
             return cls(**content)
         except OSError as error:
-            reason = os_reason(error)
-            raise RewriteError(problem, where=str(path), found=reason, expected=expected) from None
+            raise RewriteError(
+                problem, where=str(path), found=os_reason(error), expected=expected
+            ) from None
         except (RejectedUpdate, LookupError, TypeError, ValueError, AttributeError) as error:
             raise RewriteError(problem, where=str(path), found=error, expected=expected) from error
 
@@ -171,8 +173,7 @@ class Importance:
         columns = ("axis", "positions", "best half has", "scores, in order")
         scored = ", ".join(f"{name} {score:.3g}" for name, score in self.blocks.items())
         note = f"influence of blocks: {scored}" if scored else ""
-        title = f"Importance by {self.method}"
-        return Table(title, columns, rows, frozenset({1, 2}), note=note)
+        return Table(f"Importance by {self.method}", columns, rows, frozenset({1, 2}), note=note)
 
     def __str__(self) -> str:
         return str(self.table())
@@ -222,7 +223,8 @@ def _scores(name: str, values: object) -> tuple[float, ...]:
 
 def _bars(scores: Sequence[float]) -> str:
     """Draw scores as bars, neighbours together where there are many."""
-    groups = np.array_split(np.asarray(scores), min(len(scores), _COLUMNS))
-    heights = np.array([group.mean() for group in groups])
+    heights = np.array(
+        [group.mean() for group in np.array_split(np.asarray(scores), min(len(scores), _COLUMNS))]
+    )
     top = max(float(heights.max()), 1e-300)
     return "".join(_BARS[math.ceil(round(h / top * (len(_BARS) - 1), 9))] for h in heights)

@@ -283,8 +283,7 @@ class Merger:
                 was already returned.
         """
         self._check(transfer)
-        fixed = transfer.covered(self._fixed)
-        check_update(transfer.target, state, optional=unmerged, fixed=fixed)
+        check_update(transfer.target, state, optional=unmerged, fixed=transfer.covered(self._fixed))
         update = Update(transfer, state, weight, scales or {}, rows or {}, unmerged)
         check_options(update)
         self.accumulate(update)
@@ -326,8 +325,11 @@ class Merger:
         weight = update.weight / self._unit  # 1
         if not LIGHT <= weight <= 1 / LIGHT and self._dtype != torch.float64:
             smaller = "it vanishes beside the first one" if weight < 1 else "the first one vanishes"
-            hint = "use Merger(dtype=torch.float64)"
-            raise ArchGraphError(f"a weight is out of range: {smaller}", found=weight, hint=hint)
+            raise ArchGraphError(
+                f"a weight is out of range: {smaller}",
+                found=weight,
+                hint="use Merger(dtype=torch.float64)",
+            )
         steepest = max(1.0, *map(abs, update.scales.values()), 1.0)
         self._steepest = max(self._steepest, steepest)
         self._reach += max(weight, 1.0) * steepest
@@ -403,8 +405,10 @@ class Merger:
         if self._finished:
             raise ArchGraphError("the result was already taken", hint="make a new Merger")
         if transfer is not None and transfer.source != self.signature:
-            hint = "Merger.add takes the transfer from the global architecture to the client's"
-            raise ArchGraphError("the transfer does not start at the merger's graph", hint=hint)
+            raise ArchGraphError(
+                "the transfer does not start at the merger's graph",
+                hint="Merger.add takes the transfer from the global architecture to the client's",
+            )
 
     def _type(self, source: str) -> torch.dtype:
         """Return what a global entry is summed in."""

@@ -46,13 +46,17 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
         # Of several copies of one entry (grafted blocks) none is the one that is meant.
         outer = larger.entries[parts[0]] if len(parts) == 1 else None
         if outer is None or not (outer.selects and entry.selects):
-            problem = "is not a selection from one entry of the larger part"
-            raise RewriteError(problem, where=name, found=entry)
+            raise RewriteError(
+                "is not a selection from one entry of the larger part", where=name, found=entry
+            )
         try:
             dims = tuple(map(_within, outer.dims, entry.dims))
         except LookupError as error:
-            problem = f"has positions that the larger part lacks: that has {outer}"
-            raise RewriteError(problem, where=name, found=entry) from error
+            raise RewriteError(
+                f"has positions that the larger part lacks: that has {outer}",
+                where=name,
+                found=entry,
+            ) from error
         entries[name] = Entry(parts[0], dims)
     return Transfer(larger.target, smaller.target, entries)
 

@@ -40,8 +40,7 @@ def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[NamedPiece]:
         if isinstance(layout, Prod):
             # The batch, whose size the layout leaves open, is one factor at most.
             sizes = [f.size if isinstance(f.size, int) else -1 for f in layout.factors]
-            unflat = tensor.unflatten(at, sizes)
-            yield from pieces(unflat, (*before, *layout.factors, *after))
+            yield from pieces(tensor.unflatten(at, sizes), (*before, *layout.factors, *after))
             return
     yield tensor, tuple(d.name if isinstance(d, AxisRef) else None for d in layouts)
 

@@ -114,8 +114,10 @@ class Pool:
 
     def _of(self, clients: Collection[int] | None) -> list[PooledUpdate]:
         # Sorted, since updates are added in the order in which they arrived.
-        chosen = (one for one in self.updates if clients is None or one.client in clients)
-        return sorted(chosen, key=lambda one: one.client)
+        return sorted(
+            (one for one in self.updates if clients is None or one.client in clients),
+            key=lambda one: one.client,
+        )
 
     @torch.no_grad()
     def slabs(self, name: str, clients: Collection[int] | None = None) -> Iterator[Slab]:

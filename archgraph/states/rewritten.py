@@ -31,8 +31,10 @@ class Rewritten:
     def __post_init__(self) -> None:
         expected = signature(self.graph)
         if self.transfer.target != expected:
-            difference = first_difference(self.transfer.target, expected)
-            raise RewriteError("the transfer does not end at the graph", **difference)
+            raise RewriteError(
+                "the transfer does not end at the graph",
+                **first_difference(self.transfer.target, expected),
+            )
 
     @staticmethod
     def identity(graph: ArchGraph) -> Rewritten:
@@ -50,8 +52,7 @@ class Rewritten:
         return f"<Rewritten {graph.name or 'graph'}: {size}; {self.transfer.summary()}>"
 
     def _repr_html_(self) -> str:
-        table = self.transfer._repr_html_()
-        return framed(page_text("page", self), table, self.graph.name)
+        return framed(page_text("page", self), self.transfer._repr_html_(), self.graph.name)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.graph, self.transfer))

@@ -75,14 +75,16 @@ class Spill:
         return torch.frombuffer(buffer, dtype=stored.dtype).view(shape)
 
     def _write(self, value: Tensor) -> Stored:
-        at = self._file.seek(0, 2)
-        stored = Stored(at, tuple(value.shape), value.dtype, value.device)
+        stored = Stored(self._file.seek(0, 2), tuple(value.shape), value.dtype, value.device)
         try:
             if value.numel():
                 self._file.write(wire.raw(value))
                 self._file.flush()
         except OSError as error:
             problem = f"clients' updates cannot be written to {tempfile.gettempdir()}"
-            hint = "free some space, or name another folder in TMPDIR"
-            raise RunError(problem, found=os_reason(error), hint=hint) from error
+            raise RunError(
+                problem,
+                found=os_reason(error),
+                hint="free some space, or name another folder in TMPDIR",
+            ) from error
         return stored

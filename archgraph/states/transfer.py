@@ -80,8 +80,9 @@ class Transfer:
     def __post_init__(self) -> None:
         names = [slot.name for slot in self.target]
         if set(names) != set(self.entries):
-            odd = sorted(set(names) ^ set(self.entries))
-            raise RewriteError("entries and target differ", found=odd)
+            raise RewriteError(
+                "entries and target differ", found=sorted(set(names) ^ set(self.entries))
+            )
         # Equal maps become one object: coverage finds entries that are mapped alike by identity.
         shared: dict[tuple[DimMap | None, ...], tuple[DimMap | None, ...]] = {}
         entries = {}
@@ -127,8 +128,10 @@ class Transfer:
             RewriteError: If ``other`` does not start where this one ends.
         """
         if self.target != other.source:
-            problem = "target of the first transfer is not the source of the second"
-            raise RewriteError(problem, **first_difference(self.target, other.source))
+            raise RewriteError(
+                "target of the first transfer is not the source of the second",
+                **first_difference(self.target, other.source),
+            )
         entries = {
             name: entry if entry.source is None else self.entries[entry.source].then(entry)
             for name, entry in other.entries.items()
@@ -301,8 +304,9 @@ class Transfer:
             for slot in changed[:SHOWN]
         ]
         note = f"and {len(changed) - SHOWN} more: print(transfer)" if len(changed) > SHOWN else ""
-        columns = ("entry", "type", "from")
-        return Table(self.summary(), columns, tuple(rows), note=note)._repr_html_()
+        return Table(
+            self.summary(), ("entry", "type", "from"), tuple(rows), note=note
+        )._repr_html_()
 
     def summary(self) -> str:
         """Say how much is taken, in one line."""
@@ -370,8 +374,12 @@ def _check(slot: Slot, entry: Entry, sources: Mapping[str, Slot]) -> None:
     fits = all(m is None or m.size == size for size, m in maps)
     result = tuple(size if m is None else m.length for size, m in maps)
     if len(entry.dims) != len(shape) or not fits or result != slot.shape:
-        problem, actual = "maps do not fit the shapes", f"{entry} of a source of shape {shape}"
-        raise RewriteError(problem, where=slot.name, found=actual, expected=slot.shape)
+        raise RewriteError(
+            "maps do not fit the shapes",
+            where=slot.name,
+            found=f"{entry} of a source of shape {shape}",
+            expected=slot.shape,
+        )
 
 
 def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -382,9 +390,11 @@ def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
     """
     expected = list(shape)
     if name not in state:
-        facts = missing(name, state)
-        raise RewriteError("the state lacks an entry", where=name, expected=expected, **facts)
+        raise RewriteError(
+            "the state lacks an entry", where=name, expected=expected, **missing(name, state)
+        )
     if (actual := list(state[name].shape)) != expected:
-        problem = "the state does not fit the transfer"
-        raise RewriteError(problem, where=name, found=actual, expected=expected)
+        raise RewriteError(
+            "the state does not fit the transfer", where=name, found=actual, expected=expected
+        )
     return state[name]

@@ -249,12 +249,18 @@ def _check_value(name: str, value: Tensor) -> None:
         return
     wrong, infinite = int(value.isnan().sum()), int(value.isinf().sum())
     if wrong or infinite:
-        counts = f"{wrong} NaN and {infinite} infinite of {value.numel()} values"
-        raise RejectedUpdate("not finite", where=name, found=counts)
-    if (largest := value.abs().max().item()) >= LARGEST:
-        hint = "values must be below 2**80, 1.2e24: training has diverged, or the client is faulty"
         raise RejectedUpdate(
-            "too large to be averaged", where=name, found=f"a value of {largest:.3g}", hint=hint
+            "not finite",
+            where=name,
+            found=f"{wrong} NaN and {infinite} infinite of {value.numel()} values",
+        )
+    if (largest := value.abs().max().item()) >= LARGEST:
+        raise RejectedUpdate(
+            "too large to be averaged",
+            where=name,
+            found=f"a value of {largest:.3g}",
+            hint="values must be below 2**80, 1.2e24: training has diverged, or the client is "
+            "faulty",
         )
 
 

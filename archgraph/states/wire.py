@@ -92,7 +92,7 @@ def encode(value: Any) -> bytes:
         {'weight': tensor([1., 1.]), 'loss': 0.5}
     """
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(_written(value, tensors, ""))
+    text = json.dumps(_written(value, tensors, ""))  # which fills `tensors`
     return save_bytes(_apart(tensors), {VALUES: text})
 
 
@@ -178,11 +178,18 @@ def _check(name: str, tensor: Tensor) -> None:
     layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
     if tensor.is_meta or layout != "strided":
         kind = "meta" if tensor.is_meta else layout
-        problem, expected = f"{kind} tensors cannot be sent or stored", "a dense tensor"
-        raise RunError(problem, where=name or None, expected=expected)
+        raise RunError(
+            f"{kind} tensors cannot be sent or stored",
+            where=name or None,
+            expected="a dense tensor",
+        )
     if dtype not in DTYPES:
-        problem, expected = "values cannot be sent or stored", f"one of {', '.join(DTYPES)}"
-        raise RunError(problem, where=name or None, found=dtype, expected=expected)
+        raise RunError(
+            "values cannot be sent or stored",
+            where=name or None,
+            found=dtype,
+            expected=f"one of {', '.join(DTYPES)}",
+        )
 
 
 def _written(value: Any, tensors: dict[str, Tensor], at: str) -> Any:
@@ -223,7 +230,6 @@ def _read(plain: Any, header: Mapping[str, Any], data: memoryview) -> Any:
     if key == "tensor":
         name, dtype = content
         start, stop = header[name]["data_offsets"]
-        shape = tuple(header[name]["shape"])
-        return from_raw(data[start:stop], getattr(torch, dtype), shape)
+        return from_raw(data[start:stop], getattr(torch, dtype), tuple(header[name]["shape"]))
     inner = {name: _read(item, header, data) for name, item in content.items()}
     return inner if key == "map" else _KINDS[key](**inner)

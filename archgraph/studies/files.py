@@ -65,8 +65,7 @@ def _checked_size(
             checked[name] = checked[start] = note.endswith(NOT_IMPORTED)
         unseen = unseen or checked[name]
     seeds, of = plural(len(study.sizes[size].seeds), "seed"), ", ".join(sorted(sets))
-    text = f"{size}: {plural(len(every), 'cell')}, {seeds}{of and f', of {of}'}"
-    return text, unseen
+    return f"{size}: {plural(len(every), 'cell')}, {seeds}{of and f', of {of}'}", unseen
 
 
 def _start(spec: ExperimentSpec) -> ExperimentSpec:
@@ -77,9 +76,14 @@ def _start(spec: ExperimentSpec) -> ExperimentSpec:
     """
     if spec.privacy is not None:
         return spec.model_copy(update={"attack": None})
-    data = spec.data.model_copy(update={"partition": None})
     return spec.model_copy(
-        update={"attack": None, "data": data, "sample": 1.0, "rounds": 1, "seed": 0}
+        update={
+            "attack": None,
+            "data": spec.data.model_copy(update={"partition": None}),
+            "sample": 1.0,
+            "rounds": 1,
+            "seed": 0,
+        }
     )
 
 

@@ -54,8 +54,10 @@ class Paired:
         """
         if len(self.differences) < 2:
             return None
-        over_seeds = statistics.stdev(self.differences) / math.sqrt(len(self.differences))
-        return max(over_seeds, self.resampled or 0.0)
+        return max(
+            statistics.stdev(self.differences) / math.sqrt(len(self.differences)),
+            self.resampled or 0.0,
+        )
 
     @property
     def interval(self) -> tuple[float, float] | None:

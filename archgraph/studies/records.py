@@ -70,8 +70,12 @@ class StudyRecord(pydantic.BaseModel):
         """The run as tables and plots read it; there need not be a folder any more."""
         # Two lines of what the run's file says: what names it, and nothing else is read of it.
         name = ", ".join(filter(None, (self.study, self.row, self.column)))
-        settings = {**self.settings, "seed": self.seed}
-        return Log(Path(self.run), f"name: {name}\n", tuple(self.rounds), settings)
+        return Log(
+            Path(self.run),
+            f"name: {name}\n",
+            tuple(self.rounds),
+            {**self.settings, "seed": self.seed},
+        )
 
 
 def record_of(folder: Path, study: str, row: str, column: str) -> StudyRecord:

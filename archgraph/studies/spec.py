@@ -144,8 +144,9 @@ class StudySpec(FromFile):
     @property
     def read(self) -> dict[str, StudyFigure]:
         """Figures of a cell, with options."""
-        figures = self.figures.items()
-        return {k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in figures}
+        return {
+            k: StudyFigure(measure=v) if isinstance(v, str) else v for k, v in self.figures.items()
+        }
 
     @property
     def _cell_names(self) -> str:
@@ -202,6 +203,17 @@ class StudySpec(FromFile):
                 changed = (other if part == one else part for part in parts)
                 yield (row, column), (row, ", ".join(filter(None, changed)))
 
+    def _check_left_out(self, keys: Place, patterns: Sequence[str]) -> None:
+        """Raise if a pattern leaves no cell out."""
+        for i, pattern in enumerate(patterns):
+            if not any(_matches(pattern, cell) for cell in self.addresses()):
+                raise Mistake(
+                    "leaves nothing out",
+                    place=(*keys, i),
+                    found=pattern,
+                    expected=self._cell_names,
+                )
+
     @pydantic.model_validator(mode="after")
     def _complete(self) -> StudySpec:
         expected = len(self.combined()) * len(self.figures)
@@ -215,7 +227,6 @@ class StudySpec(FromFile):
                     place=("published", row),
                 )
         parts = [name for part in self.parts for name in part]
-        left_out: dict[Place, Sequence[str]] = {("leave_out",): self.leave_out}
         for size, changes in self.sizes.items():
             for i, seed in enumerate(changes.seeds):
                 # A paired test would take one run for two.
@@ -227,16 +238,9 @@ class StudySpec(FromFile):
             for name in changes.columns:
                 key = ("sizes", size, "columns", name)
                 _known(name, (*parts, *self.combined()), key, "column")
-            left_out["sizes", size, "leave_out"] = changes.leave_out
-        for keys, patterns in left_out.items():
-            for i, pattern in enumerate(patterns):
-                if not any(_matches(pattern, cell) for cell in self.addresses()):
-                    raise Mistake(
-                        "leaves nothing out",
-                        place=(*keys, i),
-                        found=pattern,
-                        expected=self._cell_names,
-                    )
+        self._check_left_out(("leave_out",), self.leave_out)
+        for size, changes in self.sizes.items():
+            self._check_left_out(("sizes", size, "leave_out"), changes.leave_out)
         for i, (one, other) in enumerate(self.compare):
             _known(one, (*self.rows, *parts), ("compare", i, 0), "row or column")
             # Only names of one mapping stand for one another.
@@ -345,8 +349,11 @@ def _cell(
         study.document_of(("rows", row)).fail(
             ("rows", row, "trivial"), "is not a trivial model", **unknown(trivial, TRIVIAL)
         )
-    title = ", ".join(filter(None, (study.study, row, column)))
-    data = {"name": title, "seed": study.sizes[size].seeds[0], **merged.data}
+    data = {
+        "name": ", ".join(filter(None, (study.study, row, column))),
+        "seed": study.sizes[size].seeds[0],
+        **merged.data,
+    }
     document = Document(merged.file, data, merged.lines)
     figures = {
         name: _with_values(study, document, name, figure, values)
@@ -392,8 +399,7 @@ def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], st
         for key, value in (part.data or {}).items():  # 1
             both = key in _MERGED and isinstance(value, dict) and isinstance(data.get(key), dict)
             fresh: list[Place] = [(key, inner) for inner in value] if both else [(key,)]  # 2
-            lines = {k: v for k, v in lines.items() if not any(_below(k, f) for f in fresh)}
-            lines |= {k: v for k, v in part.lines.items() if any(_below(k, f) for f in fresh)}
+            lines = _replaced(lines, part.lines, fresh)
             lines.setdefault((key,), part.lines.get((key,), 1))
             data[key] = {**data[key], **value} if both else value
             if both:  # 3
@@ -404,6 +410,14 @@ def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], st
     settings = {key: value for key, value in data.items() if value is not None}
     document = Document(parts[0].file, settings, lines)
     return Document(document.file, _filled(document, settings, values, ()), lines), values, trivial
+
+
+def _replaced(
+    lines: Mapping[Place, int], later: Mapping[Place, int], fresh: Sequence[Place]
+) -> dict[Place, int]:
+    """Return lines in which some keys are those of a later part."""
+    before = {k: v for k, v in lines.items() if not any(_below(k, f) for f in fresh)}
+    return before | {k: v for k, v in later.items() if any(_below(k, f) for f in fresh)}
 
 
 def _below(keys: Place, above: Place) -> bool:

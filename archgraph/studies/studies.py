@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from archgraph.errors import DataError, RunError
 from archgraph.language.checking import yaml_files
-from archgraph.studies.spec import StudySizeName, load_study
+from archgraph.studies.spec import StudySizeName, StudySpec, load_study
 
 
 def studies(
@@ -27,17 +27,7 @@ def studies(
         DataError: If the data of none of them are there.
     """
     specs = {path: load_study(path) for path in yaml_files(paths)}
-    having = [path for path, spec in specs.items() if size in spec.sizes]
-    if not having:
-        raise RunError(
-            f"no study of this size, {size}",
-            where=", ".join(map(str, specs)),
-            expected=" or ".join(sorted({name for spec in specs.values() for name in spec.sizes})),
-        )
-    stems = [path.stem for path in having]
-    if twice := [path for path in having if stems.count(path.stem) > 1]:
-        files = " and ".join(map(str, twice))
-        raise RunError("would be written into the same files: rename one", where=files)
+    having = _having(specs, size)
     left = {
         spec.study: " ".join(one.about for one in spec.sizes.values() if one.about) or spec.about
         for spec in specs.values()
@@ -52,3 +42,24 @@ def studies(
             if len(lacking) == len(having):
                 raise
     return left, lacking
+
+
+def _having(specs: Mapping[Path, StudySpec], size: StudySizeName) -> list[Path]:
+    """Return the files of the studies that have a size.
+
+    Raises:
+        RunError: If there are none, or two of the same name.
+    """
+    having = [path for path, spec in specs.items() if size in spec.sizes]
+    if not having:
+        raise RunError(
+            f"no study of this size, {size}",
+            where=", ".join(map(str, specs)),
+            expected=" or ".join(sorted({name for spec in specs.values() for name in spec.sizes})),
+        )
+    stems = [path.stem for path in having]
+    if twice := [path for path in having if stems.count(path.stem) > 1]:
+        raise RunError(
+            "would be written into the same files: rename one", where=" and ".join(map(str, twice))
+        )
+    return having

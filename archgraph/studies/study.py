@@ -454,10 +454,7 @@ def _missing(
     2. Refuse if the files of no run are there; report those whose files are missing.
     3. Run the others, and record each as it ends.
     """
-    left: dict[Path, StudyRun] = {}  # 1
-    for one in runs:
-        if one.address not in ledger.records and not one.ended:
-            left.setdefault(one.folder, one)
+    left = _left(runs, ledger)  # 1
     total, data = len({one.folder for one in runs}), None if data_root is None else Path(data_root)
     done, lacks = total - len(left), _lacking(left.values(), data)
     if done:
@@ -480,6 +477,15 @@ def _missing(
             yield one.folder, result
         else:  # at once: a study that is killed keeps what is done
             ledger.add(StudyRecord.model_validate(result))
+
+
+def _left(runs: Sequence[StudyRun], ledger: _Ledger) -> dict[Path, StudyRun]:
+    """Return the runs that are not done, one for each folder."""
+    left: dict[Path, StudyRun] = {}
+    for one in runs:
+        if one.address not in ledger.records and not one.ended:
+            left.setdefault(one.folder, one)
+    return left
 
 
 def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str, str]]:

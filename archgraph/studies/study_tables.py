@@ -115,14 +115,21 @@ def _figures(result: StudyResult) -> Iterator[Table]:
         heads = [", ".join(filter(None, (short[c], f if with_figure else ""))) for c, f in places]
         of = dict.fromkeys(row for row, column in there if column in columns)
         rows = tuple(line for row in of for line in _lines(result, row, places, seeds))
-        title = ", ".join(filter(None, (result.spec.study, first)))
-        note = f"measured: mean ± standard deviation over {plural(seeds, 'seed')}"
-        if seeds == 1:
-            note = "measured: one seed"
-        if any(", n " in text for line in rows for text in line):
-            note += ", or n of them where a cell says so"
-        right = frozenset(range(1, len(heads) + 1))
-        yield Table(title, ("", *heads), rows, right, note=note)
+        yield Table(
+            ", ".join(filter(None, (result.spec.study, first))),
+            ("", *heads),
+            rows,
+            right=frozenset(range(1, len(heads) + 1)),
+            note=_measured(rows, seeds),
+        )
+
+
+def _measured(rows: Sequence[tuple[str, ...]], seeds: int) -> str:
+    """Say over how many seeds the cells of a table are means."""
+    some = any(", n " in text for line in rows for text in line)
+    mean = f"mean ± standard deviation over {plural(seeds, 'seed')}"
+    end = ", or n of them where a cell says so" if some else ""
+    return f"measured: {'one seed' if seeds == 1 else mean}{end}"
 
 
 def _lines(

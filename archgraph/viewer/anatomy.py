@@ -113,7 +113,6 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
     feeds = [tuple(i - number[u] for u in dict.fromkeys(n.uses())) for i, n in enumerate(nodes)]
     leaves = stepping([leaf[k] for k in fact.leaves] for fact in known)
     within = stepping([axis[a] for a in fact.axes] for fact in known)
-    paid = [spent.nodes[node.name] for node in nodes]
     columns = {
         "name": list(parts.operators),
         "kind": [kinds.add(_kind(graph, n, f)) for n, f in zip(nodes, known, strict=True)],
@@ -122,9 +121,10 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
         "feeds": [lists.add(one) for one in feeds],
         "leaves": [lists.add(one) for one in leaves],
         "axes": [lists.add(one) for one in within],
-        "parameters": [one.parameters for one in paid],
-        "macs": [one.macs for one in paid],
-        "bytes": [one.bytes for one in paid],
+        **{
+            figure: [getattr(spent.nodes[name], figure) for name in parts.operators]
+            for figure in ("parameters", "macs", "bytes")
+        },
     }
     tables = {"kinds": kinds.rows, "lists": lists.rows, "places": places.rows}
     # Counters of training steps, and what else nobody takes.

@@ -18,8 +18,8 @@ from torch import Tensor
 import archgraph as ag
 from archgraph.federation import Model, Outcome, Result, Task, TaskLoss, Train
 from archgraph.module.initial import initial_state
+from archgraph.states.ranks import SAMPLE, squares_between
 from archgraph.strategies.fedfa import (
-    SAMPLE,
     ArchitectureSearch,
     FedFA,
     ZiCo,
@@ -27,7 +27,6 @@ from archgraph.strategies.fedfa import (
     combinations,
     grafting,
     inner_norm,
-    squares_between,
     zico,
 )
 

@@ -10,7 +10,6 @@ import collections
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from archgraph.errors import ErrorFacts, SpecError
 from archgraph.fields import Place
@@ -101,15 +100,18 @@ class _Lowering:
             sections.append((section.name, blocks))
             values[section.name] = x
         outputs = self._outputs(root, x)
-        # A result that is never used is almost always a forgotten `from:` or a wrong name.
+        self._check_used(outputs)
+        graph = self.draft.graph(outputs, name=model.name, sections=tuple(sections))
+        notes = (_unusual(name, spec.shape) for name, spec in model.inputs.items())
+        return graph.replace(notes=tuple(filter(None, notes)))
+
+    def _check_used(self, outputs: Value) -> None:
+        """Refuse a result that is never used: almost always a forgotten `from:` or a wrong name."""
         for name in self.draft.unused(outputs):
             if self.draft.nodes[name].op != "input":
                 hint = "use it in a later step (from:), or remove it"
                 loc = self.places.get(name, ())
                 self.document.fail(loc, "makes a value that nothing uses", hint=hint)
-        graph = self.draft.graph(outputs, name=model.name, sections=tuple(sections))
-        notes = (_unusual(name, spec.shape) for name, spec in model.inputs.items())
-        return graph.replace(notes=tuple(filter(None, notes)))
 
     def _outputs(self, root: Scope, last: Ref) -> Value:
         find = functools.partial(lookup, self.document, root, ())
@@ -345,10 +347,7 @@ class _Lowering:
         site = Site(self.draft, path, lambda name: find(name, other), normalised)
         # A step may append several operators: errors about any of them point at its line.
         before = len(self.draft.nodes)
-        spatial = len(self.draft.shape(inputs[0])) - 2 if inputs[0] in self.maps else 0
-        # A layer norm may take the channels in, too.
-        if row.axes == "last" and spatial > 1 and getattr(options, "axes", 1) <= spatial:
-            self._fail_on_maps(step.name, inputs[0], inner)
+        self._check_axes(row, options, inputs[0], inner)
         with reader.guard(inner):
             result = row.emit(site, options, inputs)
         if row.axes == "maps" or (row.axes == "same" and inputs[0] in self.maps):
@@ -357,8 +356,14 @@ class _Lowering:
             self.places[name] = loc
         return result
 
-    def _fail_on_maps(self, name: str, x: Ref, loc: Place) -> NoReturn:
-        """Refuse what would work on one of the spatial axes: mostly a forgotten flatten."""
+    def _check_axes(self, row: table.StepRow, options: StepOptions, x: Ref, loc: Place) -> None:
+        """Refuse what would work on one of the spatial axes: mostly a forgotten flatten.
+
+        A layer norm may take the channels in, too.
+        """
+        spatial = len(self.draft.shape(x)) - 2 if x in self.maps else 0
+        if row.axes != "last" or spatial < 2 or getattr(options, "axes", 1) > spatial:
+            return
         sizes = ", ".join(map(str, self.draft.shape(x)[1:]))
         self.document.fail(
             loc,
@@ -366,7 +371,7 @@ class _Lowering:
             found=f"[{sizes}]: channels, then sizes",
             expected="flatten, or global_avg_pool and flatten, in front of it",
             hint="for the channels at each position: permute: [0, 2, 3, 1] in front of it; for the "
-            f"last axis all the same: aten.{name}",
+            f"last axis all the same: aten.{loc[-1]}",
         )
 
 

@@ -92,18 +92,7 @@ class StepReader:
             SpecError: For the first mistake, with file, line and key.
         """
         # Before steps are read: a step of that name would be read as the block.
-        for name, block in self.model.blocks.items():
-            if table.find(name) or name == "block":
-                meaning = (
-                    "which begins a block in place" if name == "block" else "the name of a step"
-                )
-                self._reserved(name, meaning, ("blocks", name))
-            for key in block.params:
-                if key in RESERVED:
-                    self._reserved(key, RESERVED[key], ("blocks", name, "params", key))
-        for key in self.model.params:
-            if key in SIZES:
-                self._reserved(key, SIZES[key], ("params", key))
+        self._check_words()
         names: dict[str, Place] = {name: ("inputs", name) for name in self.model.inputs}
         for index, section in enumerate(self.model.sections):
             loc: Place = ("sections", index)
@@ -121,6 +110,21 @@ class StepReader:
         for name, block in self.model.blocks.items():
             self._check_steps(block.steps, ("blocks", name, "steps"))
             self._check_steps(block.after, ("blocks", name, "after"))
+
+    def _check_words(self) -> None:
+        """Refuse names of blocks and parameters that mean something else."""
+        for name, block in self.model.blocks.items():
+            if table.find(name) or name == "block":
+                meaning = (
+                    "which begins a block in place" if name == "block" else "the name of a step"
+                )
+                self._reserved(name, meaning, ("blocks", name))
+            for key in block.params:
+                if key in RESERVED:
+                    self._reserved(key, RESERVED[key], ("blocks", name, "params", key))
+        for key in self.model.params:
+            if key in SIZES:
+                self._reserved(key, SIZES[key], ("params", key))
 
     def _reserved(self, word: str, meaning: str, loc: Place) -> NoReturn:
         self.document.fail(

@@ -31,16 +31,19 @@ def _attention(
     for name, default in _OPTIONS.items():
         at.refuse(name, default)
     if at.outputs > 1 or any(one is not None for one in rest) or q.dim() != 4:
-        expected = "queries of four axes, keys, values and a mask, and one result"
-        raise SpecError("is attention of another form", expected=expected)
+        raise SpecError(
+            "is attention of another form",
+            expected="queries of four axes, keys, values and a mask, and one result",
+        )
     if (groups := q.shape[1] // k.shape[1]) > 1:
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     causal, scale = bool(at.get("is_causal", 0)), at.get("scale")
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     if mask.shape[-1] != k.shape[2]:  # one that ends early hides all behind it
-        size = f"{mask.shape[-1]} positions"
-        raise SpecError("has a mask of another size", found=size, expected=k.shape[2])
+        raise SpecError(
+            "has a mask of another size", found=f"{mask.shape[-1]} positions", expected=k.shape[2]
+        )
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, -math.inf).to(q.dtype)
     if causal:

@@ -12,6 +12,9 @@ from torch.nn import functional as F
 from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, integers
 
+# Transformation and rounding of PyTorch's nearest position; the latter by whole factors alone.
+_NEAREST = (["asymmetric", "floor"], ["half_pixel", "round_prefer_floor"])
+_SMOOTH = ("align_corners", "half_pixel", "pytorch_half_pixel")
 _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
@@ -30,8 +33,10 @@ def _resize(at: Attributes, x: Tensor, *rest: Known | None) -> Tensor:
     name = _native(at, x, factors, targets)
     if name is None:
         options = ", ".join(map(str, _options(at)))
-        actual = f"{[*x.shape]} to {targets}, {options}"
-        raise SpecError("resizes in a way that PyTorch has no operator for", found=actual)
+        raise SpecError(
+            "resizes in a way that PyTorch has no operator for",
+            found=f"{[*x.shape]} to {targets}, {options}",
+        )
     corners = _options(at)[1] == "align_corners" or (None if name == "nearest" else False)
     return F.interpolate(x, targets[2:], mode=name, align_corners=corners)
 
@@ -70,20 +75,23 @@ def _sizes(
 def _native(at: Attributes, x: Tensor, factors: list[float], targets: list[int]) -> str | None:
     """Return the mode in which PyTorch computes the same, or None if it has none."""
     changed = [i for i, factor in enumerate(factors) if factor != 1]
-    mode, transformation, rounding = _options(at)
     # Up to the rounding of a factor, which may be that of two sizes.
     exact = all(math.isclose(targets[i], x.shape[i] * factors[i], rel_tol=1e-6) for i in changed)
     if not 3 <= x.dim() <= 5 or min(changed, default=2) < 2 or not exact or at.get("antialias", 0):
         return None
+    mode, *nearest = _options(at)
     if mode == "nearest":
         multiple = all(targets[i] % x.shape[i] == 0 for i in changed)
-        same = (transformation, rounding) == ("asymmetric", "floor") or (
-            (transformation, rounding) == ("half_pixel", "round_prefer_floor") and multiple
-        )
-        return "nearest" if same else None
-    if not x.is_floating_point() or any(targets[i] == 1 for i in changed):
+        return "nearest" if nearest in _NEAREST[: 1 + multiple] else None
+    if any(targets[i] == 1 for i in changed):
         return None
-    if transformation not in ("align_corners", "half_pixel", "pytorch_half_pixel"):
+    return _smooth(at, x)
+
+
+def _smooth(at: Attributes, x: Tensor) -> str | None:
+    """Return the mode in which PyTorch interpolates the same, or None if it has none."""
+    mode, transformation, _ = _options(at)
+    if not x.is_floating_point() or transformation not in _SMOOTH:
         return None
     if mode == "linear":
         return _LINEAR[x.dim()]

@@ -131,8 +131,9 @@ def _reduce(function: Callable[..., Known]) -> Folding:
         over = axes_of(at, axes)
         if not over and at.get("noop_with_empty_axes", 0):
             return x
-        keep = bool(at.get("keepdims", 1))
-        return np.asarray(function(x, axis=tuple(over) if over else None, keepdims=keep))
+        return np.asarray(
+            function(x, axis=tuple(over) if over else None, keepdims=bool(at.get("keepdims", 1)))
+        )
 
     return compute
 
@@ -186,8 +187,9 @@ def symbolic(value: object) -> bool:
 def known_tensor(value: Known) -> Tensor:
     """Convert a known value to a tensor; a size of a batch in it stays symbolic."""
     if symbolic(value):
-        items = [torch.scalar_tensor(item, dtype=torch.int64) for item in value.ravel()]
-        return torch.stack(items).reshape(value.shape)
+        return torch.stack(
+            [torch.scalar_tensor(item, dtype=torch.int64) for item in value.ravel()]
+        ).reshape(value.shape)
     if value.dtype == object:
         value = value.astype(np.int64)
     if value.dtype.name == "bfloat16":  # PyTorch does not take this type from NumPy

@@ -40,8 +40,9 @@ def _window(at: Attributes, x: Tensor, kernel: list[int]) -> tuple[list[int], ..
 
 def _padded(x: Tensor, before: list[int], after: list[int], value: float) -> Tensor:
     # PyTorch counts axes from the last one.
-    amounts = [n for pair in reversed([*zip(before, after, strict=True)]) for n in pair]
-    return F.pad(x, amounts, value=value)
+    return F.pad(
+        x, [n for pair in reversed([*zip(before, after, strict=True)]) for n in pair], value=value
+    )
 
 
 def _conv(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -90,8 +91,7 @@ def _max_pool(at: Attributes, x: Tensor) -> Tensor:
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
         ends = [int(size) + b for size, b in zip(x.shape[2:], before, strict=True)]
         x, before = _padded(x, before, after, lowest), [0] * len(before)
-    ceil = bool(at.get("ceil_mode", 0))
-    y = _MAX[len(kernel)](x, kernel, strides, before, dilations, ceil)
+    y = _MAX[len(kernel)](x, kernel, strides, before, dilations, bool(at.get("ceil_mode", 0)))
     for axis, (end, stride) in enumerate(zip(ends, strides, strict=False), 2):
         if (int(y.shape[axis]) - 1) * stride >= end:  # a window in the padding behind
             y = y.narrow(axis, 0, int(y.shape[axis]) - 1)
@@ -111,8 +111,9 @@ def _mean_pool(at: Attributes, x: Tensor) -> Tensor:
     if count:
         return total / math.prod(kernel)
     # Windows that reach into the padding have a smaller divisor.
-    ones = _padded(torch.ones_like(x), before, after, 0.0)
-    return total / _window_sum(ones, kernel, strides, dilations)
+    return total / _window_sum(
+        _padded(torch.ones_like(x), before, after, 0.0), kernel, strides, dilations
+    )
 
 
 def _window_sum(x: Tensor, kernel: list[int], strides: list[int], dilations: list[int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -14,12 +15,39 @@ from archgraph.onnx.operators.sequences import unrolled
 
 # Where PyTorch's gates stand among those of ONNX: LSTM i o f c → i f c o, GRU z r h → r z h.
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
+_FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh
+}  # fmt: skip
 _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 
 def _gates(kind: str, tensor: Tensor) -> Tensor:
     parts = tensor.chunk(len(_ORDER[kind]))
     return torch.cat([parts[i] for i in _ORDER[kind]]) if len(parts) > 1 else tensor
+
+
+def _ways_first(state: Tensor | None) -> Tensor | None:
+    return None if state is None else state.transpose(0, 1)
+
+
+def _params(kind: str, way: int, w: Tensor, r: Tensor, b: Tensor | None) -> Iterator[Tensor]:
+    """Yield the weights of one direction as PyTorch's function takes them."""
+    yield _gates(kind, w[way])
+    yield _gates(kind, r[way])
+    if b is not None:
+        yield from (_gates(kind, part) for part in b[way].chunk(2))
+
+
+def _layer(kind: str, at: Attributes, ways: int) -> Callable[..., tuple[Tensor, ...]]:
+    """Return PyTorch's function; refuse settings that it does not have."""
+    at.refuse("input_forget", 0)
+    at.refuse("clip", None)
+    names = tuple(at.get("activations") or _ACTIVATIONS[kind] * ways)
+    if kind == "RNN" and names == ("Relu",) * ways:
+        return torch.rnn_relu
+    if names != _ACTIVATIONS[kind] * ways:
+        raise SpecError("has other activations", found=names)
+    return _FUNCTIONS[kind]
 
 
 def _check_sizes(
@@ -72,40 +100,27 @@ def _recurrent(
     4. Bring the results to ONNX's axes.
     """
     # 1.
-    at.refuse("input_forget", 0)
-    at.refuse("clip", None)
     direction = at.get("direction", "forward")
-    ways = 2 if direction == "bidirectional" else 1
-    names = tuple(at.get("activations") or _ACTIVATIONS[kind] * ways)
-    relu = kind == "RNN" and names == ("Relu",) * ways
-    if names != _ACTIVATIONS[kind] * ways and not relu:
-        raise SpecError("has other activations", found=names)
+    ways = 1 + (direction == "bidirectional")
+    layer = _layer(kind, at, ways)
     if lengths is not None or peepholes is not None:
         raise SpecError("has lengths or peepholes", expected="neither")
     # 2.
     batch_first = bool(at.get("layout", 0))
     if batch_first:
         x = x.transpose(0, 1)
-        h, c = (v if v is None else v.transpose(0, 1) for v in (h, c))
-    params: list[Tensor] = []
-    for way in range(ways):
-        params += [_gates(kind, w[way]), _gates(kind, r[way])]
-        if b is not None:
-            params += [_gates(kind, part) for part in b[way].chunk(2)]
+        h, c = map(_ways_first, (h, c))
+    params = [part for way in range(ways) for part in _params(kind, way, w, r, b)]
     x = x.flip(0) if direction == "reverse" else x
     zero = x.new_zeros(ways, x.shape[1], r.shape[-1])
     h, c = (zero if state is None else state for state in (h, c))
     _check_sizes(kind, ways, x, w, r, b, h, c)
     # 3.
-    options = (b is not None, 1, 0.0, False, ways == 2, False)
-    if kind == "LSTM":
-        y, *last = torch.lstm(x, (h, c), params, *options)
-    elif kind == "GRU" and not at.get("linear_before_reset", 0):
+    if kind == "GRU" and not at.get("linear_before_reset", 0):
         y, *last = _reset_first(x, h, params, len(params) // ways)
-    elif kind == "GRU":
-        y, *last = torch.gru(x, h, params, *options)
     else:
-        y, *last = (torch.rnn_relu if relu else torch.rnn_tanh)(x, h, params, *options)
+        states = (h, c) if kind == "LSTM" else h
+        y, *last = layer(x, states, params, b is not None, 1, 0.0, False, ways == 2, False)
     # 4.
     y = y.flip(0) if direction == "reverse" else y
     y = y.reshape(y.shape[0], y.shape[1], ways, r.shape[-1]).transpose(1, 2)

@@ -141,8 +141,12 @@ class OnnxStep:
 
     def at(self, opset: int, training: bool = False) -> Attributes:
         """Return what a row may ask about the node; results behind the last one with a name go."""
-        outputs = max((i + 1 for i, name in enumerate(self.outputs) if name), default=0)
-        return Attributes(self.attributes, opset, outputs, training)
+        return Attributes(
+            self.attributes,
+            opset,
+            max((i + 1 for i, name in enumerate(self.outputs) if name), default=0),
+            training,
+        )
 
     def inputs_at(self, positions: Iterable[int]) -> list[str]:
         """Return the names of the inputs at some positions; nodes may leave out the last ones."""

@@ -23,8 +23,11 @@ def unrolled(steps: int) -> range:
         SpecError: If there are too many.
     """
     if steps > LIMITS.unrolled_steps:
-        expected = f"at most {LIMITS.unrolled_steps}"
-        raise SpecError("is computed step by step", found=f"{steps} steps", expected=expected)
+        raise SpecError(
+            "is computed step by step",
+            found=f"{steps} steps",
+            expected=f"at most {LIMITS.unrolled_steps}",
+        )
     return range(steps)
 
 
@@ -44,8 +47,9 @@ def _item(at: Attributes, items: list[Tensor], index: Known) -> Tensor:
     """Return the item at a position; a negative one counts from the end."""
     position, count = integers(index)[0], len(items)
     if not -count <= position < count:
-        expected = f"from {-count} to {count - 1}"
-        raise SpecError("is beyond a sequence", found=position, expected=expected)
+        raise SpecError(
+            "is beyond a sequence", found=position, expected=f"from {-count} to {count - 1}"
+        )
     return items[position]
 
 

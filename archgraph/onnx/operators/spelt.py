@@ -38,9 +38,7 @@ def _attention(
     if single:
         numbers = [1.0 if n is None else float(n.item()) for n in factors]
         scale = math.prod(numbers[:3], start=scale) / math.prod(numbers[3:])
-        rank = max(x.dim() for x in (q, k, mask) if x is not None)  # of the scores
-        last = at.need("axis") in (-1, rank - 1)
-        if last and _alike(q, k) and _alike(q, v) and (mask is None or _broadcasts(mask, q, k)):
+        if _is_native(at, q, k, v, mask):
             return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
     turned = k.transpose(-2, -1)
     if not single:
@@ -52,6 +50,14 @@ def _attention(
     if at.get("or_zero"):  # of a position that may look at nothing
         shares = torch.where(shares.isnan(), 0.0, shares)
     return shares @ v
+
+
+def _is_native(at: Attributes, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Return whether PyTorch has this attention: shares of the last axis, of tensors alike."""
+    rank = max(x.dim() for x in (q, k, mask) if x is not None)  # of the scores
+    last = at.need("axis") in (-1, rank - 1)
+    alike = last and _alike(q, k) and _alike(q, v)
+    return alike and (mask is None or _broadcasts(mask, q, k))
 
 
 def _scaled(x: Tensor, times: Known | None, over: Known | None) -> Tensor:
