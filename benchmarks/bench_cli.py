@@ -40,8 +40,9 @@ def processor(*commands: tuple[str, ...]) -> list[float]:
     for _ in range(REPEATS):
         for number, command in enumerate(commands):
             began = os.times()
-            called = [sys.executable, *command]
-            subprocess.run(called, check=True, capture_output=True, env=environment)
+            subprocess.run(
+                [sys.executable, *command], check=True, capture_output=True, env=environment
+            )
             ended = os.times()
             used = ended.children_user + ended.children_system
             used -= began.children_user + began.children_system

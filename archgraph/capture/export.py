@@ -173,8 +173,8 @@ def export_program(
             captured = Captured(program, names, opened, inputs, fixed, bounds, (), observed)
             return _with_notes(model, captured, obstacles.reason())  # 4
     assert obstacles.first is not None
-    rerun = functools.partial(_run, model, example)
-    raise explained_failure(model, obstacles.first, rerun) from obstacles.first
+    first = obstacles.first
+    raise explained_failure(model, first, functools.partial(_run, model, example)) from first
 
 
 @dataclass
@@ -231,16 +231,16 @@ def _with_notes(model: nn.Module, captured: Captured, reason: str) -> Captured:
     """
     notes, fixed = list(captured.observed.notes), captured.fixed
     if captured.observed.drew and _depends_on_draws(model, captured):
-        text = (
+        draws = TraceError(
             "forward draws from Python's or NumPy's random numbers, and what it computes "
-            "depends on what it drew while it was traced"
+            "depends on what it drew while it was traced",
+            where=definition_of(type(model).forward),
+            hint="draw with torch instead",
         )
-        where = definition_of(type(model).forward)
-        notes.append(TraceError(text, where=where, hint="draw with torch instead"))
+        notes.append(draws)
     valid = captured.ranges.get(BATCH_WORD, Range())
     if valid.why:
-        note = f"the graph holds for {valid}; forward goes by the batch size: {valid.why}"
-        notes.insert(0, note)
+        notes.insert(0, f"the graph holds for {valid}; forward goes by the batch size: {valid.why}")
     is_fixed = BATCH_WORD not in captured.names.values()
     if is_fixed and reason and any(t.dim() for t in example_tensors(captured.inputs)):
         fixed = fixed or f"the batch size is fixed at that of the example: {reason}"

@@ -131,8 +131,7 @@ def _range_of(name: str, tests: Mapping[str, str], size: int, rest: Mapping[str,
         if others:
             some = ", ".join(map(str, sorted(others)))
             reason = f"forward takes {some}, but not every size between"
-        beside = (size - 1, size + 1)
-        strict = (test for test in tests.values() if _failing(test, name, beside, rest))
+        strict = (t for t in tests.values() if _failing(t, name, (size - 1, size + 1), rest))
         raise TraceError(
             f"{name} cannot be open: {reason}",
             found=min(strict, key=len),
@@ -156,9 +155,9 @@ def _check_together(
         at = dict(zip(known, values, strict=True))
         broken = next((test for test in joint if not _holds(test, at)), None)
         if broken:
-            several = " and ".join(sizes[broken])
             raise TraceError(
-                f"{several} depend on each other; leave one of them fixed", found=broken
+                f"{' and '.join(sizes[broken])} depend on each other; leave one of them fixed",
+                found=broken,
             )
 
 

@@ -202,11 +202,16 @@ def outputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Te
 
 
 def evaluated(graph: ArchGraph, state: State, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return all output tensors of a network in float64, in evaluation."""
+    """Return all output tensors of a network in float64, in evaluation.
+
+    Networks that draw random numbers in evaluation draw the same ones at each call.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # of whole numbers that are divided, too: bytes, say
     try:
-        return outputs(build(graph, state).eval(), inputs)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            return outputs(build(graph, state).eval(), inputs)
     finally:
         torch.set_default_dtype(before)
 

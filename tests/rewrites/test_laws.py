@@ -244,3 +244,10 @@ def test_whole_numbers_become_float64_only_inside():
     with pytest.raises(TypeError):
         laws.evaluated(wide, laws.random_state(wide), {})
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_both_networks_of_a_law_draw_the_same_numbers():
+    graph = traced(nn.Linear(3, 4), Applied(lambda x: x + torch.randn_like(x)))
+    seeded = torch.get_rng_state()
+    assert laws.same_function(graph, ag.add_lora(graph, 2)) == 0
+    assert torch.equal(torch.get_rng_state(), seeded)
