@@ -9,24 +9,6 @@ import archgraph as ag
 from archgraph.strategies.fedavg import FedAvg
 
 
-def test_the_mean_is_weighted_by_examples(tiny):
-    world = tiny.uniform(2, examples=[30, 10])
-    after, _ = tiny.one_round(
-        FedAvg(), world, lambda t: {k: v * 0 + t.client for k, v in tiny.state.items()}
-    )
-    assert all(torch.equal(v, torch.full_like(v, 0.25)) for v in after.values())
-
-
-def test_the_mean_can_be_uniform(tiny):
-    world = tiny.uniform(2, examples=[30, 10])
-    after, _ = tiny.one_round(
-        FedAvg(weights="uniform"),
-        world,
-        lambda t: {k: v * 0 + t.client for k, v in tiny.state.items()},
-    )
-    assert all(torch.equal(v, torch.full_like(v, 0.5)) for v in after.values())
-
-
 def test_counters_combine_by_maximum(lab):
     def update(task):
         return {

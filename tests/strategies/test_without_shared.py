@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from archgraph.federation import (
     Result,
     Shard,
     embedding_width,
-    rows_of,
 )
 from archgraph.federation.by_class import CLASSES, ROWS
 from archgraph.strategies.feddistill import FedDistill
@@ -31,7 +29,7 @@ from archgraph.strategies.fedmd import Digest, Draw, FedMD
 from archgraph.strategies.fedproto import FedProto, projected
 from archgraph.strategies.fml import FML, divergence
 from tests.engine.families import experiment_of
-from tests.runs import checkpoint_of, same_bits
+from tests.runs import checkpoint_of
 
 LR = 0.5
 ONE_STEP = LocalOptions(batch=100, lr=LR)
@@ -369,24 +367,6 @@ def test_rows_of_classes_that_a_client_lacks_are_refused(world, strategy, classe
 def test_scores_of_other_examples_are_refused(world):
     with pytest.raises(ag.RejectedUpdate, match=r"\(7, 5\)"):
         FedMD().examine(world, result(0, scores=torch.zeros(6, 5)))
-
-
-def test_a_table_of_rows_reads_back():
-    table, known = rows_of({}, 2, 3)
-    assert not known.any() and not table.any()
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("method", METHODS)
-def test_runs_go_on_where_they_were_interrupted_and_workers_change_nothing(tmp_path, method):
-    one = run(tmp_path, method, sample=0.75, out="one")
-    shutil.copytree(tmp_path / "one", tmp_path / "again")
-    ag.run(tmp_path / f"{method}.yaml", out=tmp_path / "again", resume_from=2, progress=False)
-    assert any("clients/" in name for name in same_bits(tmp_path / "one", tmp_path / "again"))
-    run(tmp_path, method, sample=0.75, more="engine: {workers: 2}", out="two")
-    same_bits(tmp_path / "one", tmp_path / "two")
-    models = one.evaluation["models"]
-    assert set(models) - {"global"} == {"cnn", "mlp"} and "local" in models["cnn"]
 
 
 # Without what others say, the own network is Standalone's, bit for bit.
