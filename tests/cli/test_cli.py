@@ -121,17 +121,6 @@ def test_names_that_do_not_fit_lose_their_middles(monkeypatch):
     )
 
 
-def test_figures_break_before_names_are_cut(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    heads = ("experiment", *(f"figure {i} %" for i in range(6)))
-    rows = tuple((name, *["12.34 ± 10.56"] * 6) for name in ("first_method", "second_method"))
-    lines = str(Table("", heads, rows, frozenset(range(1, 7)))).splitlines()
-    assert max(map(len, lines)) <= 80
-    for name in ("first_method", "second_method"):
-        at = next(i for i, line in enumerate(lines) if name in line)
-        assert lines[at].count("12.34") == lines[at + 1].count("± 10.56") == 6
-
-
 FIGURES = st.sampled_from(["70.56", "70.56 ± 1.25", "203.7M ± 12.5M", "12.3G ± 203.7M", "100"])
 NAMES = st.lists(
     st.from_regex("[a-e]{1,9}(_[a-e]{1,9}){0,6}", fullmatch=True), min_size=1, max_size=3
@@ -513,7 +502,21 @@ def test_each_budget_of_fit_names_its_units():
         assert all(unit in part for unit in row.units)
 
 
-def test_fit_writes_the_weights_at_the_positions_that_it_chose(here: Path):
+@pytest.mark.parametrize(
+    ("ask", "made"),
+    [
+        (
+            "fit model.yaml --macs 50% --importance scores.safetensors",
+            lambda graph, scores: archgraph.fit(graph, macs="50%", importance=scores),
+        ),
+        (
+            "rewrite model.yaml --take shares=0.5 --take importance=scores.safetensors",
+            lambda graph, scores: archgraph.take(graph, 0.5, importance=scores),
+        ),
+    ],
+    ids=["fit", "rewrite"],
+)
+def test_weights_are_written_at_the_positions_that_were_chosen(here: Path, ask: str, made):
     from safetensors.torch import load_file, save_file
 
     graph = archgraph.load("model.yaml")
@@ -522,54 +525,31 @@ def test_fit_writes_the_weights_at_the_positions_that_it_chose(here: Path):
     # From the back, so that the best positions are not the first.
     scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
     archgraph.Importance(scores, {}).save("scores.safetensors")
-    ask = ("fit", "model.yaml", "--macs", "50%", "--importance", "scores.safetensors")
-    alone = call(*ask, "-o", "small.yaml")
-    assert alone.exit_code == 0, alone.output
-    assert "--state FILE --weights FILE keeps the positions that were chosen" in alone.output
-    both = call(
-        *ask, "-o", "small.yaml", "--state", "full.safetensors", "--weights", "w.safetensors"
-    )
-    assert both.exit_code == 0, both.output
-    assert "keeps the positions" not in both.output
-    expected = archgraph.fit(graph, macs="50%", importance=scores)
+    words = ask.split()
+    hint = "--state FILE --weights FILE keeps the positions that were chosen"
+    alone = call(*words, "-o", "small.yaml")
+    assert alone.exit_code == 0 and hint in alone.output, alone.output
+    files = ("--state", "full.safetensors", "--weights", "w.safetensors")
+    both = call(*words, "-o", "small.yaml", *files)
+    assert both.exit_code == 0 and hint not in both.output, both.output
+    expected = made(graph, scores)
     assert archgraph.load("small.yaml").state_names == expected.graph.state_names
     written = load_file("w.safetensors")
     pulled = expected.transfer.pull(state)
     assert all(torch.equal(written[name], value) for name, value in pulled.items())
     first = {name: state[name][tuple(map(slice, v.shape))] for name, v in written.items()}
     assert not all(torch.equal(written[name], value) for name, value in first.items())
-    refused(call(*ask, "--state", "full.safetensors"), "--state: needs --weights")
-    refused(call(*ask, "--weights", "w.safetensors"), "--weights: needs --state")
-    refused(call(*ask, "--weights", "w.pt"), "--weights", ".safetensors")
+    refused(call(*words, "--state", "full.safetensors"), "--state: needs --weights")
+    refused(call(*words, "--weights", "w.safetensors"), "--weights: needs --state")
+    refused(call(*words, "--weights", "w.pt"), "--weights", ".safetensors")
 
 
-def test_rewrite_writes_the_weights_at_the_positions_that_it_chose(here: Path):
-    from safetensors.torch import load_file, save_file
-
-    graph = archgraph.load("model.yaml")
-    state = archgraph.initial_state(graph, 0)
-    save_file({k: v.contiguous() for k, v in state.items()}, "full.safetensors")
-    scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
-    archgraph.Importance(scores, {}).save("scores.safetensors")
-    ask = ("rewrite", "model.yaml", "--take", "shares=0.5", "--take")
-    best = (*ask, "importance=scores.safetensors")
-    hint = "--state FILE --weights FILE keeps the positions that were chosen"
-    assert hint in call(*best, "-o", "small.yaml").output
-    assert hint not in call("rewrite", "model.yaml", "--take", "0.5", "-o", "first.yaml").output
-    axis, *_ = scores
-    assert hint in call(*ask, f"positions={{{axis}: [1, 0]}}", "-o", "chosen.yaml").output
-    files = ("--state", "full.safetensors", "--weights", "w.safetensors")
-    both = call(*best, "-o", "small.yaml", *files)
-    assert both.exit_code == 0 and hint not in both.output, both.output
-    expected = archgraph.take(graph, 0.5, importance=scores)
-    assert archgraph.load("small.yaml").state_names == expected.graph.state_names
-    pulled = expected.transfer.pull(state)
-    written = load_file("w.safetensors")
-    assert all(torch.equal(written[name], value) for name, value in pulled.items())
-    first = archgraph.take(graph, 0.5).transfer.pull(state)
-    assert not all(torch.equal(written[name], value) for name, value in first.items())
-    refused(call(*best, "--state", "full.safetensors"), "--state: needs --weights")
-    refused(call(*best, "--weights", "w.safetensors"), "--weights: needs --state")
+def test_a_rewrite_tells_how_to_keep_positions_only_where_it_chose_some(here: Path):
+    (axis, *_) = archgraph.axes(archgraph.load("model.yaml")).free
+    for chosen in ("shares=0.5", f"positions={{{axis.name}: [1, 0]}}"):
+        words = ("rewrite", "model.yaml", "--take", "shares=0.5", "--take", chosen)
+        told = call(*words[: None if "positions" in chosen else 4], "-o", "cut.yaml").output
+        assert ("keeps the positions that were chosen" in told) == ("positions" in chosen)
 
 
 def test_trace_says_what_cannot_be_captured(here: Path):

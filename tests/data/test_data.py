@@ -220,11 +220,6 @@ def test_limit_keeps_the_first_examples():
 # ---------------------------------------------------------------- IDX
 
 
-def test_idx_round_trip():
-    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    assert np.array_equal(read_idx(idx(array), 3, "file"), array)
-
-
 @given(st.integers(0, 39))
 def test_every_truncation_of_an_idx_file_is_refused(cut):
     content = idx(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
@@ -366,22 +361,9 @@ def test_unverified_files_stop_at_a_bound_too(mnist, monkeypatch):
         load_dataset("mnist", mnist, verify=False)
 
 
-def test_a_label_outside_the_classes_is_refused(mnist):
-    store(mnist / "mnist" / "t10k-labels-idx1-ubyte", idx(np.full(10, 10, np.uint8)))
-    with pytest.raises(DataError, match=r"mnist: test: label out of range; found 10…10; expected"):
-        load_dataset("mnist", mnist, verify=False)
-
-
 def test_images_without_labels_are_refused(mnist):
     store(mnist / "mnist" / "t10k-labels-idx1-ubyte", idx(np.zeros(9, np.uint8)))
     with pytest.raises(DataError, match=r"9 labels for 10 images"):
-        load_dataset("mnist", mnist, verify=False)
-
-
-def test_exchanged_images_and_labels_are_refused(mnist):
-    files = mnist_files()
-    store(mnist / "mnist" / "train-images-idx3-ubyte", files["train-labels-idx1-ubyte"])
-    with pytest.raises(DataError, match="magic 2049"):
         load_dataset("mnist", mnist, verify=False)
 
 

@@ -296,27 +296,6 @@ def test_columns_of_a_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "task", "dtype"),
-    [
-        (["1", "2", "1", "2"], None, torch.int64),
-        (["a", "b", "a", "b"], "classification", torch.int64),
-        (["1", "2", "1", "2"], "regression", torch.float32),
-        (["1.5", "2", "1.5", "2"], "classification", torch.int64),
-    ],
-    ids=["integers", "text", "values", "classes"],
-)
-def test_what_a_target_is(tmp_path, values, task, dtype):
-    lines = "".join(f"{i},{value}\n" for i, value in enumerate(values))
-    file = write(tmp_path / "t.csv", f"x,y\n{lines}")
-    data = read_data(TableData(table=file, target="y", test=0.5), task)
-    assert data.train.targets.dtype == dtype and data.train.targets.dim() == 1
-    assert data.classes == (2 if dtype == torch.int64 else None)
-    column = TableData(table=file, target=("x",), columns=("y",))
-    several = read_data(column, "regression")
-    assert several.train.targets.shape[1:] == (1,)
-
-
-@pytest.mark.parametrize(
     ("task", "kind"),
     [(None, torch.int64), ("regression", torch.float32), ("classification", torch.int64)],
     ids=["none", "regression", "classification"],

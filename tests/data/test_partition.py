@@ -390,9 +390,3 @@ def test_text_cannot_be_split_by_classes():
         DataError, match=r"not one class per example.*found dirichlet; expected iid or whole"
     ):
         partition(np.zeros((30, 4), np.int64), clients=2, scheme="dirichlet")
-
-
-def test_nothing_is_printed(capfd):
-    partition(labels(), clients=3, scheme="dirichlet", alpha=0.5, seed=0)
-    partition(labels(), clients=2, scheme="classes", per_client=1, seed=0)  # eight classes unowned
-    assert capfd.readouterr() == ("", "")

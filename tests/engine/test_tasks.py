@@ -323,15 +323,6 @@ def test_an_example_of_unknown_form_counts_once_however_many_values_it_has(tiny_
     assert tested.summary([0])["loss"] == pytest.approx(float((said - true)[0].abs().mean()))
 
 
-def test_a_batch_in_which_no_target_counts_has_no_loss_and_no_gradient():
-    """Otherwise its loss is not a number, and the client is refused."""
-    for task in ("classification", "next_token"):
-        logits = torch.randn(4, 3, requires_grad=True)
-        loss = TASKS[task].loss(logits, torch.full((4,), -100))
-        loss.backward()
-        assert loss.item() == 0 and logits.grad is not None and not logits.grad.any()
-
-
 @pytest.mark.parametrize(
     "name", ["tests.engine.test_tasks:huber", "archgraph.engine.attack:Attack"]
 )
