@@ -138,6 +138,7 @@ MISTAKES = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("wrong", MISTAKES, ids=[w.about.replace(" ", "_") for w in MISTAKES])
 def test_mistakes_are_answered_before_the_first_round(tmp_path, wrong):
     inputs = torch.zeros(6, 4)

@@ -109,6 +109,7 @@ def test_what_is_learned_is_what_the_type_of_the_targets_says(spec, kind):
     assert task.judge in str(done.table())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("strategy", "clients"),
     [

@@ -109,6 +109,7 @@ def exits_of_steps(graph):
     return ag.add_exits(graph, {"stage1": load_model(document)[0], "stage2": 5})
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("key", "make"),
     [
@@ -274,6 +275,7 @@ def test_who_chooses_nothing_runs_what_is_written_or_more(family) -> None:
     assert found.clients[1].graph == found.graph
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("clients", "rest", "message"),
     [

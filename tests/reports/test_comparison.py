@@ -429,6 +429,7 @@ def test_the_command_takes_tiers_and_the_last_rounds(tmp_path: Path):
     refused = call("--last", "0")
     assert refused.exit_code != 0
     assert "last: no part of the rounds" in refused.stderr
+    assert "are mutually exclusive" in call("--json", "--csv").stderr
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation import Model, Outcome, Result, Task, TaskLoss, Train
+from archgraph.federation import Model, Outcome, Result, Task, TaskLoss
 from archgraph.module.initial import initial_state
 from archgraph.strategies.fedfa import (
     SAMPLE,
@@ -371,12 +371,6 @@ def test_zico_equals_its_definition_on_a_linear_net(tiny):
     g = torch.stack(gradients)
     ratio = g.abs().mean(0) / ((g[0] - g[1]).abs() / 2)
     assert found == pytest.approx(math.log(float(ratio.sum())), rel=1e-3)
-
-
-def test_objective_masks_by_default(lab):
-    world = lab.uniform(1)
-    task = FedFA().send(world, FedFA().init(world), 0, 1)
-    assert task.program == Train(TaskLoss(mask_absent=True))
 
 
 # ---------------------------------------------------------------- search

@@ -196,7 +196,7 @@ def unit(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t.double() / largest for t in tensors]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(pair=gradients())
 def test_a_projected_step_never_goes_against_the_local_gradient(pair):
     g_in, g_local = pair
@@ -398,9 +398,7 @@ def test_without_features_it_is_plain_local_training_bit_for_bit(lab, nets):
             torch.manual_seed(7)
             work = lab.work_of(Task(0, graph, state, one), lab.toy(5, examples=11), local)
             outcomes.append(one(work))
-        assert outcomes[0].state.keys() == outcomes[1].state.keys()
-        for name, value in outcomes[1].state.items():
-            assert torch.equal(outcomes[0].state[name], value), name
+        torch.testing.assert_close(outcomes[0].state, outcomes[1].state, rtol=0, atol=0)
         assert outcomes[0].metrics == outcomes[1].metrics
 
 
@@ -631,9 +629,7 @@ def test_the_order_of_clients_does_not_matter(nets):
     world = world_of(nets, ["two", "four", "other"])
     runs = [play(FedIN(capacity=4), world, 3, order=o)[0] for o in ((0, 1, 2), (2, 0, 1))]
     assert runs[0].values == runs[1].values
-    assert runs[0].tensors.keys() == runs[1].tensors.keys()
-    for name, value in runs[0].tensors.items():
-        torch.testing.assert_close(runs[1].tensors[name], value, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(runs[1].tensors, runs[0].tensors, rtol=1e-6, atol=1e-6)
 
 
 def test_results_are_taken_one_at_a_time(nets):
@@ -777,7 +773,7 @@ class Wide(nn.Module):
     def __init__(self, kernel: int = 3, bias: bool = True, pool: bool = False) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 6, kernel, padding=kernel // 2), nn.BatchNorm2d(6))
-        self.middle = nn.Sequential(*convs(2), *([nn.MaxPool2d(2)] if pool else []))
+        self.middle = nn.Sequential(*[nn.MaxPool2d(2)] * pool, *convs(2))
         self.fc = nn.Linear(6, CLASSES, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -792,6 +788,7 @@ class Wide(nn.Module):
             r"tier odd: the extractor differs from that of tier two; found .*\(2, 2\).*expected",
         ),
         ({"bias": False}, r"tier odd: the classifier differs from that of tier two; .*bias=#1"),
+        ({"pool": True}, r"tier odd: the classifier differs .*4, 4.*8, 8"),
     ],
 )
 def test_other_ends_are_refused_by_tier_and_first_difference(nets, options, message):
@@ -803,11 +800,10 @@ def test_other_ends_are_refused_by_tier_and_first_difference(nets, options, mess
 class Flat(nn.Module):
     """Convolutions in a row, without modules that group them."""
 
-    def __init__(self, depth: int, stride: int = 1) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
         for i in range(depth):
-            step = stride if i == 1 else 1
-            setattr(self, f"conv{i}", nn.Conv2d(6 if i else 1, 6, 3, padding=1, stride=step))
+            setattr(self, f"conv{i}", nn.Conv2d(6 if i else 1, 6, 3, padding=1))
         self.depth = depth
         self.fc = nn.Linear(6, CLASSES)
 
@@ -840,12 +836,6 @@ def test_what_the_classifier_takes_beside_features_is_not_one():
     split = model_parts(ag.trace(Gated(), torch.zeros(2, 3)).graph, "stem", "fc")
     assert [name for name, _ in split.parts[2].inputs] == ["relu_1", "x"]
     assert list(split.features) == ["in/0", "out/0"]
-
-
-def test_other_feature_shapes_are_refused():
-    tiers = {"fine": traced(Flat(3)), "coarse": traced(Flat(3, stride=2))}
-    with pytest.raises(ag.RunError, match=r"tier coarse: the classifier differs .*4, 4.*8, 8"):
-        FedIN().init(world_of(tiers, ["fine", "coarse"]))
 
 
 def test_intermediate_layers_that_look_past_the_extractor_are_refused():

@@ -203,6 +203,7 @@ def test_every_layer_is_looked_at_a_bounded_number_of_times(sharing):
 WORDS = ("anab", "anaa", "aal", "anab", "bn", "ana")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("chosen", [(0, 1, 2), (0, 1, 3), (0, 4), (0, 1, 2, 3, 4, 5), (5, 5, 5)])
 def test_a_round_gives_each_layer_the_mean_over_those_that_share_it(sharing, chosen):
@@ -271,6 +272,7 @@ def test_three_chains_in_closed_form():
     assert weighted == pytest.approx((10 * 1 + 20 * 2) / 30)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("norm", ["averaged", "local", "static"])
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
@@ -525,7 +527,7 @@ class Encoder(nn.Module):
 def test_blocks_are_compared_as_wholes():
     """Layer by layer the short model's last norm is the first norm of the other's next layer."""
     models = {}
-    for depth in (2, 3):
+    for depth in (1, 2):
         made = ag.trace(Encoder(depth), torch.zeros(2, 5, 8), train=False)
         models[f"d{depth}"] = (made.graph, made.state)
     world = world_of(models, list(models))
@@ -533,7 +535,7 @@ def test_blocks_are_compared_as_wholes():
     for unit in ("layer", "block"):
         strategy = FlexiFed(sharing="basic", unit=unit)
         common[unit] = (
-            set(models["d2"][1]) - strategy.send(world, strategy.init(world), 0, 1).private
+            set(models["d1"][1]) - strategy.send(world, strategy.init(world), 0, 1).private
         )
     assert common["layer"] - common["block"] == {"norm.weight", "norm.bias"}
-    assert common["block"] == {k for k in models["d2"][1] if k.startswith("layers.")}
+    assert common["block"] == {k for k in models["d1"][1] if k.startswith("layers.")}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import archgraph as ag
-from archgraph.federation import TaskLoss, Tier, Train, rate_of
+from archgraph.federation import Tier, rate_of
 from archgraph.strategies.heterofl import HeteroFL
 
 
@@ -190,12 +190,6 @@ def test_rows_come_from_owners_of_the_label_only(lab, tiers):
     assert torch.equal(weight[4, 6:], lab.state["fc.weight"][4, 6:])
     uniform, _ = lab.one_round(HeteroFL(label_rows=False), world, constant)
     assert uniform["fc.bias"].tolist() == [2.0] * 5
-
-
-def test_objective_masks_by_default(lab):
-    world = lab.uniform(1)
-    task = HeteroFL().send(world, HeteroFL().init(world), 0, 1)
-    assert task.program == Train(TaskLoss(mask_absent=True))
 
 
 # ---------------------------------------------------------------- dynamic mode

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from archgraph.federation import NormPolicy, Outcome, TaskLoss
+from archgraph.federation import NormPolicy, Outcome, TaskLoss, Train
 from archgraph.strategies.allsmall import AllSmall
 from archgraph.strategies.clusteredfl import ClusteredFL
 from archgraph.strategies.exclusivefl import ExclusiveFL
 from archgraph.strategies.fedavg import FedAvg
+from archgraph.strategies.fedfa import FedFA
 from archgraph.strategies.fedrolex import FedRolex
 from archgraph.strategies.fjord import FjORD
 from archgraph.strategies.heterofl import HeteroFL
@@ -56,6 +57,13 @@ def test_the_loss_passes_over_absent_classes_where_that_is_asked_for(lab, name: 
     world, strategy = lab.uniform(1), METHODS[name](mask_absent=mask)
     task = strategy.send(world, strategy.init(world), 0, 1)
     assert task.program.objective == TaskLoss(mask_absent=mask)
+
+
+@pytest.mark.parametrize(("method", "mask"), [(FedAvg, False), (FedFA, True), (HeteroFL, True)])
+def test_absent_classes_are_passed_over_as_the_papers_do(lab, method: Any, mask: bool):
+    world, strategy = lab.uniform(1), method()
+    program = strategy.send(world, strategy.init(world), 0, 1).program
+    assert program == Train(TaskLoss(mask_absent=mask))
 
 
 @pytest.mark.parametrize("name", METHODS)

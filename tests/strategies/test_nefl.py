@@ -305,6 +305,7 @@ def test_dropped_blocks_are_really_gone(lab, family):
     assert module(torch.randn(2, 1, 8, 8)).shape == (2, 5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["full", "small", "middle"])
 @pytest.mark.parametrize("steps", ["learnable", "constant"])
 def test_step_sizes_of_one_change_nothing(lab, family, name, steps):
