@@ -51,6 +51,7 @@ LONG = {
     "docs/data-text.md",
     "docs/data-tokens.md",
     "docs/fine-tune.md",
+    "docs/first-steps.md",
     "docs/graph.md",
     "docs/hugging-face.md",
     "docs/onnx.md",
