@@ -147,6 +147,7 @@ def test_facts_do_not_depend_on_names_of_files(write, tmp_path):
 
 def test_folder_of_another_experiment_is_refused(write, tmp_path):
     ag.run(write(rounds=1), out=tmp_path / "out")
+    before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     for key, value, changed in (
         ("seed", 4, "seed: 3 instead of 4"),
         ("strategy", {"heterofl": {"scaler": False}}, "strategy.heterofl.scaler: true instead of"),
@@ -155,6 +156,7 @@ def test_folder_of_another_experiment_is_refused(write, tmp_path):
     ):
         with pytest.raises(RunError, match=f"holds another experiment(?s:.)*{changed}"):
             ag.run(write(rounds=1, **{key: value}), out=tmp_path / "out", resume=True)
+    assert {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()} == before
 
 
 HYPERNETWORK: dict[str, Any] = {"width": 16, "hidden": 16, "tile": 8, "descriptor": "id"}

@@ -43,7 +43,7 @@ PARTS = REWRITES | {"skipped": lambda graph: ag.skip(graph, ["layer1.1"])}
 EXITS = r"tier part: .* up to one of its exits.*add_exits.*ends_after.*nefl"
 FIRST = r"tier part: .*first layers.*nefl and fedfa.*heterofl"
 REFUSED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("fedavg", "width", r"\(part\): FedAvg averages one architecture", {}),
+    ("fedavg", "width", r"client 0 \(part\): FedAvg averages one architecture", {}),
     ("fedrolex", "depth", "tier part: FedRolex only narrows .* fedfa, nefl", {}),
     ("fiarse", "depth", "tier part: structured FIARSE only narrows", {"structured": True}),
     ("inclusivefl", "width", FIRST, {}),
