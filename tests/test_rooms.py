@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ FILES = sorted(HOUSE.rglob("*.py"))
 ROOMS = sorted(path.parent for path in HOUSE.glob("*/__init__.py"))
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 

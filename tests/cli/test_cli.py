@@ -94,6 +94,7 @@ def test_explain_takes_graphs_and_python_models(here: Path):
     assert "6 → 3" in outputs[0] and "1.weight" in outputs[0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [None, "body", "stem.conv.out", "*.weight"])
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_explain_fits_the_terminal(
@@ -119,17 +120,6 @@ def test_names_that_do_not_fit_lose_their_middles(monkeypatch):
     assert "word_that_is_far_too_long_for_its_column" in "".join(
         word for line in lines[-2:] for word in line.split()[-1:]
     )
-
-
-def test_figures_break_before_names_are_cut(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    heads = ("experiment", *(f"figure {i} %" for i in range(6)))
-    rows = tuple((name, *["12.34 ± 10.56"] * 6) for name in ("first_method", "second_method"))
-    lines = str(Table("", heads, rows, frozenset(range(1, 7)))).splitlines()
-    assert max(map(len, lines)) <= 80
-    for name in ("first_method", "second_method"):
-        at = next(i for i, line in enumerate(lines) if name in line)
-        assert lines[at].count("12.34") == lines[at + 1].count("± 10.56") == 6
 
 
 FIGURES = st.sampled_from(["70.56", "70.56 ± 1.25", "203.7M ± 12.5M", "12.3G ± 203.7M", "100"])
@@ -184,26 +174,6 @@ def test_no_width_cuts_a_figure_or_a_name(names: list[str], figures: list[str], 
     )
     text = "".join(line.split()[0] for line in lines if re.match("[a-e]+_?", line))
     assert all(name in text for name in names)
-
-
-@pytest.mark.full
-def test_comparisons_and_runs_keep_their_names_and_figures(here: Path, monkeypatch):
-    names = [f"digits_of_a_rather_long_name_{i}" for i in "ab"]
-    for name in names:
-        text = EXPERIMENT.replace("quick", name)
-        Path("e.yaml").write_text(text if name.endswith("a") else text.replace("0.1", "0.2"))
-        assert call("run", "e.yaml", "--out", f"runs/{name}").exit_code == 0
-    monkeypatch.setenv("COLUMNS", "600")
-    whole = call("compare", "runs")
-    figures = sorted(word for word in whole.output.split() if re.fullmatch(r"[\d.]+[kMG]?", word))
-    for width in (60, 80, 120, 200):
-        monkeypatch.setenv("COLUMNS", str(width))
-        shown = call("compare", "runs").output
-        assert max(map(len, shown.splitlines())) <= width
-        again = sorted(word for word in shown.split() if re.fullmatch(r"[\d.]+[kMG]?", word))
-        assert again == figures
-        starts = [line.split()[0] for line in shown.splitlines() if re.match("[a-z]", line)]
-        assert all(name in "".join(starts) for name in names)
 
 
 @given(st.lists(st.text("ab01.", min_size=1, max_size=30), unique=True), st.integers(1, 30))
@@ -513,7 +483,21 @@ def test_each_budget_of_fit_names_its_units():
         assert all(unit in part for unit in row.units)
 
 
-def test_fit_writes_the_weights_at_the_positions_that_it_chose(here: Path):
+@pytest.mark.parametrize(
+    ("ask", "made"),
+    [
+        (
+            "fit model.yaml --macs 50% --importance scores.safetensors",
+            lambda graph, scores: archgraph.fit(graph, macs="50%", importance=scores),
+        ),
+        (
+            "rewrite model.yaml --take shares=0.5 --take importance=scores.safetensors",
+            lambda graph, scores: archgraph.take(graph, 0.5, importance=scores),
+        ),
+    ],
+    ids=["fit", "rewrite"],
+)
+def test_weights_are_written_at_the_positions_that_were_chosen(here: Path, ask: str, made):
     from safetensors.torch import load_file, save_file
 
     graph = archgraph.load("model.yaml")
@@ -522,54 +506,31 @@ def test_fit_writes_the_weights_at_the_positions_that_it_chose(here: Path):
     # From the back, so that the best positions are not the first.
     scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
     archgraph.Importance(scores, {}).save("scores.safetensors")
-    ask = ("fit", "model.yaml", "--macs", "50%", "--importance", "scores.safetensors")
-    alone = call(*ask, "-o", "small.yaml")
-    assert alone.exit_code == 0, alone.output
-    assert "--state FILE --weights FILE keeps the positions that were chosen" in alone.output
-    both = call(
-        *ask, "-o", "small.yaml", "--state", "full.safetensors", "--weights", "w.safetensors"
-    )
-    assert both.exit_code == 0, both.output
-    assert "keeps the positions" not in both.output
-    expected = archgraph.fit(graph, macs="50%", importance=scores)
+    words = ask.split()
+    hint = "--state FILE --weights FILE keeps the positions that were chosen"
+    alone = call(*words, "-o", "small.yaml")
+    assert alone.exit_code == 0 and hint in alone.output, alone.output
+    files = ("--state", "full.safetensors", "--weights", "w.safetensors")
+    both = call(*words, "-o", "small.yaml", *files)
+    assert both.exit_code == 0 and hint not in both.output, both.output
+    expected = made(graph, scores)
     assert archgraph.load("small.yaml").state_names == expected.graph.state_names
     written = load_file("w.safetensors")
     pulled = expected.transfer.pull(state)
     assert all(torch.equal(written[name], value) for name, value in pulled.items())
     first = {name: state[name][tuple(map(slice, v.shape))] for name, v in written.items()}
     assert not all(torch.equal(written[name], value) for name, value in first.items())
-    refused(call(*ask, "--state", "full.safetensors"), "--state: needs --weights")
-    refused(call(*ask, "--weights", "w.safetensors"), "--weights: needs --state")
-    refused(call(*ask, "--weights", "w.pt"), "--weights", ".safetensors")
+    refused(call(*words, "--state", "full.safetensors"), "--state: needs --weights")
+    refused(call(*words, "--weights", "w.safetensors"), "--weights: needs --state")
+    refused(call(*words, "--weights", "w.pt"), "--weights", ".safetensors")
 
 
-def test_rewrite_writes_the_weights_at_the_positions_that_it_chose(here: Path):
-    from safetensors.torch import load_file, save_file
-
-    graph = archgraph.load("model.yaml")
-    state = archgraph.initial_state(graph, 0)
-    save_file({k: v.contiguous() for k, v in state.items()}, "full.safetensors")
-    scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
-    archgraph.Importance(scores, {}).save("scores.safetensors")
-    ask = ("rewrite", "model.yaml", "--take", "shares=0.5", "--take")
-    best = (*ask, "importance=scores.safetensors")
-    hint = "--state FILE --weights FILE keeps the positions that were chosen"
-    assert hint in call(*best, "-o", "small.yaml").output
-    assert hint not in call("rewrite", "model.yaml", "--take", "0.5", "-o", "first.yaml").output
-    axis, *_ = scores
-    assert hint in call(*ask, f"positions={{{axis}: [1, 0]}}", "-o", "chosen.yaml").output
-    files = ("--state", "full.safetensors", "--weights", "w.safetensors")
-    both = call(*best, "-o", "small.yaml", *files)
-    assert both.exit_code == 0 and hint not in both.output, both.output
-    expected = archgraph.take(graph, 0.5, importance=scores)
-    assert archgraph.load("small.yaml").state_names == expected.graph.state_names
-    pulled = expected.transfer.pull(state)
-    written = load_file("w.safetensors")
-    assert all(torch.equal(written[name], value) for name, value in pulled.items())
-    first = archgraph.take(graph, 0.5).transfer.pull(state)
-    assert not all(torch.equal(written[name], value) for name, value in first.items())
-    refused(call(*best, "--state", "full.safetensors"), "--state: needs --weights")
-    refused(call(*best, "--weights", "w.safetensors"), "--weights: needs --state")
+def test_a_rewrite_tells_how_to_keep_positions_only_where_it_chose_some(here: Path):
+    (axis, *_) = archgraph.axes(archgraph.load("model.yaml")).free
+    for chosen in ("shares=0.5", f"positions={{{axis.name}: [1, 0]}}"):
+        words = ("rewrite", "model.yaml", "--take", "shares=0.5", "--take", chosen)
+        told = call(*words[: None if "positions" in chosen else 4], "-o", "cut.yaml").output
+        assert ("keeps the positions that were chosen" in told) == ("positions" in chosen)
 
 
 def test_trace_says_what_cannot_be_captured(here: Path):
@@ -706,6 +667,7 @@ sections:
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("model", "experiment", "words"),
     [
@@ -831,26 +793,6 @@ def test_run_that_diverges_says_who_and_fails(here: Path):
     assert wild.exit_code == 1, wild.output
     assert "updates refused: client " in wild.stderr and "rounds 1–2" in wild.stderr
     assert "training has diverged" in wild.output
-
-
-@pytest.mark.full
-def test_compare_puts_seeds_together(here: Path):
-    for seed in (0, 1):
-        call("run", "experiment.yaml", "--out", f"runs/{seed}", "--set", f"seed={seed}")
-    shown = call("compare", "runs", "-o", "curves")
-    assert shown.exit_code == 0, shown.stderr
-    assert " ± " in shown.output and "wrote curves/worst.pdf" in shown.output
-    assert (here / "curves" / "worst.pdf").read_bytes().startswith(b"%PDF")
-    (group,) = json.loads(call("compare", "runs", "--json").output)["groups"]
-    assert (group["label"], group["strategy"], group["seeds"]) == ("quick", "heterofl", [0, 1])
-    assert 0 <= group["figures"]["worst_accuracy"]["mean"] <= 1
-    assert call("compare", "runs/0", "runs/1", "--csv").output.startswith("experiment,strategy,")
-    assert call("compare", "runs/0", "--markdown").output.startswith("| experiment | strategy |")
-    call("run", "experiment.yaml", "--out", "longer", "--set", "rounds=3")
-    differ = call("compare", "runs", "longer").output
-    assert "What they differ in" in differ and "quick (rounds=3)" in differ
-    refused(call("compare", "runs", "--json", "--csv"), "are mutually exclusive")
-    refused(call("compare", "nowhere"), "nowhere: not a run folder")
 
 
 def test_settings_are_checked_like_the_file(here: Path):

@@ -481,7 +481,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("about", MISTAKES)
 def test_a_mistake_is_located_and_says_what_to_do(
     about: str, here: Path, monkeypatch: pytest.MonkeyPatch

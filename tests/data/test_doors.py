@@ -296,27 +296,6 @@ def test_columns_of_a_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "task", "dtype"),
-    [
-        (["1", "2", "1", "2"], None, torch.int64),
-        (["a", "b", "a", "b"], "classification", torch.int64),
-        (["1", "2", "1", "2"], "regression", torch.float32),
-        (["1.5", "2", "1.5", "2"], "classification", torch.int64),
-    ],
-    ids=["integers", "text", "values", "classes"],
-)
-def test_what_a_target_is(tmp_path, values, task, dtype):
-    lines = "".join(f"{i},{value}\n" for i, value in enumerate(values))
-    file = write(tmp_path / "t.csv", f"x,y\n{lines}")
-    data = read_data(TableData(table=file, target="y", test=0.5), task)
-    assert data.train.targets.dtype == dtype and data.train.targets.dim() == 1
-    assert data.classes == (2 if dtype == torch.int64 else None)
-    column = TableData(table=file, target=("x",), columns=("y",))
-    several = read_data(column, "regression")
-    assert several.train.targets.shape[1:] == (1,)
-
-
-@pytest.mark.parametrize(
     ("task", "kind"),
     [(None, torch.int64), ("regression", torch.float32), ("classification", torch.int64)],
     ids=["none", "regression", "classification"],
@@ -745,29 +724,16 @@ def test_items_that_are_read_once_are_noted_where_they_change(source: str) -> No
     assert other == note.replace("train:", "test:")
 
 
-def test_items_that_no_seed_repeats_are_noted() -> None:
-    class Clock(Items):
-        def __getitem__(self, index: int) -> tuple[Any, int]:
-            return torch.tensor([time.perf_counter() % 1] * 6), int(self.targets[index])
-
-    clock = Clock(torch.rand(40, 6), torch.arange(40) % 3)
-    (note,) = dataset_of((clock, dataset_of_rows_pair())).notes
-    assert "train: items differ between two reads with the same seed" in note
-
-
-def dataset_of_rows_pair() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.rand(4, 6), torch.arange(4) % 3
-
-
-def test_a_generator_of_its_own_is_noted() -> None:
-    draws = random.Random(0)
+@pytest.mark.parametrize("draw", [time.perf_counter, random.Random(0).random])
+def test_items_that_no_seed_repeats_are_noted(draw: Any) -> None:
+    """Of a clock, and of a generator of their own."""
 
     class Own(Items):
         def __getitem__(self, index: int) -> tuple[Any, int]:
-            return self.inputs[index] + draws.random(), int(self.targets[index])
+            return self.inputs[index] + draw() % 1, int(self.targets[index])
 
-    own = Own(torch.rand(9, 6), torch.arange(9) % 3)
-    (note,) = dataset_of((own, dataset_of_rows_pair())).notes
+    rows = torch.rand(9, 6), torch.arange(9) % 3
+    (note,) = dataset_of((Own(*rows), rows)).notes
     assert "train: items differ between two reads with the same seed" in note
 
 

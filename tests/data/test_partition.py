@@ -361,38 +361,34 @@ def test_impossible_partitions_are_refused(options, message):
         partition(labels(), **options)
 
 
+ONE_CLASS = {"scheme": "classes", "per_client": 1}
+
+
 @pytest.mark.parametrize(
-    ("shares", "options", "message"),
+    ("targets", "tiers", "shares", "options", "message"),
     [
-        ({"strong": 0.001}, {}, r"shares.strong: too few examples; found 1; .* each of its 2"),
-        ({"strong": 0.995}, {}, r"impossible number of clients; found 6; .* of the 3 examples"),
         (
-            {"strong": 0.5},
-            {"scheme": "classes", "per_client": 1, "min_size": 45},
+            labels(), KINDS, {"strong": 0.001}, {},
+            r"shares.strong: too few examples; found 1; .* each of its 2",
+        ),
+        (
+            labels(), KINDS, {"strong": 0.995}, {},
+            r"impossible number of clients; found 6; .* of the 3 examples",
+        ),
+        (
+            labels(), KINDS, {"strong": 0.5}, {**ONE_CLASS, "min_size": 45},
             r"client 0: too few examples; .* at least 45 \(data\.partition\.min_size\)",
         ),
+        (  # a client is called by its own number
+            np.arange(90) % 3, KINDS[1:4], {"strong": 0.5}, {**ONE_CLASS, "min_size": 16},
+            "client 1: too few examples",
+        ),
+        (
+            np.zeros((30, 4), np.int64), ["all"] * 2, {}, {"scheme": "dirichlet"},
+            r"not one class per example.*found dirichlet; expected iid or whole",
+        ),
     ],
-)
-def test_impossible_shares_are_refused(shares, options, message):
+)  # fmt: skip
+def test_impossible_shares_are_refused(targets, tiers, shares, options, message):
     with pytest.raises(DataError, match=message):
-        allot(labels(), tiers=KINDS, shares=shares, **{"min_size": 1, **options})
-
-
-def test_a_client_with_too_few_examples_is_called_by_its_own_number():
-    kinds = ["strong", "weak", "weak"]
-    with pytest.raises(DataError, match=r"client 1: too few examples"):
-        allot(np.arange(90) % 3, tiers=kinds, shares={"strong": 0.5},
-              scheme="classes", per_client=1, min_size=16)  # fmt: skip
-
-
-def test_text_cannot_be_split_by_classes():
-    with pytest.raises(
-        DataError, match=r"not one class per example.*found dirichlet; expected iid or whole"
-    ):
-        partition(np.zeros((30, 4), np.int64), clients=2, scheme="dirichlet")
-
-
-def test_nothing_is_printed(capfd):
-    partition(labels(), clients=3, scheme="dirichlet", alpha=0.5, seed=0)
-    partition(labels(), clients=2, scheme="classes", per_client=1, seed=0)  # eight classes unowned
-    assert capfd.readouterr() == ("", "")
+        allot(targets, tiers=tiers, shares=shares, **{"min_size": 1, **options})

@@ -83,7 +83,7 @@ def flower(name: str) -> Callable[..., tuple[np.ndarray, ...]]:
     return scheme
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_every_example_goes_where_flwr_datasets_puts_it(name, options):
     original = flower(name)

@@ -166,8 +166,7 @@ def test_one_logit_of_two_classes_is_trained_by_binary_cross_entropy(squeeze: bo
     loss(model(INPUTS).flatten(), TRUE.float()).backward()
     optimiser.step()
     trained = next(m.state for m in run.models if m.name == "global")
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(trained[name], value, atol=1e-6, rtol=0)
+    torch.testing.assert_close(trained, model.state_dict(), atol=1e-6, rtol=0)
     figures = run.rounds[-1]["evaluation"]["models"]["global"]
     said = model(INPUTS).flatten()
     assert figures["accuracy"] == float(((said > 0) == TRUE).double().mean())

@@ -258,8 +258,7 @@ def test_padding_never_changes_a_run(files, tmp_path, strategy):
         run = ag.run(file, progress=False)
         assert int((run.experiment.data.train.targets != IGNORED).sum(1).max()) < 24  # none is cut
         weights.append(next(m for m in run.models if m.name == "global").state)
-    for name, value in weights[0].items():
-        torch.testing.assert_close(value, weights[1][name], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- the same rows by every door

@@ -40,6 +40,12 @@ def test_words_on_paper_sections_and_blocks(words, dark):
     assert min(contrast(shown(words), shown(one)) for one in behind) >= 4.5
 
 
+def test_words_on_every_fill_of_a_picture():
+    fills = [colours.blend(colours.SCALE, i / 100) for i in range(101)]
+    filled = (*fills, colours.INPUT, colours.OUTPUT)
+    assert min(contrast(colours.INK, fill) for fill in filled) >= 4.5
+
+
 # Linear RGB as eyes without one kind of cone see it. Source: Machado and others, 2009.
 SEEN = {
     "all": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],

@@ -61,18 +61,6 @@ def nodes_of(dot: pygraphviz.AGraph) -> dict[str, list[str]]:
     return found
 
 
-def contrast(a: str, b: str) -> float:
-    """Contrast ratio of two colours, 1 to 21 (WCAG 2.2)."""
-
-    def luminance(colour: str) -> float:
-        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    dark, light = sorted((luminance(a), luminance(b)))
-    return (light + 0.05) / (dark + 0.05)
-
-
 @checked
 @given(shape=shapes, detail=st.sampled_from(["block", "node"]), aux=st.booleans())
 def test_every_node_appears_once(residual: Net, shape, detail, aux: bool):
@@ -172,13 +160,6 @@ def test_a_file_is_written_whole_or_not_at_all(residual: Net, tmp_path: Path):
     assert (tmp_path / "file").read_text() == "kept"
     with pytest.raises(RunError, match="Graphviz cannot draw this"):
         render("digraph {", "svg")
-
-
-def test_dark_text_is_readable_on_every_fill():
-    fills = [colours.blend(colours.SCALE, i / 100) for i in range(101)]
-    fills += [colours.INPUT, colours.OUTPUT, colours.BLOCK, colours.SECTION, colours.PAPER]
-    assert min(contrast(colours.INK, fill) for fill in fills) >= 4.5  # WCAG AA
-    assert contrast(colours.QUIET, colours.PAPER) >= 4.5
 
 
 @given(st.floats(0, 1))

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import bench_gpu
 
 
+@pytest.mark.full
 def test_a_trial_gives_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     bench_gpu.main(["--dry"])
     lines = capsys.readouterr().out.splitlines()

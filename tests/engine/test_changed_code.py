@@ -84,6 +84,7 @@ def named(run: Run) -> list[str]:
     return [name for note in notes for name in re.findall(r"\w+57", note)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_that_changed_is_named_for_good_and_no_other(go: Callable[..., Run], name: str):
     assert not named(go())

@@ -89,6 +89,7 @@ def weights_of(task: str, classes: int) -> list[dict[str, Any]]:
 LAWS = [(task, i) for task in TASK for i in range(4)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("task", "index"), LAWS)
 def test_minibatches_and_clients_together_are_one_batch_of_all(task, index):
     """Accumulated minibatches, or the mean of clients that each make one step, are one step."""
@@ -167,6 +168,7 @@ def of_examples(said, targets):
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("task", ["classification", "next_token"])
 @pytest.mark.parametrize("name", ["mean", "masked", "of_targets", "of_examples"])
 def test_objectives_of_ones_own_count_as_the_tasks_loss_does(task, name, tmp_path, monkeypatch):
@@ -195,6 +197,7 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_a_client_without_a_counted_target_changes_nothing(rules):
     torch.manual_seed(0)

@@ -38,16 +38,6 @@ def test_a_result_is_examined_on_one_thread_where_the_client_worked(experiment, 
     assert all(one["facts"][1] == 1 for one in found)
 
 
-def test_findings_have_the_same_bits_in_whatever_process(experiment, mean):
-    found: dict[int, list[State]] = {1: [], 2: []}
-    for workers, kept in found.items():
-        seen = lambda result, kept=kept: kept.append(result.findings)  # noqa: E731  # of this run
-        execute(experiment(mean(find=look, seen=seen), engine=EngineSpec(workers=workers)))
-    assert len(found[1]) == len(found[2]) > 3
-    for one, two in zip(*found.values(), strict=True):
-        assert torch.equal(one["sum"], two["sum"]) and torch.equal(one["first"], two["first"])
-
-
 def test_findings_lie_in_memory_as_in_a_file_in_whatever_process(experiment, mean):
     """A sum over what is transposed or expanded has other bits than over a copy in order."""
 

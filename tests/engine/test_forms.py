@@ -137,6 +137,7 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_entries_of_eight_bits_stay_as_they_are(rules, tmp_path):
     torch.manual_seed(0)

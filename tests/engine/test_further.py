@@ -152,6 +152,7 @@ def test_models_are_tested_on_the_clients_whose_own_they_are(write):
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [("flexifed", {}), ("heterofl", LOCAL)],

@@ -64,7 +64,7 @@ def run(model: object, targets: object = TARGETS, inputs: object = INPUTS, **key
     return ag.run(said | keys, data=data, progress=False)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("weight", [None, 0.3])
 def test_training_is_on_the_main_result_and_weighted_auxiliary_ones(form, weight) -> None:
@@ -129,6 +129,7 @@ class Masked(nn.Module):
         return self.o(((h @ h.transpose(1, 2) + self.mask).softmax(-1) @ h).mean(1))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("fill", [-math.inf, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize(
     ("strategy", "aggregate"),

@@ -39,6 +39,7 @@ def write(folder: Path, client: str, strategy: str, change: str = "") -> Path:
     return file
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("added", ADDED)
 @pytest.mark.parametrize("strategy", ["heterofl: {mode: dynamic}", "inclusivefl: {}", "fedfa: {}"])
 def test_what_no_mean_reaches_stays_with_its_client(

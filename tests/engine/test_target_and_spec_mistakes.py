@@ -479,7 +479,7 @@ SPECS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("about", TARGETS)
 def test_targets_that_are_not_understood_are_answered(about: str) -> None:
     targets, task, outs, message = TARGETS[about]
@@ -491,7 +491,7 @@ def test_targets_that_are_not_understood_are_answered(about: str) -> None:
     assert str(error.value) == message
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("about", SPECS)
 def test_mistakes_in_files_are_answered(about: str, tmp_path, monkeypatch) -> None:
     file, old, new, message = SPECS[about]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -138,6 +138,7 @@ MISTAKES = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("wrong", MISTAKES, ids=[w.about.replace(" ", "_") for w in MISTAKES])
 def test_mistakes_are_answered_before_the_first_round(tmp_path, wrong):
     inputs = torch.zeros(6, 4)
@@ -155,18 +156,3 @@ rounds: 1
     (tmp_path / "e.yaml").write_text(text)
     with pytest.raises(ag.ArchGraphError, match=re.escape(wrong.said)):
         first_state(prepare(tmp_path / "e.yaml", data=data, python=True))
-
-
-@pytest.mark.parametrize(
-    ("targets", "classes", "said"),
-    [
-        (torch.tensor([0, 3]), 3, "label out of range; found 0…3; expected classes 0…2"),
-        (torch.tensor([0, -1]), 3, "label out of range; found -1…0; expected classes 0…2"),
-        (torch.tensor([0.0, torch.nan]), None, "targets are not finite"),
-    ],
-    ids=["too_large", "negative", "not_a_number"],
-)
-def test_targets_that_cannot_be_learned_are_answered(targets, classes, said):
-    split: Any = Split(torch.zeros(2, 4), targets)
-    with pytest.raises(ag.DataError, match=re.escape(said)):
-        Dataset("made", "tensor", classes, (4,), split, split)

@@ -459,6 +459,10 @@ attack: {fraction: 0.2, intensity: 20}
         ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
          "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg; "
          "expected one, e.g. {fedfa: {}}"),
+        ("engine: local", "evaluate: {after: 0}",
+         "e.yaml:10: evaluate.after: has a wrong value; found 0; expected more than 0"),
+        ("engine: local", "evaluate: {fine_tune: 1.5}",
+         "e.yaml:10: evaluate.fine_tune: has a wrong value; found 1.5; expected an integer"),
         ("rounds: 3", "rounds: three",
          "e.yaml:8: rounds: has a wrong value; found 'three'; expected an integer"),
         ("rounds: 3\nsample: 0.5", "rounds: three\nsample: 1.5",

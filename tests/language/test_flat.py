@@ -28,7 +28,7 @@ TINY = parse(
 )
 
 
-@at_most(30)
+@at_most(15)
 @given(strategies.graphs)
 def test_reading_is_the_inverse_of_writing(graph: ArchGraph) -> None:
     for pairs in (graph.inputs, graph.updates, graph.sections):

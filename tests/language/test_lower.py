@@ -293,6 +293,7 @@ def test_a_step_computes_what_torch_computes(
             assert torch.equal(module.state_dict()[f"s.{stem}.{key}"], value)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_is_torchs(fused: bool, causal: bool) -> None:

@@ -45,6 +45,7 @@ def test_handmade_models_come_back(name, tmp_path):
         torch.testing.assert_close(back.state[key], tensor, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.full
 def test_a_transformer_comes_back_with_the_names_of_its_results(tmp_path):
     bert = FOREIGN["bert"]()
     graph, state = ag.trace(bert.model.eval(), *bert.args, **bert.kwargs)

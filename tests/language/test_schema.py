@@ -83,7 +83,7 @@ def test_every_step_of_the_table_is_tried() -> None:
     assert set(STEPS) <= tried | elsewhere
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -120,6 +120,10 @@ def test_flat_and_python_models_are_valid() -> None:
         ("experiment", EXPERIMENT, "dirichlet", "dirichelt"),
         ("experiment", EXPERIMENT, "rounds: 3", "rounds: three"),
         ("experiment", EXPERIMENT, "engine: local", "engine: loacl"),
+        ("experiment", EXPERIMENT, "engine: local", "evaluate: {after: 0}"),
+        ("experiment", EXPERIMENT, "engine: local", "evaluate: {after: -0.5}"),
+        ("experiment", EXPERIMENT, "engine: local", "evaluate: {fine_tune: 0}"),
+        ("experiment", EXPERIMENT, "engine: local", "evaluate: {fine_tune: 1.5}"),
     ],
 )
 def test_malformed_families_and_experiments_are_invalid(

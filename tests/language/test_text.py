@@ -16,7 +16,7 @@ from tests.examples import at_most
 from tests.language import strategies
 
 
-@at_most(40)
+@at_most(20)
 @given(strategies.graphs)
 def test_parsing_is_the_inverse_of_printing(graph: ArchGraph) -> None:
     back = text.parse(str(graph))

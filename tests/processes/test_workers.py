@@ -25,6 +25,7 @@ from archgraph.processes.process import Died
 from archgraph.processes.workers import LEAST, LEAST_AGAIN, Workers
 from archgraph.states import wire
 from tests.engine.families import DIGITS, STRATEGIES, experiment_of, result
+from tests.runs import same_bits
 
 
 def test_there_is_no_other_strategy() -> None:
@@ -33,15 +34,18 @@ def test_there_is_no_other_strategy() -> None:
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_has_the_same_bits_in_processes(name: str, tmp_path) -> None:
+def test_every_strategy_has_the_same_bits_in_processes_and_when_it_goes_on(name, tmp_path) -> None:
     spec = ag.load_experiment(experiment_of(name, tmp_path))
-    runs = [
-        ag.run(spec.model_copy(update={"engine": EngineSpec(workers=workers)}), progress=False)
-        for workers in (1, 2)
-    ]
-    one, two = map(result, runs)
-    assert one == two
-    assert runs[0].rounds[1]["clients"]
+    alone, apart = (
+        spec.model_copy(update={"engine": EngineSpec(workers=workers)}) for workers in (1, 2)
+    )
+    one, two = (
+        ag.run(asked, out=tmp_path / folder, progress=False)
+        for asked, folder in ((alone, "one"), (apart, "two"))
+    )
+    assert result(one) == result(two) and one.rounds[1]["clients"]
+    ag.run(alone, out=tmp_path / "one", resume_from=1, progress=False)
+    same_bits(tmp_path / "one", tmp_path / "two")
 
 
 def test_the_bits_are_those_of_one_process_for_three_too(experiment, mean) -> None:

@@ -395,7 +395,7 @@ def test_no_part_of_the_rounds_is_refused(tmp_path: Path, last: float):
         comparison([tmp_path], last=last)
 
 
-def test_json_csv_and_the_table_tell_tiers_and_how_many_tests(tmp_path: Path):
+def test_every_form_tells_the_same_the_tiers_and_how_many_tests(tmp_path: Path):
     for seed, low in ((0, 0.4), (1, 0.6)):
         made(tmp_path / f"{seed}", accuracies(low, 0.8), seed=seed, every=1, matched=True)
     found = comparison([tmp_path], tiers=True, last=0.5)
@@ -410,6 +410,9 @@ def test_json_csv_and_the_table_tell_tiers_and_how_many_tests(tmp_path: Path):
     table = found.tables()[0]
     assert dict(zip(table.columns, table.rows[0], strict=True))["tests"] == "2"
     assert "averaged over the tests of the last 50 % of the rounds" in found.markdown()
+    assert "global_accuracy" not in row
+    shown = f"{100 * mean:.2f} ± {100 * deviation:.2f}"
+    assert f"| {shown} |" in found.markdown() and shown.replace("±", r"$\pm$") in found.latex()
 
 
 def test_the_command_takes_tiers_and_the_last_rounds(tmp_path: Path):
@@ -426,20 +429,7 @@ def test_the_command_takes_tiers_and_the_last_rounds(tmp_path: Path):
     refused = call("--last", "0")
     assert refused.exit_code != 0
     assert "last: no part of the rounds" in refused.stderr
-
-
-def test_json_csv_and_markdown_say_the_same(tmp_path: Path):
-    for seed in (0, 1):
-        made(tmp_path / f"{seed}", accuracies(0.5 + seed / 10, 0.8), seed=seed)
-    found = comparison([tmp_path])
-    plain = json.loads(json.dumps(found.plain()))
-    mean = plain["groups"][0]["figures"]["worst_accuracy"]["mean"]
-    (row,) = csv.DictReader(found.csv().splitlines())
-    assert float(row["worst_accuracy"]) == mean == pytest.approx(0.55, abs=1e-12)
-    assert float(row["worst_accuracy_std"]) == pytest.approx(0.1 / 2**0.5, abs=1e-12)
-    assert "global_accuracy" not in row
-    assert "| tiny | fedfa | 2 | 4 | 55.00 ± 7.07 |" in found.markdown()
-    assert "55.00 $\\pm$ 7.07" in found.latex()
+    assert "are mutually exclusive" in call("--json", "--csv").stderr
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6))

@@ -111,6 +111,7 @@ def test_watch_is_gone_and_names_its_successor():
     assert said.exit_code == 2 and "archgraph report RUN --follow" in " ".join(said.output.split())
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("writer")
 def test_the_command_ends_by_ctrl_c_and_its_page_does_not_reload(folder: Path):
     command = [sys.executable, "-m", "archgraph", "report", str(folder), "--follow"]

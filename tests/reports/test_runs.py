@@ -78,14 +78,6 @@ def test_a_line_that_a_crash_cut_off_is_left_out(folder: Path):
     assert [item["round"] for item in read_run(folder).rounds] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("damage", ["nonsense", "[]", '{"evaluation": {}}', '{"round": null}'])
-def test_a_damaged_line_is_named(folder: Path, damage: str):
-    with (folder / "metrics.jsonl").open("a") as stream:
-        stream.write(damage + "\n")
-    with pytest.raises(RunError, match=r"metrics\.jsonl:4: damaged line"):
-        read_run(folder)
-
-
 def test_a_run_is_shown_whose_experiment_has_a_flipped_bit(folder: Path):
     with (folder / "run.yaml").open("ab") as stream:
         stream.write(b"# \xff")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.federation import LocalOptions, Train, configure
+from archgraph.federation import LocalOptions, Train
 from archgraph.strategies.allsmall import AllSmall
 from archgraph.strategies.fedavg import FedAvg
 
@@ -25,30 +22,6 @@ def tiers(lab):
         "slim": ag.take(lab.graph, 0.5),
         "flat": ag.shorten(lab.graph, {"layer1": 2, "layer2": 2}),
     }
-
-
-@settings(max_examples=6)
-@given(seed=st.integers(0, 2**31), counts=st.lists(st.integers(1, 500), min_size=1, max_size=4))
-@pytest.mark.parametrize("norm", NORMS)
-def test_with_one_architecture_it_is_fedavg_bit_for_bit(lab, norm, seed, counts):
-    world = lab.uniform(len(counts), seed=seed, examples=counts)
-    for weights in ("examples", "uniform"):
-        one, two = (
-            lab.one_round(
-                make(norm=norm, weights=weights),
-                world,
-                lambda t: lab.random_state(t.state, seed + t.client),
-            )
-            for make in (FedAvg, AllSmall)
-        )
-        assert one[0].keys() == two[0].keys()
-        assert all(torch.equal(two[0][k], v) for k, v in one[0].items())
-        for mine, theirs in zip(one[1].values(), two[1].values(), strict=True):
-            assert (mine.graph, mine.private, mine.program) == (
-                theirs.graph,
-                theirs.private,
-                theirs.program,
-            )
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -99,39 +72,6 @@ def test_of_equally_small_ones_it_is_the_first(lab, tiers):
     assert AllSmall().small(world).name == "b"
 
 
-def test_the_mean_is_weighted_by_examples_or_uniform(tiny):
-    world = tiny.uniform(2, examples=[30, 10])
-    for weights, mean in (("examples", 0.25), ("uniform", 0.5)):
-        after, _ = tiny.one_round(
-            configure("allsmall", {"weights": weights}),
-            world,
-            lambda t: {k: v * 0 + t.client for k, v in tiny.state.items()},
-        )
-        assert all(torch.equal(v, torch.full_like(v, mean)) for v in after.values())
-
-
-def test_the_order_of_clients_does_not_matter(lab, tiers):
-    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim", "flat"])
-    runs = [
-        lab.one_round(
-            AllSmall(), world, lambda t: lab.random_state(t.state, t.client), order=order
-        )[0]
-        for order in itertools.permutations(range(3))
-    ]
-    for other in runs[1:]:
-        for name, value in runs[0].items():
-            torch.testing.assert_close(other[name], value, rtol=1e-6, atol=1e-6)
-
-
-def test_a_round_without_results_changes_nothing(lab, tiers):
-    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim"])
-    strategy = AllSmall()
-    state = strategy.init(world)
-    after = strategy.receive(world, state, iter(()), 1)
-    assert after.tensors.keys() == state.tensors.keys()
-    assert all(torch.equal(after.tensors[k], v) for k, v in state.tensors.items())
-
-
 @pytest.mark.parametrize("norm", NORMS)
 def test_strong_and_weak_are_tested_apart_on_the_same_model(lab, tiers, norm):
     world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim", "full"])
@@ -156,11 +96,3 @@ def test_passes_of_its_own_are_local_training_of_so_many(lab):
     plain = task.program(lab.work_of(task, data, LocalOptions(epochs=2, lr=0.05, batch=4)))
     assert tuned.metrics["seen"] == 2 * data.examples
     assert all(torch.equal(tuned.state[k], v) for k, v in plain.state.items())
-
-
-def test_classes_that_a_client_lacks_can_be_masked(lab):
-    world = lab.uniform(1)
-    for masked in (False, True):
-        strategy = AllSmall(mask_absent=masked)
-        program = strategy.send(world, strategy.init(world), 0, 1).program
-        assert dataclasses.asdict(program)["objective"]["mask_absent"] == masked  # type: ignore[call-overload]

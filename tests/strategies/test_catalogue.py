@@ -22,7 +22,7 @@ REWRITES = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", sorted(REWRITES))
 @pytest.mark.parametrize("name", strategy_names())
 def test_a_strategy_takes_the_clients_that_it_says_it_serves(lab: Any, name: str, kind: str):
@@ -37,6 +37,30 @@ def test_a_strategy_takes_the_clients_that_it_says_it_serves(lab: Any, name: str
     else:
         with pytest.raises(ag.RunError):
             strategy().init(world)
+
+
+PARTS = REWRITES | {"skipped": lambda graph: ag.skip(graph, ["layer1.1"])}
+EXITS = r"tier part: .* up to one of its exits.*add_exits.*ends_after.*nefl"
+FIRST = r"tier part: .*first layers.*nefl and fedfa.*heterofl"
+REFUSED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("fedavg", "width", r"client 0 \(part\): FedAvg averages one architecture", {}),
+    ("fedrolex", "depth", "tier part: FedRolex only narrows .* fedfa, nefl", {}),
+    ("fiarse", "depth", "tier part: structured FIARSE only narrows", {"structured": True}),
+    ("inclusivefl", "width", FIRST, {}),
+    ("inclusivefl", "skipped", FIRST, {}),
+    ("depthfl", "depth", EXITS, {}),
+    ("scalefl", "depth", EXITS, {}),
+)
+
+
+@pytest.mark.parametrize(("name", "part", "message", "options"), REFUSED)
+def test_clients_of_another_kind_are_refused_with_what_serves_them(
+    lab, name, part, message, options
+):
+    tiers = {"part": PARTS[part](lab.graph), "whole": ag.Rewritten.identity(lab.graph)}
+    world = lab.make_world(lab.graph, lab.state, tiers, ["part", "whole"])
+    with pytest.raises(ag.RunError, match=message):
+        configure(name, options).init(world)
 
 
 @pytest.mark.parametrize("name", strategy_names())

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.data import load_dataset
-from archgraph.data.partition import allot, class_histogram
-from archgraph.engine import execute
-from archgraph.engine.experiment import Experiment
 from archgraph.federation import (
-    Client,
     LocalOptions,
     Outcome,
     ServerState,
     Strategy,
-    Tier,
     World,
-    configure,
 )
-from archgraph.language.experiment import EvaluateSpec
-from archgraph.strategies.allsmall import AllSmall
 from archgraph.strategies.exclusivefl import ExclusiveFL
 from archgraph.strategies.fedavg import FedAvg
 
@@ -67,23 +55,6 @@ def models(strategy: Strategy, world: World, state: ServerState):
 
 def same(one, two) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[k], v) for k, v in two.items())
-
-
-@settings(max_examples=6)
-@given(seed=st.integers(0, 2**31), counts=st.lists(st.integers(1, 500), min_size=1, max_size=4))
-@pytest.mark.parametrize("norm", NORMS)
-def test_with_one_architecture_it_is_fedavg_bit_for_bit(lab, norm, seed, counts):
-    world = lab.uniform(len(counts), seed=seed, examples=counts)
-    for weights in ("examples", "uniform"):
-        one, two = (
-            after_round(
-                make(norm=norm, weights=weights),
-                world,
-                lambda t: lab.random_state(t.state, seed + t.client),
-            )
-            for make in (FedAvg, ExclusiveFL)
-        )
-        assert same(two.group(lab.graph.digest), one.group("global"))
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -173,59 +144,6 @@ def test_a_group_starts_as_its_first_tier_does(lab, tiers):
     assert same(state.group(tiers["slim"].graph.digest), drawn["slim"])
 
 
-def test_the_mean_is_weighted_by_examples_or_uniform(tiny):
-    world = tiny.uniform(2, examples=[30, 10])
-    for weights, mean in (("examples", 0.25), ("uniform", 0.5)):
-        state = after_round(
-            configure("exclusivefl", {"weights": weights}),
-            world,
-            lambda t: {k: v * 0 + t.client for k, v in tiny.state.items()},
-        )
-        found = state.group(tiny.graph.digest)
-        assert found and all(torch.equal(v, torch.full_like(v, mean)) for v in found.values())
-
-
-def test_the_order_of_clients_does_not_matter(lab, tiers):
-    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim", "thin", "full"])
-    runs = [
-        after_round(
-            ExclusiveFL(), world, lambda t: lab.random_state(t.state, t.client), order=order
-        )
-        for order in itertools.islice(itertools.permutations(range(4)), 0, 24, 5)
-    ]
-    for other in runs[1:]:
-        assert other.tensors.keys() == runs[0].tensors.keys()
-        for name, value in runs[0].tensors.items():
-            torch.testing.assert_close(other.tensors[name], value, rtol=1e-6, atol=1e-6)
-
-
-def test_results_are_taken_one_at_a_time(lab, tiers):
-    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim", "full"])
-    strategy = ExclusiveFL()
-    state = strategy.init(world)
-    taken = []
-
-    def stream():
-        for client in range(3):
-            task = strategy.send(world, state, client, 1)
-            update = lab.random_state(task.state, client)
-            taken.append(client)
-            yield task.result(Outcome(update), 10)
-            for value in update.values():
-                if value.is_floating_point():
-                    value.fill_(float("nan"))
-
-    after = strategy.receive(world, state, stream(), 1)
-    assert taken == [0, 1, 2]
-    assert all(v.isfinite().all() for v in after.tensors.values())
-
-
-def test_a_round_without_results_changes_nothing(lab, tiers):
-    world = lab.make_world(lab.graph, lab.state, tiers, ["full", "slim"])
-    state = ExclusiveFL().init(world)
-    assert ExclusiveFL().receive(world, state, iter(()), 1) is state
-
-
 @pytest.mark.parametrize("norm", NORMS)
 def test_every_client_is_tested_on_its_groups_model(lab, tiers, norm):
     world = lab.make_world(lab.graph, lab.state, tiers, ["slim", "full", "slim"])
@@ -241,53 +159,3 @@ def test_every_client_is_tested_on_its_groups_model(lab, tiers, norm):
         assert model.program is None
     held = {k for k in lab.state if "running" in k or "tracked" in k}
     assert strategy.send(world, state, 1, 2).private == (held if norm == "local" else set())
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(("make", "groups"), [(ExclusiveFL, 2), (AllSmall, 1)])
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path, make, groups):
-    data = load_dataset("digits", limit=120)
-    names = ["slim", "full", "thin", "full"]
-    shares = allot(data.train.targets, tiers=["all"] * 4, scheme="iid", seed=0)
-    nets = {}
-    torch.manual_seed(0)
-    for name, width in (("full", 12), ("slim", 5), ("thin", 5)):
-        net = torch.nn.Sequential(
-            torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU(),
-            torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 10),
-        )  # fmt: skip
-        traced = ag.trace(net, torch.zeros(2, 1, 8, 8))
-        graph = traced.graph
-        nets[name] = Tier(name, graph, ag.Transfer.identity(graph), traced.state, own=True)
-    clients = tuple(
-        Client(
-            i, name, len(own),
-            tuple(class_histogram(data.train.targets[torch.from_numpy(own)], 10).tolist()),
-        )
-        for i, (name, own) in enumerate(zip(names, shares, strict=True))
-    )  # fmt: skip
-    nothing = ag.ArchGraph(inputs=(), params=(), nodes=(), outputs=())
-    world = World(nothing, {}, clients, tuple(nets.values()), 10, rounds=3, seed=0)
-
-    def setup(strategy: Strategy) -> Experiment:
-        local, evaluate = LocalOptions(lr=0.05, batch=16), EvaluateSpec(batch=200)
-        return Experiment(world, strategy, data, shares, local, evaluate, sampled=3)
-
-    class Stop(BaseException):
-        pass
-
-    @dataclasses.dataclass(frozen=True)
-    class Dies(make):  # type: ignore[valid-type, misc]  # one of two classes
-        def begin(self, world, state, round, sampled):
-            if round == 3:
-                raise Stop
-            return super().begin(world, state, round, sampled)
-
-    whole = execute(setup(make()), out=tmp_path / "whole", progress=False)
-    with pytest.raises(Stop):
-        execute(setup(Dies()), out=tmp_path / "broken", progress=False)
-    resumed = execute(setup(make()), out=tmp_path / "broken", resume=True, progress=False)
-    assert same(resumed.server.tensors, whole.server.tensors)
-    assert len({k.partition("/")[0] for k in whole.server.tensors}) == groups
-    models_ = whole.rounds[-1]["evaluation"]["models"]
-    assert set(models_) == {"full", "slim", "thin"}

@@ -19,8 +19,6 @@ from archgraph.strategies.depthfl import (
 )
 from archgraph.strategies.scalefl import EarlyExits, ScaleFL
 
-BOTH = [DepthFL(), ScaleFL()]
-
 
 @pytest.fixture(scope="module")
 def early(lab):
@@ -258,16 +256,6 @@ def test_depthfl_answers_with_the_mean_of_its_exits(early, tiers):
     assert models["second"].predict == MeanLogits(("layer1", "layer2.0"))
     outputs = {"layer1": logits(1, 2, 3), "layer2.0": logits(3, 2, 0)}
     assert MeanLogits(("layer1", "layer2.0"))(outputs)[0].tolist() == [2.0, 2.0, 1.5]
-
-
-@pytest.mark.parametrize("strategy", BOTH, ids=["depthfl", "scalefl"])
-def test_a_network_without_exits_is_refused_with_what_to_write(lab, strategy):
-    short = ag.shorten(lab.graph, {"layer1": 1})
-    world = lab.make_world(lab.graph, lab.state, {"short": short}, ["short"])
-    with pytest.raises(
-        ag.RunError, match=r"tier short: .* up to one of its exits.*add_exits.*ends_after.*nefl"
-    ):
-        strategy.init(world)
 
 
 def test_depthfl_refuses_narrow_tiers_and_names_scalefl(early):

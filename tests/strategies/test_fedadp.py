@@ -20,7 +20,6 @@ from archgraph.federation import Result, ServerState, Tier, World, configure, se
 from archgraph.rewrites import laws
 from archgraph.states import signature
 from archgraph.strategies.fedadp import FedADP, Mode, growth_fit, unit_copies
-from archgraph.strategies.fedavg import FedAvg
 from archgraph.studies import load_study
 from archgraph.studies.spec import cells
 
@@ -65,7 +64,7 @@ def gap(graph: ag.ArchGraph, tier, mode: Mode = "paper", *, seed=1, approximate=
 # ---------------------------------------------------------------- growing (Algorithm 2, to-deeper)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["weak", "flat", "least", "slim", "full"])
 def test_a_grown_model_computes_the_clients_function(lab, name, mode):
@@ -90,6 +89,7 @@ class Chain(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_narrow_client_may_lack_several_layers_in_a_row(depth):
     whole = ag.trace(Chain(8, 5), torch.randn(2, 3)).graph
@@ -213,6 +213,7 @@ def _update(lab, graph: ag.ArchGraph, seed: int) -> dict[str, Tensor]:
     return lab.random_state(ag.build(graph).state_dict(), seed)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("redraw", [False, True])
 def test_a_round_of_all_vggs_covers_everything_equally(lab, narrow_vgg, redraw):
     strategy = FedADP(redraw=redraw)
@@ -303,8 +304,7 @@ def test_a_block_may_be_gone_that_only_the_clients_width_allows_to_leave_out(lab
     found = growth_fit(graph, tier.graph, tier.transfer, "net2net", 1)
     own = lab.random_state(ag.initial_state(tier.graph), 1)
     back = found.sent(found.grown(own, ag.initial_state(graph)))
-    for name, value in own.items():
-        torch.testing.assert_close(back[name], value)
+    torch.testing.assert_close(back, own)
 
 
 def test_missing_blocks_start_as_the_identity_and_new_units_share_their_weights(lab, tiers):
@@ -388,6 +388,7 @@ def test_the_mean_of_grown_models(lab, hidden):
         torch.testing.assert_close(uniform[name], 0.5 * value + 0.5 * full[name])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["weak", "flat", "least", "slim", "full"])
 def test_net2net_merges_what_was_copied(lab, tiers, name):
     tier = tiers[name]
@@ -447,16 +448,6 @@ def test_clients_may_name_their_leaves_otherwise(lab, hidden):
 
 
 # ---------------------------------------------------------------- rounds
-
-
-@pytest.mark.parametrize("norm", ["averaged", "static", "local"])
-@pytest.mark.parametrize("mode", MODES)
-def test_one_architecture_is_fedavg_bit_for_bit(lab, norm, mode):
-    world = lab.uniform(3, examples=[3, 50, 7])
-    update = lambda task: lab.random_state(task.state, task.client)  # noqa: E731
-    after, _ = lab.one_round(FedADP(norm=norm, narrow=mode), world, update)
-    expected, _ = lab.one_round(FedAvg(norm=norm), world, update)
-    assert all(torch.equal(after[k], v) for k, v in expected.items())
 
 
 @pytest.mark.parametrize("mode", MODES)

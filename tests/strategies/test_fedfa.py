@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import archgraph as ag
-from archgraph.federation import Model, Outcome, Result, Task, TaskLoss, Train
+from archgraph.federation import Model, Outcome, Result, Task, TaskLoss
 from archgraph.module.initial import initial_state
 from archgraph.states.ranks import SAMPLE, squares_between
 from archgraph.strategies.fedfa import (
@@ -284,16 +284,6 @@ def test_grafting_completes_the_aggregation(lab, tiers):
         assert torch.equal(inside, torch.full_like(inside, 1.5))
 
 
-def test_clients_get_the_first_blocks_and_the_first_channels(lab, tiers):
-    world = lab.make_world(lab.graph, lab.state, tiers, ["weak"])
-    _, tasks = lab.one_round(FedFA(), world, lambda t: t.state)
-    task = tasks[0]
-    assert task.graph == tiers["weak"].graph
-    assert not any(".2." in name for name in task.state)
-    sent, whole = task.state["layer2.1.conv1.weight"], lab.state["layer2.1.conv1.weight"]
-    assert torch.equal(sent, whole[:6, :6])
-
-
 @pytest.mark.parametrize(
     ("variant", "depths", "width"), [("both", 2, 6), ("depth", 2, 12), ("width", 3, 6)]
 )
@@ -309,15 +299,6 @@ def test_variants_free_depth_width_or_both(lab, tiers, variant, depths, width):
     x = torch.randn(2, 1, 8, 8)
     for model in strategy.evaluated(world, strategy.init(world)):
         assert ag.build(model.graph, model.state)(x).shape == (2, 5)
-
-
-def test_alpha_off_and_full_clients_is_a_plain_mean(lab):
-    world = lab.uniform(2)
-    after, _ = lab.one_round(
-        FedFA(scale=False), world, lambda t: {k: v * 0 + t.client for k, v in lab.state.items()}
-    )
-    own = {k for k in lab.state if "running" in k or "tracked" in k}
-    assert all(v.eq(0.5).all() for k, v in after.items() if k not in own)
 
 
 # ---------------------------------------------------------------- choice of architectures
@@ -389,18 +370,6 @@ def test_zico_equals_its_definition_on_a_linear_net(tiny):
     g = torch.stack(gradients)
     ratio = g.abs().mean(0) / ((g[0] - g[1]).abs() / 2)
     assert found == pytest.approx(math.log(float(ratio.sum())), rel=1e-3)
-
-
-def test_options_outside_their_range_are_refused():
-    with pytest.raises(ag.SpecError, match=r"limited: out of range; found 1\.5"):
-        FedFA(limited=1.5)
-    assert FedFA(mask_absent=False).scale
-
-
-def test_objective_masks_by_default(lab):
-    world = lab.uniform(1)
-    task = FedFA().send(world, FedFA().init(world), 0, 1)
-    assert task.program == Train(TaskLoss(mask_absent=True))
 
 
 # ---------------------------------------------------------------- search

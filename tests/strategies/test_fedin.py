@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import math
@@ -12,8 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 import torch
-import torchvision
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -27,7 +24,6 @@ from archgraph.federation import (
     Client,
     Evaluated,
     LocalOptions,
-    Model,
     Result,
     ServerState,
     Task,
@@ -35,13 +31,11 @@ from archgraph.federation import (
     Train,
     World,
     configure,
-    module_of,
     reservoir,
     seeded,
 )
 from archgraph.language.experiment import EvaluateSpec
 from archgraph.strategies.fedin import (
-    Chain,
     FedIN,
     InTraining,
     Pairs,
@@ -202,7 +196,7 @@ def unit(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t.double() / largest for t in tensors]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(pair=gradients())
 def test_a_projected_step_never_goes_against_the_local_gradient(pair):
     g_in, g_local = pair
@@ -404,9 +398,7 @@ def test_without_features_it_is_plain_local_training_bit_for_bit(lab, nets):
             torch.manual_seed(7)
             work = lab.work_of(Task(0, graph, state, one), lab.toy(5, examples=11), local)
             outcomes.append(one(work))
-        assert outcomes[0].state.keys() == outcomes[1].state.keys()
-        for name, value in outcomes[1].state.items():
-            assert torch.equal(outcomes[0].state[name], value), name
+        torch.testing.assert_close(outcomes[0].state, outcomes[1].state, rtol=0, atol=0)
         assert outcomes[0].metrics == outcomes[1].metrics
 
 
@@ -633,32 +625,11 @@ def test_the_latest_pairs_push_out_the_first(nets):
         assert value[:, 0, 0, 0].tolist() == [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
 
 
-def test_the_store_is_bounded_over_many_rounds(nets):
-    world = world_of(nets, ["two", "four"])
-    state, _ = play(FedIN(capacity=7), world, 6)
-    assert state.values["seen"] == [18, 18]
-    for client in (0, 1):
-        held = state.group(f"store/{client}")
-        assert {len(v) for v in held.values()} == {7}
-        assert all(bool((v == client + 1).all()) for v in held.values())
-
-
 def test_the_order_of_clients_does_not_matter(nets):
     world = world_of(nets, ["two", "four", "other"])
     runs = [play(FedIN(capacity=4), world, 3, order=o)[0] for o in ((0, 1, 2), (2, 0, 1))]
     assert runs[0].values == runs[1].values
-    assert runs[0].tensors.keys() == runs[1].tensors.keys()
-    for name, value in runs[0].tensors.items():
-        torch.testing.assert_close(runs[1].tensors[name], value, rtol=1e-6, atol=1e-6)
-
-
-def test_a_round_without_results_changes_nothing(nets):
-    world = world_of(nets, ["two", "four"])
-    strategy = FedIN()
-    state, _ = play(strategy, world, 1)
-    after = strategy.receive(world, strategy.begin(world, state, 2, [0]), iter(()), 2)
-    assert after.values == state.values and after.tensors.keys() == state.tensors.keys()
-    assert all(torch.equal(after.tensors[k], v) for k, v in state.tensors.items())
+    torch.testing.assert_close(runs[1].tensors, runs[0].tensors, rtol=1e-6, atol=1e-6)
 
 
 def test_results_are_taken_one_at_a_time(nets):
@@ -739,31 +710,6 @@ def test_ablations_differ_as_they_should(nets):
         assert pickle.loads(pickle.dumps(program)) == program
 
 
-@pytest.mark.full
-def test_runs_of_all_variants_train_strangers_together(nets):
-    """Through the engine; each variant ends elsewhere, and all learn."""
-    world = world_of(nets, ["two", "four", "other"], rounds=4)
-    ends = {}
-    for name, strategy in {
-        "fedin": FedIN(),
-        "projection": FedIN(step="projection"),
-        "sequential": FedIN(step="sequential"),
-        "no aggregation": FedIN(aggregate=False),
-        "no IN": FedIN(in_training=False),
-    }.items():
-        run = execute(experiment(world, strategy), progress=False)
-        assert not any(line["failed"] or line["rejected"] for line in run.rounds)
-        ends[name] = run.evaluation
-        begun, ended = (sum(c["loss"] for c in run.rounds[number]["clients"]) for number in (0, -1))
-        assert ended < 0.9 * begun
-        assert set(run.evaluation["models"]) == {"two", "four", "other"}
-        reports = run.rounds[-1]["clients"]
-        assert all(("in_loss" in r) == (name != "no IN") for r in reports)
-        assert all(("in_loss" not in r) for r in run.rounds[0]["clients"])
-    losses = [e["global"]["loss"] for e in ends.values()]
-    assert len(set(losses)) == len(losses)
-
-
 def test_each_client_is_tested_with_its_own_intermediate_layers(nets):
     world = world_of(nets, ["two", "two"], rounds=2)
     setup = experiment(world, FedIN())
@@ -784,33 +730,6 @@ def test_each_client_is_tested_with_its_own_intermediate_layers(nets):
     found = line["evaluation"]["models"]["two"]
     assert found["loss"] == pytest.approx(sum(losses) / 2)
     assert found["accuracy"] == pytest.approx(sum(accuracies) / 2)
-
-
-def test_a_resumed_run_ends_with_the_same_bits_store_included(nets, tmp_path):
-    world = world_of(nets, ["two", "four"], rounds=3)
-    strategy = FedIN(capacity=5)
-    whole = execute(experiment(world, strategy), out=tmp_path / "whole", progress=False)
-
-    class Stop(BaseException):
-        pass
-
-    @dataclasses.dataclass(frozen=True)
-    class Dies(FedIN):
-        def begin(self, world, state, round, sampled):
-            if round == 3:
-                raise Stop
-            return super().begin(world, state, round, sampled)
-
-    with pytest.raises(Stop):
-        execute(experiment(world, Dies(capacity=5)), out=tmp_path / "broken", progress=False)
-    resumed = execute(
-        experiment(world, strategy), out=tmp_path / "broken", resume=True, progress=False
-    )
-    assert resumed.server.values == whole.server.values
-    assert resumed.server.tensors.keys() == whole.server.tensors.keys()
-    assert any(k.startswith("store/1/") for k in whole.server.tensors)
-    for name, value in whole.server.tensors.items():
-        assert torch.equal(resumed.server.tensors[name], value), name
 
 
 def test_a_client_that_joins_late_gets_intermediate_layers_and_features(nets):
@@ -848,21 +767,13 @@ def test_cuts_can_be_named_for_all_tiers_or_by_tier(nets):
     }
 
 
-def test_equal_ends_are_found_under_other_names(nets):
-    first, other = (model_parts(nets[name][0]) for name in ("two", "other"))
-    for place in (0, 2):
-        assert ag.outline(first.parts[place]).lines == ag.outline(other.parts[place]).lines
-    assert ag.outline(first.parts[1]).lines != ag.outline(other.parts[1]).lines
-    assert dict(zip(first.ends, other.ends, strict=True))["fc.bias"] == "end.bias"
-
-
 class Wide(nn.Module):
     """Another extractor (kernel), or another classifier (bias)."""
 
     def __init__(self, kernel: int = 3, bias: bool = True, pool: bool = False) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 6, kernel, padding=kernel // 2), nn.BatchNorm2d(6))
-        self.middle = nn.Sequential(*convs(2), *([nn.MaxPool2d(2)] if pool else []))
+        self.middle = nn.Sequential(*[nn.MaxPool2d(2)] * pool, *convs(2))
         self.fc = nn.Linear(6, CLASSES, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -877,6 +788,7 @@ class Wide(nn.Module):
             r"tier odd: the extractor differs from that of tier two; found .*\(2, 2\).*expected",
         ),
         ({"bias": False}, r"tier odd: the classifier differs from that of tier two; .*bias=#1"),
+        ({"pool": True}, r"tier odd: the classifier differs .*4, 4.*8, 8"),
     ],
 )
 def test_other_ends_are_refused_by_tier_and_first_difference(nets, options, message):
@@ -888,11 +800,10 @@ def test_other_ends_are_refused_by_tier_and_first_difference(nets, options, mess
 class Flat(nn.Module):
     """Convolutions in a row, without modules that group them."""
 
-    def __init__(self, depth: int, stride: int = 1) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
         for i in range(depth):
-            step = stride if i == 1 else 1
-            setattr(self, f"conv{i}", nn.Conv2d(6 if i else 1, 6, 3, padding=1, stride=step))
+            setattr(self, f"conv{i}", nn.Conv2d(6 if i else 1, 6, 3, padding=1))
         self.depth = depth
         self.fc = nn.Linear(6, CLASSES)
 
@@ -925,12 +836,6 @@ def test_what_the_classifier_takes_beside_features_is_not_one():
     split = model_parts(ag.trace(Gated(), torch.zeros(2, 3)).graph, "stem", "fc")
     assert [name for name, _ in split.parts[2].inputs] == ["relu_1", "x"]
     assert list(split.features) == ["in/0", "out/0"]
-
-
-def test_other_feature_shapes_are_refused():
-    tiers = {"fine": traced(Flat(3)), "coarse": traced(Flat(3, stride=2))}
-    with pytest.raises(ag.RunError, match=r"tier coarse: the classifier differs .*4, 4.*8, 8"):
-        FedIN().init(world_of(tiers, ["fine", "coarse"]))
 
 
 def test_intermediate_layers_that_look_past_the_extractor_are_refused():
@@ -987,59 +892,6 @@ def test_nothing_to_train_between_the_cuts_is_refused():
     graph = ag.trace(Bare(), torch.randn(2, 4)).graph
     with pytest.raises(ag.RewriteError, match="nothing between the cuts can be trained"):
         model_parts(graph, "a", "b")
-
-
-class Tokens(nn.Module):
-    """A tiny text classifier of a library, with a mask of its own making."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        config = transformers.BertConfig(
-            vocab_size=20,
-            hidden_size=8,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=16,
-            max_position_embeddings=8,
-            num_labels=CLASSES,
-        )
-        self.net = transformers.BertForSequenceClassification(config)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.net(tokens).logits
-
-
-@pytest.mark.full
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("make", "inputs", "shapes"),
-    [
-        (
-            lambda: torchvision.models.resnet18(num_classes=CLASSES),
-            torch.randn(4, 3, 32, 32),
-            [(64, 8, 8), (512, 1, 1)],
-        ),
-        (Tokens, torch.arange(32).reshape(4, 8) % 19 + 1, [(8, 8), (8,)]),
-    ],
-    ids=["image", "text"],
-)
-def test_foreign_models_train_two_rounds_with_the_default_cuts(lab, make, inputs, shapes):
-    torch.manual_seed(0)
-    made = ag.trace(make(), inputs[:2])
-    world = world_of({"all": (made.graph, dict(made.state))}, ["all"])
-    assert [shape for shape, _ in model_parts(made.graph).features.values()] == shapes
-    data = type(lab.toy(0))(inputs, torch.arange(4))
-    strategy, kept = FedIN(), dict[str, Tensor]()
-    state = strategy.init(world)
-    for round in (1, 2):
-        state = strategy.begin(world, state, round, [0])
-        task = strategy.send(world, state, 0, round)
-        task = dataclasses.replace(task, state={**task.state, **kept})
-        local = LocalOptions.model_validate({"optimiser": {"Adam": {"lr": 1e-3}}, "batch": 4})
-        outcome = task.program(lab.work_of(task, data, local))
-        kept = {k: outcome.state[k] for k in task.private}
-        state = strategy.receive(world, state, iter([task.result(outcome, 4)]), 1)
-        assert ("in_loss" in outcome.metrics) == (round == 2)
 
 
 @pytest.mark.parametrize("value", [{"capacity": 0}, {"upload": 0}, {"sample": 1}])
@@ -1148,22 +1000,6 @@ def test_a_family_with_a_global_model_works_as_well(lab):
     for name, value in tasks[0][0].state.items():
         assert torch.equal(value, tiers["flat"].transfer.pull(lab.state)[name])
     assert [m.clients for m in strategy.evaluated(world, state)] == [(1,), (0,)]
-
-
-def test_modules_of_a_chain_share_tensors_and_compute_the_whole(lab, nets):
-    graph, state = nets["two"]
-    split = model_parts(graph)
-    chain = Chain.of(split, lab.work_of(Task(0, graph, state, Train()), lab.toy(1)))
-    x = torch.randn(5, *SHAPE)
-    features, outputs = chain(x)
-    assert isinstance(outputs, Tensor)
-    whole = module_of(Model(graph, state)).train()
-    assert torch.equal(outputs, whole(x))
-    assert features.keys() == {"in/0", "out/0"}
-    assert not any(v.requires_grad for v in features.values())
-    assert tuple(chain.parameters) == tuple(k for k, _ in whole.named_parameters())
-    assert chain.middle.keys() == {k for k in chain.parameters if k in split.middle}
-    assert float(chain.distance({k: copy.copy(v) for k, v in features.items()}).detach()) < 1e-10
 
 
 @settings(max_examples=30)

@@ -117,13 +117,6 @@ def test_each_tier_is_tested_at_the_window_of_the_round(lab, tiers):
     assert models["half"].statistics == "recompute"
 
 
-def test_a_shallower_tier_is_refused_with_those_that_serve_it(lab):
-    short = {"short": ag.shorten(lab.graph, {"layer1": 2})}
-    world = lab.make_world(lab.graph, lab.state, short, ["short"])
-    with pytest.raises(ag.RunError, match=r"tier short: FedRolex only narrows .* fedfa, nefl"):
-        FedRolex().init(world)
-
-
 def test_the_programs_of_both_presets(lab):
     world = lab.uniform(1)
     for preset, mask in (("paper", False), ("official_code", True)):

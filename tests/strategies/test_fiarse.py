@@ -133,14 +133,6 @@ def test_structured_the_positions_of_largest_weights_are_a_narrow_network(small)
     assert models["half"].state["0.weight"].flatten().tolist() == [3.0, -4.0]
 
 
-def test_a_shallower_tier_says_how_many_weights_but_not_which_positions(lab):
-    short = {"short": ag.shorten(lab.graph, {"layer1": 2})}
-    world = lab.make_world(lab.graph, lab.state, short, ["short"])
-    assert FIARSE().init(world).values["limits"]["short"]
-    with pytest.raises(ag.RunError, match=r"tier short: structured FIARSE only narrows"):
-        FIARSE(structured=True).init(world)
-
-
 def test_a_tier_is_tested_on_its_part_of_the_weights_after_the_round(small):
     world, strategy = small("full"), FIARSE()
     state = strategy.init(world)

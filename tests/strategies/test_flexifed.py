@@ -203,6 +203,7 @@ def test_every_layer_is_looked_at_a_bounded_number_of_times(sharing):
 WORDS = ("anab", "anaa", "aal", "anab", "bn", "ana")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("chosen", [(0, 1, 2), (0, 1, 3), (0, 4), (0, 1, 2, 3, 4, 5), (5, 5, 5)])
 def test_a_round_gives_each_layer_the_mean_over_those_that_share_it(sharing, chosen):
@@ -271,6 +272,7 @@ def test_three_chains_in_closed_form():
     assert weighted == pytest.approx((10 * 1 + 20 * 2) / 30)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("norm", ["averaged", "local", "static"])
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
@@ -332,27 +334,6 @@ def test_architectures_without_clients_make_nothing_uncommon():
     assert [model.name for model in strategy.evaluated(world, state)] == ["anab", "anaa"]
 
 
-def test_the_order_of_clients_does_not_matter():
-    words = ["anab", "anaa", "anab", "ana"]
-    world = world_of({w: traced(w) for w in dict.fromkeys(words)}, words, [3, 50, 7, 20])
-    found = []
-    for order in ((0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)):
-        after, _, _ = play(FlexiFed(weights="examples"), world, random_by_client, order)
-        found.append(after.tensors)
-    for other in found[1:]:
-        assert other.keys() == found[0].keys()
-        for name, value in found[0].items():
-            torch.testing.assert_close(other[name], value, rtol=1e-5, atol=1e-6)
-
-
-def random_by_client(task: Task) -> dict[str, Tensor]:
-    draw = torch.Generator().manual_seed(task.client)
-    return {
-        k: torch.randn(v.shape, generator=draw) if v.is_floating_point() else v
-        for k, v in task.state.items()
-    }
-
-
 def test_who_is_not_sampled_changes_nothing_that_only_he_has():
     words = ["anab", "anaa", "aal"]
     world = world_of({w: traced(w) for w in words}, words)
@@ -366,24 +347,6 @@ def test_who_is_not_sampled_changes_nothing_that_only_he_has():
     none = strategy.receive(world, before, iter(()), 1)
     assert none.values == before.values
     assert all(torch.equal(none.tensors[k], v) for k, v in before.tensors.items())
-
-
-def test_results_are_taken_one_at_a_time():
-    words = ["anab", "anaa", "ana"]
-    world, strategy = world_of({w: traced(w) for w in words}, words), FlexiFed()
-    state = strategy.init(world)
-
-    def stream():
-        for client in range(3):
-            task = strategy.send(world, state, client, 1)
-            update = constant(task)
-            yield task.result(Outcome(update), 10)
-            for value in update.values():
-                if value.is_floating_point():
-                    value.fill_(float("nan"))
-
-    after = strategy.receive(world, state, stream(), 1)
-    assert all(v.isfinite().all() for v in after.tensors.values())
 
 
 def test_matching_by_name_shares_what_is_called_alike():
@@ -564,7 +527,7 @@ class Encoder(nn.Module):
 def test_blocks_are_compared_as_wholes():
     """Layer by layer the short model's last norm is the first norm of the other's next layer."""
     models = {}
-    for depth in (2, 3):
+    for depth in (1, 2):
         made = ag.trace(Encoder(depth), torch.zeros(2, 5, 8), train=False)
         models[f"d{depth}"] = (made.graph, made.state)
     world = world_of(models, list(models))
@@ -572,7 +535,7 @@ def test_blocks_are_compared_as_wholes():
     for unit in ("layer", "block"):
         strategy = FlexiFed(sharing="basic", unit=unit)
         common[unit] = (
-            set(models["d2"][1]) - strategy.send(world, strategy.init(world), 0, 1).private
+            set(models["d1"][1]) - strategy.send(world, strategy.init(world), 0, 1).private
         )
     assert common["layer"] - common["block"] == {"norm.weight", "norm.bias"}
-    assert common["block"] == {k for k in models["d2"][1] if k.startswith("layers.")}
+    assert common["block"] == {k for k in models["d1"][1] if k.startswith("layers.")}

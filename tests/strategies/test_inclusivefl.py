@@ -169,15 +169,6 @@ def test_blocks_that_differ_learn_from_layers_of_their_kind(lab):
     assert not any("running" in name for name in pairs)
 
 
-def test_other_parts_are_refused_with_those_that_serve_them(lab):
-    for part in (ag.take(lab.graph, 0.5), ag.skip(lab.graph, ["layer1.1"])):
-        world = lab.make_world(lab.graph, lab.state, {"odd": part}, ["odd"])
-        with pytest.raises(
-            ag.RunError, match=r"tier odd: .*first layers.*nefl and fedfa.*heterofl"
-        ):
-            InclusiveFL().init(world)
-
-
 class Tied(Tower):
     """A tower whose head is its stem, transposed."""
 

@@ -1,4 +1,4 @@
-"""Options that several later methods share reach the client's loss, the mean and the tests."""
+"""Options that several methods share reach the client's loss, the mean and the tests."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from typing import Any
 import pytest
 import torch
 
-from archgraph.federation import NormPolicy, Outcome, TaskLoss
+from archgraph.federation import NormPolicy, Outcome, TaskLoss, Train
+from archgraph.strategies.allsmall import AllSmall
 from archgraph.strategies.clusteredfl import ClusteredFL
+from archgraph.strategies.exclusivefl import ExclusiveFL
+from archgraph.strategies.fedavg import FedAvg
+from archgraph.strategies.fedfa import FedFA
 from archgraph.strategies.fedrolex import FedRolex
 from archgraph.strategies.fjord import FjORD
+from archgraph.strategies.heterofl import HeteroFL
 from archgraph.strategies.inclusivefl import InclusiveFL
 
 METHODS: dict[str, Any] = {
+    "allsmall": AllSmall,
     "clusteredfl": ClusteredFL,
+    "exclusivefl": ExclusiveFL,
+    "fedavg": FedAvg,
     "fedrolex": FedRolex,
     "fjord": FjORD,
+    "heterofl": HeteroFL,
     "inclusivefl": InclusiveFL,
 }
 
@@ -35,8 +44,8 @@ def test_clients_count_by_their_examples_or_alike(lab, name: str, weights: str, 
             yield task.result(Outcome(moved, extras=extras), world.clients[client].examples)
 
     after = strategy.receive(world, state, results(), 1)
-    group = "cluster/0" if name == "clusteredfl" else "global"
-    assert after.group(group)["fc.bias"].tolist() == pytest.approx([mean] * 5)
+    (bias,) = (value for key, value in after.tensors.items() if key.endswith("/fc.bias"))
+    assert bias.tolist() == pytest.approx([mean] * 5)
     statistics = [v for k, v in after.tensors.items() if k.endswith("bn1.running_mean")]
     if name == "fjord":
         assert {v for s in statistics for v in s.tolist()} >= {mean}
@@ -48,6 +57,13 @@ def test_the_loss_passes_over_absent_classes_where_that_is_asked_for(lab, name: 
     world, strategy = lab.uniform(1), METHODS[name](mask_absent=mask)
     task = strategy.send(world, strategy.init(world), 0, 1)
     assert task.program.objective == TaskLoss(mask_absent=mask)
+
+
+@pytest.mark.parametrize(("method", "mask"), [(FedAvg, False), (FedFA, True), (HeteroFL, True)])
+def test_absent_classes_are_passed_over_as_the_papers_do(lab, method: Any, mask: bool):
+    world, strategy = lab.uniform(1), method()
+    program = strategy.send(world, strategy.init(world), 0, 1).program
+    assert program == Train(TaskLoss(mask_absent=mask))
 
 
 @pytest.mark.parametrize("name", METHODS)

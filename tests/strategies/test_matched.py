@@ -46,8 +46,7 @@ def test_copies_in_other_orders_have_the_mean_of_one(lab):
     match = ag.match(lab.graph, trained, after)
     assert match.after == pytest.approx(1, abs=1e-6)
     back = match.order.pull(after)
-    for name, value in trained.items():
-        torch.testing.assert_close(back[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(back, trained, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.sample(2)
@@ -66,8 +65,7 @@ def test_where_nothing_moves_it_is_fedavg(lab, start):
     after, _ = lab.one_round(Matched(start=start), world, update)
     assert moved(Matched(start=start), world, update) == 0
     expected, _ = lab.one_round(FedAvg(), world, update)
-    for name, value in expected.items():
-        torch.testing.assert_close(after[name], value, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(after, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.full
@@ -93,8 +91,7 @@ def test_narrow_clients_find_their_place_in_the_wide_one(lab):
     part = half.transfer.pull(trained)
     after, _ = lab.one_round(Matched(), world, lambda t: part if t.tier == "half" else trained)
     assert moved(Matched(), world, lambda t: part if t.tier == "half" else trained) > 0
-    for name, value in trained.items():
-        torch.testing.assert_close(after[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(after, trained, rtol=1e-5, atol=1e-6)
 
 
 def test_clients_begin_apart_once_alone(lab):

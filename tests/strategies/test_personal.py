@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,8 @@ from archgraph.federation import VERSION, InTurn, State, Towards, private_task
 from archgraph.strategies.ditto import Ditto
 from archgraph.strategies.fedbabu import FedBABU
 from archgraph.strategies.fedrep import FedRep
-from tests.runs import checkpoint_of, same_bits
+from tests.runs import checkpoint_of
 
-METHODS = (
-    *("fedper", "ditto"),
-    *(
-        pytest.param(method, marks=pytest.mark.full)
-        for method in ("fedbn", "fedrep: {head_epochs: 2}", "fedbabu: {tune_epochs: 1}")
-    ),
-)
 HEAD = {"fc.weight", "fc.bias"}
 TEXT = """archgraph: 1
 name: personal
@@ -73,18 +65,6 @@ def test_with_everything_private_fedper_is_standalone(tmp_path: Path):
     assert one.keys() == two.keys() == {0, 1, 2}
     assert all(same(one[client], two[client]) for client in one)
     assert {row["bytes_up"] for row in runs[1].rounds[-1]["clients"]} == {0}
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("method", METHODS)
-def test_what_clients_keep_survives_a_resumed_run_and_workers(tmp_path: Path, method: str):
-    run(tmp_path, method, out="whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    ag.run(tmp_path / "e.yaml", out=tmp_path / "again", resume_from=1, progress=False)
-    files = same_bits(tmp_path / "whole", tmp_path / "again")
-    assert sum("clients/" in name for name in files) == 3
-    run(tmp_path, method, "engine: {workers: 2}", out="workers")
-    same_bits(tmp_path / "whole", tmp_path / "workers")
 
 
 def test_ditto_trains_its_own_model_beside_fedavgs(tmp_path: Path):

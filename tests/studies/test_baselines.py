@@ -84,7 +84,7 @@ def test_nefls_baselines_leave_distillation_out(name, size):
                 assert getattr(strategy, option) == value, cell.row
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", EXITS)
 def test_exits_bring_features_to_the_size_that_the_classifier_takes(name):
     """§V-A2: "downsampling layers to adjust the feature size"."""

@@ -166,7 +166,7 @@ def test_every_family_is_in_the_tables() -> None:
     assert set(FAMILIES) == set(TABLES)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_kept_blocks_are_those_of_the_tables(name: str) -> None:
     found = family(name)
