@@ -21,6 +21,7 @@ from archgraph.graph.ir import (
     same_value,
 )
 from archgraph.ops.constants import constant_tensor
+from archgraph.ops.table import draws
 
 # Operators that keep the order of numbers where they repeat none.
 _RESHAPES = frozenset(
@@ -35,7 +36,8 @@ def first_unequal(graph: ArchGraph, other: ArchGraph, names: Mapping[str, str]) 
 
     1. The results of both graphs are paired, then, from the results backwards, the operands of
        operators that are paired.
-    2. A pair has one operator with equal numbers and one type, and no operator is in two pairs.
+    2. A pair has one operator with equal numbers and one type. No operator of the graph is in two
+       pairs, nor one of the other graph that draws random numbers: drawn once is not drawn twice.
     3. Paired leaves are one tensor by their names, or have equal values.
     4. Reshapes of one result to one shape are equal, in however many steps; to its own, none.
 
@@ -54,7 +56,8 @@ def first_unequal(graph: ArchGraph, other: ArchGraph, names: Mapping[str, str]) 
         name, mate = waiting.pop()
         if pairs.get(name) == mate:
             continue
-        operands = None if name in pairs else both.operands(name, mate)  # 2
+        again = draws(graph.node[name].op) and mate in pairs.values()  # 2
+        operands = None if again or name in pairs else both.operands(name, mate)
         if operands is None:
             return _label(graph, name)
         pairs[name] = mate

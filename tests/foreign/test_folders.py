@@ -289,3 +289,23 @@ def test_shards_are_as_large_as_said_and_start_at_multiples_of_their_type(tmp_pa
             for name, value in safetensors.torch.load_file(file).items():
                 assert torch.equal(value, tensors[name])
         assert all(torch.equal(read[k], v) and read[k].dtype == v.dtype for k, v in tensors.items())
+
+
+class Halved(torch.nn.Module):
+    """A layer with a dropout that is drawn once, or for each of two uses."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.layer, self.drop, self.times = torch.nn.Linear(3, 3), torch.nn.Dropout(), times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        first = self.drop(y)
+        return first + (first if self.times == 1 else self.drop(y))
+
+
+def test_numbers_that_are_drawn_once_are_not_drawn_twice():
+    once, twice = (ag.trace(Halved(times), torch.zeros(2, 3)).graph for times in (1, 2))
+    names = {n: n for n in once.state_names}
+    assert first_unequal(once, once, names) is first_unequal(twice, twice, names) is None
+    assert first_unequal(once, twice, names) == first_unequal(twice, once, names)
