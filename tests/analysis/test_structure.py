@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -15,20 +13,13 @@ from torch import nn
 import archgraph as ag
 from archgraph.analysis.structure import structure
 from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph, replace
+from archgraph.graph.ir import ArchGraph
 from archgraph.graph.text import parse
 from tests import structures as nets
-from tests.nets import FOREIGN
+from tests.nets import captured, with_parts
 from tests.structures import graph_of, parts
 
 STAGES = {"stage1": ["stage1.0", "stage1.1"], "stage2": ["stage2.0", "stage2.1", "stage2.2"]}
-
-
-@functools.cache
-def foreign(name: str) -> ArchGraph:
-    model = FOREIGN[name]()
-    graph: ArchGraph = ag.trace(model.model, *model.args, train=False, **model.kwargs).graph
-    return graph
 
 
 def stages(graph: ArchGraph) -> dict[str, list[str]]:
@@ -377,79 +368,6 @@ def test_a_shared_layer_is_one_block():
     assert groups == {"1"}
 
 
-@pytest.mark.full
-def test_what_leads_from_stage_to_stage():
-    for name, size, options, expected in (
-        ("densenet121", 32, {}, [f"features.transition{i}" for i in (1, 2, 3)]),
-        ("swin_t", 32, {}, [f"features.{i}" for i in (2, 4, 6)]),
-        ("convnext_tiny", 32, {}, [f"features.{i}" for i in (2, 4, 6)]),
-        ("inception_v3", 96, {"init_weights": False}, ["Mixed_6a", "Mixed_7a"]),
-    ):
-        found = counts(vision(name, size, **options), "transition")
-        assert found == dict.fromkeys(expected, (1, 0))
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_resnet():
-    graph = foreign("resnet18")
-    assert parts(graph) == {
-        "stem": ["conv1"],
-        **{f"layer{i}": [f"layer{i}.0", f"layer{i}.1"] for i in (1, 2, 3, 4)},
-        "head": ["fc"],
-    }
-    assert removable(graph) == ["layer1.0"] + [f"layer{i}.1" for i in (1, 2, 3, 4)]
-    assert structure(graph).block("layer2.0").reason == (
-        "changes float32[batch, 64, 16, 16] to float32[batch, 128, 8, 8]"
-    )
-
-
-@pytest.mark.full
-def test_vgg_has_a_section_per_width():
-    graph = foreign("vgg16_bn")
-    found = [
-        (graph.node[s.blocks[-1].exit].shape[1], len(s.blocks))
-        for s in structure(graph).sections
-        if s.kind == "stage"
-    ]
-    assert found == [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]
-    assert parts(graph)["head"] == ["classifier.0", "classifier.3", "classifier.6"]
-
-
-@pytest.mark.full
-def test_inverted_bottlenecks_without_a_shortcut_are_one_block():
-    graph = vision("mobilenet_v2", 32)
-    assert [n for b in stages(graph).values() for n in b] == [f"features.{i}" for i in range(1, 18)]
-    assert removable(graph) == [f"features.{i}" for i in (3, 5, 6, 8, 9, 10, 12, 13, 15, 16)]
-    assert parts(graph)["head"] == ["features.18", "classifier.1"]
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_dense_layers_are_removable_blocks():
-    block = structure(vision("densenet121", 32)).block("features.denseblock2.denselayer3")
-    assert (block.kind, block.removable) == ("dense", True)
-
-
-@pytest.mark.full
-def test_inception_modules():
-    model = FOREIGN["googlenet"]()
-    graph = ag.trace(model.model, *model.args, **model.kwargs).graph  # with its auxiliary outputs
-    assert [n for b in stages(graph).values() for n in b] == [
-        f"inception{i}" for i in ("3a", "3b", "4a", "4b", "4c", "4d", "4e", "5a", "5b")
-    ]
-    assert removable(graph) == ["inception4b", "inception4c"]  # 512 in, 512 out
-    # training-only branches belong to the block that they hang on
-    for name, part in (("aux1", "inception4a"), ("aux2", "inception4d")):
-        owners = {
-            b.name
-            for b in structure(graph).blocks
-            for n in b.nodes
-            if graph.node[n].scope.startswith(name)
-        }
-        assert owners == {part}
-
-
 # -- small models ---------------------------------------------------------------------------------
 
 
@@ -632,15 +550,10 @@ def test_conditioning_is_no_part_of_the_stream():
     assert parts(graph)["time"] == ["time.0", "time.2"]
 
 
-class Branch(nn.Module):
+@with_parts(lambda *inside: {"inside": nn.Sequential(nn.Linear(6, 6), *inside)})
+def Branch(self, x):
     """A residual block of a function."""
-
-    def __init__(self, *inside: nn.Module) -> None:
-        super().__init__()
-        self.inside = nn.Sequential(nn.Linear(6, 6), *inside)
-
-    def forward(self, x):
-        return x + self.inside(x)
+    return x + self.inside(x)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -652,17 +565,18 @@ def test_unequal_items_are_one_block_only_if_another_module_repeats_them(times):
 
 
 def test_what_several_blocks_use_belongs_to_the_first():
-    class Gains(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gain, self.first = nn.Parameter(torch.ones(6)), nn.Linear(3, 6)
-            self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-
-        def forward(self, x):
-            gain, x = self.gain.exp(), self.first(x)
-            for block in self.blocks:
-                x = x + gain * block(x)
-            return x
+    @with_parts(
+        lambda: {
+            "gain": nn.Parameter(torch.ones(6)),
+            "first": nn.Linear(3, 6),
+            "blocks": nn.ModuleList(nn.Linear(6, 6) for _ in range(3)),
+        }
+    )
+    def Gains(self, x):
+        gain, x = self.gain.exp(), self.first(x)
+        for block in self.blocks:
+            x = x + gain * block(x)
+        return x
 
     graph = graph_of(Gains(), torch.zeros(2, 3))
     (used,) = (n.name for n in graph.nodes if n.op == "aten.exp")
@@ -687,54 +601,11 @@ def test_counters_go_with_their_norm():
 
 def test_stays_with_width_text_and_rebuilding():
     model = nets.Net(nets.Inverted, (2, 3), (8, 12))
-    graph, state = ag.trace(model, torch.randn(2, 3, 8, 8), train=False)
+    graph, state = captured(model, torch.randn(2, 3, 8, 8), train=False)
     assert parts(ag.take(graph, 0.5).graph) == parts(graph)
     assert parts(parse(str(graph))) == parts(graph)
-    again = ag.trace(ag.build(graph, state), torch.randn(2, 3, 8, 8), train=False).graph
+    again = captured(ag.build(graph, state), torch.randn(2, 3, 8, 8), train=False).graph
     assert parts(again) == parts(graph)
-
-
-def _renamed(graph: ArchGraph) -> tuple[ArchGraph, dict[str, str]]:
-    """The graph with every word of every module and parameter path replaced, numbers kept."""
-    words: dict[str, str] = {}
-
-    def word(match: re.Match[str]) -> str:
-        return words.setdefault(match.group(), f"w{'x' * len(words)}y")
-
-    def path(name: str) -> str:
-        return re.sub(r"[A-Za-z_]+", word, name)
-
-    def value(v):
-        return type(v)(path(v.name)) if type(v).__name__ == "Leaf" else v
-
-    import dataclasses
-
-    return (
-        graph.replace(
-            params=tuple(dataclasses.replace(p, name=path(p.name)) for p in graph.params),
-            nodes=tuple(
-                dataclasses.replace(
-                    n,
-                    scope=path(n.scope),
-                    args=tuple((k, replace(v, value)) for k, v in n.args),
-                )
-                for n in graph.nodes
-            ),
-            updates=tuple((path(k), v) for k, v in graph.updates),
-        ),
-        words,
-    )
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("kind", sorted(nets.BLOCKS))
-def test_no_name_matters(kind):
-    graph = graph_of(nets.Net(nets.BLOCKS[kind], (2, 3), (8, 12)), train=True)
-    other, _ = _renamed(graph)
-    assert [b.nodes for b in structure(other).blocks] == [b.nodes for b in structure(graph).blocks]
-    assert [len(s.blocks) for s in structure(other).sections] == [
-        len(s.blocks) for s in structure(graph).sections
-    ]
 
 
 def test_the_users_sections_override():
@@ -833,33 +704,32 @@ def test_blocks_of_nested_lists_are_named_by_their_path(depths, outside):
     assert parts(again)["mine"] == names
 
 
-class Twice(nn.Module):
+@with_parts(
+    lambda: {
+        "layers": nn.ModuleList(nn.Linear(8, 8) for _ in range(2)),
+        "out": nn.Linear(8, 2),
+    }
+)
+def Twice(self, x):
     """One list whose layers run as two blocks each, in a module that adds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.out = nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), nn.Linear(8, 2)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = x + torch.relu(layer(x))
-            x = x + torch.tanh(self.layers[0](x))
-        return self.out(x)
+    for layer in self.layers:
+        x = x + torch.relu(layer(x))
+        x = x + torch.tanh(self.layers[0](x))
+    return self.out(x)
 
 
-class Beside(nn.Module):
+@with_parts(
+    lambda: {
+        "up": nn.ModuleList(nn.Linear(8, 8) for _ in range(3)),
+        "down": nn.ModuleList(nn.Linear(8, 8) for _ in range(3)),
+        "out": nn.Linear(8, 2),
+    }
+)
+def Beside(self, x):
     """Each block is of two lists: its first layer of one, its second of the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.down = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.out = nn.Linear(8, 2)
-
-    def forward(self, x):
-        for up, down in zip(self.up, self.down, strict=True):
-            x = x + down(torch.relu(up(x)))
-        return self.out(x)
+    for up, down in zip(self.up, self.down, strict=True):
+        x = x + down(torch.relu(up(x)))
+    return self.out(x)
 
 
 @pytest.mark.parametrize("outside", ["", "m."])
@@ -878,17 +748,12 @@ def test_uses_of_one_layer_are_still_told_apart_by_number():
 # -- precision ----------------------------------------------------------------------------------
 
 
-class RMSNorm(nn.Module):
+@with_parts(lambda width: {"weight": nn.Parameter(torch.ones(width))})
+def RMSNorm(self, x):
     """As Llama computes it: in float32, whatever comes in."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
-        return self.weight * y.to(x.dtype)
+    y = x.float()
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
+    return self.weight * y.to(x.dtype)
 
 
 class Decoder(nn.Module):
@@ -910,18 +775,19 @@ class Decoder(nn.Module):
         return self.add(x, self.down(nn.functional.silu(self.up(self.norm2(x)))))
 
 
-class Language(nn.Module):
-    def __init__(self, **options) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(20, 8)
-        self.layers = nn.ModuleList(Decoder(**options) for _ in range(3))
-        self.norm, self.head = RMSNorm(8), nn.Linear(8, 20)
-
-    def forward(self, ids):
-        x = (self.embed(ids).float() * 8**0.5).to(self.head.weight.dtype)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x)).float()
+@with_parts(
+    lambda **options: {
+        "embed": nn.Embedding(20, 8),
+        "layers": nn.ModuleList(Decoder(**options) for _ in range(3)),
+        "norm": RMSNorm(8),
+        "head": nn.Linear(8, 20),
+    }
+)
+def Language(self, ids):
+    x = (self.embed(ids).float() * 8**0.5).to(self.head.weight.dtype)
+    for layer in self.layers:
+        x = layer(x)
+    return self.head(self.norm(x)).float()
 
 
 class Chain(nn.Module):
@@ -954,7 +820,7 @@ class Chain(nn.Module):
 def test_precision_moves_no_block(make, example):
     def found(dtype):
         x = example.to(dtype) if example.is_floating_point() else example
-        graph = ag.trace(make().to(dtype), x).graph
+        graph = captured(make().to(dtype), x).graph
         chain = structure(graph)
         assert sorted(n for b in chain.blocks for n in b.nodes) == sorted(graph.node)
         assert all(b.entry == a.exit for a, b in zip(chain.blocks, chain.blocks[1:], strict=False))

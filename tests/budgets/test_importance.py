@@ -20,7 +20,7 @@ from archgraph.rewrites.laws import in_float64, masked, random_inputs, random_st
 from archgraph.states.importance import Importance
 from archgraph.states.pieces import position_sums
 from tests.examples import at_most
-from tests.nets import FOREIGN, image, networks
+from tests.nets import FOREIGN, captured, image, networks
 
 METHODS: tuple[ImportanceMethod, ...] = ("weights", "taylor")
 
@@ -31,7 +31,7 @@ def seeded() -> None:
 
 
 def in_double(net: nn.Module) -> tuple[ag.ArchGraph, dict[str, torch.Tensor]]:
-    graph = in_float64(ag.trace(net, image()).graph)
+    graph = in_float64(captured(net, image()).graph)
     return graph, random_state(graph)
 
 
@@ -53,7 +53,7 @@ def scored(graph: ag.ArchGraph, state: Any, method: Any) -> Importance:
 @at_most(3)
 @given(networks())
 def test_a_position_touches_what_its_cut_removes(net):
-    graph = ag.trace(net, image()).graph
+    graph = captured(net, image()).graph
     solved = ag.axes(graph)
     for param in graph.params:
         tensor = torch.rand(param.shape, dtype=torch.float64)
@@ -106,7 +106,7 @@ def test_a_position_without_weights_is_the_least_important(method, net, at):
 @at_most(3)
 @given(networks(), st.sampled_from([0.25, 0.5, 0.75]))
 def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
-    graph, state = ag.trace(net, image())
+    graph, state = captured(net, image())
     scores = ag.importance(graph, state)
     best = {}
     for axis in ag.axes(graph).free:
@@ -129,7 +129,7 @@ def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
 @pytest.mark.parametrize("name", ["vit", "bert", "densenet121", "mobilenet_v2", "swin_t"])
 def test_foreign_models_are_scored_by_every_method(name):
     foreign = FOREIGN[name]()
-    graph, state = ag.trace(foreign.model.eval(), *foreign.args, **foreign.kwargs)
+    graph, state = captured(foreign.model.eval(), *foreign.args, **foreign.kwargs)
     batch = dict(random_inputs(graph)), torch.arange(2)
     data = [({k: v.float() if v.is_floating_point() else v for k, v in batch[0].items()}, batch[1])]
 
@@ -152,7 +152,7 @@ def test_foreign_models_are_scored_by_every_method(name):
 
 def linear_net() -> tuple[ag.ArchGraph, dict[str, torch.Tensor]]:
     net = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 2, bias=False)).double()
-    graph, state = ag.trace(net, torch.zeros(1, 3, dtype=torch.float64))
+    graph, state = captured(net, torch.zeros(1, 3, dtype=torch.float64))
     return graph, dict(state)
 
 
@@ -191,7 +191,7 @@ class Turned(nn.Module):
 @pytest.mark.parametrize("angle", [0.0, np.pi / 3, np.pi / 2, np.pi])
 def test_the_influence_of_a_block_is_one_minus_the_cosine_of_its_turn(angle):
     net = nn.Sequential(nn.Linear(3, 4), Turned(angle), Turned(0.3), nn.Linear(4, 2)).double()
-    graph, state = ag.trace(net, torch.zeros(1, 3, dtype=torch.float64))
+    graph, state = captured(net, torch.zeros(1, 3, dtype=torch.float64))
     scores = ag.importance(graph, state, [(torch.randn(6, 3).double(), None)])
     assert scores.blocks["1"] == pytest.approx(1 - np.cos(angle), abs=1e-12)
     assert scores.blocks["2"] == pytest.approx(1 - np.cos(0.3))
@@ -213,7 +213,7 @@ class Appending(nn.Module):
 @pytest.mark.parametrize("factor", [0.0, 1.0, 2.0])
 def test_the_influence_of_a_dense_block_is_that_of_what_it_appends(factor):
     net = nn.Sequential(nn.Linear(3, 4), Appending(factor), nn.Linear(8, 2)).double()
-    graph, state = ag.trace(net, torch.zeros(1, 3, dtype=torch.float64))
+    graph, state = captured(net, torch.zeros(1, 3, dtype=torch.float64))
     scores = ag.importance(graph, state, [(torch.randn(6, 3).double(), None)])
     assert scores.blocks["1"] == pytest.approx(1 - 1 / np.sqrt(1 + factor**2), abs=1e-12)
 
@@ -222,7 +222,7 @@ def test_the_influence_of_a_dense_block_is_that_of_what_it_appends(factor):
 def test_heads_are_scored_whole():
     """A head is worth the sum of what its positions are worth."""
     foreign = FOREIGN["bert"]()
-    graph, state = ag.trace(foreign.model, **foreign.kwargs)
+    graph, state = captured(foreign.model, **foreign.kwargs)
     state = {name: torch.zeros_like(value) for name, value in state.items()}
     key = next(n for n in state if n.endswith("0.attention.self.query.weight"))
     state[key][8:16] = 1.0  # the second of four heads of eight positions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -90,15 +89,6 @@ def test_what_is_viewed_as_complex_is_contiguous():
 def test_a_stated_number_of_repetitions_follows_a_cut():
     net = Net(lambda _, x: x.repeat_interleave(2, 1, output_size=8), out=8)
     ag.take(assert_faithful(net, X).graph, 0.5, verify=True)
-
-
-def test_laws_see_complex_weights():
-    """A factor of a complex weight is seen: it is not zero where a law is tried."""
-    from archgraph.rewrites.laws import in_float64, random_state
-
-    graph: Any = ag.trace(Net(fourier), X).graph
-    weight = random_state(in_float64(graph))["weight"]
-    assert weight.dtype == torch.complex128 and weight.imag.abs().min() > 0
 
 
 @pytest.mark.parametrize("body", [fourier, products])

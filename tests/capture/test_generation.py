@@ -9,6 +9,7 @@ import torch
 
 import archgraph as ag
 from archgraph.errors import TraceError
+from tests.nets import with_parts
 
 VOCABULARY, LENGTH = 40, 6
 _SIZES: dict[str, Any] = {
@@ -161,16 +162,11 @@ def test_experts_run_without_branches_for_the_capture(implementation):
     ag.take(traced.graph, 0.5, verify=True)
 
 
-class Doubtful(torch.nn.Module):
+@with_parts(lambda net: {"net": net})
+def Doubtful(self, input_ids: torch.Tensor) -> torch.Tensor:
     """Experts, and a branch of its own."""
-
-    def __init__(self, net: torch.nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        logits = self.net(input_ids=input_ids).logits
-        return logits if logits.sum() > 0 else -logits
+    logits = self.net(input_ids=input_ids).logits
+    return logits if logits.sum() > 0 else -logits
 
 
 def test_settings_are_taken_back_where_they_do_not_help():

@@ -13,7 +13,7 @@ from torch.nn.modules import module as modules
 
 import archgraph as ag
 from archgraph.capture.unseen import overlapping
-from archgraph.errors import GraphError, TraceError
+from archgraph.errors import TraceError
 from tests.capture.faithful import tensors
 from tests.capture.hostile import (  # noqa: F401  # each enters its modules into the table
     asks,
@@ -103,18 +103,6 @@ def test_extra_state_is_left_out_where_that_is_asked_for():
     with pytest.warns(UserWarning, match="has extra state"):
         graph, state = ag.trace(net, X, strict=False)
     torch.testing.assert_close(ag.build(graph, state)(X), net(X), rtol=0, atol=0)
-
-
-def test_a_fixed_axis_beside_the_batch_stays_fixed_in_a_second_trace():
-    class Two(nn.Module):
-        def forward(self, x, other):
-            return x @ other.view(2, other.shape[0] // 2, 3).sum(1).t()
-
-    graph, state = ag.trace(Two(), torch.randn(4, 3), torch.randn(6, 3))
-    built = ag.build(graph, state)
-    assert ag.trace(built, torch.randn(4, 3), torch.randn(6, 3)).graph == graph
-    with pytest.raises(GraphError, match="input other: "):
-        built(torch.randn(4, 3), torch.randn(8, 3))
 
 
 def test_overlap_is_decided_element_by_element():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +12,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
 
 import archgraph as ag
 from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import BATCH, Node, Record
 from archgraph.graph.text import parse
 from tests.capture.faithful import assert_faithful, tensors
+from tests.nets import with_parts
 
 X = torch.randn(2, 3)
 IMAGE = torch.randn(2, 3, 6, 6)
@@ -46,65 +44,7 @@ class Net(nn.Module):
 # -- parametrised modules -----------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        parametrizations.weight_norm,
-        nn.utils.weight_norm,
-        parametrizations.spectral_norm,
-        nn.utils.spectral_norm,
-        parametrizations.orthogonal,
-        lambda m: parametrizations.orthogonal(m, orthogonal_map="cayley"),
-    ],
-    ids=["weight", "weight_old", "spectral", "spectral_old", "orthogonal", "orthogonal_cayley"],
-)
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-def test_parametrised_modules(wrap):
-    torch.manual_seed(0)
-    net = nn.Sequential(wrap(nn.Linear(3, 3)), nn.ReLU(), wrap(nn.Linear(3, 2)))
-    traced = assert_faithful(net, X)
-    assert not any("could not be captured" in note for note in traced.notes)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-def test_attributes_that_forward_assigns_are_put_back():
-    net = nn.utils.weight_norm(nn.Linear(3, 3))
-    held = net.weight
-    ag.trace(net, X)
-    assert net.weight is held
-
-
-def test_containers_that_forward_fills_are_emptied():
-    class Caching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: dict[str, Any] = {}
-            self.all: list[Any] = ["before"]
-            self.names: set[str] = set()
-
-        def forward(self, x):
-            self.seen["x"] = x * 2
-            self.all.append(self.seen["x"])
-            self.names.add("x")
-            return self.seen["x"]
-
-    net = Caching()
-    held = net.seen, net.all, net.names
-    ag.trace(net, X)
-    assert (net.seen, net.all, net.names) == ({}, ["before"], set())
-    assert (net.seen is held[0], net.all is held[1], net.names is held[2]) == (True, True, True)
-
-
 # -- precision ----------------------------------------------------------------------------------
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_precisions(dtype):
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).to(dtype)
-    graph = assert_faithful(net, IMAGE.to(dtype)).graph
-    assert {n.dtype for n in graph.nodes} == {str(dtype).removeprefix("torch.")}
 
 
 def cast_region(net, x):
@@ -159,20 +99,7 @@ def test_the_callers_autocast_and_no_grad_stay_out_of_the_graph():
         assert ag.trace(net, X).graph == graph
 
 
-def test_inputs_of_another_dtype_than_the_model_are_refused():
-    with pytest.raises(TraceError, match=r"different dtypes; found input float64, weight float32"):
-        ag.trace(nn.Linear(3, 4), X.double())
-
-
 # -- regions ------------------------------------------------------------------------------------
-
-
-def checkpointed(net, x):
-    return net.head(checkpoint(net.layer, x, use_reentrant=False).relu())
-
-
-def checkpointed_reentrant(net, x):
-    return net.head(checkpoint(net.layer, x * net.head.weight.sum(), use_reentrant=True).relu())
 
 
 def no_grad(net, x):
@@ -189,14 +116,11 @@ def inference_mode(net, x):
     return net.head(y.clone())
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("body", [checkpointed, checkpointed_reentrant, no_grad, inference_mode])
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("body", [no_grad, inference_mode])
 def test_gradient_regions(body):
     assert_faithful(Net(body), X)
 
 
-@pytest.mark.full
 def test_condition_on_a_tensor_runs_both_branches():
     def body(net, x):
         return torch.cond(x.sum() > 0, lambda x: net.layer(x).relu(), lambda x: -net.layer(x), (x,))
@@ -371,14 +295,10 @@ def test_structured_outputs(make):
     assert len(tensors(found)) == len(tensors(expected))
 
 
-class Signature(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 4)
-
-    def forward(self, *xs, scale=None, **named):
-        total = sum(self.layer(x) for x in xs) + named["offset"]
-        return total if scale is None else total * scale
+@with_parts(lambda: {"layer": nn.Linear(3, 4)})
+def Signature(self, *xs, scale=None, **named):
+    total = sum(self.layer(x) for x in xs) + named["offset"]
+    return total if scale is None else total * scale
 
 
 def test_starred_and_keyword_arguments():
@@ -398,13 +318,9 @@ def test_numbers_given_as_input_are_fixed_and_noted():
     )
 
 
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x, other):
-        return self.layer(x) @ other.view(2, other.shape[0] // 2, 3).sum(1).t()
+@with_parts(lambda: {"layer": nn.Linear(3, 3)})
+def Two(self, x, other):
+    return self.layer(x) @ other.view(2, other.shape[0] // 2, 3).sum(1).t()
 
 
 def test_an_independent_leading_axis_keeps_its_size():
@@ -419,9 +335,9 @@ def test_an_independent_leading_axis_keeps_its_size():
 
 
 def test_a_leading_axis_of_one_stays_one_beside_a_larger_batch():
-    class Scaled(nn.Module):
-        def forward(self, x, scale):
-            return x * scale
+    @with_parts()
+    def Scaled(self, x, scale):
+        return x * scale
 
     graph = ag.trace(Scaled(), torch.randn(4, 3), torch.randn(1, 3)).graph
     assert [n.shape for n in graph.nodes[:2]] == [(BATCH, 3), (1, 3)]
@@ -606,63 +522,6 @@ def test_a_batch_that_a_helper_of_another_file_fixes(tmp_path, monkeypatch):
 def test_a_batch_of_one_that_is_fixed_stays_one():
     graph, _ = ag.trace(Net(FIXED["number"]), X[:1])
     assert graph.nodes[0].shape == (1, 3)
-
-
-def test_python_random_numbers_are_noted():
-    def body(net, x):
-        return net.layer(x) * random.random()
-
-    state = random.getstate()
-    with pytest.raises(TraceError, match=r"NumPy's random numbers.*draw with torch instead"):
-        ag.trace(Net(body), X)
-    with pytest.warns(UserWarning, match="Python's or NumPy's random numbers"):
-        traced = ag.trace(Net(body), X, strict=False)
-    assert any("Python's or NumPy's random numbers" in note for note in traced.notes)
-    assert random.getstate() == state
-
-
-class Tripled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
-
-
-def test_gradients_of_ones_own_are_noted():
-    net = Net(lambda net, x: Tripled.apply(net.layer(x)))
-    place = Tripled.backward.__code__.co_firstlineno
-    with pytest.raises(TraceError, match=rf"test_models.py:{place}: Tripled defines its own gra"):
-        ag.trace(net, X)
-    with pytest.warns(UserWarning, match="Tripled defines its own gradient"):
-        traced = ag.trace(net, X, strict=False)
-    assert any("Tripled defines its own gradient" in note for note in traced.notes)
-
-
-class Swish(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x.sigmoid()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        s = x.sigmoid()
-        return gradient * (s + x * s * (1 - s))
-
-
-def test_a_function_with_a_gradient_of_its_own_still_has_one():
-    net = Net(lambda net, x: Swish.apply(net.layer(x)))
-    graph, state = ag.trace(net, X)
-    built = ag.build(graph, state)
-    net(X).sum().backward()
-    built(X).sum().backward()
-    for name, parameter in net.named_parameters():
-        found = built.get_parameter(name).grad
-        torch.testing.assert_close(found, parameter.grad, rtol=1e-6, atol=1e-7)  # float32
 
 
 # -- refusals -----------------------------------------------------------------------------------
@@ -854,24 +713,20 @@ def test_a_causal_mask_of_the_length_that_is_the_first_axis_fixes_that():
     assert traced.graph.nodes[0].shape == (5, 2, 4)
 
 
-class Starting(nn.Module):
+@with_parts(
+    lambda started: {
+        "layer": nn.Linear(3, 2),
+        "started": torch.tensor(started),
+        "scale": torch.ones(2),
+    }
+)
+def Starting(self, x):
     """The first call decides what a later one does."""
-
-    started: torch.Tensor
-    scale: torch.Tensor
-
-    def __init__(self, started: bool) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.register_buffer("started", torch.tensor(started))
-        self.register_buffer("scale", torch.ones(2))
-
-    def forward(self, x):
-        y = self.layer(x)
-        if self.training and not self.started:
-            self.scale.copy_(y.detach().std(0))
-            self.started.fill_(True)
-        return y / self.scale
+    y = self.layer(x)
+    if self.training and not self.started:
+        self.scale.copy_(y.detach().std(0))
+        self.started.fill_(True)
+    return y / self.scale
 
 
 def test_a_branch_on_a_buffer_holds_for_what_it_holds():
@@ -958,37 +813,15 @@ def test_a_branch_on_the_parity_of_the_batch_size_fixes_it(batch):
     torch.testing.assert_close(ag.build(graph, state)(x), net(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("matters", [False, True])
-def test_a_number_that_forward_changes_is_refused_where_the_next_call_reads_it(matters):
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.calls = nn.Linear(3, 2), 0
-
-        def forward(self, x):
-            self.calls += 1
-            return self.layer(x) * (2 if matters and self.calls > 1 else 1)
-
-    net = Counting()
-    if matters:
-        with pytest.raises(TraceError, match=r"Counting.calls, and later calls give other"):
-            ag.trace(net, X)
-        with pytest.warns(UserWarning, match=r"Counting.calls"):
-            ag.trace(net, X, strict=False)
-    else:
-        assert ag.trace(net, X).notes == ()
-    assert net.calls == 0
-
-
-class Residual(nn.Module):
+@with_parts(
+    lambda: {
+        "conv": nn.Conv2d(4, 4, 3, padding=1),
+        "norm": nn.BatchNorm2d(4, momentum=None),
+    }
+)
+def Residual(self, x: torch.Tensor) -> torch.Tensor:
     """A block whose norm averages over all batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=None)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.norm(self.conv(x)).relu()
+    return x + self.norm(self.conv(x)).relu()
 
 
 @pytest.mark.sample(4)

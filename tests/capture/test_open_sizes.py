@@ -18,52 +18,53 @@ from archgraph.graph.ir import BATCH
 from archgraph.graph.sizes import open_sizes, other_sizes
 from archgraph.graph.text import parse
 from archgraph.rewrites.laws import random_inputs, relative_difference
+from tests.nets import with_parts
 
 
-class Tokens(nn.Module):
+@with_parts(
+    lambda: {
+        "embed": nn.Embedding(30, 16),
+        "positions": nn.Embedding(24, 16),
+        "layer": nn.TransformerEncoderLayer(16, 4, 32, batch_first=True),
+        "head": nn.Linear(16, 5),
+        "order": torch.arange(24),
+    }
+)
+def Tokens(self, ids: Tensor) -> Tensor:
     """A transformer layer over tokens with learned positions, of which there are 24."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.positions = nn.Embedding(30, 16), nn.Embedding(24, 16)
-        self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-        self.head = nn.Linear(16, 5)
-        self.order: Tensor
-        self.register_buffer("order", torch.arange(24))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids) + self.positions(self.order[: ids.shape[1]])
-        return self.head(self.layer(x).mean(1))
+    x = self.embed(ids) + self.positions(self.order[: ids.shape[1]])
+    return self.head(self.layer(x).mean(1))
 
 
-class Pixels(nn.Module):
+@with_parts(
+    lambda: {
+        "stem": nn.Conv2d(3, 8, 3, 2, 1),
+        "down": nn.Conv2d(8, 12, 3, 2, 1),
+        "norm": nn.BatchNorm2d(8),
+        "token": nn.Parameter(torch.randn(1, 1, 12)),
+        "mix": nn.TransformerEncoderLayer(12, 2, 24, batch_first=True),
+        "head": nn.Linear(12, 4),
+    }
+)
+def Pixels(self, image: Tensor) -> Tensor:
     """Strided convolutions, whose maps become tokens with a class token before them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.down = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 12, 3, 2, 1)
-        self.norm, self.token = nn.BatchNorm2d(8), nn.Parameter(torch.randn(1, 1, 12))
-        self.mix = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
-        self.head = nn.Linear(12, 4)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = self.down(self.norm(self.stem(image)).relu())
-        x = x.flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
-        return self.head(self.mix(x)[:, 0])
+    x = self.down(self.norm(self.stem(image)).relu())
+    x = x.flatten(2).transpose(1, 2)
+    x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+    return self.head(self.mix(x)[:, 0])
 
 
-class Words(nn.Module):
+@with_parts(
+    lambda: {
+        "embed": nn.Embedding(20, 8),
+        "lstm": nn.LSTM(8, 16, 2),
+        "head": nn.Linear(16, 20),
+    }
+)
+def Words(self, ids: Tensor, state: tuple[Tensor, Tensor]) -> Any:
     """A recurrent language model, sequence first, whose state is given and returned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.lstm = nn.Embedding(20, 8), nn.LSTM(8, 16, 2)
-        self.head = nn.Linear(16, 20)
-
-    def forward(self, ids: Tensor, state: tuple[Tensor, Tensor]) -> Any:
-        x, state = self.lstm(self.embed(ids), state)
-        return self.head(x), state
+    x, state = self.lstm(self.embed(ids), state)
+    return self.head(x), state
 
 
 STATE = (torch.zeros(2, 3, 16), torch.zeros(2, 3, 16))
@@ -164,15 +165,10 @@ def test_a_size_of_a_capture_is_the_batch_where_it_is_said() -> None:
     ]  # fmt: skip
 
 
-class Longer(nn.Module):
+@with_parts(lambda: {"map": nn.Linear(4, 3)})
+def Longer(self, x: Tensor) -> Tensor:
     """A batch with one more example than was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.map(torch.cat([x, x[:1]]))
+    return self.map(torch.cat([x, x[:1]]))
 
 
 def test_a_size_may_be_a_sum() -> None:
@@ -238,33 +234,28 @@ def test_what_is_out_of_range_or_unequal_is_refused() -> None:
         ag.build(*net)(torch.zeros(1, 3, 4), torch.zeros(1, 4, 4))
 
 
-class Add(nn.Module):
+@with_parts(lambda: {"scale": nn.Parameter(torch.ones(4))})
+def Add(self, x: Tensor, y: Tensor) -> Tensor:
     """A sum of two inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x * self.scale + y
+    return x * self.scale + y
 
 
-class Fixed(nn.Module):
+@with_parts(lambda: {"map": nn.Linear(7, 3)})
+def Fixed(self, x: Tensor) -> Tensor:
     """A length that a linear map fixes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(7, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.map(x)
+    return self.map(x)
 
 
-class Even(nn.Module):
+@with_parts()
+def Even(self, x: Tensor) -> Tensor:
     """A length that has to be even."""
+    return x.view(len(x), x.shape[1] // 2, 2).sum(2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(len(x), x.shape[1] // 2, 2).sum(2)
+
+@with_parts()
+def Blocks(self, x: Tensor) -> Tensor:
+    """Beside a batch of one size."""
+    return x.reshape(2, -1, 2)
 
 
 X = torch.zeros(2, 5, 4)
@@ -285,6 +276,12 @@ X = torch.zeros(2, 5, 4)
             {"x": {1: "n"}},
             "n cannot be open: forward takes 4, 8, 10, but not",
         ),
+        (
+            Blocks(),
+            (torch.zeros(2, 12),),
+            {"x": {1: "n"}},
+            "n cannot be open: forward takes 8, 10, 14, but not every size between",
+        ),
         (Add(), (X, X), {"x": {1: "a"}, "y": {1: "b"}}, "a and b cannot be open both"),
         (Add(), (X, X), {"x": {1: "n"}, "y": {1: "n"}, "z": {1: "n"}}, "open: no such input"),
         (Add(), (X, X), {"x": {3: "n"}}, "open: x, axis 3: no such axis"),
@@ -299,11 +296,10 @@ def test_what_cannot_be_open_says_why(model: nn.Module, args: Any, axes: Any, me
         ag.trace(model, *args, open=axes)
 
 
-class Named(nn.Module):
+@with_parts()
+def Named(self, open: Tensor, more: dict[str, list[Tensor]]) -> Tensor:
     """An input of the name that the option has, and nested ones."""
-
-    def forward(self, open: Tensor, more: dict[str, list[Tensor]]) -> Tensor:
-        return open + more["mask"][0]
+    return open + more["mask"][0]
 
 
 def test_inputs_are_reached_by_position_and_path() -> None:
@@ -348,16 +344,11 @@ def scaled(net: Any, doubled: bool) -> Tensor:
     return net * 2.0 if doubled else net
 
 
-class Branch(nn.Module):
+@with_parts(lambda doubles: {"map": nn.Linear(4, 4), "doubles": doubles})
+def Branch(self, x: Tensor) -> Tensor:
     """A map whose result is doubled where its sizes say so."""
-
-    def __init__(self, doubles: Any) -> None:
-        super().__init__()
-        self.map, self.doubles = nn.Linear(4, 4), doubles
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.map(x)
-        return y * 2.0 if self.doubles(*x.shape[:-1]) else y
+    y: Tensor = self.map(x)
+    return y * 2.0 if self.doubles(*x.shape[:-1]) else y
 
 
 @pytest.mark.sample(4)
@@ -395,29 +386,20 @@ def test_a_branch_is_refused_or_outside_of_the_range(doubles: Any, shape: Any) -
 
 
 def test_what_is_nested_under_a_strange_key_keeps_its_range() -> None:
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.map = nn.Linear(4, 4)
-
-        def forward(self, x: dict[str, Tensor]) -> Tensor:
-            y = x["a[0]"]
-            return scaled(self.map(y), y.shape[1] > 10)
+    @with_parts(lambda: {"map": nn.Linear(4, 4)})
+    def Nested(self, x: dict[str, Tensor]) -> Tensor:
+        y = x["a[0]"]
+        return scaled(self.map(y), y.shape[1] > 10)
 
     graph = ag.trace(Nested(), {"a[0]": torch.zeros(2, 5, 4)}, open={"x.a[0]": {1: "n"}}).graph
     assert open_sizes(graph)["n"].range == "10 or less"
 
 
-class Half(nn.Module):
+@with_parts(lambda: {"map": nn.Linear(4, 4)})
+def Half(self, x: Tensor) -> Any:
     """Results whose sizes are differences, and a size among the results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.map(x)
-        return y.roll(-(x.shape[1] // 2), 1), y.chunk(2, 1)[1], y.roll(-x.shape[1], 1), x.shape[1]
+    y = self.map(x)
+    return y.roll(-(x.shape[1] // 2), 1), y.chunk(2, 1)[1], y.roll(-x.shape[1], 1), x.shape[1]
 
 
 def test_sizes_with_a_minus_and_sizes_as_results(tmp_path: Path) -> None:
@@ -451,43 +433,6 @@ def test_values_that_no_size_has_are_refused() -> None:
     ):
         with pytest.raises(TraceError, match="open: "):
             ag.trace(Add(), X, X, open=wrong)
-
-
-class Halves(nn.Module):
-    """Two halves of a length, which has to be even."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], 2, x.shape[1] // 2).mean(1)
-
-
-class Blocks(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(2, -1, 2)
-
-
-class Scaled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x.shape[1] ** 0.5
-
-
-CLOSED: dict[str, tuple[nn.Module, str]] = {
-    "every other number": (
-        Halves(),
-        "n cannot be open: forward takes 8, 10, 14, but not every size between",
-    ),
-    "beside a batch of one size": (
-        Blocks(),
-        "n cannot be open: forward takes 8, 10, 14, but not every size between",
-    ),
-    "a root": (Scaled(), "a number depends on an open size.*sums, products and // of sizes"),
-}
-
-
-@pytest.mark.parametrize("name", CLOSED)
-def test_why_a_size_cannot_be_open(name: str):
-    net, message = CLOSED[name]
-    with pytest.raises(ag.TraceError, match=message):
-        ag.trace(net, torch.randn(2, 12), open={"x": {1: "n"}})
 
 
 @pytest.mark.parametrize("pool", [nn.MaxPool1d(3, 2), nn.MaxPool1d(2, 1, ceil_mode=True)])

@@ -15,6 +15,7 @@ from archgraph.errors import GraphError, RewriteError
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 peft = pytest.importorskip("peft", reason="needs peft")
 
+from tests.nets import captured, with_parts  # noqa: E402
 from tests.zoo.collection import FAMILIES  # noqa: E402
 
 pytestmark = [
@@ -161,7 +162,7 @@ def test_training_here_and_in_a_run_is_pefts(tmp_path):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(),
                               torch.nn.Linear(8, 10))  # fmt: skip
-    graph, state = ag.trace(net, torch.zeros(2, 1, 8, 8))
+    graph, state = captured(net, torch.zeros(2, 1, 8, 8))
     config = peft.LoraConfig(r=2, target_modules=["1"], modules_to_save=["3"], bias="lora_only",
                              init_lora_weights=False)  # fmt: skip
     model = peft.get_peft_model(net, config)
@@ -197,22 +198,23 @@ def test_training_here_and_in_a_run_is_pefts(tmp_path):
 def test_dropouts_that_peft_cannot_say_are_refused(tmp_path):
     """Folders said a dropout of 0, whatever the adapters had; a ReLU there was left out."""
 
-    class Adapted(torch.nn.Module):
-        def __init__(self, before: torch.nn.Module) -> None:
-            super().__init__()
-            self.layer, self.before = torch.nn.Linear(4, 4), before
-            self.down = torch.nn.Linear(4, 2, bias=False)
-            self.up = torch.nn.Linear(2, 4, bias=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) + self.up(self.down(self.before(x)))
+    @with_parts(
+        lambda before: {
+            "layer": torch.nn.Linear(4, 4),
+            "before": before,
+            "down": torch.nn.Linear(4, 2, bias=False),
+            "up": torch.nn.Linear(2, 4, bias=False),
+        }
+    )
+    def Adapted(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.up(self.down(self.before(x)))
 
     for second, message in (
         (torch.nn.Dropout(0.5), r"different dropouts.* found 0\.1 \(0\.layer\), 0\.5 \(1\.layer"),
         (torch.nn.ReLU(), r"1\.layer: something else than a dropout .* found aten\.relu"),
     ):
         net = torch.nn.Sequential(Adapted(torch.nn.Dropout(0.1)), Adapted(second))
-        graph, state = ag.trace(net, torch.zeros(2, 4))
+        graph, state = captured(net, torch.zeros(2, 4))
         with pytest.raises(RewriteError, match=message):
             ag.to_peft(graph, state, tmp_path)
 
@@ -342,34 +344,36 @@ def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_
     assert again == ag.train_only(adapted, "*.lora.*").graph
 
 
-class Inner(torch.nn.Module):
+@with_parts(
+    lambda: {
+        "scale": torch.nn.Parameter(torch.ones(4)),
+        "layer": torch.nn.Linear(4, 4),
+    }
+)
+def Inner(self, x: torch.Tensor) -> torch.Tensor:
     """A module with a parameter of its own beside a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.layer = torch.nn.Parameter(torch.ones(4)), torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.scale
+    return self.layer(x) * self.scale
 
 
-class Outer(torch.nn.Module):
+@with_parts(
+    lambda: {
+        "first": torch.nn.Linear(4, 4),
+        "bn": torch.nn.BatchNorm1d(4),
+        "post": Inner(),
+        "repost": Inner(),
+        "bare": torch.nn.Parameter(torch.ones(4)),
+    }
+)
+def Outer(self, x: torch.Tensor) -> torch.Tensor:
     """A batch norm, and two modules of which one's name ends like the other's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.bn = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
-        self.post, self.repost, self.bare = Inner(), Inner(), torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.repost(self.post(self.bn(self.first(x)).relu()) * self.bare)
+    return self.repost(self.post(self.bn(self.first(x)).relu()) * self.bare)
 
 
 def test_norms_with_running_statistics_stay_frozen_on_the_way_back(tmp_path):
     """They went into `modules_to_save`, which PEFT trains."""
     torch.manual_seed(0)
     net, x = Outer(), torch.randn(5, 4)
-    graph, state = ag.trace(net, x)
+    graph, state = captured(net, x)
     config = peft.LoraConfig(r=2, target_modules=["first"], modules_to_save=["repost"])
     model = peft.get_peft_model(copy.deepcopy(net), config)
     model.save_pretrained(tmp_path / "in")
@@ -392,7 +396,7 @@ def test_what_training_changed_beside_adapters_goes_along(trained, tmp_path):
     """Running statistics stayed those of the base; PEFT wanted all that a module has in it."""
     torch.manual_seed(0)
     model, x = Outer(), torch.randn(5, 4)
-    graph, state = ag.trace(model, x)
+    graph, state = captured(model, x)
     adapted = ag.add_lora(graph, 2, "first") >> (lambda g: ag.train_only(g, ["*.lora.*", trained]))
     still = set(ag.frozen(adapted.graph))
     full = {k: v + torch.rand_like(v) if v.is_floating_point() and k not in still else v
@@ -416,7 +420,7 @@ def test_what_training_changed_beside_adapters_goes_along(trained, tmp_path):
 )
 def test_what_peft_cannot_save_beside_adapters_is_refused(trained, message, tmp_path):
     """PEFT left the layer's adapter out, or ended in errors of its own."""
-    graph, state = ag.trace(Outer(), torch.randn(5, 4))
+    graph, state = captured(Outer(), torch.randn(5, 4))
     adapted = ag.add_lora(graph, 2, "first") >> (lambda g: ag.train_only(g, ["*.lora.*", trained]))
     with pytest.raises(RewriteError, match=message):
         ag.to_peft(adapted.graph, adapted.transfer.pull(state), tmp_path)

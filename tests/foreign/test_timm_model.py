@@ -10,6 +10,7 @@ import torch
 import archgraph as ag
 from archgraph.errors import GraphError, RewriteError
 from tests.foreign.test_transformers_folder import both, narrow, shorter
+from tests.nets import captured
 
 timm = pytest.importorskip("timm", reason="needs timm")
 
@@ -26,7 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SMALL)
 def test_timm_creates_the_same_network(name, cut, tmp_path):
     args, image = SMALL[name], torch.randn(2, 3, 32, 32)
-    graph, state = ag.trace(timm.create_model(name, **args).eval(), image, train=False)
+    graph, state = captured(timm.create_model(name, **args).eval(), image, train=False)
     small, transfer = cut(graph)
     weights = transfer.pull(state)
     file = tmp_path / "model.safetensors"
@@ -39,7 +40,7 @@ def test_timm_creates_the_same_network(name, cut, tmp_path):
 
 
 def test_a_residual_network_keeps_its_stem(tmp_path):
-    graph, state = ag.trace(
+    graph, state = captured(
         timm.create_model("resnet18", num_classes=5).eval(), torch.randn(2, 3, 32, 32), train=False
     )
     short, transfer = shorter(graph)

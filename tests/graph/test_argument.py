@@ -11,6 +11,7 @@ import archgraph as ag
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from tests import structures as nets
+from tests.nets import captured
 
 # Public functions whose signature has a graph, with what else they need.
 CALLS: dict[str, tuple[Any, ...]] = {
@@ -62,7 +63,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def small(model):
-    return ag.take(ag.trace(model, torch.randn(2, 3, 8, 8)).graph, 0.5)
+    return ag.take(captured(model, torch.randn(2, 3, 8, 8)).graph, 0.5)
 
 
 def test_every_public_function_of_a_graph_is_tested_here():
@@ -95,7 +96,7 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
     assert ag.meet([small, graph]).graph == ag.meet([graph, graph]).graph
     assert ag.chain(list(ag.split(small, "stage1"))) == graph
     assert ag.graft(small, {"stage2": 2}, like=small).graph == graph
-    head = ag.trace(nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), torch.zeros(2, 4, 8, 8))
+    head = captured(nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), torch.zeros(2, 4, 8, 8))
     both = (ag.Rewritten.identity(head.graph), head.graph)
     one, two = (ag.ends_after(small, "stage1", h).graph for h in both)
     assert one == two

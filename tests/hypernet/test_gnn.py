@@ -10,7 +10,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.hypernet import GatedGNN, Vocabulary, sweeps, to_batch, to_data
 from tests.examples import at_most
-from tests.nets import image, networks
+from tests.nets import captured, image, networks
 
 WIDTH = 8
 
@@ -61,8 +61,8 @@ def gradients(gnn, features, result):
 @given(net=networks())
 @pytest.mark.parametrize(("steps", "reach"), [(1, 1), (2, 1), (1, 3), (2, 50)])
 def test_equals_a_loop_over_nodes_forward_and_gradients(net, steps, reach):
-    graph, _ = ag.trace(net, image())
-    other, _ = ag.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
+    graph, _ = captured(net, image())
+    other, _ = captured(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
     graphs = [graph, other, graph]
     gnn, batch = network(steps, reach), to_batch(graphs, Vocabulary.of(graphs), reach)
     features = torch.randn(batch.num_nodes, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -88,7 +88,7 @@ def test_single_precision_stays_within_a_millionth_on_a_deep_network():
 @at_most(2)
 @given(net=networks())
 def test_the_order_of_nodes_of_a_level_changes_nothing(net):
-    graph, _ = ag.trace(net, image())
+    graph, _ = captured(net, image())
     data = to_data(graph, Vocabulary.of([graph]))
     gnn = network()
     features = torch.randn(data.num_nodes, WIDTH, dtype=torch.float64)
@@ -110,8 +110,8 @@ def test_the_order_of_nodes_of_a_level_changes_nothing(net):
 @at_most(2)
 @given(net=networks())
 def test_clients_do_not_see_one_another(net):
-    graph, _ = ag.trace(net, image())
-    other, _ = ag.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
+    graph, _ = captured(net, image())
+    other, _ = captured(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
     words = Vocabulary.of([graph, other])
     gnn = network()
     a = torch.randn(len(graph.nodes), WIDTH, dtype=torch.float64)

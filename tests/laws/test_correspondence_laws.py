@@ -21,7 +21,7 @@ from archgraph.relate.correspondence import Correspondence
 from archgraph.rewrites.cut import cut_axes
 from archgraph.states import Rewritten, Transfer
 from tests.examples import at_most
-from tests.nets import image, networks, renamed
+from tests.nets import captured, image, networks, renamed
 
 
 def rewritten(graph: ArchGraph, seed: int) -> Rewritten:
@@ -60,7 +60,7 @@ def everything_once(found: Correspondence) -> None:
 @given(networks(), st.integers(0, 2**32 - 1))
 @at_most(3)
 def test_it_says_what_the_transfer_says(net, seed):
-    graph = ag.trace(net, image(), train=False).graph
+    graph = captured(net, image(), train=False).graph
     small = rewritten(graph, seed)
     found = correspond(graph, small, small.transfer)
     everything_once(found)
@@ -92,7 +92,7 @@ def test_it_says_what_the_transfer_says(net, seed):
 @given(networks(stages=2), st.randoms(use_true_random=False))
 @at_most(2)
 def test_equal_graphs_have_no_difference_whatever_their_names(net, random):
-    graph = ag.trace(net, image(), train=False).graph
+    graph = captured(net, image(), train=False).graph
     for other, way in ((graph, Transfer.identity(graph)), (renamed(graph, random), None)):
         found = correspond(graph, other, way)
         everything_once(found)
@@ -102,7 +102,7 @@ def test_equal_graphs_have_no_difference_whatever_their_names(net, random):
 @given(networks(stages=2), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 @at_most(2)
 def test_two_clients_correspond_through_what_both_come_from(net, one, two):
-    graph = ag.trace(net, image(), train=False).graph
+    graph = captured(net, image(), train=False).graph
     a, b = rewritten(graph, one), rewritten(graph, two)
     there = correspond(a, b, (a.transfer, b.transfer))
     back = correspond(b, a, (b.transfer, a.transfer))
@@ -119,7 +119,7 @@ def chain(*widths: int) -> ArchGraph:
     for before, after in zip((3, *widths), widths, strict=False):
         layers += [nn.Linear(before, after), nn.ReLU()]
     layers += [nn.Linear(widths[-1], 2)]
-    return ag.trace(nn.Sequential(*layers), torch.zeros(1, 3)).graph
+    return captured(nn.Sequential(*layers), torch.zeros(1, 3)).graph
 
 
 def test_copies_name_where_their_values_come_from():
@@ -148,7 +148,7 @@ def test_new_parts_and_wider_axes():
 
 def test_other_arguments_are_a_change():
     nets = [nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(s), nn.Linear(4, 2)) for s in (0.1, 0.2)]
-    a, b = (ag.trace(net, torch.zeros(1, 3)).graph for net in nets)
+    a, b = (captured(net, torch.zeros(1, 3)).graph for net in nets)
     (found,) = correspond(a, b, Transfer.identity(a)).differences
     assert (found.kind, found.before, found.after) == (
         "changed", "negative_slope=0.1", "negative_slope=0.2",

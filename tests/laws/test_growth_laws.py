@@ -15,7 +15,7 @@ from archgraph.errors import RewriteError
 from archgraph.ops.infer import infer
 from archgraph.rewrites.laws import same_function
 from tests.examples import at_most
-from tests.nets import image, networks
+from tests.nets import captured, image, networks, with_parts
 from tests.structures import refusals
 
 # float64 round-off of a few layers of a hundred terms each
@@ -23,7 +23,7 @@ TIGHT = 1e-10
 
 
 def graph_of(net):
-    return ag.trace(net, image(), train=False).graph
+    return captured(net, image(), train=False).graph
 
 
 def sizes(graph, seed):
@@ -44,18 +44,19 @@ def test_widening_keeps_the_function(net, seed):
     assert same_function(graph, wide, tolerance=TIGHT) <= TIGHT
 
 
-class Standardised(torch.nn.Module):
+@with_parts(
+    lambda net, correction: {
+        "first": torch.nn.Conv2d(3, 4, 1),
+        "last": torch.nn.Conv2d(4, 3, 1),
+        "net": net,
+        "correction": correction,
+    }
+)
+def Standardised(self, x):
     """A network whose input is widened, then freed of mean and spread by hand."""
-
-    def __init__(self, net, correction) -> None:
-        super().__init__()
-        self.first, self.last = torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(4, 3, 1)
-        self.net, self.correction = net, correction
-
-    def forward(self, x):
-        x = self.first(x)
-        spread, mean = torch.var_mean(x, dim=1, keepdim=True, correction=self.correction)
-        return self.net(self.last((x - mean) * torch.rsqrt(spread + 0.1)))
+    x = self.first(x)
+    spread, mean = torch.var_mean(x, dim=1, keepdim=True, correction=self.correction)
+    return self.net(self.last((x - mean) * torch.rsqrt(spread + 0.1)))
 
 
 @given(networks(), st.integers(0, 1), st.integers(2, 3))
@@ -102,7 +103,7 @@ def test_deepening_keeps_the_function_or_says_why_not(net, seed):
 @given(networks(), st.integers(0, 2**32 - 1))
 @at_most(4)
 def test_chained_parts_are_the_whole(net, seed):
-    graph, state = ag.trace(net, image(), train=False)
+    graph, state = captured(net, image(), train=False)
     names = [b.name for b in structure(graph).blocks]
     if len(names) < 2:
         return

@@ -22,6 +22,7 @@ from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
 from tests.examples import at_most
+from tests.nets import captured, with_parts
 
 pytestmark = [
     # PyTorch has no fast path for projections.
@@ -125,7 +126,7 @@ def example(batch=2):
 
 
 def graph_of(net):
-    return ag.trace(net, example(), train=False).graph
+    return captured(net, example(), train=False).graph
 
 
 def some(graph, seed):
@@ -144,7 +145,7 @@ def some(graph, seed):
 @given(recurrent(), st.booleans())
 @at_most(3)
 def test_build_inverts_trace(net, training):
-    graph, state = ag.trace(net, example())
+    graph, state = captured(net, example())
     assert graph.notes == ()
     built = ag.build(graph, state)
     x = example(3)
@@ -159,7 +160,7 @@ def test_build_inverts_trace(net, training):
     gradients = {n: p.grad for n, p in built.named_parameters()}
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-5)
-    assert ag.trace(built, example()).graph == graph
+    assert captured(built, example()).graph == graph
     assert infer(graph) == graph
     assert parse(str(graph)) == graph
 
@@ -251,7 +252,7 @@ def test_every_layer_and_direction_has_sizes_of_its_own():
 
 
 def test_a_cut_keeps_the_same_units_in_every_gate():
-    graph, state = ag.trace(Sequence("gru"), example(), train=False)
+    graph, state = captured(Sequence("gru"), example(), train=False)
     kept = [4, 1]
     small = ag.take(graph, positions={"layer.hidden": kept})
     rows = [gate * UNITS + unit for gate in range(3) for unit in kept]
@@ -270,7 +271,7 @@ def test_counts_and_initial_values_are_those_of_the_layer(kind, ways, projected)
         return
     own = {"proj_size": projected} if projected else {}
     net = Sequence(kind, num_layers=2, bidirectional=ways == 2, **own)
-    graph, state = ag.trace(net, example(), train=False)
+    graph, state = captured(net, example(), train=False)
     out = projected or UNITS
     macs = weights = 0
     for inside in (WIDTH, ways * out):
@@ -326,43 +327,37 @@ def test_a_residual_recurrent_layer_starts_as_nothing(kind):
         assert any(p.grad is not None and p.grad.any() for p in new)
 
 
-class Packed(nn.Module):
-    def __init__(self, start: bool) -> None:
-        super().__init__()
-        self.layer, self.start = nn.GRU(3, 4), start
-
-    def forward(self, x, lengths):
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, False)
-        first = (torch.zeros(1, x.shape[0], 4),) if self.start else ()
-        return self.layer(packed, *first)[1][0]
+@with_parts(lambda start: {"layer": nn.GRU(3, 4), "start": start})
+def Packed(self, x, lengths):
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, False)
+    first = (torch.zeros(1, x.shape[0], 4),) if self.start else ()
+    return self.layer(packed, *first)[1][0]
 
 
 @pytest.mark.parametrize("start", [False, True])
 def test_packed_sequences_are_refused_by_name(start):
     with pytest.raises(TraceError, match="runs over a packed sequence") as refusal:
-        ag.trace(Packed(start), example(3), torch.tensor([3, 2, 1]))
+        captured(Packed(start), example(3), torch.tensor([3, 2, 1]))
     assert "padded sequence" in str(refusal.value)
 
 
-class Stateful(nn.Module):
+@with_parts(
+    lambda: {
+        "layer": nn.GRU(3, 4, 2, batch_first=True),
+        "head": nn.Linear(4, 2),
+        "seen": torch.zeros(2, 2, 4),
+    }
+)
+def Stateful(self, x):
     """A buffer takes the last states of both layers."""
-
-    seen: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.GRU(3, 4, 2, batch_first=True), nn.Linear(4, 2)
-        self.register_buffer("seen", torch.zeros(2, 2, 4))
-
-    def forward(self, x):
-        y, hidden = self.layer(x)
-        self.seen.copy_(hidden.detach())
-        return self.head(y)
+    y, hidden = self.layer(x)
+    self.seen.copy_(hidden.detach())
+    return self.head(y)
 
 
 def test_states_that_forward_keeps_are_followed():
     net = Stateful()
-    graph, state = ag.trace(net, example())
+    graph, state = captured(net, example())
     built = ag.build(graph, state)
     net(example()), built(example())
     torch.testing.assert_close(built.state_dict()["seen"], net.state_dict()["seen"])

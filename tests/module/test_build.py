@@ -15,6 +15,7 @@ from archgraph.errors import GraphError
 from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.module.build import build, filled, load_state
 from archgraph.ops.infer import infer, infer_call
+from tests.nets import captured, with_parts
 
 
 def net():
@@ -29,7 +30,7 @@ X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(scope="module")
 def traced():
-    return ag.trace(net(), X)
+    return captured(net(), X)
 
 
 def test_seeds_decide_the_weights(traced):
@@ -63,7 +64,7 @@ def test_a_module_does_not_share_memory_with_the_state_it_was_built_from(traced)
 
 def test_a_module_for_training_is_in_its_mode() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout(), nn.Conv2d(4, 2, 3)).eval()
-    graph, state = ag.trace(model, torch.zeros(2, 1, 8, 8))
+    graph, state = captured(model, torch.zeros(2, 1, 8, 8))
     modes = {m.training for m in filled(graph, state, training=True).modules()}
     assert modes == {True} and not any(m.training for m in build(graph, state).modules())
 
@@ -156,11 +157,11 @@ class Named(nn.Module):
 
 def test_leaves_may_have_any_name_that_a_module_may_have():
     original, x = Named(), torch.randn(2, 3)
-    graph, state = ag.trace(original, x)
+    graph, state = captured(original, x)
     built = ag.build(graph, state)
     built.load_state_dict(original.state_dict(), strict=True)
     torch.testing.assert_close(built(x), original(x), rtol=0, atol=0)
-    assert ag.trace(built, x).graph == graph
+    assert captured(built, x).graph == graph
     torch.testing.assert_close(copy.deepcopy(built)(x), original(x), rtol=0, atol=0)
 
 
@@ -220,22 +221,17 @@ def test_types_of_a_long_graph_are_inferred_in_linear_time():
 
 
 def test_sizes_follow_the_batch():
-    class Pairs(nn.Module):
+    @with_parts()
+    def Pairs(self, x):
         """A block that is called with three rows for each example."""
+        batch = x.shape[0] // 3
+        return x.reshape(batch, 6) + x.new_ones(batch * batch).sum()
 
-        def forward(self, x):
-            batch = x.shape[0] // 3
-            return x.reshape(batch, 6) + x.new_ones(batch * batch).sum()
+    @with_parts(lambda: {"pairs": Pairs()})
+    def Folded(self, x):
+        return self.pairs(x.reshape(x.shape[0] * 3, 2))
 
-    class Folded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pairs = Pairs()
-
-        def forward(self, x):
-            return self.pairs(x.reshape(x.shape[0] * 3, 2))
-
-    graph, state = ag.trace(Folded(), torch.randn(2, 6))
+    graph, state = captured(Folded(), torch.randn(2, 6))
     assert any(n.shape[:1] == (3 * BATCH,) for n in graph.nodes)
     for batch in (1, 4):
         x = torch.randn(batch, 6)

@@ -17,6 +17,7 @@ from archgraph.errors import GraphError, RunError, SpecError
 from archgraph.language import load_family
 from archgraph.language.loading import load_model
 from archgraph.language.yaml import read_document
+from tests.nets import captured, with_parts
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -48,7 +49,7 @@ class Net(torch.nn.Module):
 @pytest.fixture(scope="module")
 def traced() -> Traced:
     torch.manual_seed(0)
-    return ag.trace(Net(), torch.randn(2, 3, 6, 6), torch.randn(2, 8))
+    return captured(Net(), torch.randn(2, 3, 6, 6), torch.randn(2, 8))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,7 @@ def test_a_client_and_the_parts_of_a_split(traced, tmp_path: Path):
 
 def _chain():
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    return ag.trace(net, torch.zeros(2, 4)).graph
+    return captured(net, torch.zeros(2, 4)).graph
 
 
 @pytest.mark.full
@@ -167,28 +168,28 @@ def test_what_computes_something_else_is_not_written(traced, tmp_path: Path, mon
     assert [*tmp_path.iterdir()] == []
 
 
-class Features(torch.nn.Module):
+@with_parts(
+    lambda: {
+        "table": torch.nn.Embedding(3, 4),
+        "out": torch.nn.Linear(4, 2),
+    }
+)
+def Features(self, x):
     """A category and bytes among numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.out = torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.out(self.table(x[:, 0].long()) + x[:, 1:].to(torch.uint8) / 255)
+    return self.out(self.table(x[:, 0].long()) + x[:, 1:].to(torch.uint8) / 255)
 
 
 def test_inputs_that_become_whole_numbers_are_compared(tmp_path: Path):
-    graph, state = ag.trace(Features(), torch.rand(2, 5) * 3)
+    graph, state = captured(Features(), torch.rand(2, 5) * 3)
     assert ag.load(ag.export(graph, state, tmp_path / "features.onnx")).graph.params
 
 
 def test_operators_that_onnx_lacks_are_named(tmp_path: Path):
-    class Special(torch.nn.Module):
-        def forward(self, x):
-            return torch.special.bessel_j0(x)
+    @with_parts()
+    def Special(self, x):
+        return torch.special.bessel_j0(x)
 
-    graph, state = ag.trace(Special(), torch.zeros(2, 3))
+    graph, state = captured(Special(), torch.zeros(2, 3))
     with pytest.raises(GraphError, match=r"cannot be expressed in ONNX.*bessel_j0"):
         ag.export(graph, state, tmp_path / "x.onnx")
 

@@ -15,6 +15,7 @@ from archgraph.data import load_dataset
 from archgraph.errors import GraphError, SpecError
 from archgraph.onnx.session import distance, open_session, run_session
 from tests.cli.terminal import call, refused
+from tests.nets import captured, with_parts
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -58,7 +59,7 @@ class Results(nn.Module):
 
 def traced(model: nn.Module, *inputs: torch.Tensor) -> Traced:
     torch.manual_seed(0)
-    return ag.trace(model, *inputs)
+    return captured(model, *inputs)
 
 
 def written(found: Traced, path: Path, **options: Any) -> Path:
@@ -99,9 +100,9 @@ def test_a_file_does_not_say_on_which_machine_it_was_made(tmp_path: Path):
 
 @pytest.mark.full
 def test_a_batch_that_is_fixed_is_a_number_in_the_file(tmp_path: Path):
-    class Fixed(nn.Module):
-        def forward(self, x):
-            return x.view(2, 3) + torch.arange(2.0)[:, None]
+    @with_parts()
+    def Fixed(self, x):
+        return x.view(2, 3) + torch.arange(2.0)[:, None]
 
     path = written(traced(Fixed(), torch.randn(2, 3)), tmp_path / "f.onnx")
     assert [d.dim_value for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim] == [
@@ -114,20 +115,14 @@ def test_a_batch_that_is_fixed_is_a_number_in_the_file(tmp_path: Path):
 
 @pytest.mark.full
 def test_buffers_that_evaluation_writes_and_chance_are_named(tmp_path: Path):
-    class Counter(nn.Module):
-        seen: torch.Tensor
+    @with_parts(lambda: {"seen": torch.zeros(())})
+    def Counter(self, x):
+        self.seen += 1
+        return x * self.seen
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(()))
-
-        def forward(self, x):
-            self.seen += 1
-            return x * self.seen
-
-    class Chance(nn.Module):
-        def forward(self, x):
-            return nn.functional.dropout(x, 0.5, training=True)
+    @with_parts()
+    def Chance(self, x):
+        return nn.functional.dropout(x, 0.5, training=True)
 
     for verify in (True, False):
         with pytest.raises(GraphError, match=r"writes into buffers.*seen"):
@@ -162,13 +157,9 @@ def test_double_precision_is_compared_as_such(tmp_path: Path, monkeypatch):
 
 @pytest.mark.full
 def test_weights_have_the_graphs_types_those_of_training_too(tmp_path: Path):
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.helper = nn.Linear(3, 2), nn.Linear(3, 2)
-
-        def forward(self, x):
-            return (self.head(x), self.helper(x)) if self.training else self.head(x)
+    @with_parts(lambda: {"head": nn.Linear(3, 2), "helper": nn.Linear(3, 2)})
+    def Net(self, x):
+        return (self.head(x), self.helper(x)) if self.training else self.head(x)
 
     graph, state = traced(Net(), torch.randn(2, 3))
     double = {name: tensor.double() for name, tensor in state.items()}
@@ -197,13 +188,13 @@ def test_places_and_types_that_are_not_known_are_named(results, tmp_path: Path):
 
 @pytest.mark.full
 def test_complex_weights_come_back(tmp_path: Path):
-    class Filter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
-
-        def forward(self, x):
-            return torch.fft.irfft(torch.fft.rfft(x) * self.weight, 8)
+    @with_parts(
+        lambda: {
+            "weight": nn.Parameter(torch.randn(5, dtype=torch.complex64)),
+        }
+    )
+    def Filter(self, x):
+        return torch.fft.irfft(torch.fft.rfft(x) * self.weight, 8)
 
     graph, state = traced(Filter(), torch.randn(2, 8))
     again = ag.load(ag.export(graph, state, tmp_path / "f.onnx"))

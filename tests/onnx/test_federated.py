@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
+from tests.nets import captured, with_parts
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -30,13 +31,14 @@ rounds: 2
 STRATEGIES = {"fedfa": "take: 0.5", "heterofl": "take: 0.5", "nefl": "skip: ['2']"}
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
-
-    def forward(self, x):
-        return x + torch.relu(self.norm(self.conv(x)))
+@with_parts(
+    lambda: {
+        "conv": nn.Conv2d(8, 8, 3, padding=1),
+        "norm": nn.BatchNorm2d(8),
+    }
+)
+def Residual(self, x):
+    return x + torch.relu(self.norm(self.conv(x)))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def file(tmp_path_factory) -> Path:
         nn.Conv2d(1, 8, 3, padding=1), Residual(), Residual(),
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10),
     )  # fmt: skip
-    traced = ag.trace(net, torch.randn(2, 1, 8, 8))
+    traced = captured(net, torch.randn(2, 1, 8, 8))
     folder = tmp_path_factory.mktemp("onnx")
     return ag.export(traced.graph, traced.state, folder / "digits.onnx", verify=False)
 

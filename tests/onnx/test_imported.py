@@ -23,40 +23,40 @@ pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
 from archgraph.onnx.operators import ROWS  # noqa: E402 - after the packages are there
 from archgraph.onnx.session import open_session, run_session  # noqa: E402
 from tests.capture.test_open_sizes import CASES  # noqa: E402
+from tests.nets import captured, with_parts  # noqa: E402
 from tests.onnx.conformance import outcomes  # noqa: E402
 
 # Rows without a published case that is read: compared below.
 ELSEWHERE = {"Upsample"}
 
 
-class Block(torch.nn.Module):
+@with_parts(
+    lambda before, width, stride: {
+        "conv1": torch.nn.Conv2d(before, width, 3, stride, 1, bias=False),
+        "bn1": torch.nn.BatchNorm2d(width),
+        "conv2": torch.nn.Conv2d(width, width, 3, 1, 1, bias=False),
+        "bn2": torch.nn.BatchNorm2d(width),
+        "skip": torch.nn.Conv2d(before, width, 1, stride) if stride > 1 else None,
+    }
+)
+def Block(self, x):
     """Two convolutions beside the identity or a projection."""
-
-    def __init__(self, before: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = torch.nn.Conv2d(before, width, 3, stride, 1, bias=False)
-        self.bn1 = torch.nn.BatchNorm2d(width)
-        self.conv2 = torch.nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = torch.nn.BatchNorm2d(width)
-        self.skip = torch.nn.Conv2d(before, width, 1, stride) if stride > 1 else None
-
-    def forward(self, x):
-        y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
-        return torch.relu(y + (x if self.skip is None else self.skip(x)))
+    y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+    return torch.relu(y + (x if self.skip is None else self.skip(x)))
 
 
-class Residual(torch.nn.Module):
+@with_parts(
+    lambda: {
+        "stem": torch.nn.Conv2d(1, 8, 3, padding=1),
+        "layer1": Block(8, 8, 1),
+        "layer2": Block(8, 16, 2),
+        "head": torch.nn.Linear(16, 10),
+    }
+)
+def Residual(self, image):
     """A small ResNet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = torch.nn.Conv2d(1, 8, 3, padding=1)
-        self.layer1, self.layer2 = Block(8, 8, 1), Block(8, 16, 2)
-        self.head = torch.nn.Linear(16, 10)
-
-    def forward(self, image):
-        x = self.layer2(self.layer1(torch.relu(self.stem(image))))
-        return self.head(x.mean((2, 3)))
+    x = self.layer2(self.layer1(torch.relu(self.stem(image))))
+    return self.head(x.mean((2, 3)))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def residual() -> Traced:
     torch.manual_seed(0)
     model = Residual()
     model(torch.randn(8, 1, 8, 8))  # statistics of its own
-    return ag.trace(model.eval(), torch.randn(2, 1, 8, 8))
+    return captured(model.eval(), torch.randn(2, 1, 8, 8))
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ def test_open_sizes_of_pytorchs_files_stay_open(name: str, tmp_path: Path):
 @pytest.mark.parametrize("name", ["tokens", pytest.param("pixels", marks=pytest.mark.full)])
 def test_open_sizes_are_written(name: str, tmp_path: Path):
     make, args, axes = CASES[name]
-    graph, state = ag.trace(make(), *args, open=axes)
+    graph, state = captured(make(), *args, open=axes)
     path = ag.export(graph, state, tmp_path / "net.onnx")  # compared at two sizes
     (item,) = onnxruntime.InferenceSession(path).get_inputs()
     names = [size if isinstance(size, int) else str(size) for size in graph.nodes[0].shape]
@@ -297,7 +297,7 @@ def test_open_sizes_are_written(name: str, tmp_path: Path):
 @pytest.mark.full
 def test_the_length_of_a_recurrent_layer_is_a_number_in_a_file(tmp_path: Path):
     axes = {"input": {0: "length", 1: "batch"}}
-    graph, state = ag.trace(torch.nn.LSTM(3, 4), torch.zeros(5, 2, 3), open=axes)
+    graph, state = captured(torch.nn.LSTM(3, 4), torch.zeros(5, 2, 3), open=axes)
     with pytest.raises(
         GraphError, match=r"open size; found length.*fix_sizes\(graph, \{'length': N"
     ):

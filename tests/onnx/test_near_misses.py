@@ -20,6 +20,7 @@ onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 from archgraph.onnx.session import open_session, run_session  # noqa: E402 - after the package is there
+from tests.nets import captured  # noqa: E402
 
 node = onnx.helper.make_node
 FLOAT, INT = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -215,7 +216,7 @@ def test_a_weight_may_have_a_name_of_the_exporter(name: str, tmp_path: Path):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.layer_norm((x @ getattr(self, name)).relu() + 1, [4])
 
-    graph, state = ag.trace(Net(), torch.randn(2, 4))
+    graph, state = captured(Net(), torch.randn(2, 4))
     ag.export(graph, state, tmp_path / "n.onnx")
     again, weights = ag.load(tmp_path / "n.onnx")
     assert again == graph
@@ -235,7 +236,7 @@ def test_a_slice_that_runs_backwards(step: int, tmp_path: Path):
 
 
 def test_what_the_exporter_writes_with_control_flow_is_refused(tmp_path: Path):
-    graph, state = ag.trace(torch.nn.EmbeddingBag(10, 6).eval(), torch.randint(0, 10, (2, 7)))
+    graph, state = captured(torch.nn.EmbeddingBag(10, 6).eval(), torch.randint(0, 10, (2, 7)))
     with pytest.raises(ArchGraphError, match="cannot be expressed in ONNX; found If"):
         ag.export(graph, state, tmp_path / "e.onnx")
 

@@ -23,6 +23,7 @@ from archgraph.ops.infer import infer
 from archgraph.ops.operator import unknown_axes
 from archgraph.ops.table import ROWS, base
 from archgraph.rewrites.laws import NOTHING
+from tests.nets import captured, with_parts
 from tests.ops.folded import (
     APART,
     ONE_ACTIVATION,
@@ -137,7 +138,7 @@ def expected_kind(use):
 @pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
 def test_what_is_folded_into_the_batch_is_one_axis_of_all_inputs(uses):
     model, x = Folded(uses).double().eval(), input_of()
-    graph, state = ag.trace(model, x, train=False, verify=False)
+    graph, state = captured(model, x, train=False)
     ops = {n.op for n in graph.nodes}
     names = {op.removeprefix("aten.") for op in ops} | set(map(base, ops))
     assert {use.key for use in uses} <= names
@@ -222,39 +223,35 @@ MASKS = {
 }
 
 
-class TwoBranches(nn.Module):
+@with_parts(
+    lambda: {
+        **{name: nn.Linear(8, 8) for name in ("first", "second", "both")},
+        "out": nn.Linear(8, 3),
+    }
+)
+def TwoBranches(self, x):
     """Two branches in one batch, as for guidance without a classifier, with heads in it."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.both = (nn.Linear(8, 8) for _ in range(3))
-        self.out = nn.Linear(8, 3)
-
-    def forward(self, x):
-        first, second, both = (
-            layer(x).view(*x.shape[:2], 4, 2).transpose(1, 2).flatten(0, 1)
-            for layer in (self.first, self.second, self.both)
-        )
-        one, other = (torch.cat([first, second]) * both.repeat(2, 1, 1)).chunk(2)
-        mixed = (one - 2 * other).view(x.shape[0], 4, -1, 2).transpose(1, 2)
-        return self.out(mixed.flatten(2))
+    first, second, both = (
+        layer(x).view(*x.shape[:2], 4, 2).transpose(1, 2).flatten(0, 1)
+        for layer in (self.first, self.second, self.both)
+    )
+    one, other = (torch.cat([first, second]) * both.repeat(2, 1, 1)).chunk(2)
+    mixed = (one - 2 * other).view(x.shape[0], 4, -1, 2).transpose(1, 2)
+    return self.out(mixed.flatten(2))
 
 
-class FoldedSequences(nn.Module):
+@with_parts(
+    lambda: {
+        "make": nn.Linear(8, 8),
+        "run": nn.GRU(2, 3, batch_first=True),
+        "out": nn.Linear(12, 3),
+    }
+)
+def FoldedSequences(self, x):
     """A recurrent layer over the tokens of each head, from first states of zeros."""
-
-    def __init__(self):
-        super().__init__()
-        self.make, self.run, self.out = (
-            nn.Linear(8, 8),
-            nn.GRU(2, 3, batch_first=True),
-            nn.Linear(12, 3),
-        )
-
-    def forward(self, x):
-        heads = self.make(x).view(*x.shape[:2], 4, 2).transpose(1, 2).flatten(0, 1)
-        steps, _ = self.run(heads)
-        return self.out(steps.reshape(x.shape[0], 4, -1, 3).transpose(1, 2).flatten(2))
+    heads = self.make(x).view(*x.shape[:2], 4, 2).transpose(1, 2).flatten(0, 1)
+    steps, _ = self.run(heads)
+    return self.out(steps.reshape(x.shape[0], 4, -1, 3).transpose(1, 2).flatten(2))
 
 
 def masked_attention(mask):
@@ -275,7 +272,7 @@ def test_heads_in_the_batch_of_several_tensors_are_cut_copied_and_matched(name):
     torch.manual_seed(0)
     model, *inputs = NETS[name]()
     model, inputs = model.double().eval(), [x.double() for x in inputs]
-    graph, state = ag.trace(model, *inputs, train=False, verify=False)
+    graph, state = captured(model, *inputs, train=False)
     (heads,) = (a for a in axes(graph).free if a.size == 4)
 
     def gives(rewritten, expected):

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import archgraph as ag
 from archgraph.graph.ir import ArchGraph
+from tests.nets import captured
 
 # Layers per stage (Simonyan, Zisserman, Table 1; 14, 15, 17, 18: one layer more each).
 VGG = {
@@ -50,7 +50,7 @@ def vgg(depths: Sequence[int], widths: Sequence[int] = WIDTHS, norm: bool = Fals
 
 
 def trace(net: nn.Module, size: int = 32) -> ArchGraph:
-    return ag.trace(net, torch.zeros(1, 3, size, size), train=False).graph
+    return captured(net, torch.zeros(1, 3, size, size), train=False).graph
 
 
 def shapes(graph: ArchGraph) -> list[tuple[int, ...]]:
@@ -62,7 +62,7 @@ def linear(*widths: int, prefix: str = "") -> ArchGraph:
     for a, b in itertools.pairwise((3, *widths)):
         layers += [nn.Linear(a, b), nn.ReLU()]
     net = nn.Sequential(*layers, nn.Linear(widths[-1], 2))
-    return ag.trace(net, torch.zeros(1, 3)).graph
+    return captured(net, torch.zeros(1, 3)).graph
 
 
 class Unit(nn.Module):
@@ -118,7 +118,7 @@ def resnet(*depths: int) -> ArchGraph:
 
 
 def flat(net: nn.Module) -> ArchGraph:
-    return ag.trace(net, torch.zeros(2, 6), train=False).graph
+    return captured(net, torch.zeros(2, 6), train=False).graph
 
 
 class Run(nn.Module):

@@ -9,6 +9,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
+from tests.nets import captured
 from tests.relate.networks import VGG, WIDTHS, Mine, linear, resnet, trace, vgg
 
 
@@ -92,7 +93,7 @@ def test_a_dense_block_goes_with_what_it_appends() -> None:
 def test_a_section_without_any_counterpart_is_listed_once() -> None:
     def net(depth: int) -> ArchGraph:
         blocks = (nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(depth))
-        return ag.trace(
+        return captured(
             nn.Sequential(nn.Linear(3, 6), nn.Sequential(*blocks), nn.Linear(6, 2)),
             torch.zeros(2, 3),
         ).graph
@@ -132,7 +133,7 @@ class Counted(nn.Module):
 
 
 def test_counters_are_no_reason_to_belong_together() -> None:
-    a, b = (ag.trace(Counted(form), torch.randn(4, 3)).graph for form in ("relu", "exp"))
+    a, b = (captured(Counted(form), torch.randn(4, 3)).graph for form in ("relu", "exp"))
     found = ag.align(a, b)
     assert not any("bn" in name for pair in found.leaves for name in pair)
     alone = ag.align(a, a)
@@ -142,7 +143,7 @@ def test_counters_are_no_reason_to_belong_together() -> None:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("steps", [(0, 4), (4, 0), (4, 4), (4, 2)])
 def test_counters_do_not_move_the_score(steps) -> None:
-    graphs = [ag.trace(Counted("relu", k), torch.randn(4, 3)).graph for k in steps]
+    graphs = [captured(Counted("relu", k), torch.randn(4, 3)).graph for k in steps]
     found = ag.align(*graphs)
     assert found.score == 1
     assert sum("step" in name for name, _ in found.leaves) == min(steps)
@@ -150,7 +151,7 @@ def test_counters_do_not_move_the_score(steps) -> None:
 
 def test_nothing_in_common_is_zero() -> None:
     def net(*layers: nn.Module) -> ArchGraph:
-        return ag.trace(nn.Sequential(*layers), torch.randn(2, 3, 8, 8)).graph
+        return captured(nn.Sequential(*layers), torch.randn(2, 3, 8, 8)).graph
 
     a = net(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2))
     b = net(nn.Conv2d(3, 4, 5), nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2))

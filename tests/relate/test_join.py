@@ -12,6 +12,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import ArchGraphError, GraphError, RewriteError
 from archgraph.graph.ir import ArchGraph
+from tests.nets import captured
 from tests.relate.networks import (
     VGG,
     WIDER,
@@ -45,7 +46,7 @@ def test_what_evaluation_does_not_use_is_in_no_meet() -> None:
             norm.num_batches_tracked = None
         layers = [layer for _ in range(depth) for layer in (nn.Linear(6, 6), nn.ReLU())]
         net = nn.Sequential(nn.Linear(6, 6), norm, nn.ReLU(), *layers, nn.Linear(6, 2))
-        return ag.trace(net, torch.zeros(2, 6)).graph
+        return captured(net, torch.zeros(2, 6)).graph
 
     met = ag.meet([counted(True, 0), counted(False, 2)])
     assert "3.weight" in met.graph.state_names  # names are those of the smaller
@@ -167,7 +168,7 @@ def test_lenet_and_its_small_sister() -> None:
 @pytest.mark.parametrize("make", [ag.join, ag.meet])
 def test_strangers_are_refused_with_the_reason(make) -> None:
     models = pytest.importorskip("torchvision.models")
-    vit = ag.trace(
+    vit = captured(
         models.VisionTransformer(32, 16, 1, 2, 8, 8, num_classes=5), torch.zeros(1, 3, 32, 32)
     ).graph
     with pytest.raises(RewriteError, match=r"conv_proj: graphs .*no block of the other graph has"):

@@ -9,12 +9,13 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
+from tests.nets import captured, with_parts
 from tests.relate.networks import flat, shapes
 
 
 def test_classes_do_not_shrink() -> None:
-    few = ag.trace(nn.Linear(3, 2), torch.zeros(1, 3)).graph
-    found = ag.align(few, ag.trace(nn.Linear(3, 5), torch.zeros(1, 3)).graph)
+    few = captured(nn.Linear(3, 2), torch.zeros(1, 3)).graph
+    found = ag.align(few, captured(nn.Linear(3, 5), torch.zeros(1, 3)).graph)
     assert "dimension 0 is weight.out[2] in weight and weight.out[5] in weight" in str(found)
     with pytest.raises(RewriteError, match="has no counterpart"):
         _ = found.transfer
@@ -24,7 +25,7 @@ def test_the_last_layer_is_no_hidden_one() -> None:
     # Without activations all layers have one form, but for what they make.
     deep = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     flat = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    found = ag.align(*(ag.trace(n, torch.zeros(1, 3)).graph for n in (flat, deep)))
+    found = ag.align(*(captured(n, torch.zeros(1, 3)).graph for n in (flat, deep)))
     assert found.blocks == (("0", "0"), ("1", "2"))
 
 
@@ -77,17 +78,19 @@ def test_the_tenth_branch_comes_after_the_ninth() -> None:
     assert dict(found.leaves)["part.9.weight"] == "part.10.weight"
 
 
-class Scaled(nn.Module):
+@with_parts(
+    lambda alpha, flip=False: {
+        "a": nn.Linear(6, 4),
+        "b": nn.Sequential(nn.Linear(6, 4), nn.Tanh()),
+        "last": nn.Linear(4, 2),
+        "alpha": alpha,
+        "flip": flip,
+    }
+)
+def Scaled(self, x):
     """A sum in which the second operand counts more or less than the first."""
-
-    def __init__(self, alpha: float, flip: bool = False) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 4), nn.Sequential(nn.Linear(6, 4), nn.Tanh())
-        self.last, self.alpha, self.flip = nn.Linear(4, 2), alpha, flip
-
-    def forward(self, x):
-        one, other = (self.b(x), self.a(x)) if self.flip else (self.a(x), self.b(x))
-        return self.last(torch.relu(torch.add(one, other, alpha=self.alpha)))
+    one, other = (self.b(x), self.a(x)) if self.flip else (self.a(x), self.b(x))
+    return self.last(torch.relu(torch.add(one, other, alpha=self.alpha)))
 
 
 @pytest.mark.full
@@ -152,15 +155,16 @@ def test_constants_and_factors_are_compared() -> None:
 
 @pytest.mark.parametrize("divide", [False, True])
 def test_factors_may_be_roots_of_widths(divide: bool) -> None:
-    class Attention(nn.Module):
-        def __init__(self, size: int, factor: float) -> None:
-            super().__init__()
-            self.q, self.k, self.v = (nn.Linear(6, size) for _ in range(3))
-            self.last, self.factor = nn.Linear(size, 2), factor
-
-        def forward(self, x):
-            q = self.q(x) / self.factor if divide else self.q(x) * self.factor
-            return self.last(torch.softmax(q @ self.k(x).mT, -1) @ self.v(x))
+    @with_parts(
+        lambda size, factor: {
+            **{name: nn.Linear(6, size) for name in "qkv"},
+            "last": nn.Linear(size, 2),
+            "factor": factor,
+        }
+    )
+    def Attention(self, x):
+        q = self.q(x) / self.factor if divide else self.q(x) * self.factor
+        return self.last(torch.softmax(q @ self.k(x).mT, -1) @ self.v(x))
 
     root = 0.5 if divide else -0.5
     client, whole = (flat(Attention(size, size**root)) for size in (4, 9))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-import archgraph as ag
+from tests.nets import captured
 
 
 def mlp(hidden=4):
@@ -12,4 +12,4 @@ def mlp(hidden=4):
 
 
 def traced(net, *args):
-    return ag.trace(net, *args, train=False)
+    return captured(net, *args, train=False)

@@ -11,6 +11,7 @@ from archgraph.errors import RewriteError
 from archgraph.rewrites.deepen import _covered
 from archgraph.rewrites.graft import grafted
 from tests import structures as nets
+from tests.nets import with_parts
 from tests.rewrites.networks import traced
 
 
@@ -73,15 +74,16 @@ def test_nothing_new_may_lie_outside_of_the_new_blocks():
         _covered(graph, deep.graph, blocks, ["2.weight"])
 
 
-class Branch(nn.Module):
+@with_parts(
+    lambda function: {
+        "a": nn.Linear(6, 6),
+        "b": nn.Linear(6, 6),
+        "function": function,
+    }
+)
+def Branch(self, x):
     """A residual block that a test writes."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.a, self.b, self.function = nn.Linear(6, 6), nn.Linear(6, 6), function
-
-    def forward(self, x):
-        return self.function(self, x)
+    return self.function(self, x)
 
 
 def branched(function):
@@ -134,17 +136,18 @@ def test_depths_are_whole_numbers_by_section(rewrite, depths, layers):
         rewrite(layers, depths)
 
 
-class Side(nn.Module):
+@with_parts(
+    lambda offset=0.0: {
+        "norm": nn.LayerNorm(6),
+        "offset": offset,
+        "a": nn.Linear(6, 6),
+        "b": nn.Linear(6, 6),
+    }
+)
+def Side(self, x):
     """Attention and feed-forward side by side: a branch that is a sum."""
-
-    def __init__(self, offset=0.0) -> None:
-        super().__init__()
-        self.norm, self.offset = nn.LayerNorm(6), offset
-        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x):
-        h = self.norm(x)
-        return x + (self.a(h) + self.b(h).relu() + self.offset)
+    h = self.norm(x)
+    return x + (self.a(h) + self.b(h).relu() + self.offset)
 
 
 def side_by_side(offset=0.0):
@@ -164,15 +167,15 @@ def test_a_branch_that_is_not_zero_at_zero_is_refused():
         deepened(side_by_side(1.0), torch.randn(2, 3))
 
 
-class Scaled(nn.Module):
+@with_parts(
+    lambda: {
+        "conv": nn.Conv2d(4, 4, 1),
+        "scale": nn.Parameter(torch.rand(4)),
+    }
+)
+def Scaled(self, x):
     """A residual branch behind a scale that is reshaped on its way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.scale = nn.Conv2d(4, 4, 1), nn.Parameter(torch.rand(4))
-
-    def forward(self, x):
-        return x + self.scale.unsqueeze(-1).unsqueeze(-1) * self.conv(x).sigmoid()
+    return x + self.scale.unsqueeze(-1).unsqueeze(-1) * self.conv(x).sigmoid()
 
 
 def test_a_reshaped_scale_starts_at_zero():

@@ -9,6 +9,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import ArchGraphError, RewriteError
 from tests import structures as nets
+from tests.nets import captured, with_parts
 from tests.rewrites.networks import traced
 
 
@@ -45,22 +46,17 @@ def test_further_exits_join_those_that_are_there():
             ag.add_exits(one, heads)  # type: ignore[arg-type]  # nonsense on purpose
 
 
-class Stream(nn.Module):
+@with_parts(lambda: {"layers": nn.ModuleList(nn.Linear(6, 6) for _ in range(2))})
+def Stream(self, x):
     """Channels that are the input's own: nothing about them can be cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = x + layer(x).relu()
-        return x
+    for layer in self.layers:
+        x = x + layer(x).relu()
+    return x
 
 
 @pytest.mark.parametrize("shape", [(2, 6), (2, 5, 6), (2, 4, 5, 6)])
 def test_an_exit_needs_channels_not_a_free_axis(shape):
-    graph = ag.trace(Stream(), torch.randn(shape), train=False).graph
+    graph = captured(Stream(), torch.randn(shape), train=False).graph
     early = ag.add_exits(graph, {"layers.0": 4}, verify=True)
     wide = 6 if len(shape) < 4 else 4  # of images, the dimension after the batch
     assert early.graph.param["exits.layers_0.weight"].shape == (4, wide)

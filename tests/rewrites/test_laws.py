@@ -15,6 +15,7 @@ from archgraph.errors import RewriteError
 from archgraph.ops.constants import constant
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
+from tests.nets import with_parts
 from tests.structures import graph_of
 
 
@@ -22,15 +23,16 @@ def traced(*layers: nn.Module, size: int = 3):
     return graph_of(nn.Sequential(*layers), torch.zeros(2, size))
 
 
-class Applied(nn.Module):
+@with_parts(
+    lambda function, into=4: {
+        "a": nn.Linear(into, 8),
+        "b": nn.Linear(8, 2),
+        "function": function,
+    }
+)
+def Applied(self, x):
     """A function behind a layer."""
-
-    def __init__(self, function, into: int = 4) -> None:
-        super().__init__()
-        self.a, self.b, self.function = nn.Linear(into, 8), nn.Linear(8, 2), function
-
-    def forward(self, x):
-        return self.b(self.a(self.function(x)))
+    return self.b(self.a(self.function(x)))
 
 
 # -- nothing is compared ------------------------------------------------------------------------
@@ -67,11 +69,10 @@ def test_an_output_that_loses_its_input_is_refused():
 
 
 def test_an_original_that_never_depended_on_its_input_is_accepted():
-    class Gone(nn.Module):
+    @with_parts()
+    def Gone(self, x):
         """Multiplies by nothing."""
-
-        def forward(self, x):
-            return 0 * x
+        return 0 * x
 
     graph = traced(nn.Linear(3, 4), Gone(), nn.Linear(4, 2))
     assert laws.same_function(graph, ag.Rewritten.identity(graph)) == 0
@@ -142,16 +143,16 @@ def test_buffers_keep_the_value_that_a_graph_gives_them():
     assert state["0.bias"].tolist() == [7.0, 8.0]
 
 
-class Spectral(nn.Module):
+@with_parts(
+    lambda: {
+        "i": nn.Linear(4, 6),
+        "o": nn.Linear(6, 2),
+        "w": nn.Parameter(torch.randn(6, 6, dtype=torch.cfloat)),
+    }
+)
+def Spectral(self, x):
     """Complex weights between real layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.i, self.o = nn.Linear(4, 6), nn.Linear(6, 2)
-        self.w = nn.Parameter(torch.randn(6, 6, dtype=torch.cfloat))
-
-    def forward(self, x):
-        return self.o((self.i(x).to(torch.cfloat) @ self.w).abs())
+    return self.o((self.i(x).to(torch.cfloat) @ self.w).abs())
 
 
 def test_complex_weights_are_drawn_and_compared():
@@ -197,14 +198,10 @@ def test_inputs_that_become_whole_numbers(function, dtype):
 
 
 def test_whole_numbers_are_not_all_alike_and_hide_no_row():
-    class Embedded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.e = nn.Embedding(2, 4)
-
-        def forward(self, ids, mask):
-            scores = (self.e(ids).sum(-1)).masked_fill(mask == 0, -torch.inf)
-            return scores.softmax(-1)
+    @with_parts(lambda: {"e": nn.Embedding(2, 4)})
+    def Embedded(self, ids, mask):
+        scores = (self.e(ids).sum(-1)).masked_fill(mask == 0, -torch.inf)
+        return scores.softmax(-1)
 
     ids = torch.zeros(2, 3, dtype=torch.int64)
     graph = graph_of(Embedded(), ids, torch.ones(2, 3, dtype=torch.int64))

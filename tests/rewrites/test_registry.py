@@ -21,6 +21,7 @@ from archgraph.language.yaml import parse_document
 from archgraph.rewrites.laws import same_function
 from archgraph.rewrites.registry import rewrite_rows, rewrite_table
 from tests import structures as nets
+from tests.nets import captured
 
 README = Path(__file__).parents[2] / "README.md"
 SAME_FUNCTION = {"deepen", "widen", "add_scaler", "train_only"}
@@ -43,7 +44,7 @@ def images():
         "flat": nn.Flatten(),
         "fc": nn.Linear(12, 10),
     }
-    return ag.trace(nn.Sequential(OrderedDict(layers)), torch.randn(2, 3, 8, 8))
+    return captured(nn.Sequential(OrderedDict(layers)), torch.randn(2, 3, 8, 8))
 
 
 @pytest.mark.parametrize("row", rewrite_rows().values(), ids=lambda row: row.name)

@@ -22,6 +22,7 @@ from archgraph.language.help import topic
 from archgraph.rewrites.registry import rewrite_rows
 from tests import structures as nets
 from tests.cli.terminal import call
+from tests.nets import captured
 
 # In any subset each finds what it names.
 VALUES: Mapping[str, Any] = {
@@ -75,7 +76,7 @@ def graph() -> ag.ArchGraph:
         "flat": nn.Flatten(),
         "fc": nn.Linear(12, 10),
     }
-    graph = ag.trace(nn.Sequential(OrderedDict(layers)), torch.randn(2, 3, 8, 8)).graph
+    graph = captured(nn.Sequential(OrderedDict(layers)), torch.randn(2, 3, 8, 8)).graph
     return graph.replace(name="net")
 
 
@@ -136,7 +137,7 @@ def test_what_has_a_graph_is_rewritten_and_may_be_a_head(graph):
     half = ag.take(graph, 0.5)
     assert ag.rewrite(half, shorten={"layer2": 1}) == ag.shorten(half.graph, {"layer2": 1})
     head = nn.Sequential(nn.Flatten(), nn.Linear(12 * 16, 3))
-    traced = ag.trace(head, torch.zeros(2, 12, 4, 4))
+    traced = captured(head, torch.zeros(2, 12, 4, 4))
     for value in (traced, traced.graph, ag.Rewritten.identity(traced.graph)):
         expected = ag.add_exits(graph, {"layer2": traced.graph})
         assert ag.rewrite(graph, add_exits={"layer2": value}) == expected

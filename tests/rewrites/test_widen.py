@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,6 +9,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import AxisError, RewriteError
 from archgraph.rewrites.laws import same_function
+from tests.nets import captured, with_parts
 from tests.rewrites.networks import mlp, traced
 from tests.structures import graph_of, refusals
 
@@ -35,21 +33,22 @@ def test_copies_depend_on_seed_and_sizes_alone():
     assert one != ag.widen(graph, sizes={"0.out": 7}, seed=1).transfer
 
 
-class PerExample(nn.Module):
+@with_parts(
+    lambda: {
+        "stem": nn.Conv2d(3, 4, 1),
+        "style": nn.Linear(5, 4),
+        "kernel": nn.Parameter(torch.randn(6, 4, 1, 1)),
+        "head": nn.Conv2d(6, 2, 1),
+    }
+)
+def PerExample(self, x, style):
     """A normalised kernel per example: the batch becomes groups of one convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.style = nn.Conv2d(3, 4, 1), nn.Linear(5, 4)
-        self.kernel, self.head = nn.Parameter(torch.randn(6, 4, 1, 1)), nn.Conv2d(6, 2, 1)
-
-    def forward(self, x, style):
-        x = self.stem(x)
-        b, c, h, w = x.shape
-        kernels = self.kernel * self.style(style)[:, None, :, None, None]
-        kernels = (kernels * kernels.norm(dim=(3, 4), keepdim=True)).reshape(b * 6, c, 1, 1)
-        x = torch.conv2d(x.reshape(1, b * c, h, w), kernels, groups=b)
-        return self.head(x.view(b, 6, h, w))
+    x = self.stem(x)
+    b, c, h, w = x.shape
+    kernels = self.kernel * self.style(style)[:, None, :, None, None]
+    kernels = (kernels * kernels.norm(dim=(3, 4), keepdim=True)).reshape(b * 6, c, 1, 1)
+    x = torch.conv2d(x.reshape(1, b * c, h, w), kernels, groups=b)
+    return self.head(x.view(b, 6, h, w))
 
 
 def test_channels_that_lie_in_one_dimension_with_the_batch_are_not_widened():
@@ -88,15 +87,10 @@ def test_a_norm_over_an_axis_needs_as_many_copies_of_each():
     assert ag.widen(graph, 1.5, approximate=True).graph.param["1.weight"].shape == (6,)
 
 
-class Tied(nn.Module):
+@with_parts(lambda between: {"embed": nn.Embedding(7, 4), "norm": between})
+def Tied(self, x):
     """The table that makes the stream also reads it."""
-
-    def __init__(self, between: nn.Module) -> None:
-        super().__init__()
-        self.embed, self.norm = nn.Embedding(7, 4), between
-
-    def forward(self, x):
-        return nn.functional.linear(self.norm(self.embed(x)), self.embed.weight)
+    return nn.functional.linear(self.norm(self.embed(x)), self.embed.weight)
 
 
 def test_a_tied_head_is_made_up_for_in_front_of_it():
@@ -147,17 +141,19 @@ def test_a_number_that_is_taken_for_a_factor_is_a_size_in_its_own_spelling():
     assert wide.graph.param["0.weight"].shape == (192, 3)
 
 
-class Between(nn.Module):
+@with_parts(
+    lambda function: {
+        "a": nn.Linear(3, 4),
+        "b": nn.Linear(4, 2),
+        "c": nn.Linear(4, 4),
+        "p": nn.Parameter(torch.randn(4)),
+        "w": nn.Parameter(torch.randn(2, 4)),
+        "function": function,
+    }
+)
+def Between(self, x):
     """Something of a test's own between two layers."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 4)
-        self.p, self.w = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(2, 4))
-        self.function = function
-
-    def forward(self, x):
-        return self.function(self, self.a(x))
+    return self.function(self, self.a(x))
 
 
 def between(function):
@@ -203,29 +199,18 @@ def test_what_is_multiplied_by_itself_is_not_divided_twice(function):
             ag.widen(graph, {axis.name: 2.0}, verify=True)
 
 
-def test_widths_are_numbers_of_any_kind():
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
-    size: Any = np.int64(6)
-    factor: Any = np.float32(1.5)
-    wide = ag.widen(graph, sizes={"0.out": 6}).graph
-    assert ag.widen(graph, sizes={"0.out": size}).graph == wide
-    assert ag.widen(graph, {"0.out": factor}).graph == wide
-    few: Any = np.int32(3)
-    small = ag.narrow(graph, sizes={"0.out": few})
-    assert small.graph.param["0.weight"].shape == (3, 3)
-
-
-class Transposed(nn.Module):
+@with_parts(
+    lambda: {
+        "up": nn.Parameter(torch.randn(8, 4)),
+        "down": nn.Parameter(torch.randn(4, 8)),
+        "bias": nn.Parameter(torch.randn(4)),
+        "last": nn.Parameter(torch.randn(4, 4)),
+    }
+)
+def Transposed(self, x):
     """Layers written as products with a transposed weight, and with the bias first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(4, 8))
-        self.bias, self.last = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 4))
-
-    def forward(self, x):
-        y = nn.functional.gelu(x @ self.up.T) @ self.down.T
-        return torch.addmm(self.bias, y, self.last) @ torch.ones(4, 2)
+    y = nn.functional.gelu(x @ self.up.T) @ self.down.T
+    return torch.addmm(self.bias, y, self.last) @ torch.ones(4, 2)
 
 
 def test_products_with_transposed_weights_widen():
@@ -280,7 +265,7 @@ class HalfTied(nn.Module):
 
 
 def test_a_weight_of_two_layers_is_not_divided_for_one():
-    graph = ag.trace(HalfTied(), torch.zeros(2, 5, 6)).graph
+    graph = captured(HalfTied(), torch.zeros(2, 5, 6)).graph
     assert {axis: why.count("shares its weight") for axis, why in refusals(graph).items()} == {
         "q.out": 2
     }
@@ -309,21 +294,16 @@ def test_a_transposed_convolution_does_not_sum_over_its_groups():
         nn.ConvTranspose2d(16, 8, 2, stride=2, groups=4),
         nn.Conv2d(8, 2, 1),
     )
-    graph = ag.trace(net, torch.zeros(2, 3, 4, 4)).graph
+    graph = captured(net, torch.zeros(2, 3, 4, 4)).graph
     for axis in ag.axes(graph).free:
         wide = ag.widen(graph, {axis.name: 2.0})
         assert same_function(graph, wide) <= 1e-10
 
 
-class Products(nn.Module):
+@with_parts(lambda: {**{name: nn.Linear(3, 8) for name in "abcd"}})
+def Products(self, x):
     """A sum over products of two results: what makes up for copies has nowhere to go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.d = (nn.Linear(3, 8) for _ in range(4))
-
-    def forward(self, x):
-        return (self.a(x) * self.b(x)) @ (self.c(x) * self.d(x)).mT
+    return (self.a(x) * self.b(x)) @ (self.c(x) * self.d(x)).mT
 
 
 def test_a_sum_over_products_is_not_widened():

@@ -155,16 +155,6 @@ def test_equal_weights_are_the_uniform_mean_bit_for_bit(seeds: list[int], weight
         assert torch.equal(new[slot.name], total / len(states))
 
 
-@given(st.lists(st.integers(1, 500), min_size=1, max_size=8))
-def test_full_clients_give_fedavg(examples: list[int]):
-    states = [random(SLOTS, seed) for seed in range(len(examples))]
-    pairs = list(zip(states, map(float, examples), strict=True))
-    new = merge([Client(FULL, s, n) for s, n in pairs], random(SLOTS, 1))
-    for slot in (s for s in SLOTS if s.averaged):
-        mean = sum(s[slot.name].double() * n for s, n in pairs) / sum(examples)
-        torch.testing.assert_close(new[slot.name].double(), mean, rtol=1e-5, atol=1e-6)
-
-
 @given(clients, st.randoms(use_true_random=False))
 def test_the_order_of_clients_does_not_matter(clients: list[Client], random_):
     old = random(SLOTS, 100)

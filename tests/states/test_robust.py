@@ -25,6 +25,7 @@ from archgraph.states.pool import Pool
 from archgraph.states.robust import distances, krum, middle
 from archgraph.states.spill import Spill
 from tests.examples import at_most
+from tests.nets import captured
 from tests.states.test_merge import FULL, KINDS, SLOTS, Client, Tensors, random, same_bits
 
 MEDIAN, NOTHING = MedianOptions().cut, TrimmedMeanOptions(share=0).cut
@@ -236,7 +237,7 @@ def test_integers_take_the_lower_median_of_those_who_have_them():
 
 def test_frozen_parameters_and_bools_are_left_alone():
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
-    graph, state = ag.trace(net, torch.zeros(1, 3))
+    graph, state = captured(net, torch.zeros(1, 3))
     graph = ag.train_only(graph, ["1.*"]).graph
     pool = Pool(graph, state)
     for number in range(3):

@@ -12,6 +12,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.errors import RunError
 from archgraph.states import wire
+from tests.nets import captured, with_parts
 
 
 @pytest.mark.parametrize("dtype", wire.DTYPES)
@@ -53,17 +54,16 @@ def test_what_the_format_lacks_is_named(message: str, tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-class Filter(nn.Module):
+@with_parts(
+    lambda dtype: {
+        "fc": nn.Linear(4, 3),
+        "filter": nn.Parameter(torch.ones(4, dtype=dtype)),
+    }
+)
+def Filter(self, x: torch.Tensor) -> torch.Tensor:
     """A layer in the frequency domain."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 3)
-        self.filter = nn.Parameter(torch.ones(4, dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.fc(torch.fft.ifft(torch.fft.fft(x) * self.filter).real.float())
-        return y
+    y: torch.Tensor = self.fc(torch.fft.ifft(torch.fft.fft(x) * self.filter).real.float())
+    return y
 
 
 def test_a_run_with_complex_weights_is_recorded_or_refused_before_it_begins(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_run_with_complex_weights_is_recorded_or_refused_before_it_begins(tmp_
         experiment = {
             "name": "filters",
             "family": {
-                "model": ag.trace(Filter(dtype), x[:2]),
+                "model": captured(Filter(dtype), x[:2]),
                 "clients": [{"name": "a", "count": 2}],
             },
             "strategy": {"fedavg": {}},

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from tests.nets import Foreign
+from tests.nets import Foreign, Parts, with_parts
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,6 @@ HANDMADE: dict[str, Callable[[], Foreign]] = {}
 EXPECTED: dict[str, Expected] = {}
 
 
-class Parts(nn.Module):
-    """Base of the cases: named parts; a bare tensor becomes a buffer, other values attributes."""
-
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-
 def case(
     parts: Callable[[], Mapping[str, Any]],
     *args: Any,
@@ -70,12 +58,12 @@ def case(
     def enter(forward: Callable[..., Any]) -> type[Parts]:
         name = forward.__name__
         assert name not in HANDMADE, f"two cases are called {name}"
-        title = name.title().replace("_", "")
-        model = type(title, (Parts,), {"forward": forward, "__doc__": forward.__doc__})
+        model = with_parts(parts)(forward)
+        model.__name__ = name.title().replace("_", "")
 
         def make() -> Foreign:
             torch.manual_seed(0)
-            return Foreign(model(parts()), args, kwargs)
+            return Foreign(model(), args, kwargs)
 
         HANDMADE[name] = make
         EXPECTED[name] = Expected(half or {}, share, spanned, because)
