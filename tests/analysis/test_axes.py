@@ -10,14 +10,12 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
-from archgraph.errors import AxisError
 from archgraph.layout.layouts import Prod, Sum
 from tests.nets import captured, with_parts
 
 
 def solved(net, *inputs):
-    return axes(captured(net, *inputs, train=False).graph)
+    return ag.axes(captured(net, *inputs, train=False).graph)
 
 
 IMAGE = torch.randn(2, 4, 6, 6)
@@ -120,7 +118,7 @@ def test_attention_axes_have_roles():
         return self.o(y.transpose(1, 2).reshape(b, n, 8))
 
     graph = captured(Net(), torch.randn(2, 5, 6), train=False).graph
-    found = axes(graph)
+    found = ag.axes(graph)
     assert [(a.name, a.role) for a in found.free] == [
         ("q.heads", "heads"),
         ("q.head_dim", "head_dim"),
@@ -154,14 +152,14 @@ def test_patterns_roles_and_prefixes_find_axes():
     assert [a.name for a in found.match("0")] == ["0.out"]
     assert [a.name for a in found.match("*.out")] == ["0.out", "2.out"]
     assert len(found.match("channels")) == 2
-    with pytest.raises(AxisError, match=r"cannot be cut"):
+    with pytest.raises(ag.AxisError, match=r"cannot be cut"):
         found.match("4.out")
     with pytest.raises(
-        AxisError,
+        ag.AxisError,
         match=r"no such axis; found '2\.uot'; expected one of .*2\.out.*; did you mean '2\.out'",
     ):
         found.match("2.uot")
-    with pytest.raises(AxisError) as error:
+    with pytest.raises(ag.AxisError) as error:
         found.match("5.out")
     assert error.value.expected == "one of 0.out, 2.out"  # what can be cut
     assert error.value.hint == "did you mean '4.out'?"  # whose error says why it cannot

@@ -11,10 +11,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.structure import structure
-from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph
-from archgraph.graph.text import parse
 from tests import structures as nets
 from tests.nets import captured, with_parts
 from tests.structures import graph_of, parts
@@ -22,15 +18,17 @@ from tests.structures import graph_of, parts
 STAGES = {"stage1": ["stage1.0", "stage1.1"], "stage2": ["stage2.0", "stage2.1", "stage2.2"]}
 
 
-def stages(graph: ArchGraph) -> dict[str, list[str]]:
+def stages(graph: ag.ArchGraph) -> dict[str, list[str]]:
     """Block names of the sections that are neither stem nor head."""
     return {
-        s.name: [b.name for b in s.blocks] for s in structure(graph).sections if s.kind == "stage"
+        s.name: [b.name for b in s.blocks]
+        for s in ag.structure(graph).sections
+        if s.kind == "stage"
     }
 
 
-def removable(graph: ArchGraph) -> list[str]:
-    return [b.name for b in structure(graph).blocks if b.removable]
+def removable(graph: ag.ArchGraph) -> list[str]:
+    return [b.name for b in ag.structure(graph).blocks if b.removable]
 
 
 # -- models that were not prepared ---------------------------------------------------------------
@@ -38,15 +36,15 @@ def removable(graph: ArchGraph) -> list[str]:
 Expected = dict[str, tuple[int, int]]  # blocks and removable ones, by section
 
 
-def counts(graph: ArchGraph, *kinds: str) -> Expected:
+def counts(graph: ag.ArchGraph, *kinds: str) -> Expected:
     return {
         s.name: (len(s.blocks), sum(b.removable for b in s.blocks))
-        for s in structure(graph).sections
+        for s in ag.structure(graph).sections
         if s.kind in kinds
     }
 
 
-def vision(name: str, size: int, **options: Any) -> ArchGraph:
+def vision(name: str, size: int, **options: Any) -> ag.ArchGraph:
     import torchvision
 
     model = getattr(torchvision.models, name)(num_classes=10, **options)
@@ -149,9 +147,9 @@ def test_stages_of_vision_models(name):
     size, options, expected = VISION[name]
     graph = vision(name, size, **options)
     assert counts(graph, "stage") == expected
-    kinds = [s.kind for s in structure(graph).sections]
+    kinds = [s.kind for s in ag.structure(graph).sections]
     assert (kinds[0], kinds[-1]) == ("stem" if "vgg" not in name else "stage", "head")
-    assert all(b.removable != bool(b.reason) for b in structure(graph).blocks)
+    assert all(b.removable != bool(b.reason) for b in ag.structure(graph).blocks)
 
 
 SMALL = {
@@ -289,7 +287,9 @@ TRANSFORMERS: dict[str, Case] = {
 }  # fmt: skip
 
 
-def transformer(model: str, config: str, options: Mapping[str, object], **inputs: Any) -> ArchGraph:
+def transformer(
+    model: str, config: str, options: Mapping[str, object], **inputs: Any
+) -> ag.ArchGraph:
     import transformers
 
     return graph_of(
@@ -317,7 +317,7 @@ SAM: dict[str, Any] = {
 def test_two_way_attention_has_blocks_of_both_streams():
     inputs = {"pixel_values": torch.zeros(1, 3, 32, 32), "input_points": torch.ones(1, 1, 2, 2)}
     graph = transformer("SamModel", "SamConfig", SAM, **inputs)
-    removable = [b.name for b in structure(graph).blocks if b.removable]
+    removable = [b.name for b in ag.structure(graph).blocks if b.removable]
     decoder = "mask_decoder.transformer"
     halves = ("cross_attn_token_to_image", "mlp", "cross_attn_image_to_token")
     wanted = {f"{decoder}.layers.{i}.{half}" for i in range(2) for half in halves}
@@ -331,7 +331,7 @@ def test_layers_of_transformers(name):
     model, config, options, inputs, expected = TRANSFORMERS[name]
     graph = transformer(model, config, options, **inputs)
     assert counts(graph, "stage") == expected
-    assert all(b.removable != bool(b.reason) for b in structure(graph).blocks)
+    assert all(b.removable != bool(b.reason) for b in ag.structure(graph).blocks)
 
 
 @pytest.mark.full
@@ -360,7 +360,7 @@ def test_both_towers_open():
 def test_a_shared_layer_is_one_block():
     options = SMALL | {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2}
     graph = transformer("AlbertForSequenceClassification", "AlbertConfig", options, **TOKENS)
-    (section,) = (s for s in structure(graph).sections if s.kind == "stage")
+    (section,) = (s for s in ag.structure(graph).sections if s.kind == "stage")
     assert section.name == "albert.encoder.albert_layer_groups"
     assert [(b.uses, b.removable) for b in section.blocks] == [(2, True)] * 2
     small = ag.skip(graph, section.blocks[0].name, verify=True).graph
@@ -376,7 +376,7 @@ def test_a_shared_layer_is_one_block():
 def test_stages_of_blocks(kind):
     graph = nets.net_graph(nets.BLOCKS[kind], (2, 3), (8, 12))
     assert parts(graph) == {"stem": ["stem"], **STAGES, "head": ["fc"]}
-    assert structure(graph).section("stage2").kind == "stage"
+    assert ag.structure(graph).section("stage2").kind == "stage"
 
 
 def test_plain_layers_by_width():
@@ -397,7 +397,7 @@ def test_final_norm_belongs_to_the_head_and_the_first_to_its_block():
             return self.fc(torch.relu(x).mean((2, 3)))
 
     graph = graph_of(Model())
-    held = {graph.node[n].scope: b.name for b in structure(graph).blocks for n in b.nodes}
+    held = {graph.node[n].scope: b.name for b in ag.structure(graph).blocks for n in b.nodes}
     assert held["norm"] == "fc"
     assert held["stage2.0.bn1"] == "stage2.0"
     assert held["stage2.1.bn1"] == "stage2.1"
@@ -409,7 +409,7 @@ def test_attention_and_feed_forward_are_one_block(post):
     blocks = [f"layers.{i}" for i in range(3)]
     assert parts(graph) == {"stem": ["patch"], "layers": blocks, "head": ["head"]}
     assert removable(graph) == blocks
-    held = {graph.node[n].scope: b.name for b in structure(graph).blocks for n in b.nodes}
+    held = {graph.node[n].scope: b.name for b in ag.structure(graph).blocks for n in b.nodes}
     assert held["layers.1.norm1"] == held["layers.1.norm2"] == "layers.1"
     assert held["norm"] == "head"
     # each half is a block where the user says so
@@ -430,7 +430,7 @@ def test_perceptron():
 def test_trailing_pool_and_flatten_belong_to_the_head():
     graph = graph_of(nets.LeNet())
     assert list(parts(graph).values()) == [["conv1"], ["conv2"], ["fc1", "fc2", "fc3"]]
-    assert [graph.node[n].op for n in structure(graph).block("fc1").nodes] == [
+    assert [graph.node[n].op for n in ag.structure(graph).block("fc1").nodes] == [
         "aten.max_pool2d",
         "aten.reshape",
         "aten.linear",
@@ -441,7 +441,7 @@ def test_trailing_pool_and_flatten_belong_to_the_head():
 def test_dense_layers():
     graph = graph_of(nets.DenseNet())
     assert stages(graph)["dense"] == ["dense.0", "dense.1", "dense.2"]
-    assert structure(graph).block("dense.1").kind == "dense"
+    assert ag.structure(graph).block("dense.1").kind == "dense"
     assert removable(graph) == ["dense.0", "dense.1", "dense.2", "block"]
 
 
@@ -453,8 +453,8 @@ def test_two_inputs_and_named_outputs():
         "body": ["body.0", "body.1", "body.2"],
         "head": ["kind", "value"],
     }
-    assert structure(graph).block("value").kind == "head"
-    assert structure(graph).block("value").reason.startswith("makes the output")
+    assert ag.structure(graph).block("value").kind == "head"
+    assert ag.structure(graph).block("value").reason.startswith("makes the output")
 
 
 def test_exits_do_not_cut_the_stream():
@@ -463,7 +463,7 @@ def test_exits_do_not_cut_the_stream():
     assert set(removable(graph)) == {n for b in stages(graph).values() for n in b}
     # an exit of evaluation is a block of its own, one of training only hangs on its stage
     assert parts(graph)["head"] == ["exits.2", "exits.0"]
-    held = {graph.node[n].scope: b.name for b in structure(graph).blocks for n in b.nodes}
+    held = {graph.node[n].scope: b.name for b in ag.structure(graph).blocks for n in b.nodes}
     assert held["exits.1"] == "stages.1.1"
 
 
@@ -482,13 +482,13 @@ def test_a_block_whose_inside_is_used_elsewhere_stays(head, reason):
 
     graph = graph_of(Model())
     assert removable(graph) == ["stage1.0"]
-    assert reason in structure(graph).block("stage1.1").reason
+    assert reason in ag.structure(graph).block("stage1.1").reason
 
 
 def test_a_layer_used_three_times_is_one_block():
     graph = graph_of(nets.Shared(), torch.randn(2, 6))
     assert list(parts(graph).values()) == [["first"], ["layer"], ["last"]]
-    block = structure(graph).block("layer")
+    block = ag.structure(graph).block("layer")
     assert (block.uses, block.removable, len(block.nodes)) == (3, True, 6)
     assert str(block) == "layer × 3: chain, 6 operators; removable"
     small = ag.skip(graph, "layer", verify=True).graph
@@ -497,7 +497,7 @@ def test_a_layer_used_three_times_is_one_block():
     uses = ("layer", "layer~2", "layer~3")
     mine = graph.replace(sections=(("loop", uses),))
     assert parts(mine)["loop"] == list(uses)
-    assert [b.uses for b in structure(mine).section("loop").blocks] == [1, 1, 1]
+    assert [b.uses for b in ag.structure(mine).section("loop").blocks] == [1, 1, 1]
     assert removable(mine) == list(uses)
     assert any(p.name == "layer.weight" for p in ag.skip(mine, "layer~2", verify=True).graph.params)
 
@@ -511,7 +511,7 @@ def test_blocks_under_a_long_connection():
     graph = graph_of(nets.LongSkip())
     assert stages(graph) == {"body": ["body.0", "body.1"]}
     assert removable(graph) == ["body.0", "body.1"]
-    assert structure(graph).block("last").reason.startswith("ends a long connection")
+    assert ag.structure(graph).block("last").reason.startswith("ends a long connection")
 
 
 @pytest.mark.full
@@ -530,7 +530,7 @@ def test_levels_of_an_hourglass():
     assert stages(graph) == down | up
     assert counts(graph, "transition") == {"grow.0": (1, 0), "grow.1": (1, 0)}
     assert removable(graph) == [f"down.{i}.3" for i in range(3)] + [f"up.{i}.3" for i in range(2)]
-    assert structure(graph).block("up.0.0").reason.startswith("ends a long connection")
+    assert ag.structure(graph).block("up.0.0").reason.startswith("ends a long connection")
     assert parts(graph)["head"] == ["out"]
 
 
@@ -580,12 +580,12 @@ def test_what_several_blocks_use_belongs_to_the_first():
 
     graph = graph_of(Gains(), torch.zeros(2, 3))
     (used,) = (n.name for n in graph.nodes if n.op == "aten.exp")
-    assert [b.name for b in structure(graph).blocks if used in b.nodes] == ["blocks.0"]
+    assert [b.name for b in ag.structure(graph).blocks if used in b.nodes] == ["blocks.0"]
 
 
 def test_a_model_without_layers():
     graph = graph_of(nn.ReLU(), torch.randn(2, 3))
-    assert [len(b.nodes) for b in structure(graph).blocks] == [2]
+    assert [len(b.nodes) for b in ag.structure(graph).blocks] == [2]
 
 
 # -- properties -----------------------------------------------------------------------------------
@@ -593,7 +593,7 @@ def test_a_model_without_layers():
 
 def test_counters_go_with_their_norm():
     graph = graph_of(nets.Net(nets.Basic, (2, 2), (8, 12)), train=True)
-    held = {name: b.name for b in structure(graph).blocks for name in b.nodes}
+    held = {name: b.name for b in ag.structure(graph).blocks for name in b.nodes}
     for buffer, _ in graph.updates:
         (counter,) = graph.leaf_users[buffer]
         assert held[counter] == ".".join(buffer.split(".")[:2])
@@ -603,7 +603,7 @@ def test_stays_with_width_text_and_rebuilding():
     model = nets.Net(nets.Inverted, (2, 3), (8, 12))
     graph, state = captured(model, torch.randn(2, 3, 8, 8), train=False)
     assert parts(ag.take(graph, 0.5).graph) == parts(graph)
-    assert parts(parse(str(graph))) == parts(graph)
+    assert parts(ag.parse(str(graph))) == parts(graph)
     again = captured(ag.build(graph, state), torch.randn(2, 3, 8, 8), train=False).graph
     assert parts(again) == parts(graph)
 
@@ -626,25 +626,25 @@ def test_the_users_sections_override():
         "stem": ["patch"], "encoder": ["layers.0", "layers.1"], "head": ["head"]
     }  # fmt: skip
     assert removable(mine) == ["layers.0", "layers.1"]
-    with pytest.raises(GraphError, match=r"section s: no such block; found 'layers\.2'"):
-        structure(graph.replace(sections=(("s", ("layers.2",)),)))
+    with pytest.raises(ag.GraphError, match=r"section s: no such block; found 'layers\.2'"):
+        ag.structure(graph.replace(sections=(("s", ("layers.2",)),)))
 
 
 def test_errors_name_the_nearest():
-    found = structure(nets.net_graph(nets.Basic, (1, 1), (8, 8)))
+    found = ag.structure(nets.net_graph(nets.Basic, (1, 1), (8, 8)))
     with pytest.raises(
-        GraphError,
+        ag.GraphError,
         match=r"no such block; found 'stage1\.1'; expected one of .*did you mean 'stage1\.0'",
     ):
         found.block("stage1.1")
     with pytest.raises(
-        GraphError, match=r"no such section; found 'stag1'; expected .*did you mean 'stage1'"
+        ag.GraphError, match=r"no such section; found 'stag1'; expected .*did you mean 'stage1'"
     ):
         found.section("stag1")
 
 
 def test_prints_readably():
-    found = structure(nets.net_graph(nets.Basic, (1, 2), (8, 12)))
+    found = ag.structure(nets.net_graph(nets.Basic, (1, 2), (8, 12)))
     text, size = str(found), len(found.block("stage1.0").nodes)
     assert text.splitlines()[:4] == [
         "stem (stem)",
@@ -693,14 +693,14 @@ def test_blocks_of_nested_lists_are_named_by_their_path(depths, outside):
         if len(depths) == 1
         else [f"{outside}layers.{k}.{i}" for k, depth in enumerate(depths) for i in range(depth)]
     )
-    found = structure(graph)
+    found = ag.structure(graph)
     assert [b.name for b in found.blocks] == [f"{outside}stem", *names, f"{outside}out"]
     assert all(b.kind == "residual" and b.removable for b in found.blocks[1:-1])
-    alone = structure(graph_of(Trunk(depths), torch.zeros(2, 3)))
+    alone = ag.structure(graph_of(Trunk(depths), torch.zeros(2, 3)))
     assert [len(s.blocks) for s in found.sections] == [len(s.blocks) for s in alone.sections]
     left = ag.skip(graph, names[1], verify=True).graph
     assert not any(p.name.startswith(f"{names[1]}.") for p in left.params)
-    again = parse(str(graph.replace(sections=(("mine", tuple(names)),))))
+    again = ag.parse(str(graph.replace(sections=(("mine", tuple(names)),))))
     assert parts(again)["mine"] == names
 
 
@@ -735,12 +735,12 @@ def Beside(self, x):
 @pytest.mark.parametrize("outside", ["", "m."])
 def test_blocks_of_several_lists_are_named_after_their_first_layers(outside):
     model = nn.Sequential(OrderedDict(m=Beside())) if outside else Beside()
-    names = [b.name for b in structure(graph_of(model, torch.zeros(2, 8))).blocks]
+    names = [b.name for b in ag.structure(graph_of(model, torch.zeros(2, 8))).blocks]
     assert names == [f"{outside}up.0", f"{outside}up.1", f"{outside}up.2", f"{outside}out"]
 
 
 def test_uses_of_one_layer_are_still_told_apart_by_number():
-    names = [b.name for b in structure(graph_of(Twice(), torch.zeros(2, 8))).blocks]
+    names = [b.name for b in ag.structure(graph_of(Twice(), torch.zeros(2, 8))).blocks]
     assert len({*names}) == len(names)
     assert {n.partition("~")[0] for n in names} == {"layers.0", "layers.1", "out"}
 
@@ -821,7 +821,7 @@ def test_precision_moves_no_block(make, example):
     def found(dtype):
         x = example.to(dtype) if example.is_floating_point() else example
         graph = captured(make().to(dtype), x).graph
-        chain = structure(graph)
+        chain = ag.structure(graph)
         assert sorted(n for b in chain.blocks for n in b.nodes) == sorted(graph.node)
         assert all(b.entry == a.exit for a, b in zip(chain.blocks, chain.blocks[1:], strict=False))
         assert {b.exit for b in chain.blocks} <= set(chain.cuts)
@@ -869,7 +869,7 @@ sections:
         "answer": ["answer.linear1", "answer.linear2"],
     }
     assert parts(graph) == want
-    assert [s.kind for s in structure(graph).sections] == [*["stem"] * 3, "stage", *["head"] * 2]
+    assert [s.kind for s in ag.structure(graph).sections] == [*["stem"] * 3, "stage", *["head"] * 2]
     # Through a file, and in a graph without one of their blocks.
     ag.save(graph, tmp_path / "flat.yaml")
     assert parts(ag.load(tmp_path / "flat.yaml")) == want

@@ -15,9 +15,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.analysis.positions import positions
 from archgraph.budgets.importance import ImportanceMethod
-from archgraph.errors import DataError, GraphError, RewriteError
 from archgraph.rewrites.laws import in_float64, masked, random_inputs, random_state
-from archgraph.states.importance import Importance
 from archgraph.states.pieces import position_sums
 from tests.examples import at_most
 from tests.nets import FOREIGN, captured, image, networks
@@ -43,7 +41,7 @@ def batches(count: int = 2) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def scored(graph: ag.ArchGraph, state: Any, method: Any) -> Importance:
+def scored(graph: ag.ArchGraph, state: Any, method: Any) -> ag.Importance:
     return ag.importance(graph, state, batches(), method)
 
 
@@ -120,7 +118,7 @@ def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
     sizes = {name: len(index) for name, index in best.items()}
     assert by_scores == ag.take(graph, sizes=sizes, importance=scores)
     # Positions that are all alike keep the first, as without importance.
-    alike = Importance({a.name: [1.0] * a.size for a in ag.axes(graph).free})
+    alike = ag.Importance({a.name: [1.0] * a.size for a in ag.axes(graph).free})
     assert ag.take(graph, sizes=sizes, importance=alike) == ag.take(graph, sizes=sizes)
 
 
@@ -235,13 +233,13 @@ def test_heads_are_scored_whole():
 
 
 def test_scores_are_saved_and_read(tmp_path: Path):
-    scores = Importance(
+    scores = ag.Importance(
         {"a.out": np.array([0.1, 0.3]).tolist(), "b.heads": [1, 0, 2]},
         {"layer1.1": 0.25},
         "taylor",
     )
     path = scores.save(tmp_path / "new" / "scores.safetensors")
-    again = Importance.load(path)
+    again = ag.Importance.load(path)
     assert again == scores and again.positions["b.heads"] == (1.0, 0.0, 2.0)
     assert repr(again) == "<Importance by taylor: 2 axes, 1 block>"
     assert "influence of blocks: layer1.1 0.25" in str(again)
@@ -253,7 +251,9 @@ def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path, content):
     path = tmp_path / "scores.safetensors"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(RewriteError, match=r"scores\.safetensors: cannot read importance; found"):
+    with pytest.raises(
+        ag.RewriteError, match=r"scores\.safetensors: cannot read importance; found"
+    ):
         ag.take(ag.load("specs/models/digits_cnn.yaml"), 0.5, importance=path)
 
 
@@ -261,14 +261,14 @@ def test_weights_are_no_scores(tmp_path: Path):
     from archgraph.states.wire import save_tensors
 
     save_tensors(tmp_path / "weights.safetensors", {"fc.weight": torch.zeros(2)})
-    with pytest.raises(RewriteError, match=r"expected a file that Importance\.save wrote"):
-        Importance.load(tmp_path / "weights.safetensors")
+    with pytest.raises(ag.RewriteError, match=r"expected a file that Importance\.save wrote"):
+        ag.Importance.load(tmp_path / "weights.safetensors")
 
 
 @pytest.mark.parametrize("values", [[-1.0], [float("nan")], [], "many", [[1.0]], 0.5])
 def test_scores_are_finite_and_not_negative(values):
-    with pytest.raises(RewriteError, match=r"importance of a\.out: not scores of positions"):
-        Importance({"a.out": values})
+    with pytest.raises(ag.RewriteError, match=r"importance of a\.out: not scores of positions"):
+        ag.Importance({"a.out": values})
 
 
 def test_scores_of_another_network_are_refused():
@@ -278,25 +278,25 @@ def test_scores_of_another_network_are_refused():
         ({"0.oot": [1.0] * 5}, "0.out: importance has no scores of this axis; .*did you mean"),
         ({"0.out": [1.0] * 4}, "another size of this axis; found 4 scores; expected 5 positions"),
     ):
-        with pytest.raises(RewriteError, match=message):
-            ag.take(graph, 0.5, importance=Importance(wrong))
+        with pytest.raises(ag.RewriteError, match=message):
+            ag.take(graph, 0.5, importance=ag.Importance(wrong))
         # What is not cut needs no scores.
-        assert ag.take(graph, sizes={axis: 5}, importance=Importance(wrong)).graph == graph
+        assert ag.take(graph, sizes={axis: 5}, importance=ag.Importance(wrong)).graph == graph
 
 
 def test_what_cannot_be_measured_says_why():
     graph, state = linear_net()
-    with pytest.raises(DataError, match=r"importance by taylor needs batches; .*data=\["):
+    with pytest.raises(ag.DataError, match=r"importance by taylor needs batches; .*data=\["):
         ag.importance(graph, state, method="taylor")
-    with pytest.raises(DataError, match="needs batches"):
+    with pytest.raises(ag.DataError, match="needs batches"):
         ag.importance(graph, state, [], "taylor")
-    with pytest.raises(RewriteError, match="expected weights, taylor"):
+    with pytest.raises(ag.RewriteError, match="expected weights, taylor"):
         ag.importance(graph, state, method="hessian")  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match=r"0\.weight"):
+    with pytest.raises(ag.GraphError, match=r"0\.weight"):
         ag.importance(graph, {})
 
 
 def test_what_is_kept_of_an_axis():
-    scores = Importance({"a": [1, 4, 0, 3]})
+    scores = ag.Importance({"a": [1, 4, 0, 3]})
     assert [scores.kept("a", n) for n in (0, 1, 2, 3, 4)] == [0, 0.5, 0.875, 1, 1]
-    assert Importance({"a": [0, 0]}).kept("a", 1) == 0.5
+    assert ag.Importance({"a": [0, 0]}).kept("a", 1) == 0.5

@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 import archgraph as ag
 from archgraph.capture.trace import Traced
-from archgraph.graph.text import parse
 from archgraph.ops.infer import infer
 
 
@@ -60,7 +59,7 @@ def assert_faithful(
     graph, state = traced
     ag.check(graph)
     assert infer(graph) == graph
-    assert parse(str(graph)) == graph
+    assert ag.parse(str(graph)) == graph
     start = {k: v.detach().clone() for k, v in net.state_dict().items()}
     for batch in batches:
         given, named = resized(args, batch), resized(kwargs, batch)

@@ -10,8 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
-from archgraph.errors import TraceError
 from tests.capture.faithful import assert_faithful
 
 X = torch.randn(2, 3, 8)
@@ -71,7 +69,7 @@ def products(net, x):
 @pytest.mark.parametrize("body", [fourier, filtered, components, numbers, products])
 def test_channels_of_complex_numbers_are_free(body):
     graph, _ = assert_faithful(Net(body), X, tolerance=1e-5)
-    assert axes(graph).free
+    assert ag.axes(graph).free
     ag.take(graph, 0.5, verify=True)
 
 
@@ -106,5 +104,5 @@ def test_a_complex_number_that_no_tensor_can_stand_for_is_refused_with_its_line(
         return (x**2j).real
 
     place = power.__code__.co_firstlineno + 1
-    with pytest.raises(TraceError, match=rf"test_complex.py:{place}: .*found 2j"):
+    with pytest.raises(ag.TraceError, match=rf"test_complex.py:{place}: .*found 2j"):
         ag.trace(Net(power), X)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import TraceError
 from tests.nets import with_parts
 
 VOCABULARY, LENGTH = 40, 6
@@ -175,7 +174,7 @@ def test_settings_are_taken_back_where_they_do_not_help():
     config = transformers.MixtralConfig(**_GROUPED, num_local_experts=4)
     net = transformers.MixtralForCausalLM(config)
     before = dict(vars(net.config))
-    with pytest.raises(TraceError, match="branches on the values"):
+    with pytest.raises(ag.TraceError, match="branches on the values"):
         ag.trace(Doubtful(net), _one()["input_ids"])
     assert vars(net.config) == before
 
@@ -204,5 +203,5 @@ class Giving(torch.nn.Linear):
 
 
 def test_an_object_without_a_switch_is_refused():
-    with pytest.raises(TraceError, match=r"type that torch cannot look into \(.*Opaque"):
+    with pytest.raises(ag.TraceError, match=r"type that torch cannot look into \(.*Opaque"):
         ag.trace(Giving(3, 3), torch.zeros(2, 3))

@@ -13,7 +13,6 @@ from torch.nn.modules import module as modules
 
 import archgraph as ag
 from archgraph.capture.unseen import overlapping
-from archgraph.errors import TraceError
 from tests.capture.faithful import tensors
 from tests.capture.hostile import (  # noqa: F401  # each enters its modules into the table
     asks,
@@ -82,7 +81,7 @@ def test_refused(name):
     entry = HOSTILE[name]
     torch.manual_seed(0)
     module = entry.make()
-    with pytest.raises(TraceError, match=entry.refused or "") as refusal:
+    with pytest.raises(ag.TraceError, match=entry.refused or "") as refusal:
         ag.trace(module, entry.example)
     assert refusal.value.where
 

@@ -14,9 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import archgraph as ag
-from archgraph.errors import GraphError, TraceError
 from archgraph.graph.ir import BATCH, Node, Record
-from archgraph.graph.text import parse
 from tests.capture.faithful import assert_faithful, tensors
 from tests.nets import with_parts
 
@@ -218,7 +216,7 @@ def test_leaves_read_past_the_module_are_leaves(hold):
 
 
 def test_the_data_of_a_parameter_is_not_the_parameter():
-    with pytest.raises(TraceError, match="shares memory with a leaf that changes"):
+    with pytest.raises(ag.TraceError, match="shares memory with a leaf that changes"):
         ag.trace(Elsewhere(lambda net: [net.weight.data, net.layer.bias, net.count]), X)
 
 
@@ -404,7 +402,7 @@ def test_a_state_without_values_is_not_merged_or_exported(tmp_path):
     graph, state = ag.trace(net, X)
     with pytest.raises(ag.ArchGraphError, match=r"weight: not a dense tensor; .* on meta"):
         ag.Merger(graph, state)
-    with pytest.raises(GraphError, match="the state has no values to export; found meta"):
+    with pytest.raises(ag.GraphError, match="the state has no values to export; found meta"):
         ag.export(graph, state, tmp_path / "net.onnx")
 
 
@@ -568,14 +566,16 @@ def batched_function(net, x):
 )
 def test_refusals_name_the_line_and_what_to_do(body, line, pattern):
     place = body.__code__.co_firstlineno + line
-    with pytest.raises(TraceError, match=rf"test_models.py:{place}\b.*{pattern}"):
+    with pytest.raises(ag.TraceError, match=rf"test_models.py:{place}\b.*{pattern}"):
         ag.trace(Net(body), X)
 
 
 def test_models_that_are_not_ready_are_refused():
-    with pytest.raises(TraceError, match=r"0.weight: has no values yet: run the lazy module once"):
+    with pytest.raises(
+        ag.TraceError, match=r"0.weight: has no values yet: run the lazy module once"
+    ):
         ag.trace(nn.Sequential(nn.LazyLinear(4)), X)
-    with pytest.raises(TraceError, match="trace what it was scripted from"):
+    with pytest.raises(ag.TraceError, match="trace what it was scripted from"):
         ag.trace(torch.jit.script(nn.Linear(3, 4)), X)
 
 
@@ -590,7 +590,7 @@ def test_a_random_branch_in_training_is_reported():
 
     net = Net(body)
     message = r"test_models.py:\d+.*train mode could not be captured.*branches.*train=False"
-    with pytest.raises(TraceError, match=message):
+    with pytest.raises(ag.TraceError, match=message):
         ag.trace(net, X)
     with pytest.warns(UserWarning, match=message):
         traced = ag.trace(net, X, strict=False)
@@ -695,7 +695,7 @@ def test_a_mask_that_is_given_needs_a_word_on_whether_it_is_causal():
 
     net, given = Given(False), (torch.randn(5, 2, 4), torch.zeros(5, 5))
     net.causal = None
-    with pytest.raises(TraceError, match=r"say is_causal \(or tgt_is_causal\) in the call"):
+    with pytest.raises(ag.TraceError, match=r"say is_causal \(or tgt_is_causal\) in the call"):
         ag.trace(net, *given)
     net.causal = False
     ag.trace(net, *given)
@@ -732,7 +732,7 @@ def Starting(self, x):
 def test_a_branch_on_a_buffer_holds_for_what_it_holds():
     (note,) = assert_faithful(Starting(True), X).notes
     assert note.startswith("a branch goes by the values of started: the graph has the one")
-    with pytest.raises(TraceError, match=r"values of started, which it changes"):
+    with pytest.raises(ag.TraceError, match=r"values of started, which it changes"):
         ag.trace(Starting(False), X)
 
 
@@ -740,7 +740,7 @@ def test_a_branch_on_a_buffer_holds_for_what_it_holds():
 def test_a_branch_that_a_draw_can_take_is_refused(rate):
     net = Net(dropped)
     net.rate = rate
-    with pytest.raises(TraceError, match="branches on the values of a tensor"):
+    with pytest.raises(ag.TraceError, match="branches on the values of a tensor"):
         ag.trace(net, X)
 
 
@@ -764,7 +764,7 @@ def test_a_branch_on_the_batch_size_limits_it(batch):
     (note,) = traced.notes
     assert note.startswith(f"the graph holds for batch {'< 5' if few else '>= 5'};")
     assert "size()[0]" in note
-    assert parse(str(traced.graph)) == traced.graph
+    assert ag.parse(str(traced.graph)) == traced.graph
     for built in (ag.build(*traced), ag.build(ag.take(traced.graph, 1.0).graph, traced.state)):
         assert ag.trace(built, torch.randn(batch, 3)).graph == traced.graph
         for size in range(1, 9):
@@ -837,7 +837,7 @@ def test_a_norm_without_momentum_averages_over_all_batches(train, mode):
     graph, state = ag.trace(net, IMAGE, train=train)
     built: Any = ag.build(graph, state)
     assert built.training is mode
-    assert ag.trace(built, IMAGE, train=train).graph == graph == parse(str(graph))
+    assert ag.trace(built, IMAGE, train=train).graph == graph == ag.parse(str(graph))
     for part in (built[1], built[2].norm, built[4]):
         assert type(part) is nn.BatchNorm2d and part.momentum is None
     for step in range(4):
@@ -866,16 +866,16 @@ class NormWithActivation(nn.BatchNorm1d):
 
 def test_a_norm_without_momentum_that_is_more_than_a_layer_is_not_trained():
     net: Any = nn.Sequential(nn.Linear(3, 4), NormWithActivation(4, momentum=None), nn.Linear(4, 2))
-    with pytest.raises(TraceError, match=r"1: this norm without momentum cannot be trained"):
+    with pytest.raises(ag.TraceError, match=r"1: this norm without momentum cannot be trained"):
         ag.trace(net, X)
     built = ag.build(*ag.trace(net, X, train=False))
     torch.testing.assert_close(built.eval()(X), net.eval()(X), rtol=0, atol=0)
-    with pytest.raises(GraphError, match=r"1: .*give the norm a momentum"):
+    with pytest.raises(ag.GraphError, match=r"1: .*give the norm a momentum"):
         built.train()(X)
     net[1].momentum = 0.1  # the advice
     assert_faithful(net, X, batches=(2, 5))
 
 
 def test_whole_numbers_for_a_layer_of_floats_are_refused():
-    with pytest.raises(TraceError, match=r"different dtypes; found input int64, weight float32"):
+    with pytest.raises(ag.TraceError, match=r"different dtypes; found input int64, weight float32"):
         ag.trace(nn.Linear(3, 2), torch.zeros(4, 3).long())

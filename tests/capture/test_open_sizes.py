@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.capture.trace import Traced
-from archgraph.errors import GraphError, SpecError, TraceError
 from archgraph.graph.ir import BATCH
 from archgraph.graph.sizes import open_sizes, other_sizes
-from archgraph.graph.text import parse
 from archgraph.rewrites.laws import random_inputs, relative_difference
 from tests.nets import with_parts
 
@@ -118,7 +116,7 @@ def test_the_graph_is_the_model_at_several_sizes(case: tuple[nn.Module, Traced])
 
 def test_the_graph_reads_back_and_is_saved(case: tuple[nn.Module, Traced], tmp_path: Path) -> None:
     _, traced = case
-    assert parse(traced.graph.text()) == traced.graph
+    assert ag.parse(traced.graph.text()) == traced.graph
     ag.save(traced, tmp_path / "net")
     assert ag.load(tmp_path / "net").graph == traced.graph
 
@@ -221,16 +219,18 @@ def test_what_is_out_of_range_or_unequal_is_refused() -> None:
     graph, state = ag.trace(Tokens(), torch.zeros(2, 11).long(), open={"ids": {1: "length"}})
     assert open_sizes(graph)["length"].range == "24 or less"
     built = ag.build(graph, state)
-    with pytest.raises(GraphError, match="length; found 25; expected 24 or less"):
+    with pytest.raises(ag.GraphError, match="length; found 25; expected 24 or less"):
         built(torch.zeros(2, 25).long())
-    with pytest.raises(GraphError, match="length: the graph does not hold for this size; found 25"):
+    with pytest.raises(
+        ag.GraphError, match="length: the graph does not hold for this size; found 25"
+    ):
         ag.cost(graph, {"length": 25})
-    with pytest.raises(GraphError, match=r"no such open size.*did you mean 'length'"):
+    with pytest.raises(ag.GraphError, match=r"no such open size.*did you mean 'length'"):
         ag.cost(graph, {"lenght": 5})
     net = ag.trace(
         Add(), torch.zeros(2, 5, 4), torch.zeros(2, 5, 4), open={n: {1: "n"} for n in ("x", "y")}
     )
-    with pytest.raises(GraphError, match="input y: has another n than input x; found 4"):
+    with pytest.raises(ag.GraphError, match="input y: has another n than input x; found 4"):
         ag.build(*net)(torch.zeros(1, 3, 4), torch.zeros(1, 4, 4))
 
 
@@ -292,7 +292,7 @@ X = torch.zeros(2, 5, 4)
     ],
 )
 def test_what_cannot_be_open_says_why(model: nn.Module, args: Any, axes: Any, message: str) -> None:
-    with pytest.raises(TraceError, match=message):
+    with pytest.raises(ag.TraceError, match=message):
         ag.trace(model, *args, open=axes)
 
 
@@ -330,13 +330,13 @@ def test_sizes_are_open_in_yaml(tmp_path: Path) -> None:
     ag.take(graph, 0.5, verify=True)
     assert ag.cost(graph, {"length": 64}).macs > ag.cost(graph).macs
     file.write_text(SPEC.replace(", to: 64", ""))
-    with pytest.raises(SpecError, match="needs the largest value of a size; found length"):
+    with pytest.raises(ag.SpecError, match="needs the largest value of a size; found length"):
         ag.load(file)
     file.write_text(SPEC.replace("open: {length", "open: {long"))
-    with pytest.raises(SpecError, match="is not listed under open; found length"):
+    with pytest.raises(ag.SpecError, match="is not listed under open; found length"):
         ag.load(file)
     file.write_text(SPEC.replace("example: 16", "example: 65"))
-    with pytest.raises(SpecError, match="is out of its range; found 65; expected 1 to 64"):
+    with pytest.raises(ag.SpecError, match="is out of its range; found 65; expected 1 to 64"):
         ag.load(file)
 
 
@@ -368,7 +368,7 @@ def test_a_branch_is_refused_or_outside_of_the_range(doubles: Any, shape: Any) -
     net = Branch(doubles)
     try:
         graph, state = ag.trace(net, torch.zeros(*shape, 4), open={"x": {1: "h", 2: "w"}})
-    except TraceError:
+    except ag.TraceError:
         return
     built, sizes = ag.build(graph, state), open_sizes(graph)
     right = 0
@@ -405,7 +405,7 @@ def Half(self, x: Tensor) -> Any:
 def test_sizes_with_a_minus_and_sizes_as_results(tmp_path: Path) -> None:
     net = Half()
     traced = ag.trace(net, torch.zeros(2, 5, 4), open={"x": {1: "n"}})
-    assert parse(traced.graph.text()) == traced.graph
+    assert ag.parse(traced.graph.text()) == traced.graph
     ag.save(traced, tmp_path / "net")
     assert ag.load(tmp_path / "net").graph == traced.graph
     x = torch.randn(3, 9, 4)
@@ -419,7 +419,7 @@ def test_values_that_no_size_has_are_refused() -> None:
     ours, theirs = (ag.cost(graph, {"n": value}) for value in (number, 512))
     assert ours.activations == theirs.activations
     for value in (0, 2.5, True, "5", None):
-        with pytest.raises(GraphError, match="does not hold for this size"):
+        with pytest.raises(ag.GraphError, match="does not hold for this size"):
             ag.cost(graph, {"n": value})  # type: ignore[dict-item]  # the mistakes that are tested
     wrong: Any
     for wrong in (
@@ -431,7 +431,7 @@ def test_values_that_no_size_has_are_refused() -> None:
         {"x": {1: "lambda"}},
         {"x": {1: "a", -2: "b"}},
     ):
-        with pytest.raises(TraceError, match="open: "):
+        with pytest.raises(ag.TraceError, match="open: "):
             ag.trace(Add(), X, X, open=wrong)
 
 

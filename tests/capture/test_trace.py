@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import TraceError
 from archgraph.graph.ir import TRAINING, Leaf, Mode, Record
 from archgraph.graph.passes import specialise
 from tests.nets import with_parts
@@ -183,12 +182,12 @@ def test_containers_of_a_model_are_as_before_also_those_that_are_read_only():
 
 
 def test_not_a_module():
-    with pytest.raises(TraceError, match=r"not a torch\.nn\.Module; found function"):
+    with pytest.raises(ag.TraceError, match=r"not a torch\.nn\.Module; found function"):
         ag.trace(lambda x: x, torch.zeros(1))  # type: ignore[arg-type]  # the fault under test
 
 
 def test_inputs_that_forward_does_not_take_are_named():
-    with pytest.raises(TraceError, match=r"do not fit forward.*expected forward\(input"):
+    with pytest.raises(ag.TraceError, match=r"do not fit forward.*expected forward\(input"):
         ag.trace(nn.Linear(3, 3), wrong=torch.randn(2, 3))
 
 
@@ -259,9 +258,11 @@ def test_a_norm_that_no_output_depends_on_is_noted():
 
 
 def test_inputs_in_a_tuple():
-    with pytest.raises(TraceError, match=r"one by one, ag\.trace\(model, x, y\), not in a tuple$"):
+    with pytest.raises(
+        ag.TraceError, match=r"one by one, ag\.trace\(model, x, y\), not in a tuple$"
+    ):
         ag.trace(nn.Linear(3, 2), (torch.randn(2, 3),))
-    with pytest.raises(TraceError, match=r"Bilinear: .* do not fit forward.*one by one"):
+    with pytest.raises(ag.TraceError, match=r"Bilinear: .* do not fit forward.*one by one"):
         ag.trace(nn.Bilinear(3, 3, 2), [torch.randn(2, 3), torch.randn(2, 3)])
     graph, _ = ag.trace(nn.Identity(), (torch.randn(2, 3),))  # whose forward does take one
     assert len(graph.inputs) == 1

@@ -18,7 +18,6 @@ import archgraph as ag
 from archgraph.capture import verify
 from archgraph.capture.examples import redrawn
 from archgraph.capture.verify import largest_difference, tolerance_of
-from archgraph.errors import TraceError, TraceWarning
 from archgraph.module.build import filled
 from tests.capture.hostile.table import Net, X
 from tests.nets import with_parts
@@ -73,7 +72,7 @@ def _net(way: str, kind: Any) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gradient_of_ones_own_is_found_whatever_its_function_is_bound_to(way):
-    with pytest.raises(TraceError, match=r"test_verify.py:\d+: Sign defines its own gradient"):
+    with pytest.raises(ag.TraceError, match=r"test_verify.py:\d+: Sign defines its own gradient"):
         ag.trace(_net(way, Sign), X)
 
 
@@ -259,11 +258,11 @@ def test_what_differs_is_refused_by_name(name, monkeypatch):
     torch.manual_seed(0)
     net = Chain()
     net.norm.weight.requires_grad_(False)
-    with pytest.raises(TraceError, match=words) as refusal:
+    with pytest.raises(ag.TraceError, match=words) as refusal:
         ag.trace(net, X)
     assert refusal.value.where
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", TraceWarning)
+        warnings.simplefilter("always", ag.TraceWarning)
         graph = ag.trace(net, X, strict=False).graph
     assert any(re.search(words, str(warning.message)) for warning in said)
     assert ag.trace(net, X, verify=False).graph == graph

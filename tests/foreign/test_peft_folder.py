@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import GraphError, RewriteError
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 peft = pytest.importorskip("peft", reason="needs peft")
@@ -215,7 +214,7 @@ def test_dropouts_that_peft_cannot_say_are_refused(tmp_path):
     ):
         net = torch.nn.Sequential(Adapted(torch.nn.Dropout(0.1)), Adapted(second))
         graph, state = captured(net, torch.zeros(2, 4))
-        with pytest.raises(RewriteError, match=message):
+        with pytest.raises(ag.RewriteError, match=message):
             ag.to_peft(graph, state, tmp_path)
 
 
@@ -273,7 +272,7 @@ def test_adapters_of_a_shorter_network_have_the_numbers_of_its_folder(tmp_path):
         without = ag.build(adapted.graph, bare).eval()(**net.kwargs)["logits"]
         assert float((expected - without).abs().max()) > 1e-3
     more = ag.add_lora(graph, 2, "*.query")
-    with pytest.raises(RewriteError, match="the base model has no such layer"):
+    with pytest.raises(ag.RewriteError, match="the base model has no such layer"):
         ag.to_peft(more, more.transfer.pull(state), tmp_path / "a", base=str(tmp_path / "short"))
 
 
@@ -305,7 +304,7 @@ def test_numbers_of_layers_are_those_of_the_base_in_both_directions(cut, tmp_pat
     weights = other.transfer.pull(state)
     ag.to_transformers(other, weights, net.model, tmp_path / "other")
     adapted, full = randomised(other.graph, weights)
-    with pytest.raises(RewriteError, match=r"not numbered from 0 in the order .* found .*base="):
+    with pytest.raises(ag.RewriteError, match=r"not numbered from 0 in the order .* found .*base="):
         ag.to_peft(adapted, full, tmp_path / "adapter")
     ag.to_peft(adapted, full, tmp_path / "adapter", base=str(tmp_path / "other"))
     base = type(net.model).from_pretrained(tmp_path / "other")
@@ -335,7 +334,7 @@ def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_
         }
         assert all(torch.equal(full[k], v) for k, v in adapters.items())
     # Now the folder of a base that is not there: which numbers it has must be said.
-    with pytest.raises(RewriteError, match="not numbered from 0"):
+    with pytest.raises(ag.RewriteError, match="not numbered from 0"):
         ag.from_peft(short.graph, state, tmp_path / "adapter")
     base = str(tmp_path / "original")
     again, _ = ag.from_peft(
@@ -422,7 +421,7 @@ def test_what_peft_cannot_save_beside_adapters_is_refused(trained, message, tmp_
     """PEFT left the layer's adapter out, or ended in errors of its own."""
     graph, state = captured(Outer(), torch.randn(5, 4))
     adapted = ag.add_lora(graph, 2, "first") >> (lambda g: ag.train_only(g, ["*.lora.*", trained]))
-    with pytest.raises(RewriteError, match=message):
+    with pytest.raises(ag.RewriteError, match=message):
         ag.to_peft(adapted.graph, adapted.transfer.pull(state), tmp_path)
 
 
@@ -467,7 +466,7 @@ def test_a_folder_that_unties_a_weight_is_refused(module, tmp_path):
             parameter.add_(1.0)
     other.save_pretrained(tmp_path)
     with pytest.raises(
-        GraphError, match="weight is tied, and the folder changes one of its places"
+        ag.GraphError, match="weight is tied, and the folder changes one of its places"
     ):
         ag.from_peft(graph, state, tmp_path)
 
@@ -479,28 +478,30 @@ def test_adapters_that_peft_subtracted_from_the_base_are_refused(tmp_path):
     config = peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights="pissa")
     peft.get_peft_model(copy.deepcopy(net.model), config).save_pretrained(tmp_path)
     with pytest.raises(
-        GraphError, match=r"belong to other weights: .* found init_lora_weights: pissa"
+        ag.GraphError, match=r"belong to other weights: .* found init_lora_weights: pissa"
     ):
         ag.from_peft(graph, state, tmp_path)
 
 
 def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
     _, graph, state = traced("bert")
-    with pytest.raises(RewriteError, match=r"has no low-rank adapters; ag\.add_lora"):
+    with pytest.raises(ag.RewriteError, match=r"has no low-rank adapters; ag\.add_lora"):
         ag.to_peft(graph, state, tmp_path)
     adapted, transfer = ag.add_lora(graph, 2, "*.query")
     ag.to_peft(adapted, transfer.pull(state), tmp_path)
     file = tmp_path / "adapter_config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"use_dora": True}))
-    with pytest.raises(GraphError, match="computes more than low-rank adapters do; found use_dora"):
+    with pytest.raises(
+        ag.GraphError, match="computes more than low-rank adapters do; found use_dora"
+    ):
         ag.from_peft(graph, state, tmp_path)
     file.write_text(json.dumps(config | {"peft_type": "IA3"}))
-    with pytest.raises(GraphError, match="another kind of adapter; found IA3; expected LORA"):
+    with pytest.raises(ag.GraphError, match="another kind of adapter; found IA3; expected LORA"):
         ag.from_peft(graph, state, tmp_path)
     file.write_text(json.dumps(config))
     other, weights = traced("distilbert")[1:]
-    with pytest.raises(GraphError, match="matches no linear map or convolution"):
+    with pytest.raises(ag.GraphError, match="matches no linear map or convolution"):
         ag.from_peft(other, weights, tmp_path)
 
 
@@ -511,12 +512,14 @@ def test_a_base_with_other_weights_is_refused(tmp_path):
     net.model.save_pretrained(tmp_path / "base")
     adapted, full = randomised(graph, state)
     base, weight = str(tmp_path / "base"), "bert.encoder.layer.1.attention.self.query.weight"
-    with pytest.raises(RewriteError, match=rf"{weight}: is not the base's.* write ag\.fold's"):
+    with pytest.raises(ag.RewriteError, match=rf"{weight}: is not the base's.* write ag\.fold's"):
         ag.to_peft(adapted, full | {weight: full[weight] + 1}, tmp_path / "adapter", base=base)
     transformers.BertForMaskedLM(net.model.config).save_pretrained(tmp_path / "body")
     body = transformers.BertForMaskedLM.from_pretrained(tmp_path / "body").state_dict()
     of_body = {name: body.get(name, value) for name, value in full.items()}
-    with pytest.raises(RewriteError, match=r"bert\.pooler\.dense\.\w+: is not the base's.* drawn"):
+    with pytest.raises(
+        ag.RewriteError, match=r"bert\.pooler\.dense\.\w+: is not the base's.* drawn"
+    ):
         ag.to_peft(
             ag.train_only(adapted, ["*.lora.*", "classifier.*"]).graph,
             of_body, tmp_path / "adapter", base=str(tmp_path / "body"),

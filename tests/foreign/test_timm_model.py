@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import GraphError, RewriteError
 from tests.foreign.test_transformers_folder import both, narrow, shorter
 from tests.nets import captured
 
@@ -48,7 +47,9 @@ def test_a_residual_network_keeps_its_stem(tmp_path):
     changes = ag.to_timm(short, transfer.pull(state), "resnet18", file, num_classes=5)
     assert changes == {"num_classes": 5, "layers": (1, 2, 2, 2)}
     small, transfer = narrow(graph)
-    with pytest.raises(RewriteError, match=r"conv1\.out\[32\]: no ResNet of timm has these shapes"):
+    with pytest.raises(
+        ag.RewriteError, match=r"conv1\.out\[32\]: no ResNet of timm has these shapes"
+    ):
         ag.to_timm(small, transfer.pull(state), "resnet18", file, num_classes=5)
-    with pytest.raises(GraphError, match="timm has no such model; found resnet19"):
+    with pytest.raises(ag.GraphError, match="timm has no such model; found resnet19"):
         ag.to_timm(graph, state, "resnet19", file)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from tests import structures as nets
 from tests.nets import captured
@@ -84,7 +83,7 @@ def test_a_rewritten_stands_for_its_graph(model, small, name, rest):
     assert repr(of_graph) == repr(of_rewritten)
     if isinstance(of_graph, ag.Rewritten):
         assert of_graph == of_rewritten
-    with pytest.raises(GraphError, match=r"found Net; .*trace it first: ag\.trace\(model, exam"):
+    with pytest.raises(ag.GraphError, match=r"found Net; .*trace it first: ag\.trace\(model, exam"):
         function(model, *rest)
 
 
@@ -128,10 +127,10 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
         lambda: ag.save(wrong, tmp_path / "wrong.yaml"),
         lambda: ag.add_exits(graph, {"stage1": wrong}),
     ):
-        with pytest.raises(GraphError, match="trace it first"):
+        with pytest.raises(ag.GraphError, match="trace it first"):
             call()
     nothing: Any = None
-    with pytest.raises(GraphError, match=r"found NoneType; expected an ArchGraph"):
+    with pytest.raises(ag.GraphError, match=r"found NoneType; expected an ArchGraph"):
         ag.axes(nothing)
 
 
@@ -146,5 +145,5 @@ def test_the_first_argument_is_converted_whatever_it_is_annotated_with(small):
 
 def test_another_kind_of_graph_does_not_stand_for_one():
     other: Any = torch.fx.symbolic_trace(nn.Linear(2, 2))  # its graph is a graph of torch.fx
-    with pytest.raises(GraphError, match="trace it first"):
+    with pytest.raises(ag.GraphError, match="trace it first"):
         ag.axes(other)

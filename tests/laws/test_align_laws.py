@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.cut import cut_axes
 from tests.examples import at_most
 from tests.nets import captured, image, networks, renamed, with_parts
@@ -23,7 +21,7 @@ SMALL = torch.rand(2, 6, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 @functools.cache
-def stack(depths: tuple[int, ...], widths: tuple[int, ...], block: int = 0) -> ArchGraph:
+def stack(depths: tuple[int, ...], widths: tuple[int, ...], block: int = 0) -> ag.ArchGraph:
     """Stages of convolutions with pools between them, as users write them."""
     layers: list[nn.Module] = []
     before = 3
@@ -37,11 +35,11 @@ def stack(depths: tuple[int, ...], widths: tuple[int, ...], block: int = 0) -> A
     return captured(nn.Sequential(*layers), torch.zeros(1, 3, 8, 8), train=False).graph
 
 
-def shapes(graph: ArchGraph) -> list[tuple[int, ...]]:
+def shapes(graph: ag.ArchGraph) -> list[tuple[int, ...]]:
     return sorted(p.shape for p in graph.params)
 
 
-def depths(graph: ArchGraph) -> list[int]:
+def depths(graph: ag.ArchGraph) -> list[int]:
     return [len(s.blocks) for s in ag.structure(graph).sections]
 
 
@@ -84,7 +82,7 @@ def test_the_join_is_the_least_that_contains_both(a, b):
         assert 0 < max(c.share(name) for c in whole) <= 1
 
 
-def _widths(graph: ArchGraph) -> list[int]:
+def _widths(graph: ag.ArchGraph) -> list[int]:
     found = ag.structure(graph).sections[:3]
     sizes = (graph.node[s.blocks[-1].exit].shape[1] for s in found)
     return [size for size in sizes if isinstance(size, int)]
@@ -182,7 +180,7 @@ def test_contained_is_what_has_no_more_groups_and_no_larger_ones(kind):
         found = ag.align(client, whole)
         assert found.score == 1
         if any(a > b for a, b in zip(one, other, strict=True)):
-            with pytest.raises(RewriteError, match=r"wider|no cut of the larger"):
+            with pytest.raises(ag.RewriteError, match=r"wider|no cut of the larger"):
                 _ = found.transfer
             continue
         # The client computes what the whole's cut computes.

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.analysis.training_memory import KINDS, MemoryPolynomial
-from archgraph.errors import ArchGraphError, GraphError
 from archgraph.graph.polynomial import Polynomial
 from benchmarks.bench_memory import rows
 from tests.examples import at_most
@@ -68,13 +67,13 @@ def agree(graph: ag.ArchGraph, data: st.DataObject) -> None:
     positions = {name: range(size) for name, size in sizes.items()}
     try:
         small = ag.take(graph, positions=positions).graph if sizes else graph
-    except ArchGraphError:
+    except ag.ArchGraphError:
         return
     assert memory.at(sizes) == ag.cost(small).training(2, "adam")
     assert memory.at(sizes).total <= bound(memory, sizes, [])
     try:
         small = ag.skip(small, gone).graph if gone else small
-    except ArchGraphError:
+    except ag.ArchGraphError:
         return
     predicted, made = memory.at(sizes, gone), ag.cost(small).training(2, "adam")
     # What a block leaves behind may be counted for longer than it is there, never for less.
@@ -119,13 +118,13 @@ def test_frozen_layers_have_no_gradients():
 
 def test_what_does_not_exist():
     costs = ag.cost(captured(nn.Linear(3, 2), torch.rand(1, 3)).graph)
-    with pytest.raises(GraphError, match=r"unknown optimiser; found adamm; expected .*adamw"):
+    with pytest.raises(ag.GraphError, match=r"unknown optimiser; found adamm; expected .*adamw"):
         costs.training(4, "adamm")
-    with pytest.raises(GraphError, match="keeps tensors that are not of the parameter's size"):
+    with pytest.raises(ag.GraphError, match="keeps tensors that are not of the parameter's size"):
         costs.training(4, torch.optim.Adafactor)
-    with pytest.raises(GraphError, match="takes no step from gradients alone"):
+    with pytest.raises(ag.GraphError, match="takes no step from gradients alone"):
         costs.training(4, "lbfgs")
-    with pytest.raises(GraphError, match="at least one example"):
+    with pytest.raises(ag.GraphError, match="at least one example"):
         costs.training(0)
 
 

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import positions
-from archgraph.errors import GraphError, RewriteError, TraceError
 from archgraph.graph.ir import Ref
-from archgraph.graph.text import parse
 from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
@@ -138,7 +135,7 @@ def some(graph, seed):
                 : rng.integers(4, 6) if a.role == "cell" else rng.integers(1, min(a.size, 4))
             ]
         )
-        for a in axes(graph).free
+        for a in ag.axes(graph).free
     }
 
 
@@ -162,7 +159,7 @@ def test_build_inverts_trace(net, training):
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-5)
     assert captured(built, example()).graph == graph
     assert infer(graph) == graph
-    assert parse(str(graph)) == graph
+    assert ag.parse(str(graph)) == graph
 
 
 @given(recurrent(), st.integers(0, 2**32 - 1))
@@ -170,8 +167,8 @@ def test_build_inverts_trace(net, training):
 def test_mask_equals_take(net, seed):
     graph = graph_of(net)
     kept = some(graph, seed)
-    assert {a.role for a in axes(graph).free} >= {"hidden"} and not any(
-        a.spans for a in axes(graph).free
+    assert {a.role for a in ag.axes(graph).free} >= {"hidden"} and not any(
+        a.spans for a in ag.axes(graph).free
     )
     small = cut_axes(graph, kept)
     ag.check(small.graph)
@@ -184,13 +181,13 @@ def test_mask_equals_take(net, seed):
 def test_copied_units_keep_the_function_and_merge_again(net, seed):
     graph = graph_of(net)
     rng = np.random.default_rng(seed)
-    chosen = {a.name: a.size + int(rng.integers(1, a.size + 1)) for a in axes(graph).free}
-    if any(a.role == "cell" for a in axes(graph).free):  # a projection stays narrower
-        chosen |= {a.name: 2 * a.size for a in axes(graph).free if a.role in ("cell", "hidden")}
+    chosen = {a.name: a.size + int(rng.integers(1, a.size + 1)) for a in ag.axes(graph).free}
+    if any(a.role == "cell" for a in ag.axes(graph).free):  # a projection stays narrower
+        chosen |= {a.name: 2 * a.size for a in ag.axes(graph).free if a.role in ("cell", "hidden")}
     wide = ag.widen(graph, sizes=chosen, seed=seed % 7)
     ag.check(wide.graph)
     assert laws.same_function(graph, wide) <= 1e-10
-    small = {name: axes(graph)[name].size for name in chosen}
+    small = {name: ag.axes(graph)[name].size for name in chosen}
     back = ag.narrow(wide.graph, sizes=small, mode="net2net", seed=seed % 7)
     assert back.graph == graph
     assert laws.same_function(graph, wide >> back) <= 1e-10
@@ -232,7 +229,7 @@ def test_hidden_states_of_a_cut_are_those_of_the_masked_original(name):
         ag.build(small.graph.replace(outputs=shown), small.transfer.pull(state)).eval(), inputs
     )
     for end, before, after in zip(ends, wide, narrow, strict=True):
-        index = positions(axes(graph).value[end][0][-1], kept)
+        index = positions(ag.axes(graph).value[end][0][-1], kept)
         assert 0 < after.shape[-1] < before.shape[-1]
         torch.testing.assert_close(before[..., index], after, rtol=1e-10, atol=1e-10)
         assert after.abs().max() > 1e-3
@@ -240,7 +237,7 @@ def test_hidden_states_of_a_cut_are_those_of_the_masked_original(name):
 
 def test_every_layer_and_direction_has_sizes_of_its_own():
     net = Sequence("lstm", num_layers=2, bidirectional=True, proj_size=3, dropout=0.2)
-    free = [(a.name, a.size) for a in axes(graph_of(net)).free]
+    free = [(a.name, a.size) for a in ag.axes(graph_of(net)).free]
     ends = ("", "~2", "~3", "~4")
     pairs = [(f"layer.{role}{end}", n) for end in ends for role, n in (("cell", 6), ("hidden", 3))]
     assert free == [("embed.out", WIDTH), *pairs]
@@ -290,10 +287,12 @@ def test_counts_and_initial_values_are_those_of_the_layer(kind, ways, projected)
 
 def test_what_a_recurrent_layer_cannot_do_is_refused_by_name():
     projected = graph_of(Sequence("lstm", proj_size=4))
-    with pytest.raises(RewriteError, match=r"layer: these sizes are incompatible; found a proj"):
+    with pytest.raises(ag.RewriteError, match=r"layer: these sizes are incompatible; found a proj"):
         ag.take(projected, sizes={"cell": 3, "hidden": 3})
     graph = graph_of(Sequence("gru", num_layers=2, batch_first=True))
-    with pytest.raises(RewriteError, match=r"has aten.gru.input .* which is recurrent: no weights"):
+    with pytest.raises(
+        ag.RewriteError, match=r"has aten.gru.input .* which is recurrent: no weights"
+    ):
         ag.deepen(graph, {"layer": 3})
 
 
@@ -336,7 +335,7 @@ def Packed(self, x, lengths):
 
 @pytest.mark.parametrize("start", [False, True])
 def test_packed_sequences_are_refused_by_name(start):
-    with pytest.raises(TraceError, match="runs over a packed sequence") as refusal:
+    with pytest.raises(ag.TraceError, match="runs over a packed sequence") as refusal:
         captured(Packed(start), example(3), torch.tensor([3, 2, 1]))
     assert "padded sequence" in str(refusal.value)
 
@@ -382,10 +381,10 @@ parameter d: float32[3, 1]
 %y: float32[batch, 4, 1] = getitem(source=%gru, index=0)
 forward x = %x
 return %y""".replace("OPERATOR", WRITTEN)
-    graph = parse(text)
+    graph = ag.parse(text)
     ag.check(graph)
     assert all(
-        "several layers or directions" in axes(graph)[f"{leaf}.out"].reason for leaf in "abcd"
+        "several layers or directions" in ag.axes(graph)[f"{leaf}.out"].reason for leaf in "abcd"
     )
-    with pytest.raises(GraphError, match="gru"):
-        ag.check(parse(text.replace("a: float32[3, 2]", "a: float32[4, 2]")))
+    with pytest.raises(ag.GraphError, match="gru"):
+        ag.check(ag.parse(text.replace("a: float32[3, 2]", "a: float32[4, 2]")))

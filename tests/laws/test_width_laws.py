@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import positions, size_after
-from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
-from archgraph.module.build import state_of
 from archgraph.ops.constants import constant_tensor
 from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
@@ -46,7 +43,7 @@ def test_build_inverts_trace(net, training):
         torch.testing.assert_close(built.state_dict()[name], tensor, rtol=0, atol=0)
     assert captured(built, image()).graph == graph
     assert infer(graph) == graph
-    assert parse(str(graph)) == graph
+    assert ag.parse(str(graph)) == graph
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
@@ -56,7 +53,7 @@ def test_mask_equals_take(net, seed):
     rng = np.random.default_rng(seed)
     kept = {
         a.name: np.sort(rng.permutation(a.size)[: rng.integers(1, a.size + 1)])
-        for a in axes(graph).free
+        for a in ag.axes(graph).free
         if not a.spans
     }
     small = cut_axes(graph, kept)
@@ -71,7 +68,7 @@ def test_mask_equals_take(net, seed):
 def test_each_axis_alone(net, seed):
     graph = captured(net, image(), train=False).graph
     rng = np.random.default_rng(seed)
-    for axis in axes(graph).free:
+    for axis in ag.axes(graph).free:
         index = np.sort(rng.permutation(axis.size)[: max(axis.size // 2, 1)])
         small = cut_axes(graph, {axis.name: index})
         ref = AxisRef(axis.name, axis.size)
@@ -79,7 +76,7 @@ def test_each_axis_alone(net, seed):
         assert changed == {
             p.name
             for p in graph.params
-            if any(leaf == ref for layout in axes(graph).of(p.name) for leaf in leaves(layout))
+            if any(leaf == ref for layout in ag.axes(graph).of(p.name) for leaf in leaves(layout))
         }
         if not axis.spans:
             mask_equals_take(graph, small, {axis.name: index}, tolerance=1e-10)
@@ -116,7 +113,7 @@ def test_scaler_changes_training_only(net):
     assert len(scaled.graph.nodes) > len(graph.nodes)
     a, b = ag.build(graph, state).eval(), ag.build(scaled.graph, state).eval()
     torch.testing.assert_close(a(image()), b(image()), rtol=0, atol=0)
-    assert state_of(b).keys() == state_of(a).keys()
+    assert ag.state_of(b).keys() == ag.state_of(a).keys()
 
 
 @given(networks())
@@ -136,7 +133,7 @@ def test_alignment_of_a_cut_is_its_transfer(net):
 def test_positions_and_sizes_agree():
     graph = captured(torch.nn.Linear(6, 4), torch.zeros(1, 6)).graph
     for param in graph.params:
-        for layout, size in zip(axes(graph).of(param.name), param.shape, strict=True):
+        for layout, size in zip(ag.axes(graph).of(param.name), param.shape, strict=True):
             assert size_after(layout, {}) == size
             assert positions(layout, {}).tolist() == list(range(size))
 

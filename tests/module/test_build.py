@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import GraphError
 from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.module.build import build, filled, load_state
 from archgraph.ops.infer import infer, infer_call
@@ -85,20 +84,20 @@ def test_states_load_whole_or_not_at_all(traced):
     load_state(module, other)
     assert all(torch.equal(v, other[k]) for k, v in ag.state_of(module).items())
     bad = dict(state) | {"4.weight": torch.zeros(2, 63)}
-    with pytest.raises(GraphError, match=r"4\.weight: .* another shape; found \(2, 63\)"):
+    with pytest.raises(ag.GraphError, match=r"4\.weight: .* another shape; found \(2, 63\)"):
         load_state(module, bad)
     assert all(torch.equal(v, other[k]) for k, v in ag.state_of(module).items())
 
 
 def test_missing_and_misshapen_tensors_are_named(traced):
     graph, state = traced
-    with pytest.raises(GraphError, match=r"4\.bias: the state lacks this tensor; expected"):
+    with pytest.raises(ag.GraphError, match=r"4\.bias: the state lacks this tensor; expected"):
         ag.build(graph, {k: v for k, v in state.items() if k != "4.bias"})
-    with pytest.raises(GraphError, match=r"4\.bias: .* another shape; found \(3,\)"):
+    with pytest.raises(ag.GraphError, match=r"4\.bias: .* another shape; found \(3,\)"):
         ag.build(graph, dict(state) | {"4.bias": torch.zeros(3)})
     for prefix in ("module.", "_orig_mod."):
         message = rf"lacks this tensor; found {prefix}.*; remove the prefix '{prefix}'"
-        with pytest.raises(GraphError, match=message):
+        with pytest.raises(ag.GraphError, match=message):
             ag.build(graph, {prefix + k: v for k, v in state.items()})
     others: dict[str, Any] = {
         r"found a mapping 'model'.*checkpoint\['model'\]": {"model": state, "epoch": 3},
@@ -106,9 +105,9 @@ def test_missing_and_misshapen_tensors_are_named(traced):
         r"found ndarray; .*convert it": {k: v.numpy() for k, v in state.items()},
     }
     for message, other in others.items():
-        with pytest.raises(GraphError, match=message):
+        with pytest.raises(ag.GraphError, match=message):
             ag.build(graph, other)
-    with pytest.raises(GraphError, match="not a module built by archgraph"):
+    with pytest.raises(ag.GraphError, match="not a module built by archgraph"):
         ag.state_of(nn.Linear(1, 1))
 
 
@@ -134,7 +133,9 @@ def _untyped(node):
 def test_shapes_that_cannot_agree_are_located(traced):
     graph, _ = traced
     node = Node("y", "aten.linear", (("input", Ref("conv2d")), ("weight", Leaf("4.weight"))))
-    with pytest.raises(GraphError, match=r"%y: aten\.linear does not fit.*weight float32\[2, 64\]"):
+    with pytest.raises(
+        ag.GraphError, match=r"%y: aten\.linear does not fit.*weight float32\[2, 64\]"
+    ):
         type_in(graph, node)
 
 
@@ -203,7 +204,7 @@ def test_a_leafs_name_never_runs_as_code(tmp_path):
 @pytest.mark.parametrize("name", ["", "a..b", "a.", "a\nb.c"])
 def test_names_that_are_not_a_path_are_refused(name):
     graph = ArchGraph((), (Param(name, TensorType((1,), "float32")),), (), None)
-    with pytest.raises(GraphError, match="not a path of attributes"):
+    with pytest.raises(ag.GraphError, match="not a path of attributes"):
         ag.build(graph)
 
 

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import GraphError
-from archgraph.module.build import load_state
 from tests.nets import captured
 from tests.zoo.collection import entry
 
@@ -65,9 +63,9 @@ def test_a_state_goes_home_after_training(name):
 def test_a_state_that_does_not_fit_is_refused():
     net, args, _ = _tied()
     graph, state = captured(net, *args)
-    with pytest.raises(GraphError, match=r"embedding\.weight: the state lacks this tensor"):
+    with pytest.raises(ag.GraphError, match=r"embedding\.weight: the state lacks this tensor"):
         ag.state_dict(graph, {k: v for k, v in state.items() if k != "embedding.weight"})
-    with pytest.raises(GraphError, match=r"first\.bias.*found \(3,\); expected \(4,\)"):
+    with pytest.raises(ag.GraphError, match=r"first\.bias.*found \(3,\); expected \(4,\)"):
         ag.state_dict(graph, {**state, "first.bias": torch.zeros(3)})
 
 
@@ -80,9 +78,9 @@ def test_tied_tensors_of_different_values_are_refused():
     other = full | {"head.weight": torch.zeros(7, 4)}
     message = r"head\.weight: has other values than embedding"
     built = ag.build(graph, full)
-    for use in (ag.build, ag.state_dict, lambda _, state: load_state(built, state)):
+    for use in (ag.build, ag.state_dict, lambda _, state: ag.load_state(built, state)):
         use(graph, full)
-        with pytest.raises(GraphError, match=message):
+        with pytest.raises(ag.GraphError, match=message):
             use(graph, other)
     assert ag.build(graph, state)
 
@@ -148,11 +146,13 @@ def test_a_tied_tensor_that_was_untied_is_refused_by_both_names(untie, name, kin
     old = net.state_dict()[name].clone()
     untie(net, name, old.clone())  # equal values
     assert torch.equal(ag.state_of(net)[f"a.{kind}" if kind == "weight" else kind], old)
-    load_state(net, {key: 2 * value for key, value in state.items()})
+    ag.load_state(net, {key: 2 * value for key, value in state.items()})
     torch.testing.assert_close(ag.build(graph, ag.state_of(net))(x), net(x))
     untie(net, name, torch.randn(old.shape))
     for use in (ag.state_of, lambda module: ag.save(module, tmp_path / "model")):
-        with pytest.raises(GraphError, match=rf"{kind}: has other values than .*{kind}: .* tied"):
+        with pytest.raises(
+            ag.GraphError, match=rf"{kind}: has other values than .*{kind}: .* tied"
+        ):
             use(net)
     assert not (tmp_path / "model").exists()
     again, kept = captured(net, x)  # the first way out: a tensor for each
@@ -169,5 +169,5 @@ def test_a_tied_layer_that_was_replaced_by_another_kind_is_refused():
     graph, state = captured(Scaled(), torch.randn(2, 4))
     net = ag.build(graph, state)
     net.b = nn.Identity()
-    with pytest.raises(GraphError, match=r"b\.weight: the module no longer has this tensor"):
+    with pytest.raises(ag.GraphError, match=r"b\.weight: the module no longer has this tensor"):
         ag.state_of(net)

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 import archgraph as ag
 from archgraph.capture.trace import Traced
-from archgraph.errors import GraphError
 from tests.nets import captured, with_parts
 
 CUTS = ("whole", "half")
@@ -113,7 +112,7 @@ def test_adapters_of_peft_train_and_merge(cut):
         optimiser.step()
     trained = {k for k, p in model.named_parameters() if p.grad is not None and p.grad.any()}
     assert len(trained) == 2 * 2 * 3 and all("lora_" in k for k in trained)
-    with pytest.raises(GraphError, match=r"layers\.0\.attn\.query\.weight.*base_layer.*merge"):
+    with pytest.raises(ag.GraphError, match=r"layers\.0\.attn\.query\.weight.*base_layer.*merge"):
         ag.state_of(net)
     expected = model.eval()(X)
     merged = model.merge_and_unload()

@@ -13,8 +13,6 @@ from click.testing import CliRunner, Result
 import archgraph as ag
 from archgraph import cli
 from archgraph.capture.trace import Traced
-from archgraph.errors import GraphError, RunError, SpecError
-from archgraph.language import load_family
 from archgraph.language.loading import load_model
 from archgraph.language.yaml import read_document
 from tests.nets import captured, with_parts
@@ -94,7 +92,7 @@ def test_weights_beside_the_file_and_only_in_its_folder(traced, file: Path, tmp_
         for entry in item.external_data:
             entry.value = entries.get(entry.key, entry.value)
         (tmp_path / "bad.onnx").write_bytes(proto.SerializeToString())
-        with pytest.raises(SpecError, match=words):
+        with pytest.raises(ag.SpecError, match=words):
             ag.load(tmp_path / "bad.onnx")
 
     outside = tmp_path.parent / "outside.data"
@@ -105,7 +103,7 @@ def test_weights_beside_the_file_and_only_in_its_folder(traced, file: Path, tmp_
     refused("ends before", offset=str(10**9))
     (tmp_path / "n.onnx.data").rename(tmp_path / "elsewhere.data")
     lacks = r"n\.onnx: lacks the file with its weights; expected .*n\.onnx\.data; copy that file"
-    with pytest.raises(SpecError, match=lacks):
+    with pytest.raises(ag.SpecError, match=lacks):
         ag.load(path)
     (tmp_path / "elsewhere.data").rename(tmp_path / "n.onnx.data")
     assert ag.load(path).graph == traced.graph
@@ -121,7 +119,7 @@ def test_new_weights_are_read_and_other_operators_are_refused(traced, file: Path
     relu = next(n for n in model.graph.node if n.op_type == "Relu")
     relu.op_type = "Sigmoid"
     onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(SpecError, match="other operators than the graph"):
+    with pytest.raises(ag.SpecError, match="other operators than the graph"):
         ag.load(tmp_path / "other.onnx")
 
 
@@ -132,7 +130,7 @@ def test_constants_of_the_architecture_are_part_of_the_fingerprint(file: Path, t
         if item.name not in names and item.raw_data:
             item.raw_data = bytes(len(item.raw_data))
     onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(SpecError, match="other operators than the graph"):
+    with pytest.raises(ag.SpecError, match="other operators than the graph"):
         ag.load(tmp_path / "other.onnx")
 
 
@@ -163,7 +161,7 @@ def test_optimised_files_are_read_as_files_of_another_program(traced, tmp_path: 
 
 def test_what_computes_something_else_is_not_written(traced, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("archgraph.onnx.session.outputs", lambda m, i: [torch.ones(2, 8)] * 2)
-    with pytest.raises(GraphError, match="computes something else in onnxruntime"):
+    with pytest.raises(ag.GraphError, match="computes something else in onnxruntime"):
         ag.export(traced.graph, traced.state, tmp_path / "x.onnx")
     assert [*tmp_path.iterdir()] == []
 
@@ -190,16 +188,16 @@ def test_operators_that_onnx_lacks_are_named(tmp_path: Path):
         return torch.special.bessel_j0(x)
 
     graph, state = captured(Special(), torch.zeros(2, 3))
-    with pytest.raises(GraphError, match=r"cannot be expressed in ONNX.*bessel_j0"):
+    with pytest.raises(ag.GraphError, match=r"cannot be expressed in ONNX.*bessel_j0"):
         ag.export(graph, state, tmp_path / "x.onnx")
 
 
 def test_what_is_not_an_onnx_file(tmp_path: Path):
     for content in (b"", b"\x00" * 40, b"not a model", b"\x0a\xff\xff\xff\xff\x0f"):
         (tmp_path / "x.onnx").write_bytes(content)
-        with pytest.raises(SpecError, match="is not an ONNX file"):
+        with pytest.raises(ag.SpecError, match="is not an ONNX file"):
             ag.load(tmp_path / "x.onnx")
-    with pytest.raises(SpecError, match="is not a file"):
+    with pytest.raises(ag.SpecError, match="is not a file"):
         ag.load(tmp_path / "none.onnx")
 
 
@@ -209,7 +207,7 @@ def test_without_the_packages_it_says_what_to_install(traced, file, tmp_path, mo
         lambda: ag.load(file),
         lambda: ag.export(traced.graph, traced.state, tmp_path / "x.onnx"),
     ):
-        with pytest.raises(RunError, match=r"archgraph\[onnx\]"):
+        with pytest.raises(ag.RunError, match=r"archgraph\[onnx\]"):
             call()
 
 
@@ -227,7 +225,7 @@ def test_commands_and_families_take_it_as_a_model(file: Path, tmp_path: Path):
         f"archgraph: 1\nname: f\nmodel: {file}\n"
         "clients:\n  - {name: whole, count: 1}\n  - {name: half, count: 1, take: 0.5}\n"
     )
-    family = ag.resolve(load_family(tmp_path / "family.yaml"))
+    family = ag.resolve(ag.load_family(tmp_path / "family.yaml"))
     graph, state = ag.load(file)
     assert family.graph == graph and same(dict(family.state or {}), state)
     assert family.models["half"] != graph

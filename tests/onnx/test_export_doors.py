@@ -12,7 +12,6 @@ from torch import nn
 import archgraph as ag
 from archgraph.capture.trace import Traced
 from archgraph.data import load_dataset
-from archgraph.errors import GraphError, SpecError
 from archgraph.onnx.session import distance, open_session, run_session
 from tests.cli.terminal import call, refused
 from tests.nets import captured, with_parts
@@ -125,10 +124,10 @@ def test_buffers_that_evaluation_writes_and_chance_are_named(tmp_path: Path):
         return nn.functional.dropout(x, 0.5, training=True)
 
     for verify in (True, False):
-        with pytest.raises(GraphError, match=r"writes into buffers.*seen"):
+        with pytest.raises(ag.GraphError, match=r"writes into buffers.*seen"):
             written(traced(Counter(), torch.ones(2, 3)), tmp_path / "c.onnx", verify=verify)
     chance = traced(Chance(), torch.ones(2, 3))
-    with pytest.raises(GraphError, match=r"draws random numbers.*verify=False"):
+    with pytest.raises(ag.GraphError, match=r"draws random numbers.*verify=False"):
         written(chance, tmp_path / "c.onnx")
     assert [*tmp_path.iterdir()] == []
     written(chance, tmp_path / "c.onnx", verify=False)
@@ -151,7 +150,7 @@ def test_double_precision_is_compared_as_such(tmp_path: Path, monkeypatch):
     graph, state = traced(nn.Linear(3, 2).double(), torch.randn(2, 3, dtype=torch.float64))
     run = session.run_session
     monkeypatch.setattr(session, "run_session", lambda *a: [t.float().double() for t in run(*a)])
-    with pytest.raises(GraphError, match="computes something else"):
+    with pytest.raises(ag.GraphError, match="computes something else"):
         ag.export(graph, state, tmp_path / "n.onnx")
 
 
@@ -172,16 +171,18 @@ def test_constants_beside_the_file_are_part_of_its_fingerprint(results, tmp_path
     assert ag.load(path).graph == results.graph
     data = tmp_path / "r.onnx.data"
     data.write_bytes(bytes(data.stat().st_size))
-    with pytest.raises(SpecError, match="other operators than the graph"):
+    with pytest.raises(ag.SpecError, match="other operators than the graph"):
         ag.load(path)
 
 
 def test_places_and_types_that_are_not_known_are_named(results, tmp_path: Path):
-    with pytest.raises(GraphError, match=r"nowhere; expected inside or beside"):
+    with pytest.raises(ag.GraphError, match=r"nowhere; expected inside or beside"):
         written(results, tmp_path / "r.onnx", weights="nowhere")
 
     graph, state = traced(nn.Linear(3, 2).bfloat16(), torch.randn(2, 3).bfloat16())
-    with pytest.raises(GraphError, match=r"^.*n\.onnx: cannot be run by onnxruntime.*verify=False"):
+    with pytest.raises(
+        ag.GraphError, match=r"^.*n\.onnx: cannot be run by onnxruntime.*verify=False"
+    ):
         ag.export(graph, state, tmp_path / "n.onnx")
     assert [*tmp_path.iterdir()] == []
 
@@ -223,7 +224,7 @@ def test_what_onnxruntime_cannot_run_is_refused(results, tmp_path: Path, monkeyp
 
     monkeypatch.setattr("archgraph.onnx.session.run_session", fails)
     with pytest.raises(
-        GraphError, match=r"r\.onnx: cannot be run by onnxruntime; found no kernel;"
+        ag.GraphError, match=r"r\.onnx: cannot be run by onnxruntime; found no kernel;"
     ):
         written(results, tmp_path / "r.onnx")
 

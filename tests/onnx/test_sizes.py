@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import SpecError
 from archgraph.rewrites.laws import outputs
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
@@ -41,7 +40,7 @@ def recurrent(path: Path, batch: int, **other: tuple[int, ...]) -> Path:
 @pytest.mark.parametrize("name", ["w", "r", "b", "h"])
 def test_recurrent_layers_do_not_read_beyond_their_tensors(name: str, tmp_path: Path):
     wrong = {"w": (1, 12, 1), "r": (1, 8, 3), "b": (1, 20), "h": (1, 1, 3)}
-    with pytest.raises(SpecError, match=r"LSTM.*has other sizes"):
+    with pytest.raises(ag.SpecError, match=r"LSTM.*has other sizes"):
         ag.load(recurrent(tmp_path / "l.onnx", 2, **{name: wrong[name]}))
     assert len(ag.load(recurrent(tmp_path / "l.onnx", 2)).graph.nodes) > 1
 
@@ -106,7 +105,7 @@ BARE = [
 )
 def test_files_for_one_size_whose_examples_meet_are_refused(nodes, batch, constants, tmp_path):
     path = file(tmp_path / "m.onnx", nodes, batch, **constants)
-    with pytest.raises(SpecError, match=r"m\.onnx: is a file for one.*examples meet"):
+    with pytest.raises(ag.SpecError, match=r"m\.onnx: is a file for one.*examples meet"):
         ag.load(path, {"batch": "open"})
     if batch == 1:  # what the file says
         graph, state = ag.load(path)
@@ -125,7 +124,7 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", ASKED)
 def test_sizes_that_a_file_does_not_have(name: str, tmp_path: Path):
     sizes, message = ASKED[name]
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(ag.SpecError, match=message):
         ag.load(file(tmp_path / "m.onnx", TURNED, 1), sizes)
 
 
@@ -159,7 +158,7 @@ def test_a_batch_that_is_squeezed_stays_one(tmp_path):
     graph, state = ag.load(file(tmp_path / "m.onnx", BARE, 1, s=[0]))
     assert str(graph.node["x"].type) == "float32[1, 4]"
     assert "batch size is fixed" in graph.notes[0]
-    with pytest.raises(SpecError, match="Squeeze: removes an axis that is not of size 1"):
+    with pytest.raises(ag.SpecError, match="Squeeze: removes an axis that is not of size 1"):
         ag.load(tmp_path / "m.onnx", {"batch": "open"})
     x = torch.randn(1, 4)
     torch.testing.assert_close(ag.build(graph, state)(x), x.softmax(1), rtol=0, atol=1e-6)
@@ -296,7 +295,7 @@ def test_what_takes_too_much_memory_is_refused_before_it_does(name: str, shown: 
     path = file(tmp_path / "l.onnx", [*nodes, *shape], "N", 23, last=np.array(-1), **constants)
     resource = pytest.importorskip("resource", reason="measures memory as Unix counts it")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(SpecError, match=f"(?s){message}"):
+    with pytest.raises(ag.SpecError, match=f"(?s){message}"):
         ag.load(path)
     most = 800 if name == "much is folded" else 400  # MiB
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < most * 1024

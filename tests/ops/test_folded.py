@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
 from archgraph.ops.operator import unknown_axes
@@ -142,7 +141,7 @@ def test_what_is_folded_into_the_batch_is_one_axis_of_all_inputs(uses):
     ops = {n.op for n in graph.nodes}
     names = {op.removeprefix("aten.") for op in ops} | set(map(base, ops))
     assert {use.key for use in uses} <= names
-    solved = axes(graph)
+    solved = ag.axes(graph)
     kinds = {use: kind_of(solved, use, i) for i, use in enumerate(uses)}
     assert {str(u): k for u, (k, _) in kinds.items()} == {str(u): expected_kind(u) for u in uses}
 
@@ -273,7 +272,7 @@ def test_heads_in_the_batch_of_several_tensors_are_cut_copied_and_matched(name):
     model, *inputs = NETS[name]()
     model, inputs = model.double().eval(), [x.double() for x in inputs]
     graph, state = captured(model, *inputs, train=False)
-    (heads,) = (a for a in axes(graph).free if a.size == 4)
+    (heads,) = (a for a in ag.axes(graph).free if a.size == 4)
 
     def gives(rewritten, expected):
         net = ag.build(rewritten.graph, rewritten.transfer.pull(state)).eval()

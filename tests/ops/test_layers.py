@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import archgraph as ag
-from archgraph.graph.text import parse
 from tests.nets import captured, with_parts
 
 IMAGE = (2, 4, 9, 9)
@@ -248,7 +247,9 @@ def test_first_states_in_another_order_are_not_one_layer():
     model, x, h = Stateful(), torch.randn(5, 2, 3), torch.randn(2, 2, 4)
     graph, state = captured(model, x, h)
     text = str(graph).replace("start=1, end=2", "start=2, end=2").replace("start=0, end=1", "?")
-    swapped = parse(text.replace("start=2, end=2", "start=0, end=1").replace("?", "start=1, end=2"))
+    swapped = ag.parse(
+        text.replace("start=2, end=2", "start=0, end=1").replace("?", "start=1, end=2")
+    )
     nets = [ag.build(graph, state), ag.build(swapped, state)]
     assert [isinstance(net.rnn, nn.GRU) for net in nets] == [True, False]
     torch.testing.assert_close(nets[1](x, h), model(x, h.flip(0)), rtol=0, atol=0)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
 from archgraph.ops.opaque import OPAQUE
@@ -56,14 +55,14 @@ ALIASES = {
 def random_cut(graph, rng, spanned=False):
     return {
         a.name: np.sort(rng.permutation(a.size)[: rng.integers(1, a.size + 1)])
-        for a in axes(graph).free
+        for a in ag.axes(graph).free
         if spanned or not a.spans
     }
 
 
 def state_of_axis(graph, leaf):
     """What the first dimension of a producer's weight is: free, spanned, partly free or pinned."""
-    solved = axes(graph)
+    solved = ag.axes(graph)
     own = [solved[a.name] for a in leaves(solved.of(leaf)[0]) if isinstance(a, AxisRef)]
     free = [a for a in own if a.free]
     if not free:
@@ -76,7 +75,7 @@ def state_of_axis(graph, leaf):
 
 def check_laws(graph, seeds=(0,)):
     """Cuts build, run, have the inferred types, and equal the masked network."""
-    spans = any(a.spans for a in axes(graph).free)
+    spans = any(a.spans for a in ag.axes(graph).free)
     for seed in seeds:
         rng = np.random.default_rng(seed)
         for spanned in (True, False) if spans else (False,):
@@ -124,7 +123,7 @@ def test_recurrent_layers_cut_what_feeds_them_and_their_units(kind):
     net = RECURRENT[kind]()
     graph = captured(net, torch.rand(2, 5, 3), train=False).graph
     assert any(base(n.op) == kind for n in graph.nodes)
-    assert {a.role for a in axes(graph).free} == {"channels", "hidden"}
+    assert {a.role for a in ag.axes(graph).free} == {"channels", "hidden"}
     assert state_of_axis(graph, "make.0.weight") == "free"
     check_laws(graph)
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.ops.operator import Operator, rows
 from archgraph.ops.table import ROWS, base, counters, initialiser, macs, row, variances
 from tests.nets import captured, with_parts
@@ -84,7 +83,7 @@ def test_rows_name_operators_that_exist():
 def spans(call, operands=1, **params):
     example = Example("", call, "tokens", operands, params=params)
     net = Net(example)
-    solved = axes(captured(net, net.input(), train=False).graph)
+    solved = ag.axes(captured(net, net.input(), train=False).graph)
     return [bool(solved[f"make.{i}.out"].spans) for i in range(operands)]
 
 
@@ -115,7 +114,7 @@ def test_outer_products_of_an_axis_with_itself_need_both_sides():
 
 def test_reasons_name_operator_place_and_remedy():
     net = Net(tokens("flip", lambda m, a: a.flip(-1)))
-    solved = axes(captured(net, net.input(), train=False).graph)
+    solved = ag.axes(captured(net, net.input(), train=False).graph)
     reason = solved["make.0.out"].reason
     assert "aten.flip %flip" in reason and "test_table.py:" in reason
     assert reason.endswith("a linear layer or convolution between would free it")
@@ -138,7 +137,7 @@ def test_reasons_name_operator_place_and_remedy():
 )
 def test_attention_has_roles_however_it_is_spelt(attend):
     net = Net(tokens("", attend, operands=3))
-    solved = axes(captured(net, net.input(), train=False).graph)
+    solved = ag.axes(captured(net, net.input(), train=False).graph)
     roles = [(a.name, a.role) for a in solved.free if a.name.startswith("make")]
     assert roles == [
         ("make.0.heads", "heads"),

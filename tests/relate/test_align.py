@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
 from tests.nets import captured
 from tests.relate.networks import VGG, WIDTHS, Mine, linear, resnet, trace, vgg
 
@@ -58,7 +56,7 @@ def test_without_a_common_form_there_is_a_reason() -> None:
         "no block of the other graph has this form (conv2d > relu vs conv2d > batch_norm > relu)"
     )
     with pytest.raises(
-        RewriteError, match=r"features\.0: has no counterpart in the larger graph; no block .*vs"
+        ag.RewriteError, match=r"features\.0: has no counterpart in the larger graph; no block .*vs"
     ):
         _ = found.transfer
     strided = trace(nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.Flatten(), nn.Linear(900, 2)))
@@ -74,7 +72,7 @@ def test_a_wider_client_is_aligned_but_not_contained() -> None:
     found = ag.align(linear(8, 8), linear(8, 4))
     assert found.score == 1 and not found.unmatched
     with pytest.raises(
-        RewriteError, match=r"2\.out: axis is wider than the larger graph's, of 4; found 8"
+        ag.RewriteError, match=r"2\.out: axis is wider than the larger graph's, of 4; found 8"
     ):
         _ = found.transfer
 
@@ -91,7 +89,7 @@ def test_a_dense_block_goes_with_what_it_appends() -> None:
 
 
 def test_a_section_without_any_counterpart_is_listed_once() -> None:
-    def net(depth: int) -> ArchGraph:
+    def net(depth: int) -> ag.ArchGraph:
         blocks = (nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(depth))
         return captured(
             nn.Sequential(nn.Linear(3, 6), nn.Sequential(*blocks), nn.Linear(6, 2)),
@@ -104,7 +102,7 @@ def test_a_section_without_any_counterpart_is_listed_once() -> None:
 
 
 def test_reasons_name_what_is_there() -> None:
-    def net(groups: int) -> ArchGraph:
+    def net(groups: int) -> ag.ArchGraph:
         norm = nn.GroupNorm(groups, 8)
         return trace(nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1)), 8)
 
@@ -150,7 +148,7 @@ def test_counters_do_not_move_the_score(steps) -> None:
 
 
 def test_nothing_in_common_is_zero() -> None:
-    def net(*layers: nn.Module) -> ArchGraph:
+    def net(*layers: nn.Module) -> ag.ArchGraph:
         return captured(nn.Sequential(*layers), torch.randn(2, 3, 8, 8)).graph
 
     a = net(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2))

@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
 from tests.nets import captured, with_parts
 from tests.relate.networks import flat, shapes
 
@@ -17,7 +15,7 @@ def test_classes_do_not_shrink() -> None:
     few = captured(nn.Linear(3, 2), torch.zeros(1, 3)).graph
     found = ag.align(few, captured(nn.Linear(3, 5), torch.zeros(1, 3)).graph)
     assert "dimension 0 is weight.out[2] in weight and weight.out[5] in weight" in str(found)
-    with pytest.raises(RewriteError, match="has no counterpart"):
+    with pytest.raises(ag.RewriteError, match="has no counterpart"):
         _ = found.transfer
 
 
@@ -116,12 +114,12 @@ def test_numbers_belong_to_a_form(one: nn.Module, other: nn.Module, reason: str)
     graphs = [flat(nn.Sequential(nn.Linear(6, 4), a, nn.Linear(4, 2))) for a in (one, other)]
     found = ag.align(*graphs)
     assert found.score < 1 and reason in str(found)
-    with pytest.raises(RewriteError, match="has no counterpart"):
+    with pytest.raises(ag.RewriteError, match="has no counterpart"):
         _ = found.transfer
 
 
 def test_rates_do_not() -> None:
-    def net(p: float, eps: float = 1e-5, momentum: float = 0.1) -> ArchGraph:
+    def net(p: float, eps: float = 1e-5, momentum: float = 0.1) -> ag.ArchGraph:
         layers = (nn.Linear(6, 4), nn.BatchNorm1d(4, eps, momentum), nn.ReLU(), nn.Dropout(p))
         return flat(nn.Sequential(*layers, nn.Linear(4, 2)))
 
@@ -149,7 +147,7 @@ def test_constants_and_factors_are_compared() -> None:
     assert "mask has other numbers" in str(ag.align(flat(Masked(mask.flip(0))), whole))
     found = ag.align(flat(Masked(mask, -3.0)), whole)
     assert "the factor is -3.0 in %mul and 2.0 in %mul" in str(found)
-    with pytest.raises(RewriteError, match="the factor is"):
+    with pytest.raises(ag.RewriteError, match="the factor is"):
         ag.join([flat(Masked(mask, -3.0)), whole])
 
 

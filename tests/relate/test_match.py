@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.errors import RejectedUpdate, RewriteError
 from tests.nets import FOREIGN, captured
 from tests.zoo.handmade import HANDMADE
 
@@ -178,24 +177,28 @@ def test_a_table_of_positions_in_a_buffer_holds_its_axes():
 def test_other_forms_are_refused():
     graph, state = perceptron(6)
     wide, weights = perceptron(8)
-    with pytest.raises(RewriteError, match=r"^0\.out: the second network is wider; found 8"):
+    with pytest.raises(ag.RewriteError, match=r"^0\.out: the second network is wider; found 8"):
         ag.match(graph, state, weights, other=wide)
     deep, more = captured(
         nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3), nn.Linear(3, 3)),
         torch.zeros(1, 5),
     )
-    with pytest.raises(RewriteError, match=r"^3\.weight: the first network has no such parameter"):
+    with pytest.raises(
+        ag.RewriteError, match=r"^3\.weight: the first network has no such parameter"
+    ):
         ag.match(graph, state, more, other=deep)
     classes, last = captured(
         nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)), torch.zeros(1, 5)
     )
-    with pytest.raises(RewriteError, match=r"^2\.weight: the two networks are of different forms"):
+    with pytest.raises(
+        ag.RewriteError, match=r"^2\.weight: the two networks are of different forms"
+    ):
         ag.match(graph, state, last, other=classes)
 
 
 def test_states_are_checked():
     graph, state = perceptron(6)
-    with pytest.raises(RejectedUpdate, match=r"0\.bias"):
+    with pytest.raises(ag.RejectedUpdate, match=r"0\.bias"):
         ag.match(graph, state, {k: v for k, v in state.items() if k != "0.bias"})
-    with pytest.raises(RejectedUpdate, match=r"0\.weight"):
+    with pytest.raises(ag.RejectedUpdate, match=r"0\.weight"):
         ag.match(graph, perceptron(8).state, state)

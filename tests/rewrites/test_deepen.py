@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError
 from archgraph.rewrites.deepen import _covered
 from archgraph.rewrites.graft import grafted
 from tests import structures as nets
@@ -47,7 +46,9 @@ def test_a_residual_block_starts_with_its_last_layer_at_zero():
 
 
 def test_activations_that_do_more_the_second_time_are_refused():
-    with pytest.raises(RewriteError, match=r"cannot start as the identity; found has aten\.gelu"):
+    with pytest.raises(
+        ag.RewriteError, match=r"cannot start as the identity; found has aten\.gelu"
+    ):
         deepened(plain(nn.GELU), torch.randn(2, 3, 8, 8))
 
 
@@ -59,7 +60,9 @@ def test_what_stands_in_front_of_the_first_block_is_copied_with_it():
     counters = {k for k in fresh if k.endswith("num_batches_tracked")}
     assert fresh - counters == {k for k, e in deep.transfer.entries.items() if e.init is not None}
     net = nn.Sequential(nn.Tanh(), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    with pytest.raises(RewriteError, match=r"cannot start as the identity; found has aten\.tanh"):
+    with pytest.raises(
+        ag.RewriteError, match=r"cannot start as the identity; found has aten\.tanh"
+    ):
         deepened(net, torch.randn(4, 6))
 
 
@@ -68,9 +71,9 @@ def test_nothing_new_may_lie_outside_of_the_new_blocks():
     graph = traced(nn.Sequential(*layers, nn.Linear(6, 3)), torch.randn(4, 6)).graph
     deep, blocks = grafted(graph, {"0": 4})
     _covered(graph, deep.graph, blocks, [])
-    with pytest.raises(RewriteError, match="a new leaf lies outside the new blocks"):
+    with pytest.raises(ag.RewriteError, match="a new leaf lies outside the new blocks"):
         _covered(graph, deep.graph, (), [])
-    with pytest.raises(RewriteError, match=r"2\.weight: a new block shares weights"):
+    with pytest.raises(ag.RewriteError, match=r"2\.weight: a new block shares weights"):
         _covered(graph, deep.graph, blocks, ["2.weight"])
 
 
@@ -120,7 +123,7 @@ def test_branches_that_can_be_zero(function):
 
 @pytest.mark.parametrize(("function", "reason"), LOST.values(), ids=LOST)
 def test_branches_that_zeros_would_break(function, reason):
-    with pytest.raises(RewriteError, match=f"cannot start as the identity; found .*{reason}"):
+    with pytest.raises(ag.RewriteError, match=f"cannot start as the identity; found .*{reason}"):
         branched(function)
 
 
@@ -132,7 +135,7 @@ def layers() -> ag.ArchGraph:
 @pytest.mark.parametrize("depths", [{"0": 4.5}, {"0": True}, {"0": None}, ["0"], "0", 4])
 @pytest.mark.parametrize("rewrite", [ag.deepen, ag.graft, ag.shorten])
 def test_depths_are_whole_numbers_by_section(rewrite, depths, layers):
-    with pytest.raises(RewriteError, match=r"depth is not an integer|depths must map sections"):
+    with pytest.raises(ag.RewriteError, match=r"depth is not an integer|depths must map sections"):
         rewrite(layers, depths)
 
 
@@ -163,7 +166,7 @@ def test_all_parts_of_a_branch_start_at_zero():
 
 
 def test_a_branch_that_is_not_zero_at_zero_is_refused():
-    with pytest.raises(RewriteError, match=r"has aten\.add\.Tensor .* behind the last layer"):
+    with pytest.raises(ag.RewriteError, match=r"has aten\.add\.Tensor .* behind the last layer"):
         deepened(side_by_side(1.0), torch.randn(2, 3))
 
 

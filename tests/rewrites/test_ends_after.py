@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import GraphError, RewriteError
 from tests import structures as nets
 from tests.nets import captured, with_parts
 
@@ -55,14 +54,14 @@ def test_a_head_may_be_an_architecture_and_a_second_end_has_another_name(whole):
 
 def test_what_cannot_end(whole):
     _, graph, _ = whole
-    with pytest.raises(GraphError, match=r"stage9'; expected .*stage"):
+    with pytest.raises(ag.GraphError, match=r"stage9'; expected .*stage"):
         ag.ends_after(graph, "stage9", 3)
     with pytest.raises(
-        RewriteError, match=r"stage1: not a head; found 0; expected an architecture"
+        ag.RewriteError, match=r"stage1: not a head; found 0; expected an architecture"
     ):
         ag.ends_after(graph, "stage1", 0)
     with pytest.raises(
-        RewriteError, match=r"stage1: the head's input does not match the section's output"
+        ag.RewriteError, match=r"stage1: the head's input does not match the section's output"
     ):
         ag.ends_after(graph, "stage1", captured(nn.Linear(3, 2), torch.zeros(2, 3)).graph)
 
@@ -79,11 +78,11 @@ def test_without_a_head_it_ends_at_the_exit_there(whole):
     assert all(torch.equal(answers[name], wanted[name]) for name in answers)
     assert not [n for n in short.graph.state_names if n.startswith(("stage3", "fc"))]
     with pytest.raises(
-        RewriteError, match="stage3: no exit at this section; found main, stage1, stage2"
+        ag.RewriteError, match="stage3: no exit at this section; found main, stage1, stage2"
     ):
         ag.ends_after(early.graph, "stage3")
     with pytest.raises(
-        RewriteError, match="stage1: no exit at this section; found a single unnamed output"
+        ag.RewriteError, match="stage1: no exit at this section; found a single unnamed output"
     ):
         ag.ends_after(graph, "stage1")
 

@@ -12,7 +12,6 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.analysis.side_branches import side_branches
-from archgraph.errors import GraphError, RewriteError
 from tests import structures as nets
 from tests.examples import at_most
 from tests.nets import FOREIGN, captured, image, networks, with_parts
@@ -108,9 +107,9 @@ def test_a_client_may_have_a_scale_of_its_own(scaling):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     # The rank may stay.
     assert [b.scale for b in side_branches(ag.rank(both.graph, alpha=8).graph)] == [2, 4]
-    with pytest.raises(RewriteError, match="changes nothing"):
+    with pytest.raises(ag.RewriteError, match="changes nothing"):
         ag.rank(both.graph, 4)
-    with pytest.raises(RewriteError, match="alpha out of range; found 0"):
+    with pytest.raises(ag.RewriteError, match="alpha out of range; found 0"):
         ag.rank(both.graph, 2, alpha=0)
 
 
@@ -188,7 +187,7 @@ class Tied(nn.Module):
 
 def test_tied_weights_get_no_adapter_and_a_layer_called_twice_has_one():
     graph, state = captured(Tied().double(), torch.tensor([[1, 2]]))
-    with pytest.raises(RewriteError, match="tied to that of another layer"):
+    with pytest.raises(ag.RewriteError, match="tied to that of another layer"):
         ag.add_lora(graph, 2, "table*")
     adapted = ag.add_lora(graph, 2, verify=True)
     new = [p.name for p in adapted.graph.params if p.name not in graph.param]
@@ -211,7 +210,7 @@ def Shows(self, x):
 def test_a_step_size_of_a_result_that_is_also_used_elsewhere_is_not_folded():
     graph, state = captured(Shows(), torch.randn(2, 4))
     stepped = ag.add_step_sizes(graph)
-    with pytest.raises(RewriteError, match="the result of b is also used elsewhere"):
+    with pytest.raises(ag.RewriteError, match="the result of b is also used elsewhere"):
         ag.fold(stepped.graph, stepped.transfer.pull(state))
 
 
@@ -232,7 +231,7 @@ def Scaled(self, x):
 def test_a_product_with_a_factor_gets_no_adapter(alpha, beta):
     """Folded, its adapter had the factor, too."""
     graph, _ = captured(Scaled(alpha, beta), torch.randn(2, 4))
-    with pytest.raises(RewriteError, match="its product has a factor"):
+    with pytest.raises(ag.RewriteError, match="its product has a factor"):
         ag.add_lora(graph, 2, "weight")
 
 
@@ -245,14 +244,14 @@ def test_what_cannot_be_says_why():
         ({"rank": 2, "alpha": -1.0}, "alpha out of range"),
         ({"rank": 2, "scaling": "none"}, "unknown scaling"),
     ):
-        with pytest.raises(RewriteError, match=text):
+        with pytest.raises(ag.RewriteError, match=text):
             ag.add_lora(graph, **options)
-    with pytest.raises(GraphError, match="matches no linear map"):
+    with pytest.raises(ag.GraphError, match="matches no linear map"):
         ag.add_lora(graph, 2, "fc")
     adapted = ag.add_lora(graph, 2)
-    with pytest.raises(RewriteError, match="already has a low-rank adapter"):
+    with pytest.raises(ag.RewriteError, match="already has a low-rank adapter"):
         ag.add_lora(adapted.graph, 2, "2")
-    with pytest.raises(RewriteError, match=r"larger rank than 2; found rank 2; .*largest"):
+    with pytest.raises(ag.RewriteError, match=r"larger rank than 2; found rank 2; .*largest"):
         ag.rank(adapted.graph, 2)
-    with pytest.raises(GraphError):
+    with pytest.raises(ag.GraphError):
         ag.fold(adapted.graph, state)

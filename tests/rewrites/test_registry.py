@@ -13,7 +13,6 @@ from ruamel.yaml import YAML
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError, SpecError
 from archgraph.language.family import Rewrites
 from archgraph.language.help import topic
 from archgraph.language.rewriting import rewritten
@@ -99,7 +98,7 @@ def test_a_chain_runs_in_the_order_of_the_rows(images):
 
 
 def test_the_nearest_rewrite_is_named():
-    with pytest.raises(SpecError, match=r"shorte: is not a step, .*'shorten'"):
+    with pytest.raises(ag.SpecError, match=r"shorte: is not a step, .*'shorten'"):
         topic("shorte")
 
 
@@ -109,10 +108,10 @@ def test_the_readme_has_the_table_of_the_rows():
 
 def test_verify_reaches_the_law(images, monkeypatch):
     def broken(*_, **__):
-        raise RewriteError("the law runs")
+        raise ag.RewriteError("the law runs")
 
     monkeypatch.setattr("archgraph.rewrites.widen.same_function", broken)
-    with pytest.raises(RewriteError, match="the law runs"):
+    with pytest.raises(ag.RewriteError, match="the law runs"):
         rewritten(images.graph, asked("widen"), verify=True)
 
 
@@ -140,7 +139,7 @@ def test_a_flag_of_zero_leaves_a_block_out(images):
     assert kept.graph == ag.skip(graph, "layer2.2").graph
     for flags in ([1, 1, 2], [1, 1]):
         with pytest.raises(
-            RewriteError, match=r"layer2: needs one flag per block.* 3 numbers, 0 or 1"
+            ag.RewriteError, match=r"layer2: needs one flag per block.* 3 numbers, 0 or 1"
         ):
             ag.skip(graph, keep={"layer2": flags})
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 import archgraph as ag
 from archgraph.analysis.structure import Block, structure
-from archgraph.errors import RewriteError
 from archgraph.rewrites.silenced import silenced
 from tests.nets import captured, with_parts
 from tests.structures import graph_of, parts
@@ -137,7 +136,7 @@ def test_the_law_sees_a_block_that_takes_a_sum_along(monkeypatch):
     wrong = dataclasses.replace(found, sections=(section,))
     monkeypatch.setattr("archgraph.rewrites.skip.structure", lambda _: wrong)
     monkeypatch.setattr("archgraph.rewrites.skip.with_sections", lambda new, *_: new)
-    with pytest.raises(RewriteError, match="not the original with these blocks at zero"):
+    with pytest.raises(ag.RewriteError, match="not the original with these blocks at zero"):
         ag.skip(graph, early.name, verify=True)
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import ArchGraphError, GraphError, RewriteError
 from tests import structures as nets
 from tests.nets import captured, with_parts
 from tests.rewrites.networks import mlp, traced
@@ -18,18 +17,18 @@ def test_only_architectures_are_chained(parts):
     net = mlp()
     graph = traced(net, torch.zeros(1, 3)).graph
     given = {"graph": graph, "rewritten": ag.take(graph, 0.5), "module": net, "modules": [net]}
-    with pytest.raises(ArchGraphError, match=r"cannot chain|trace it first"):
+    with pytest.raises(ag.ArchGraphError, match=r"cannot chain|trace it first"):
         ag.chain(given[parts])
 
 
 def test_split_says_what_is_wrong():
     graph = nets.net_graph(nets.Basic, (2, 2), (8, 12))
-    with pytest.raises(GraphError, match=r"no such section or block; found 'stage9'"):
+    with pytest.raises(ag.GraphError, match=r"no such section or block; found 'stage9'"):
         ag.split(graph, after="stage9")
-    with pytest.raises(RewriteError, match="cut leaves a part empty"):
+    with pytest.raises(ag.RewriteError, match="cut leaves a part empty"):
         ag.split(graph, before="stem")
     with pytest.raises(
-        RewriteError, match="the inputs of a part do not match the outputs of the part before it"
+        ag.RewriteError, match="the inputs of a part do not match the outputs of the part before it"
     ):
         ag.chain([p.graph for p in reversed(ag.split(graph, after="stage1").parts)])
 
@@ -57,7 +56,7 @@ def Folded(self, x):
 def test_a_cut_where_the_batch_is_folded_is_refused():
     graph = captured(Folded(), torch.randn(3, 6), train=False).graph
     with pytest.raises(
-        RewriteError, match="the cut crosses values whose first axis is not the batch"
+        ag.RewriteError, match="the cut crosses values whose first axis is not the batch"
     ):
         ag.split(graph, after="a")
 

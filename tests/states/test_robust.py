@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.errors import RunError
 from archgraph.language.aggregate import MedianOptions, TrimmedMeanOptions
 from archgraph.states import DimMap, Entry, Merger, Slot, Transfer, Update
 from archgraph.states.pool import Pool
@@ -381,7 +380,7 @@ def test_a_full_disk_is_said(call):
 
     spill = Spill()
     real, spill._file = spill._file, Full()  # type: ignore[assignment]
-    with pytest.raises(RunError, match=r"cannot be written to .*; found a full disk"):
+    with pytest.raises(ag.RunError, match=r"cannot be written to .*; found a full disk"):
         spill.put({"x": torch.ones(2)})
 
 

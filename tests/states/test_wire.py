@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RunError
 from archgraph.states import wire
 from tests.nets import captured, with_parts
 
@@ -47,9 +46,9 @@ def strange() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("message", list(strange()))
 def test_what_the_format_lacks_is_named(message: str, tmp_path: Path) -> None:
     value = strange()[message]
-    with pytest.raises(RunError, match=rf"^clients: 1: fc\.weight: {message}"):
+    with pytest.raises(ag.RunError, match=rf"^clients: 1: fc\.weight: {message}"):
         wire.encode({"clients": [{}, {"fc.weight": value}]})
-    with pytest.raises(RunError, match=rf"^fc\.weight: {message}"):
+    with pytest.raises(ag.RunError, match=rf"^fc\.weight: {message}"):
         wire.save_tensors(tmp_path / "a.safetensors", {"fc.weight": value})
     assert not any(tmp_path.iterdir())
 
@@ -86,6 +85,6 @@ def test_a_run_with_complex_weights_is_recorded_or_refused_before_it_begins(tmp_
             ag.run(experiment, data=pair, out=out, progress=False)
             assert (out / "metrics.jsonl").exists()
         else:
-            with pytest.raises(RunError, match=r"^global/filter: .* found complex128"):
+            with pytest.raises(ag.RunError, match=r"^global/filter: .* found complex128"):
                 ag.run(experiment, data=pair, out=out, progress=False)
             assert not out.exists()

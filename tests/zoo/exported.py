@@ -18,8 +18,6 @@ import onnx
 import torch
 
 import archgraph as ag
-from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph
 from archgraph.onnx.session import TOLERANCES, check_file, distance, open_session, run_session
 from archgraph.rewrites.laws import outputs, random_inputs
 from archgraph.states import State
@@ -98,7 +96,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     )
 
 
-def _steady(graph: ArchGraph, state: State) -> bool:
+def _steady(graph: ag.ArchGraph, state: State) -> bool:
     """Whether single precision gives what double precision does, to a tenth of what is allowed."""
     module = ag.build(graph, state).eval()
     inputs = random_inputs(graph)
@@ -124,7 +122,7 @@ class _Work:
     def __call__(
         self,
         what: str,
-        graph: ArchGraph,
+        graph: ag.ArchGraph,
         state: State,
         example: tuple[list[torch.Tensor], list[torch.Tensor]] | None,
     ) -> File | None:
@@ -136,7 +134,7 @@ class _Work:
                 try:
                     place: Literal["inside", "beside"] = "beside" if beside else "inside"
                     ag.export(graph, state, path, weights=place, verify=False)
-                except GraphError as error:
+                except ag.GraphError as error:
                     if error.message not in REFUSED:
                         raise
                     self.refused.append((what, f"{error.message}: {error.facts.get('found')}"))
@@ -164,7 +162,7 @@ def _example(path: Path, inputs: list[torch.Tensor], expected: list[torch.Tensor
     return gap
 
 
-def _round_trip(path: Path, graph: ArchGraph, state: State) -> None:
+def _round_trip(path: Path, graph: ag.ArchGraph, state: State) -> None:
     """The file becomes the same graph, with equal weights, axes and blocks."""
     again, weights = ag.load(path)
     assert again == graph and again.name == graph.name, "another graph"
@@ -176,7 +174,7 @@ def _round_trip(path: Path, graph: ArchGraph, state: State) -> None:
     assert ag.structure(again).blocks == ag.structure(graph).blocks, "other blocks"
 
 
-def _axes(graph: ArchGraph) -> list[tuple[object, ...]]:
+def _axes(graph: ag.ArchGraph) -> list[tuple[object, ...]]:
     return [(a.name, a.size, a.role, a.free, len(a.spans)) for a in ag.axes(graph).all]
 
 

@@ -20,8 +20,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
 from archgraph.rewrites.laws import in_float64, relative_difference, to_float64
 from archgraph.states import DimMap, State
@@ -168,7 +166,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         with exam.check(f"deepen {section.name}"):
             try:
                 deep = ag.deepen(graph, {section.name: len(section.blocks) + 1})
-            except RewriteError as error:
+            except ag.RewriteError as error:
                 stays.append((section.name, f"{error.message}: {error.found}"))
                 continue
             gaps = work(deep)
@@ -185,7 +183,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         with exam.check(f"split {section.name}"):
             try:
                 parts = ag.split(graph, after=section.name)
-            except RewriteError as error:
+            except ag.RewriteError as error:
                 uncut.append((section.name, f"{error.message}: {error.found}"))
                 continue
             assert ag.chain(parts) == graph, "chain(split(g)) is not g"
@@ -212,7 +210,7 @@ def held(gap64: float, gap32: float, rounding: float) -> None:
     assert gap32 <= allowed, f"float32 differs by {gap32:.2g}, allowed {allowed:g}"
 
 
-def kind_of(graph: ArchGraph) -> str:
+def kind_of(graph: ag.ArchGraph) -> str:
     """What family an architecture is of, by what it computes."""
     ops = {n.op.split(".")[1] for n in graph.nodes if n.op.startswith("aten.")}
     if ops & set(ATTENTION):
@@ -238,7 +236,7 @@ def unsettled(state: State, *, enlarged: bool = True) -> dict[str, torch.Tensor]
     return made
 
 
-def smaller(graph: ArchGraph, state: State) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+def smaller(graph: ag.ArchGraph, state: State) -> tuple[ag.ArchGraph, dict[str, torch.Tensor]]:
     """The model, narrowed where it is large: a law does not depend on sizes."""
     count = ag.cost(graph).parameters
     if count <= PARAMETERS:
@@ -248,14 +246,14 @@ def smaller(graph: ArchGraph, state: State) -> tuple[ArchGraph, dict[str, torch.
 
 
 def together(
-    graph: ArchGraph, names: Sequence[str], factor: float = FACTOR
+    graph: ag.ArchGraph, names: Sequence[str], factor: float = FACTOR
 ) -> tuple[list[str], dict[str, str]]:
     """Axes that can be widened at once, and why others cannot join them."""
     chosen, left = list(names), dict[str, str]()
     while chosen:
         try:
             ag.widen(graph, dict.fromkeys(chosen, factor))
-        except RewriteError as error:
+        except ag.RewriteError as error:
             chosen.remove(str(error.where))
             left[str(error.where)] = str(error.found)
         else:
@@ -269,14 +267,14 @@ def plain_entry(entry: Source) -> Source:
     return dataclasses.replace(entry, dims=tuple(dims))
 
 
-def plain(graph: ArchGraph, names: Sequence[str]) -> ag.Rewritten:
+def plain(graph: ag.ArchGraph, names: Sequence[str]) -> ag.Rewritten:
     """The same copies, with nothing that makes up for them."""
     graph, transfer = ag.widen(graph, dict.fromkeys(names, FACTOR))
     entries = {name: plain_entry(entry) for name, entry in transfer.entries.items()}
     return ag.Rewritten(graph, ag.Transfer(transfer.source, transfer.target, entries))
 
 
-def narrowed_back(graph: ArchGraph, names: Sequence[str], state: State) -> bool:
+def narrowed_back(graph: ag.ArchGraph, names: Sequence[str], state: State) -> bool:
     """Whether narrowing in Net2Net's mode undoes widening, graph and state, bit for bit."""
     wide = ag.widen(graph, dict.fromkeys(names, FACTOR))
     sizes = {name: ag.axes(graph)[name].size for name in names}
@@ -289,7 +287,7 @@ def narrowed_back(graph: ArchGraph, names: Sequence[str], state: State) -> bool:
 class _Function:
     """What a model computes in evaluation, in both precisions, and what it becomes."""
 
-    def __init__(self, graph: ArchGraph, state: State, inputs: Any) -> None:
+    def __init__(self, graph: ag.ArchGraph, state: State, inputs: Any) -> None:
         def wide(x: Any) -> Any:
             return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
@@ -303,7 +301,7 @@ class _Function:
         assert moved or not pairs, "vacuous: no output depends on its input"
 
     @staticmethod
-    def _run(graph: ArchGraph, state: State, inputs: Any) -> list[torch.Tensor]:
+    def _run(graph: ag.ArchGraph, state: State, inputs: Any) -> list[torch.Tensor]:
         with torch.no_grad():
             return tensors(ag.build(graph, state).eval()(*inputs[0], **inputs[1]))
 

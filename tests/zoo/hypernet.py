@@ -15,8 +15,6 @@ from typing import Any
 import torch
 
 import archgraph as ag
-from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet import DecoderSlot, GraphHypernetwork
 from archgraph.states import State
 from tests.nets import Foreign
@@ -125,7 +123,7 @@ def _other(found: Sequence[str], expected: Sequence[str]) -> str:
     return ", ".join([*(a - b), *(b - a)][:3])
 
 
-def trained_names(model: torch.nn.Module, graph: ArchGraph) -> list[str]:
+def trained_names(model: torch.nn.Module, graph: ag.ArchGraph) -> list[str]:
     """Parameters that torch would train and that some operator reads, real ones, sorted."""
     used = {leaf for node in graph.nodes for leaf in node.leaves()}
     return sorted(
@@ -135,7 +133,7 @@ def trained_names(model: torch.nn.Module, graph: ArchGraph) -> list[str]:
     )
 
 
-def named_without_decoder(network: GraphHypernetwork, graph: ArchGraph) -> None:
+def named_without_decoder(network: GraphHypernetwork, graph: ag.ArchGraph) -> None:
     """For each slot: without its decoder the error names a tensor that it would set."""
     slots = network.slots
     try:
@@ -144,7 +142,7 @@ def named_without_decoder(network: GraphHypernetwork, graph: ArchGraph) -> None:
             wanted = [e.name for e in network.entries(graph) if e.slot == slot]
             try:
                 network.unset(graph)
-            except GraphError as error:
+            except ag.GraphError as error:
                 assert error.where in wanted, f"{error.where} is named, not {wanted[0]}"
             else:
                 raise AssertionError(f"nothing sets {wanted[0]}, and no rule says so")
@@ -163,7 +161,7 @@ def fit(new: State, state: State, names: Sequence[str]) -> None:
         assert value.isfinite().all(), f"{name} is not finite"
 
 
-def reached(network: GraphHypernetwork, graph: ArchGraph, state: State) -> None:
+def reached(network: GraphHypernetwork, graph: ag.ArchGraph, state: State) -> None:
     """Assert that every tensor moves its decoder, and all of them together every other part."""
     entries = [e for e in network.entries(graph) if math.prod(e.shape)]
     codes: dict[DecoderSlot, list[torch.Tensor]] = {slot: [] for slot in network.slots}

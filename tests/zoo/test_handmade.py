@@ -17,9 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.analysis.side_branches import side_branches
-from archgraph.graph.ir import ArchGraph
 from archgraph.hypernet import entries, local
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
@@ -71,7 +69,7 @@ class _Traced:
 
     name: str
     foreign: Foreign
-    graph: ArchGraph
+    graph: ag.ArchGraph
     state: dict[str, torch.Tensor]
 
 
@@ -163,7 +161,7 @@ def check_mask_equals_take(traced: _Traced) -> None:
     """A random half of all axes together, and of each alone."""
     graph = traced.graph
     rng = np.random.default_rng(7)
-    free = axes(graph).free
+    free = ag.axes(graph).free
     together = {a.name: _some(a, rng) for a in free if not a.spans}
     small = cut_axes(graph, together)
     mask_equals_take(graph, small, together, tolerance=1e-9)
@@ -179,7 +177,7 @@ def check_dropped_positions_mattered(traced: _Traced) -> None:
     graph = traced.graph
     kept = {
         a.name: np.arange(2 if a.role == "cell" else 1)  # more units than a projection has outputs
-        for a in axes(graph).free
+        for a in ag.axes(graph).free
         if not a.spans
     }
     if kept:
@@ -191,9 +189,9 @@ def check_dropped_positions_mattered(traced: _Traced) -> None:
         assert relative_difference(narrow, wide) > 1e-6
 
 
-def _share(graph: ArchGraph) -> float:
+def _share(graph: ag.ArchGraph) -> float:
     """Share of the parameters' elements with a free axis."""
-    solved = axes(graph)
+    solved = ag.axes(graph)
     free = {a.name for a in solved.free}
     total = covered = 0
     for param in graph.params:
@@ -212,7 +210,7 @@ def _share(graph: ArchGraph) -> float:
 def check_free_axes(traced: _Traced) -> None:
     """What a person would cut is free."""
     graph, expected = traced.graph, EXPECTED[traced.name]
-    solved = axes(graph)
+    solved = ag.axes(graph)
     assert all(a.reason for a in solved.pinned)
     assert expected.because or (expected.share >= 0.9 and not expected.spanned)
     small = ag.take(graph, 0.5, allow_nothing=True).graph
@@ -231,7 +229,7 @@ def check_free_axes(traced: _Traced) -> None:
 
 def check_budget(traced: _Traced) -> None:
     """A submodel for a budget exists, and obeys the laws."""
-    if axes(traced.graph).free:
+    if ag.axes(traced.graph).free:
         small = ag.fit(traced.graph, parameters=0.6, verify=True).graph
         assert ag.cost(small).parameters <= 0.6 * ag.cost(traced.graph).parameters
 
@@ -263,7 +261,7 @@ def _double(tree: Any) -> Any:
     )
 
 
-def _answer(graph: ArchGraph, state: Any, foreign: Foreign) -> list[torch.Tensor]:
+def _answer(graph: ag.ArchGraph, state: Any, foreign: Foreign) -> list[torch.Tensor]:
     """Results in evaluation of a graph in double precision."""
     torch.manual_seed(0)
     with torch.no_grad():
