@@ -87,7 +87,6 @@ def test_refused(name):
 
 
 def test_what_is_refused_can_be_noted_and_is_warned_of():
-    torch.manual_seed(0)
     net = HOSTILE["full_backward_hook"].make()
     with pytest.warns(UserWarning, match="layer: has a backward hook"):
         graph, _ = traced = ag.trace(net, X, strict=False)

@@ -230,7 +230,6 @@ def test_frozen_parameters_stay_frozen():
 
 
 def test_eval_capture_alone_counts_batches_too():
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.1))
     assert ag.trace(net, X, train=False).graph == ag.trace(net, X).graph
 
@@ -828,7 +827,6 @@ def Residual(self, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("mode", [True, False])
 def test_a_norm_without_momentum_averages_over_all_batches(train, mode):
-    torch.manual_seed(0)
     net: Any = nn.Sequential(
         nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, momentum=None), Residual(), Residual(),
         nn.BatchNorm2d(4, momentum=None, track_running_stats=False), nn.Flatten(),

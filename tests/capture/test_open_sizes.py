@@ -202,7 +202,6 @@ RECURRENT = {
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("layer", RECURRENT)
 def test_recurrent_layers_take_sequences_first(layer: str) -> None:
-    torch.manual_seed(0)
     net = Sequences(RECURRENT[layer]())
     graph, state = ag.trace(net, torch.zeros(5, 3, 4), open={"x": {0: "length", 1: "batch"}})
     assert str(graph.node["x"].type) == "float32[length, batch, 4]"

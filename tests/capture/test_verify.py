@@ -78,7 +78,6 @@ def test_a_gradient_of_ones_own_is_found_whatever_its_function_is_bound_to(way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_function_with_the_gradient_of_its_forward_is_captured_and_noted(way):
-    torch.manual_seed(0)
     net = _net(way, Swish)
     graph, state = ag.trace(net, X)
     (note,) = graph.notes

@@ -158,7 +158,6 @@ def test_what_peft_trains_is_trained_and_survives_the_round_trip(name, tmp_path)
 
 def test_training_here_and_in_a_run_is_pefts(tmp_path):
     """The base was trained, too; one step of SGD shows which parameters move, and how far."""
-    torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(),
                               torch.nn.Linear(8, 10))  # fmt: skip
     graph, state = captured(net, torch.zeros(2, 1, 8, 8))
@@ -370,7 +369,6 @@ def Outer(self, x: torch.Tensor) -> torch.Tensor:
 
 def test_norms_with_running_statistics_stay_frozen_on_the_way_back(tmp_path):
     """They went into `modules_to_save`, which PEFT trains."""
-    torch.manual_seed(0)
     net, x = Outer(), torch.randn(5, 4)
     graph, state = captured(net, x)
     config = peft.LoraConfig(r=2, target_modules=["first"], modules_to_save=["repost"])
@@ -393,7 +391,6 @@ def test_norms_with_running_statistics_stay_frozen_on_the_way_back(tmp_path):
 @pytest.mark.parametrize("trained", ["post.scale", "repost.*", "bn.*"])
 def test_what_training_changed_beside_adapters_goes_along(trained, tmp_path):
     """Running statistics stayed those of the base; PEFT wanted all that a module has in it."""
-    torch.manual_seed(0)
     model, x = Outer(), torch.randn(5, 4)
     graph, state = captured(model, x)
     adapted = ag.add_lora(graph, 2, "first") >> (lambda g: ag.train_only(g, ["*.lora.*", trained]))

@@ -113,7 +113,6 @@ def test_pull_back_of_clients_without_parameters_is_nothing(network, clients):
 
 
 def test_a_tensor_that_no_decoder_sets_is_named(network, clients):
-    torch.manual_seed(0)
     graph, state = captured(nn.Conv2d(1, 1, 1), torch.zeros(1, 1, 2, 2))
     for call in (
         lambda: network.unset(graph),

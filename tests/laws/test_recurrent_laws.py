@@ -213,7 +213,6 @@ TWELVE: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TWELVE)
 def test_hidden_states_of_a_cut_are_those_of_the_masked_original(name):
-    torch.manual_seed(0)
     graph = laws.in_float64(graph_of(TWELVE[name]()))
     kept = some(graph, 1)
     parts = {n.name for n in graph.nodes if "hx" in dict(n.args)}

@@ -78,6 +78,15 @@ def equal_both_modes(one: nn.Module, other: nn.Module, *inputs: torch.Tensor) ->
             torch.testing.assert_close(others[name], tensor, rtol=0, atol=0, msg=name)
 
 
+def rebuilt(model: nn.Module, *inputs: torch.Tensor, again: bool = False) -> Any:
+    """What is built of a model's graph: equal to it in both modes, and maybe traced again."""
+    graph, state = captured(model, *inputs)
+    net = build(graph, state)
+    equal_both_modes(model, net, *inputs)
+    assert not again or captured(net, *inputs).graph == graph
+    return net
+
+
 @pytest.fixture(scope="module")
 def traced():
     torch.manual_seed(0)
@@ -297,14 +306,12 @@ def test_a_model_that_is_one_layer():
 
 
 def test_a_sequential_model_is_one_again():
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU()), torch.randn(5, 4)
     model.append(nn.Linear(6, 6))
-    graph, state = captured(model, x)
-    net = build(graph, state)
+    net = rebuilt(model, x)
     assert isinstance(net, nn.Sequential) and len(net) == 4 and type(net[-1]) is nn.Linear
-    equal_both_modes(model, net, x)
-    assert captured(net, x).graph == graph
+    graph = captured(net, x).graph
+    assert graph == captured(model, x).graph
     torch.testing.assert_close(net.eval()[:2](x), model.eval()[:2](x), rtol=0, atol=0)
     other = copy.deepcopy(net).append(nn.Softmax(-1))
     torch.testing.assert_close(other(x), net(x).softmax(-1), rtol=0, atol=0)
@@ -324,18 +331,15 @@ def Reversed(self, x):
 
 
 def test_modules_of_lists_stand_at_their_numbers():
-    torch.manual_seed(0)
     x = torch.randn(3, 4)
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4), nn.Identity(), nn.Tanh())
-    net = build(*captured(model, x))
+    net = rebuilt(model, x)
     assert [type(m) for m in net] == [type(m) for m in model]
     torch.testing.assert_close(net[:3](x), model[:3](x), rtol=0, atol=0)
-    equal_both_modes(model, net, x)
     turned = Reversed()
-    net = build(*captured(turned, x))
+    net = rebuilt(turned, x)
     assert [type(m) for m in net.layers] == [type(m) for m in turned.layers]
     assert type(net.layers) is nn.ModuleList  # no chain: out of order
-    equal_both_modes(turned, net, x)
     assert copy.deepcopy(net).layers[1] is not net.layers[1]
 
 
@@ -352,7 +356,6 @@ def Shared(self, x):
 
 
 def test_a_block_and_a_norm_that_are_called_several_times():
-    torch.manual_seed(0)
     model: Any = Shared()
     graph, state = captured(model, X)
     net = build(graph, state)
@@ -364,28 +367,23 @@ def test_a_block_and_a_norm_that_are_called_several_times():
     assert captured(net, X).graph == graph
 
 
-class TwoNames(nn.Module):
+def _two_names() -> dict[str, Any]:
+    norm, drop, block = nn.BatchNorm1d(4), nn.Dropout(0.5), Added()
+    chains = {name: nn.Sequential(nn.Linear(4, 4), norm, drop) for name in ("first", "second")}
+    return {**chains, "one": block, "other": block}
+
+
+@with_parts(_two_names)
+def TwoNames(self, x):
     """A norm, a dropout and a block, each under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        norm, drop, block = nn.BatchNorm1d(4), nn.Dropout(0.5), Added()
-        self.first = nn.Sequential(nn.Linear(4, 4), norm, drop)
-        self.second = nn.Sequential(nn.Linear(4, 4), norm, drop)
-        self.one, self.other = block, block
-
-    def forward(self, x):
-        return self.other(self.second(self.one(self.first(x))["z"]))["z"]
+    return self.other(self.second(self.one(self.first(x))["z"]))["z"]
 
 
 def test_a_module_under_two_names_is_one():
-    torch.manual_seed(0)
     model, x = TwoNames(), torch.randn(6, 4)
-    graph, state = captured(model, x)
-    net = build(graph, state)
+    net = rebuilt(model, x)
     assert net.first[1] is net.second[1] and net.first[2] is net.second[2]
     assert net.one is net.other and list(net.state_dict()) == list(model.state_dict())
-    equal_both_modes(model, net, x)
     equal_both_modes(model.double(), net.double(), x.double())
     for one in (model, net):
         one.first[1].eval()
@@ -407,18 +405,13 @@ class Doubled(nn.BatchNorm1d):
         return super().forward(x) * 2 if x.dim() == 3 else super().forward(x)
 
 
-class Unlike(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = self.second = Doubled(4)
-
-    def forward(self, x):
-        return self.second(self.first(x)[..., None])
+@with_parts(lambda: dict.fromkeys(("first", "second"), Doubled(4)))
+def Unlike(self, x):
+    return self.second(self.first(x)[..., None])
 
 
 def test_a_norm_of_which_only_one_name_is_a_layer_counts_both_calls():
-    model, x = Unlike(), torch.randn(6, 4)
-    equal_both_modes(model, build(*captured(model, x)), x)
+    rebuilt(Unlike(), torch.randn(6, 4))
 
 
 class Functional(nn.Module):
@@ -437,39 +430,29 @@ class Functional(nn.Module):
 
 
 def test_functional_uses_and_parametrised_weights_stay_functional():
-    torch.manual_seed(0)
-    model, ids = Functional(), torch.arange(9).reshape(3, 3)
-    graph, state = captured(model, ids)
-    net = build(graph, state)
+    net = rebuilt(Functional(), torch.arange(9).reshape(3, 3))
     assert type(net.embed) is nn.Embedding and type(net.head) is nn.Linear
     assert net.head.weight is net.embed.weight
     assert type(net.fc) is nn.Module and not isinstance(net.scale, nn.Linear)
-    equal_both_modes(model, net, ids)
 
 
-class Names(nn.Module):
-    """Modules whose names mean something else to Python, to torch or to this package."""
+# They mean something else to Python, to torch or to this package.
+NAMES = ("graph", "code", "type", "half", "class", "arch", "self", "training_", "_graph", "x y")
 
-    NAMES = ("graph", "code", "type", "half", "class", "arch", "self", "training_", "_graph", "x y")
 
-    def __init__(self) -> None:
-        super().__init__()
-        for name in self.NAMES:
-            self._modules[name] = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
-
-    def forward(self, x):
-        for name in self.NAMES:
-            x = dict(self.named_children())[name](x)
-        return x
+@with_parts(
+    lambda: {n: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()) for n in NAMES}
+)
+def Names(self, x):
+    for name in NAMES:
+        x = dict(self.named_children())[name](x)
+    return x
 
 
 def test_paths_may_have_any_name():
-    torch.manual_seed(0)
-    model, x = Names(), torch.randn(5, 4)
-    graph, state = captured(model, x)
-    net = build(graph, state)
-    assert all(type(net._modules[name][0]) is nn.Linear for name in Names.NAMES)
-    equal_both_modes(model, net, x)
+    x = torch.randn(5, 4)
+    net = rebuilt(Names(), x)
+    assert all(type(net._modules[name][0]) is nn.Linear for name in NAMES)
     other = copy.deepcopy(net)
     torch.testing.assert_close(other.eval()(x), net.eval()(x), rtol=0, atol=0)
 
@@ -495,18 +478,13 @@ def Recurrent(self, x):
     ],
 )
 def test_recurrent_layers_come_back_whole(kind, how, options):
-    torch.manual_seed(0)
     model, x = Recurrent(kind, how, **options), torch.randn(3, 5, 4)
-    graph, state = captured(model, x)
-    net = build(graph, state)
+    net = rebuilt(model, x, again=True)
     assert repr(net.rnn) == repr(model.rnn)
-    equal_both_modes(model, net, x)
-    assert captured(net, x).graph == graph
     copy.deepcopy(net)(x).sum().backward()
 
 
 def test_recurrent_layers_of_unequal_sizes_are_functional():
-    torch.manual_seed(0)
     graph, state = captured(
         nn.Sequential(Recurrent(nn.LSTM, "all", num_layers=2), nn.Linear(3, 2)),
         torch.randn(3, 5, 4),
@@ -528,10 +506,8 @@ class Loud(nn.GRU):
 
 
 def test_a_recurrent_layer_with_other_work_is_functional():
-    model, x = nn.Sequential(Recurrent(Loud, "all", num_layers=2)), torch.randn(3, 5, 4)
-    net = build(*captured(model, x))
+    net = rebuilt(nn.Sequential(Recurrent(Loud, "all", num_layers=2)), torch.randn(3, 5, 4))
     assert not isinstance(net[0].rnn, nn.GRU)
-    equal_both_modes(model, net, x)
 
 
 def test_operators_of_a_recurrent_layer_may_be_apart_or_be_results():
@@ -579,16 +555,13 @@ def First(self, x):
 
 
 def test_blocks_that_read_only_the_size_of_the_batch():
-    torch.manual_seed(0)
     model, x = First(), torch.randn(5, 3, 4)
-    graph, state = captured(model, x)
-    net = build(graph, state)
+    net = rebuilt(model, x, again=True)
     calls = []
     net.positions.register_forward_hook(lambda m, i, o: calls.append(o.shape))
     equal_both_modes(model, net, x)
     equal_both_modes(model, net, x[:2])
     assert calls == [(5, 3, 4)] * 2 + [(2, 3, 4)] * 2
-    assert captured(net, x).graph == graph
     assert net.to("meta")(x.to("meta")).shape == (5, 3, 2)
 
 
@@ -604,7 +577,6 @@ class Around(nn.Linear):
 
 
 def test_a_module_around_a_layer_is_a_block():
-    torch.manual_seed(0)
     model, x = nn.Sequential(Around(), nn.ReLU()), torch.randn(3, 4)
     net = build(*captured(model, x))
     seen = []
@@ -626,11 +598,7 @@ def Inside(self, x):
 
 
 def test_a_chain_whose_middle_is_read_outside():
-    model, x = Inside(), torch.randn(3, 4)
-    graph, state = captured(model, x)
-    net = build(graph, state)
-    equal_both_modes(model, net, x)
-    assert captured(net, x).graph == graph
+    rebuilt(Inside(), torch.randn(3, 4), again=True)
 
 
 @with_parts(
@@ -652,7 +620,6 @@ def Auxiliary(self, x):
 
 
 def test_layers_of_one_mode_and_buffers_that_forward_assigns():
-    torch.manual_seed(0)
     model, x = Auxiliary(), torch.randn(6, 4)
     graph, state = captured(model, x)
     net = build(graph, state)
@@ -678,8 +645,7 @@ def Noise(self, x):
 
 def test_a_chain_of_which_one_mode_has_less():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), Noise(), nn.Conv2d(4, 2, 3), Noise(), nn.ReLU())
-    net = build(*captured(model, X))
-    equal_both_modes(model, net, X)
+    net = rebuilt(model, X)
     assert type(net[2]) is nn.Conv2d and type(net[4]) is nn.ReLU
 
 
@@ -720,12 +686,8 @@ def ByMode(self, x):
 @pytest.mark.parametrize("part", [Depth, Sampled, Added])
 @pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True)])
 def test_a_part_decides_by_its_own_mode(part, outer, inner):
-    torch.manual_seed(0)
     model, x = ByMode(part), torch.randn(8, 4)
-    graph, state = captured(model, x)
-    net = build(graph, state)
-    assert captured(net, x).graph == graph
-    equal_both_modes(model, net, x)
+    net = rebuilt(model, x, again=True)
     results = []
     for one in (model, net):
         one.train(outer).get_submodule("part").train(inner)
@@ -746,9 +708,7 @@ def ModeNumbers(self, x):
 
 
 def test_numbers_that_a_mode_decides_are_not_a_layers():
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(4, 4), ModeNumbers()), torch.randn(3, 4)
-    equal_both_modes(model, build(*captured(model, x)), x)
+    rebuilt(nn.Sequential(nn.Linear(4, 4), ModeNumbers()), torch.randn(3, 4))
 
 
 @with_parts(lambda: {"mean": nn.Buffer(torch.zeros(4))})
@@ -790,8 +750,7 @@ def Either(self, x):
 
 
 def test_a_module_whose_calls_differ_is_not_a_block():
-    model, x = Either(), torch.randn(3, 4)
-    equal_both_modes(model, build(*captured(model, x)), x)
+    rebuilt(Either(), torch.randn(3, 4))
 
 
 def test_checks_of_torch_are_back(net):
@@ -802,14 +761,9 @@ def test_checks_of_torch_are_back(net):
 # -- inputs -------------------------------------------------------------------------------------
 
 
-class Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_module("self", nn.Linear(4, 4))
-        self.add_module("_part", nn.Linear(4, 4))
-
-    def forward(self, x):
-        return self.get_submodule("_part")(self.get_submodule("self")(x))
+@with_parts(lambda: {name: nn.Linear(4, 4) for name in ("self", "_part")})
+def Named(self, x):
+    return self.get_submodule("_part")(self.get_submodule("self")(x))
 
 
 def test_modules_of_any_name_can_be_compiled():

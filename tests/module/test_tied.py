@@ -139,7 +139,6 @@ UNTIED = [
 @pytest.mark.parametrize(("untie", "name", "kind"), UNTIED)
 def test_a_tied_tensor_that_was_untied_is_refused_by_both_names(untie, name, kind, tmp_path):
     """Else one of the two tensors is lost, silently; equal values under both names lose nothing."""
-    torch.manual_seed(0)
     x = torch.randn(2, 4)
     graph, state = captured(Scaled(), x)
     net = ag.build(graph, state)

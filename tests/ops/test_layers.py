@@ -97,7 +97,6 @@ def Wrapped(self, x):
 @pytest.mark.sample(6)
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda v: str(v)[:60])
 def test_a_layer_comes_back_with_its_options(layer: nn.Module, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     model, x = Wrapped(layer), torch.randn(shape)
     graph, state = captured(model, x)
     net = ag.build(graph, state)
@@ -197,7 +196,6 @@ class Other(nn.Module):
 
 @pytest.mark.parametrize("kind", ["extra", "buffer", "twice unlike", "names", "scaled", "shifted"])
 def test_what_is_not_quite_a_layer_stays_as_it_is(kind):
-    torch.manual_seed(0)
     model, x = nn.Sequential(Other(kind), nn.ReLU()), torch.randn(3, 4)
     graph, state = captured(model, x)
     net = ag.build(graph, state)

@@ -162,7 +162,6 @@ def test_rows_compose(data, seed):
 
 @pytest.mark.parametrize("shuffle", [nn.PixelShuffle(2), nn.PixelUnshuffle(2)])
 def test_pixels_that_are_channels_of_a_layer_are_cut_in_whole_blocks(shuffle):
-    torch.manual_seed(0)
     x = torch.randn(2, 4, 4, 6)
     width = shuffle(torch.zeros(1, 4, 4, 8)).shape[-1]
     model = nn.Sequential(nn.Linear(6, 8), shuffle, nn.Linear(width, 3))
