@@ -45,6 +45,8 @@ def with_parts(
         def start(self: Parts, *args: Any, **kwargs: Any) -> None:
             Parts.__init__(self, parts(*args, **kwargs))
 
+        # PyTorch finds the lines of a model by this name.
+        forward.__code__ = forward.__code__.replace(co_name="forward")
         names = ("__doc__", "__module__", "__qualname__")
         known = {name: getattr(forward, name) for name in names}
         return type(forward.__name__, (Parts,), {**known, "__init__": start, "forward": forward})

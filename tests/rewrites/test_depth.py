@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter, OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,13 @@ def residual(depths=(2, 3), kind=nets.Basic):
 
 def residual_graph(depths=(2, 3), kind=nets.Basic):
     return nets.net_graph(kind, depths, (8, 12))
+
+
+def stacked(block, depth, *args, **options):
+    """The graph, in both modes, of so many blocks between two linear layers."""
+    blocks = nn.Sequential(*(block(*args, **options) for _ in range(depth)))
+    parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
+    return captured(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3)).graph
 
 
 @with_parts(
@@ -121,18 +129,18 @@ def test_skipping_a_dense_layer_takes_its_width_from_all_that_reads_it():
     assert {p.name: p.shape for p in everything.graph.params}["squeeze.weight"] == (8, 8, 1, 1)
 
 
-class Appending(nn.Module):
+@with_parts(
+    lambda prepare, terms=(4,), join=lambda x, ys: [x, *ys], width=8: {
+        "prepare": prepare,
+        "join": join,
+        "terms": nn.ModuleList(nn.Linear(width, size) for size in terms),
+    }
+)
+def Appending(self, x, gone=False):
     """A dense block that prepares what it passes on."""
-
-    def __init__(self, prepare, terms=(4,), join=lambda x, ys: [x, *ys], width=8) -> None:
-        super().__init__()
-        self.prepare, self.join = prepare, join
-        self.terms = nn.ModuleList(nn.Linear(width, size) for size in terms)
-
-    def forward(self, x, gone=False):
-        x = self.prepare(x)
-        ys = [f(x) for f in self.terms]
-        return torch.cat(self.join(x, [0 * y for y in ys] if gone else ys), 1)
+    x = self.prepare(x)
+    ys = [f(x) for f in self.terms]
+    return torch.cat(self.join(x, [0 * y for y in ys] if gone else ys), 1)
 
 
 @with_parts()
@@ -165,32 +173,22 @@ def Sliced(self, x):
 def test_a_dense_block_keeps_what_it_passes_on(block):
     """The last block of the network goes; what it appended is as if it were zero."""
 
-    made = block()
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.i, self.a = nn.Linear(3, 8), made
-            self.o = nn.Linear(self.a(torch.zeros(2, 8)).shape[1], 2)
-
-        def forward(self, x):
-            return self.o(self.a(self.i(x)))
-
-    torch.manual_seed(0)
-    model, x = Net().eval(), torch.randn(5, 3)
+    first, made, x = nn.Linear(3, 8), block(), torch.randn(5, 3)
+    head = nn.Linear(made(first(x)).shape[1], 2)
+    model = nn.Sequential(OrderedDict(i=first, a=made, o=head)).eval()
     graph, state = captured(model, x)
     name = [b.name for b in ag.structure(graph).blocks if b.kind == "dense"][-1]
     less = ag.skip(graph, name, verify=True)
-    *before, last = made if isinstance(made, nn.Sequential) else [made]
-    assert isinstance(last, Appending)
-    expected = model.o(last(nn.Sequential(model.i, *before)(x), gone=True))
+    before: list[Any] = [*made] if isinstance(made, nn.Sequential) else [made]
+    last = before.pop()
+    expected = head(last(nn.Sequential(first, *before)(x), gone=True))
     net = ag.build(less.graph, less.transfer.pull(state)).eval()
     torch.testing.assert_close(net(x), expected, rtol=1e-5, atol=1e-6)  # float32
     assert ag.skip(graph, name, keep_projection=True).graph == less.graph
     joined = [len(refs(n.arg("tensors"))) for n in less.graph.nodes if n.op == "aten.cat"]
     assert joined in ([], [2])  # nothing is joined any more, or what is there twice or before
     appended = sum(len(f.bias) for f in last.terms.children() if isinstance(f, nn.Linear))
-    assert less.graph.param["o.weight"].shape == (2, model.o.in_features - appended)
+    assert less.graph.param["o.weight"].shape == (2, head.in_features - appended)
     assert infer(less.graph) == less.graph
 
 
@@ -373,22 +371,24 @@ def Scaled(self, x):
 class Listed(nn.Sequential):
     """The same, with the parameter directly in a list of layers."""
 
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2))
-        self.gamma = nn.Parameter(torch.randn(6))
-
     def forward(self, x):
         x = self[0](x)
         return self[2](x + self.gamma * self[1](x))
+
+
+def listed() -> nn.Module:
+    net = Listed(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2))
+    net.gamma = nn.Parameter(torch.randn(6))
+    return net
 
 
 @pytest.mark.parametrize(
     ("net", "block", "names"),
     [
         (Scaled(), "second", ["gamma_2", "second_2.weight", "second_2.bias"]),
-        (Listed(), "1", ["gamma_3", "3.weight", "3.bias"]),
+        (listed(), "1", ["gamma_3", "3.weight", "3.bias"]),
         (nn.Sequential(Scaled()), "0.second", ["1.gamma", "1.second.weight", "1.second.bias"]),
-        (nn.Sequential(Listed()), "0.1", ["0.gamma_3", "0.3.weight", "0.3.bias"]),
+        (nn.Sequential(listed()), "0.1", ["0.gamma_3", "0.3.weight", "0.3.bias"]),
     ],
     ids=["top", "listed", "module", "list in a module"],
 )
@@ -466,29 +466,41 @@ def test_a_copy_is_named_after_its_block(net, section, new, scopes):
     assert set(after - before) == set(scopes.split())
 
 
-class Learned(nn.Module):
+@with_parts(lambda how: {"layer": nn.Linear(6, 6), "noise": nn.Linear(6, 6), "how": how})
+def Learned(self, x):
     """A residual block with a layer that runs in training only."""
-
-    def __init__(self, tied: bool = False, how=torch.add) -> None:
-        super().__init__()
-        self.layer, self.noise, self.how = nn.Linear(6, 6), nn.Linear(6, 6), how
-        if tied:
-            self.noise = self.layer
-
-    def forward(self, x):
-        y = self.layer(x).relu()
-        return x + self.how(y, self.noise(x)) if self.training else x + y
+    y = self.layer(x).relu()
+    return x + self.how(y, self.noise(x)) if self.training else x + y
 
 
-def test_what_only_training_does_is_lined_up_as_well():
-    def net(depth: int, **options):
-        blocks = nn.Sequential(*(Learned(**options) for _ in range(depth)))
-        parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
-        return captured(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3)).graph
+@with_parts(
+    lambda shared: {"a": (layer := nn.Linear(6, 6)), "b": layer if shared else nn.Linear(6, 6)}
+)
+def Twice(self, x):
+    """A residual block whose two layers may be one."""
+    return x + self.b(self.a(x).relu())
 
-    assert ag.graft(net(2), {"blocks": 3}, like=net(3)).graph == net(3)
-    with pytest.raises(ag.RewriteError, match=r"blocks differ; found aten\.add.* aten\.mul"):
-        ag.graft(net(2), {"blocks": 3}, like=net(3, how=torch.mul))
+
+@with_parts(lambda mode: {"layer": nn.Linear(6, 6), "mode": mode})
+def Rounded(self, x):
+    return x + torch.div(self.layer(x), 2.0, rounding_mode=self.mode)
+
+
+@pytest.mark.parametrize(
+    ("block", "kind", "other", "found"),
+    [
+        (Learned, torch.add, torch.mul, r"aten\.add.* aten\.mul"),
+        (Twice, True, False, r"blocks\.1\.a\.\w+; expected"),
+        (Rounded, "floor", "trunc", r"aten\.div\.Tensor_mode with .*floor"),
+    ],
+    ids=["in training", "shared weights", "another setting"],
+)
+def test_blocks_that_compute_something_else_are_not_alike(block, kind, other, found):
+    graph, deep = stacked(block, 2, kind), stacked(block, 3, kind)
+    made = ag.graft(graph, {"blocks": 3}, like=deep).graph
+    assert (made.nodes, [p[:2] for p in made.params]) == (deep.nodes, [p[:2] for p in deep.params])
+    with pytest.raises(ag.RewriteError, match=rf"blocks differ; found {found}"):
+        ag.graft(graph, {"blocks": 3}, like=stacked(block, 3, other))
 
 
 def test_graft_lines_up_with_another_graph():
@@ -600,30 +612,6 @@ def test_composes_with_width():
     assert ag.structure(both.graph).section("stage2").blocks[-1].name == "stage2.1"
 
 
-class Twice(nn.Module):
-    """A residual block whose two layers may be one."""
-
-    def __init__(self, shared: bool) -> None:
-        super().__init__()
-        self.a = nn.Linear(6, 6)
-        self.b = self.a if shared else nn.Linear(6, 6)
-
-    def forward(self, x):
-        return x + self.b(self.a(x).relu())
-
-
-def test_a_block_that_shares_weights_is_not_like_one_that_does_not():
-    def net(depth: int, shared: bool):
-        blocks = nn.Sequential(*(Twice(shared) for _ in range(depth)))
-        parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
-        return graph_of(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3))
-
-    same = ag.graft(net(2, True), {"blocks": 3}, like=net(3, True)).graph
-    assert same.state_names == net(3, True).state_names
-    with pytest.raises(ag.RewriteError, match=r"blocks differ; found blocks\.1\.a\.\w+; expected"):
-        ag.graft(net(2, True), {"blocks": 3}, like=net(3, False))
-
-
 def test_the_law_of_a_graft_looks_at_the_graph_without_it(monkeypatch):
     graph = residual_graph()
     monkeypatch.setattr(
@@ -633,24 +621,6 @@ def test_the_law_of_a_graft_looks_at_the_graph_without_it(monkeypatch):
         ag.graft(graph, {"stage2": 4}, verify=True)
 
 
-@with_parts(lambda mode: {"layer": nn.Linear(6, 6), "mode": mode})
-def Rounded(self, x):
-    return x + torch.div(self.layer(x), 2.0, rounding_mode=self.mode)
-
-
-def test_a_block_that_computes_with_another_setting_is_not_like_one():
-    def net(depth: int, mode: str):
-        blocks = nn.Sequential(*(Rounded(mode) for _ in range(depth)))
-        parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
-        return graph_of(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3))
-
-    with pytest.raises(
-        ag.RewriteError,
-        match=r"blocks\.1: blocks differ; found aten\.div\.Tensor_mode with .*floor",
-    ):
-        ag.graft(net(2, "floor"), {"blocks": 3}, like=net(3, "trunc"))
-
-
 @with_parts(lambda shared: {"own": nn.Linear(6, 6), "shared": shared})
 def Tied(self, x):
     """A residual block with a layer of its own and one that all blocks share."""
@@ -658,10 +628,7 @@ def Tied(self, x):
 
 
 def test_what_blocks_share_is_shared_by_their_copies():
-    shared = nn.Linear(6, 6)
-    blocks = nn.Sequential(*(Tied(shared) for _ in range(2)))
-    parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
-    graph = graph_of(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3))
+    graph = stacked(Tied, 2, nn.Linear(6, 6))
     deep = ag.graft(graph, {"blocks": 3}, verify=True).graph
     assert set(deep.state_names) - set(graph.state_names) == {
         "blocks.2.own.weight",
@@ -687,13 +654,8 @@ NOISE = {
 @pytest.mark.parametrize("kind", NOISE)
 def test_a_copy_draws_noise_of_its_own(kind):
     """The graph is that of the deeper model: what noise is drawn from is copied, too."""
-
-    def net(depth: int):
-        blocks = nn.Sequential(*(Noisy(NOISE[kind]) for _ in range(depth)))
-        parts = {"stem": nn.Linear(3, 6), "blocks": blocks, "head": nn.Linear(6, 2)}
-        return captured(nn.Sequential(OrderedDict(parts)), torch.zeros(2, 3)).graph
-
-    assert ag.graft(net(2), {"blocks": 3}, verify=True).graph == net(3)
+    two, three = (stacked(Noisy, depth, NOISE[kind]) for depth in (2, 3))
+    assert ag.graft(two, {"blocks": 3}, verify=True).graph == three
 
 
 def test_graft_takes_an_order_of_blocks():
