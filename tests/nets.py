@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -25,7 +26,7 @@ class Parts(nn.Module):
     def __init__(self, parts: Mapping[str, Any]) -> None:
         super().__init__()
         for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+            if isinstance(part, torch.Tensor) and not isinstance(part, (nn.Parameter, nn.Buffer)):
                 self.register_buffer(name, part)
             else:
                 setattr(self, name, part)
@@ -52,6 +53,14 @@ def with_parts(
         return type(forward.__name__, (Parts,), {**known, "__init__": start, "forward": forward})
 
     return enter
+
+
+def tied_head(words: int = 7, width: int = 4) -> Any:
+    """An embedding whose table is the weight of the last layer."""
+    layers = {"embed": nn.Embedding(words, width), "head": nn.Linear(width, words, bias=False)}
+    net: Any = nn.Sequential(OrderedDict(layers))
+    net.head.weight = net.embed.weight
+    return net
 
 
 @with_parts(

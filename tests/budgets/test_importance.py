@@ -18,7 +18,7 @@ from archgraph.budgets.importance import ImportanceMethod
 from archgraph.rewrites.laws import in_float64, masked, random_inputs, random_state
 from archgraph.states.pieces import position_sums
 from tests.examples import at_most
-from tests.nets import FOREIGN, captured, image, networks
+from tests.nets import FOREIGN, captured, image, networks, with_parts
 
 METHODS: tuple[ImportanceMethod, ...] = ("weights", "taylor")
 
@@ -171,41 +171,33 @@ def test_norms_in_closed_form():
     assert ag.importance(graph, state).of("0.out") == pytest.approx(norms.numpy())
 
 
-class Turned(nn.Module):
+@with_parts(lambda matrix: {"matrix": nn.Parameter(matrix)})
+def Added(self, x):
+    """A block that adds a linear map of its input."""
+    return x + x @ self.matrix
+
+
+def turned(angle: float) -> nn.Module:
     """A block that turns pairs of numbers by an angle, or passes them on."""
-
-    def __init__(self, angle: float) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4, bias=False, dtype=torch.float64)
-        c, s = float(np.cos(angle)), float(np.sin(angle))
-        turn = torch.block_diag(*2 * [torch.tensor([[c, -s], [s, c]], dtype=torch.float64)])
-        with torch.no_grad():
-            self.inner.weight.copy_(turn - torch.eye(4))
-
-    def forward(self, x):
-        return x + self.inner(x)
+    c, s = float(np.cos(angle)), float(np.sin(angle))
+    turn = torch.block_diag(*2 * [torch.tensor([[c, s], [-s, c]], dtype=torch.float64)])
+    block: nn.Module = Added(turn - torch.eye(4))
+    return block
 
 
 @pytest.mark.parametrize("angle", [0.0, np.pi / 3, np.pi / 2, np.pi])
 def test_the_influence_of_a_block_is_one_minus_the_cosine_of_its_turn(angle):
-    net = nn.Sequential(nn.Linear(3, 4), Turned(angle), Turned(0.3), nn.Linear(4, 2)).double()
+    net = nn.Sequential(nn.Linear(3, 4), turned(angle), turned(0.3), nn.Linear(4, 2)).double()
     graph, state = captured(net, torch.zeros(1, 3, dtype=torch.float64))
     scores = ag.importance(graph, state, [(torch.randn(6, 3).double(), None)])
     assert scores.blocks["1"] == pytest.approx(1 - np.cos(angle), abs=1e-12)
     assert scores.blocks["2"] == pytest.approx(1 - np.cos(0.3))
 
 
-class Appending(nn.Module):
+@with_parts(lambda factor: {"matrix": nn.Parameter(factor * torch.eye(4, dtype=torch.float64))})
+def Appending(self, x):
     """A dense block, which appends as many numbers as it is passed, times a factor."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4, bias=False, dtype=torch.float64)
-        with torch.no_grad():
-            self.inner.weight.copy_(factor * torch.eye(4))
-
-    def forward(self, x):
-        return torch.cat([x, self.inner(x)], 1)
+    return torch.cat([x, x @ self.matrix], 1)
 
 
 @pytest.mark.parametrize("factor", [0.0, 1.0, 2.0])

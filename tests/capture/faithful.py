@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 import archgraph as ag
 from archgraph.capture.trace import Traced
 from archgraph.ops.infer import infer
+from tests.nets import captured
 
 
 def tensors(outputs: Any) -> list[torch.Tensor]:
@@ -86,6 +87,6 @@ def assert_faithful(
                     built.state_dict()[name], tensor, rtol=tolerance, atol=tolerance
                 )
     net.load_state_dict(start)
-    again = ag.trace(ag.build(graph, state), *copy.deepcopy(args), **copy.deepcopy(kwargs))
+    again = captured(ag.build(graph, state), *copy.deepcopy(args), **copy.deepcopy(kwargs))
     assert again.graph == graph
     return traced

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import archgraph as ag
 from archgraph.graph.ir import BATCH, Node, Record
 from tests.capture.faithful import assert_faithful, tensors
-from tests.nets import with_parts
+from tests.nets import captured, with_parts
 
 X = torch.randn(2, 3)
 IMAGE = torch.randn(2, 3, 6, 6)
@@ -37,9 +37,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.body[0](self, x)
-
-
-# -- parametrised modules -----------------------------------------------------------------------
 
 
 # -- precision ----------------------------------------------------------------------------------
@@ -90,7 +87,7 @@ def test_autocast_regions_become_casts(body):
 
 def test_the_callers_autocast_and_no_grad_stay_out_of_the_graph():
     net = Net(lambda net, x: net.head(net.layer(x)))
-    graph = ag.trace(net, X).graph
+    graph = captured(net, X).graph
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         assert ag.trace(net, X).graph == graph
     with torch.inference_mode():
@@ -131,17 +128,10 @@ def test_condition_on_a_tensor_runs_both_branches():
 def test_folding_goes_through_regions():
     """Rotary tables: computed from a buffer alone, under ``no_grad`` and autocast."""
 
-    class Rotary(nn.Module):
-        inverse: torch.Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("inverse", torch.tensor([1.0, 0.1]), persistent=False)
-
-        @torch.no_grad()
-        def forward(self, x, position):
-            with torch.autocast("cpu", enabled=False):
-                angle = self.inverse[None, :, None].float() @ position[:, None, :].float()
+    @with_parts(lambda: {"inverse": nn.Buffer(torch.tensor([1.0, 0.1]), persistent=False)})
+    def Rotary(self, x, position):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            angle = self.inverse[None, :, None].float() @ position[:, None, :].float()
             angle = torch.cat([angle, angle], 1).transpose(1, 2)
             return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
 
@@ -231,7 +221,7 @@ def test_frozen_parameters_stay_frozen():
 
 def test_eval_capture_alone_counts_batches_too():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.1))
-    assert ag.trace(net, X, train=False).graph == ag.trace(net, X).graph
+    assert captured(net, X, train=False).graph == captured(net, X).graph
 
 
 # -- signatures ---------------------------------------------------------------------------------
@@ -321,11 +311,9 @@ def Two(self, x, other):
 
 
 def test_an_independent_leading_axis_keeps_its_size():
-    graph = ag.trace(Two(), torch.randn(4, 3), torch.randn(6, 3)).graph
-    assert [n.shape for n in graph.nodes[:2]] == [(BATCH, 3), (6, 3)]
-    other = torch.randn(6, 3)
-    net = Two()
+    net, other = Two(), torch.randn(6, 3)
     graph, state = ag.trace(net, torch.randn(4, 3), other)
+    assert [n.shape for n in graph.nodes[:2]] == [(BATCH, 3), (6, 3)]
     for batch in (1, 2, 5):
         x = torch.randn(batch, 3)
         torch.testing.assert_close(ag.build(graph, state)(x, other), net(x, other))
@@ -336,7 +324,7 @@ def test_a_leading_axis_of_one_stays_one_beside_a_larger_batch():
     def Scaled(self, x, scale):
         return x * scale
 
-    graph = ag.trace(Scaled(), torch.randn(4, 3), torch.randn(1, 3)).graph
+    graph = captured(Scaled(), torch.randn(4, 3), torch.randn(1, 3)).graph
     assert [n.shape for n in graph.nodes[:2]] == [(BATCH, 3), (1, 3)]
 
 
@@ -353,27 +341,25 @@ def test_a_model_without_memory_gives_the_same_graph():
     with torch.device("meta"):
         net = make()
     graph, state = traced = ag.trace(net, X)
-    assert graph == ag.trace(make(), X).graph
+    assert graph == captured(make(), X).graph
     assert all(t.is_meta for t in state.values())
     assert traced.notes == (WITHOUT_MEMORY,)
     built = ag.build(graph, state)
     assert built(X.to("meta")).shape == (2, 2)
 
 
-class Tables(nn.Module):
+@with_parts(
+    lambda: {
+        "a": nn.Linear(3, 8),
+        "norm": nn.BatchNorm1d(8),
+        "out": nn.Linear(8, 2),
+        "rates": nn.Buffer(torch.arange(8.0), persistent=False),
+        "offsets": torch.arange(8.0) * 0.25,
+    }
+)
+def Tables(self, x):
     """Parameters, buffers in the state and outside of it."""
-
-    rates: torch.Tensor
-    offsets: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.norm, self.out = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
-        self.register_buffer("rates", torch.arange(8.0), persistent=False)
-        self.register_buffer("offsets", torch.arange(8.0) * 0.25)
-
-    def forward(self, x):
-        return self.out(self.norm(self.a(x)) * self.rates + self.offsets)
+    return self.out(self.norm(self.a(x)) * self.rates + self.offsets)
 
 
 @pytest.mark.parametrize("example", ["cpu", "meta"])
@@ -387,7 +373,7 @@ def test_buffers_and_examples_may_have_memory_or_not(buffers, example):
     before = {name: id(buffer) for name, buffer in net.named_buffers()}
     graph, state = ag.trace(net, X.to(example))
     assert {name: id(buffer) for name, buffer in net.named_buffers()} == before
-    assert (graph == ag.trace(Tables(), X).graph) == (buffers == "cpu")
+    assert (graph == captured(Tables(), X).graph) == (buffers == "cpu")
     assert ("rates" in state) == (buffers == "meta")  # without values it is no constant
     assert all(tensor.is_meta for tensor in state.values())
     half = ag.take(graph, 0.5)
@@ -423,7 +409,7 @@ def test_constants_follow_the_state_to_its_device():
     graph, state = ag.trace(net, X)
     assert ag.build(graph, state)(X.to("meta")).is_meta
     torch.manual_seed(0)
-    assert ag.trace(Net(body), X).graph == graph
+    assert captured(Net(body), X).graph == graph
 
 
 # -- places and notes ---------------------------------------------------------------------------
@@ -434,7 +420,7 @@ def _helper(x):
 
 
 def test_operators_know_their_line():
-    graph = ag.trace(Net(lambda net, x: _helper(net.layer(x))), X).graph
+    graph = captured(Net(lambda net, x: _helper(net.layer(x))), X).graph
     line = _helper.__code__.co_firstlineno + 1
     assert {n.source for n in graph.nodes if n.op == "aten.mul.Tensor"} == {
         f"test_models.py:{line}"
@@ -593,7 +579,7 @@ def test_a_random_branch_in_training_is_reported():
         ag.trace(net, X)
     with pytest.warns(UserWarning, match=message):
         traced = ag.trace(net, X, strict=False)
-    assert traced.graph == ag.trace(net, X, train=False).graph
+    assert traced.graph == captured(net, X, train=False).graph
     torch.testing.assert_close(ag.build(*traced).eval()(X), net.eval()(X))
 
 
@@ -743,15 +729,10 @@ def test_a_branch_that_a_draw_can_take_is_refused(rate):
         ag.trace(net, X)
 
 
-class ByBatch(nn.Module):
+@with_parts(lambda asks: {"layer": nn.Linear(3, 2), "asks": asks})
+def ByBatch(self, x):
     """Forward goes by the number of examples."""
-
-    def __init__(self, asks) -> None:
-        super().__init__()
-        self.layer, self.asks = nn.Linear(3, 2), asks
-
-    def forward(self, x):
-        return self.layer(x) * 2 if self.asks(x.shape[0]) else self.layer(x)
+    return self.layer(x) * 2 if self.asks(x.shape[0]) else self.layer(x)
 
 
 @pytest.mark.sample(3)
@@ -797,7 +778,7 @@ def test_a_part_that_forward_casts_to_what_it_is_stays():
 
 
 def test_ranges_of_both_modes_are_laid_over_one_another():
-    net: ByBatch = ByBatch(lambda n: n > 8 if net.training else n < 4)
+    net: Any = ByBatch(lambda n: n > 8 if net.training else n < 4)
     traced = ag.trace(net, torch.randn(5, 3))
     assert dict(traced.graph.nodes[0].args) == {"min": 4, "max": 8}
 

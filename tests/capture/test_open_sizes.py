@@ -16,7 +16,7 @@ from archgraph.capture.trace import Traced
 from archgraph.graph.ir import BATCH
 from archgraph.graph.sizes import open_sizes, other_sizes
 from archgraph.rewrites.laws import random_inputs, relative_difference
-from tests.nets import with_parts
+from tests.nets import captured, with_parts
 
 
 @with_parts(
@@ -126,10 +126,10 @@ def test_the_graph_reads_back_and_is_saved(case: tuple[nn.Module, Traced], tmp_p
 @pytest.mark.parametrize("name", ["tokens", "pixels"])
 def test_costs_are_those_of_the_model_traced_at_the_sizes(name: str) -> None:
     make, args, axes = CASES[name]
-    graph = ag.trace(make(), *args, open=axes).graph
+    graph = captured(make(), *args, open=axes).graph
     for sizes in values(graph)[:2]:
         inputs = random_inputs(graph, 2, sizes=sizes)
-        fixed = ag.cost(ag.trace(make(), **inputs).graph)
+        fixed = ag.cost(captured(make(), **inputs).graph)
         ours = ag.cost(graph, sizes)
         for measure in ("parameters", "macs", "bytes", "activations"):
             assert getattr(ours, measure) == getattr(fixed, measure), (measure, sizes)
@@ -144,7 +144,7 @@ def test_axes_and_cuts_are_those_of_fixed_sizes(case: tuple[nn.Module, Traced]) 
         for node in graph.nodes
         if node.op == "input"
     }
-    fixed = ag.trace(model, **random_inputs(graph, 2), open=axes).graph
+    fixed = captured(model, **random_inputs(graph, 2), open=axes).graph
     free = {axis.name: axis.size for axis in ag.axes(graph).free}
     assert free and free == {axis.name: axis.size for axis in ag.axes(fixed).free}
     cut = ag.take(graph, 0.5, verify=True)  # at the example's sizes and at others
@@ -153,7 +153,7 @@ def test_axes_and_cuts_are_those_of_fixed_sizes(case: tuple[nn.Module, Traced]) 
 
 
 def test_a_size_of_a_capture_is_the_batch_where_it_is_said() -> None:
-    graph = ag.trace(Words(), *CASES["words"][1], open=CASES["words"][2]).graph
+    graph = captured(Words(), *CASES["words"][1], open=CASES["words"][2]).graph
     assert [str(n.type) for n in graph.nodes if n.op == "input"] == [
         "int64[length, batch]", "float32[2, batch, 16]", "float32[2, batch, 16]",
     ]  # fmt: skip
@@ -170,23 +170,22 @@ def Longer(self, x: Tensor) -> Tensor:
 
 
 def test_a_size_may_be_a_sum() -> None:
-    graph, state = ag.trace(Longer(), torch.zeros(2, 4))
+    graph, state = captured(Longer(), torch.zeros(2, 4))
     assert str(graph.nodes[-1].type) == "float32[batch + 1, 3]"
     assert ag.build(graph, state)(torch.zeros(5, 4)).shape == (6, 3)
     assert ag.take(graph, 1.0, allow_nothing=True).graph == graph
 
 
-class Sequences(nn.Module):
+@with_parts(
+    lambda layer: {
+        "layer": layer,
+        "head": nn.Linear((layer.proj_size or layer.hidden_size) * (1 + layer.bidirectional), 3),
+    }
+)
+def Sequences(self, x: Tensor) -> Tensor:
     """A recurrent layer in PyTorch's default order, and a linear map of each of its results."""
-
-    def __init__(self, layer: nn.RNNBase) -> None:
-        super().__init__()
-        self.layer = layer
-        width = layer.proj_size or layer.hidden_size
-        self.head = nn.Linear(width * (1 + layer.bidirectional), 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x)[0])
+    result: Tensor = self.head(self.layer(x)[0])
+    return result
 
 
 RECURRENT = {
@@ -203,7 +202,7 @@ RECURRENT = {
 @pytest.mark.parametrize("layer", RECURRENT)
 def test_recurrent_layers_take_sequences_first(layer: str) -> None:
     net = Sequences(RECURRENT[layer]())
-    graph, state = ag.trace(net, torch.zeros(5, 3, 4), open={"x": {0: "length", 1: "batch"}})
+    graph, state = captured(net, torch.zeros(5, 3, 4), open={"x": {0: "length", 1: "batch"}})
     assert str(graph.node["x"].type) == "float32[length, batch, 4]"
     built = ag.build(graph, state)
     for length, batch in ((5, 3), (9, 2), (1, 1)):
@@ -215,7 +214,7 @@ def test_recurrent_layers_take_sequences_first(layer: str) -> None:
 
 @pytest.mark.full
 def test_what_is_out_of_range_or_unequal_is_refused() -> None:
-    graph, state = ag.trace(Tokens(), torch.zeros(2, 11).long(), open={"ids": {1: "length"}})
+    graph, state = captured(Tokens(), torch.zeros(2, 11).long(), open={"ids": {1: "length"}})
     assert open_sizes(graph)["length"].range == "24 or less"
     built = ag.build(graph, state)
     with pytest.raises(ag.GraphError, match="length; found 25; expected 24 or less"):
@@ -226,7 +225,7 @@ def test_what_is_out_of_range_or_unequal_is_refused() -> None:
         ag.cost(graph, {"length": 25})
     with pytest.raises(ag.GraphError, match=r"no such open size.*did you mean 'length'"):
         ag.cost(graph, {"lenght": 5})
-    net = ag.trace(
+    net = captured(
         Add(), torch.zeros(2, 5, 4), torch.zeros(2, 5, 4), open={n: {1: "n"} for n in ("x", "y")}
     )
     with pytest.raises(ag.GraphError, match="input y: has another n than input x; found 4"):
@@ -303,7 +302,7 @@ def Named(self, open: Tensor, more: dict[str, list[Tensor]]) -> Tensor:
 
 def test_inputs_are_reached_by_position_and_path() -> None:
     axes = {"open": {1: "n"}, "more.mask.0": {1: "n"}}
-    graph = ag.trace(Named(), X, {"mask": [X]}, open=axes).graph
+    graph = captured(Named(), X, {"mask": [X]}, open=axes).graph
     assert {str(n.type) for n in graph.nodes} == {"float32[batch, n, 4]"}
 
 
@@ -390,7 +389,7 @@ def test_what_is_nested_under_a_strange_key_keeps_its_range() -> None:
         y = x["a[0]"]
         return scaled(self.map(y), y.shape[1] > 10)
 
-    graph = ag.trace(Nested(), {"a[0]": torch.zeros(2, 5, 4)}, open={"x.a[0]": {1: "n"}}).graph
+    graph = captured(Nested(), {"a[0]": torch.zeros(2, 5, 4)}, open={"x.a[0]": {1: "n"}}).graph
     assert open_sizes(graph)["n"].range == "10 or less"
 
 
@@ -403,7 +402,7 @@ def Half(self, x: Tensor) -> Any:
 
 def test_sizes_with_a_minus_and_sizes_as_results(tmp_path: Path) -> None:
     net = Half()
-    traced = ag.trace(net, torch.zeros(2, 5, 4), open={"x": {1: "n"}})
+    traced = captured(net, torch.zeros(2, 5, 4), open={"x": {1: "n"}})
     assert ag.parse(traced.graph.text()) == traced.graph
     ag.save(traced, tmp_path / "net")
     assert ag.load(tmp_path / "net").graph == traced.graph
@@ -413,7 +412,7 @@ def test_sizes_with_a_minus_and_sizes_as_results(tmp_path: Path) -> None:
 
 
 def test_values_that_no_size_has_are_refused() -> None:
-    graph = ag.trace(Add(), X, X, open={n: {1: "n"} for n in ("x", "y")}).graph
+    graph = captured(Add(), X, X, open={n: {1: "n"} for n in ("x", "y")}).graph
     number: Any = np.int64(512)
     ours, theirs = (ag.cost(graph, {"n": value}) for value in (number, 512))
     assert ours.activations == theirs.activations
@@ -437,7 +436,7 @@ def test_values_that_no_size_has_are_refused() -> None:
 @pytest.mark.parametrize("pool", [nn.MaxPool1d(3, 2), nn.MaxPool1d(2, 1, ceil_mode=True)])
 def test_a_length_stays_open_below_max_pool1d(pool: nn.Module):
     """torch makes it a number on the processor."""
-    graph, state = ag.trace(pool, torch.randn(2, 3, 11), open={"input": {2: "length"}})
+    graph, state = captured(pool, torch.randn(2, 3, 11), open={"input": {2: "length"}})
     for length in (8, 11, 30):
         x = torch.randn(4, 3, length)
         torch.testing.assert_close(ag.build(graph, state)(x), pool(x), rtol=0, atol=0)

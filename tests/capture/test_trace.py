@@ -13,7 +13,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.graph.ir import TRAINING, Leaf, Mode, Record
 from archgraph.graph.passes import specialise
-from tests.nets import with_parts
+from tests.nets import tied_head, with_parts
 
 
 class Pair(NamedTuple):
@@ -43,19 +43,8 @@ def test_inputs_and_outputs_keep_names_and_nesting():
     torch.testing.assert_close(found.towers[1], expected["towers"][1], rtol=0, atol=0)
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(11, 6)
-        self.head = nn.Linear(6, 11, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens):
-        return self.head(self.embed(tokens))
-
-
 def test_tied_weights_have_one_owner_and_two_names():
-    net, tokens = Tied(), torch.randint(0, 11, (2, 4))
+    net, tokens = tied_head(), torch.randint(0, 7, (2, 4))
     graph, state = ag.trace(net, tokens)
     assert list(state) == ["embed.weight"]
     assert graph.param["embed.weight"].aliases == ("head.weight",)
@@ -124,20 +113,16 @@ def test_constants_fold_with_writes_through_their_views():
     torch.testing.assert_close(ag.build(graph, state)(x), Mask()(x), rtol=0, atol=0)
 
 
-class Frozen(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.spare = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
-        self.a.requires_grad_(False)
-
-    def forward(self, x):
-        with torch.no_grad():
-            y = self.a(x)
-        return self.b(y) + self.b(x.detach())
+@with_parts(lambda: {name: nn.Linear(3, 3) for name in ("a", "b", "spare")})
+def Frozen(self, x):
+    with torch.no_grad():
+        y = self.a(x)
+    return self.b(y) + self.b(x.detach())
 
 
 def test_frozen_unused_and_detached_parts_stay_so():
     net = Frozen()
+    net.a.requires_grad_(False)
     graph, state = ag.trace(net, torch.randn(2, 3))
     built, x = ag.build(graph, state), torch.randn(4, 3, requires_grad=True)
     built.load_state_dict(net.state_dict(), strict=True)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from archgraph.hypernet import entries
-from tests.nets import Foreign, captured, with_parts
+from tests.nets import Foreign, captured, tied_head, with_parts
 from tests.zoo.hypernet import examine
 
 
@@ -63,18 +63,6 @@ def Functional(self, x):
 def Shared(self, x):
     """One module called twice: seen by modules, this graph has a cycle."""
     return self.layer(torch.relu(self.layer(x)))
-
-
-class Tied(nn.Module):
-    """An embedding whose table is the last layer's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x):
-        return self.head(self.embed(x))
 
 
 @with_parts(
@@ -139,7 +127,7 @@ CASES = {
         {"kernel": "conv1d.weight:3", "matrix": "matmul.other:2", "gain": "mul.other:0"}, {},
     ),
     "shared module": (Shared, VECTORS, module("layer", "linear", 2), {}),
-    "tied weights": (Tied, None, {"embed.weight": "embedding.weight:2"}, {}),
+    "tied weights": (tied_head, None, {"embed.weight": "embedding.weight:2"}, {}),
     "LSTM": (Recurrent, VECTORS, lstm_slots(), {}),
 }  # fmt: skip
 

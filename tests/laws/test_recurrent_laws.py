@@ -76,22 +76,21 @@ class Sequence(nn.Module):
         return tuple(head(values[name]) for name, head in self.heads.items())
 
 
-class Unrolled(nn.Module):
+@with_parts(
+    lambda kind, **options: {
+        "embed": nn.Linear(3, WIDTH),
+        "cell": CELLS[kind][0](WIDTH, UNITS, **CELLS[kind][1], **options),
+        "head": nn.Linear(UNITS, 2),
+    }
+)
+def Unrolled(self, x):
     """A cell that runs over the steps one by one."""
-
-    def __init__(self, kind, **options) -> None:
-        super().__init__()
-        make, own = CELLS[kind]
-        self.embed, self.cell = nn.Linear(3, WIDTH), make(WIDTH, UNITS, **own, **options)
-        self.head = nn.Linear(UNITS, 2)
-
-    def forward(self, x):
-        x = self.embed(x)
-        state = x.new_zeros(x.shape[0], UNITS)
-        state = (state, state) if isinstance(self.cell, nn.LSTMCell) else state
-        for step in x.unbind(1):
-            state = self.cell(step, state)
-        return (self.head(state[0] if isinstance(state, tuple) else state),)
+    x = self.embed(x)
+    state = x.new_zeros(x.shape[0], UNITS)
+    state = (state, state) if isinstance(self.cell, nn.LSTMCell) else state
+    for step in x.unbind(1):
+        state = self.cell(step, state)
+    return (self.head(state[0] if isinstance(state, tuple) else state),)
 
 
 @st.composite
@@ -295,20 +294,21 @@ def test_what_a_recurrent_layer_cannot_do_is_refused_by_name():
         ag.deepen(graph, {"layer": 3})
 
 
-class Residual(nn.Module):
+@with_parts(
+    lambda kind: {
+        "layers": nn.ModuleList(
+            KINDS[kind][0](6, 6, batch_first=True, **KINDS[kind][1]) for _ in range(2)
+        ),
+        "embed": nn.Linear(3, 6),
+        "head": nn.Linear(6, 2),
+    }
+)
+def Residual(self, x):
     """A recurrent layer whose result is added to its input."""
-
-    def __init__(self, kind) -> None:
-        super().__init__()
-        make, own, _ = KINDS[kind]
-        self.layers = nn.ModuleList(make(6, 6, batch_first=True, **own) for _ in range(2))
-        self.embed, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
-
-    def forward(self, x):
-        x = self.embed(x)
-        for layer in self.layers:
-            x = x + layer(x)[0]
-        return self.head(x)
+    x = self.embed(x)
+    for layer in self.layers:
+        x = x + layer(x)[0]
+    return self.head(x)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,10 +16,7 @@ from archgraph.capture.trace import Traced
 from archgraph.language.loading import load_model
 from archgraph.language.yaml import read_document
 from tests.nets import captured, with_parts
-
-onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+from tests.onnx.files import onnx
 
 
 class Net(torch.nn.Module):

@@ -12,14 +12,9 @@ from torch import nn
 import archgraph as ag
 from archgraph.capture.trace import Traced
 from archgraph.data import load_dataset
-from archgraph.onnx.session import distance, open_session, run_session
 from tests.cli.terminal import call, refused
 from tests.nets import captured, with_parts
-
-onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
-
+from tests.onnx.files import onnx, onnxruntime, open_session, run_session
 
 RUN = """\
 name: exported
@@ -82,7 +77,7 @@ def test_results_rename_neither_inputs_nor_weights(results, tmp_path: Path):
     new = onnx.numpy_helper.from_array(torch.zeros(3, 3).numpy(), "weight")
     next(t for t in model.graph.initializer if t.name == "weight").CopyFrom(new)
     onnx.save(model, tmp_path / "zeros.onnx")
-    session = runtime.InferenceSession(tmp_path / "zeros.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "zeros.onnx")
     given = {"weight_": torch.ones(5, 3).numpy(), "unused": torch.ones(5, 1).numpy()}
     found = session.run(None, given)
     assert not found[0].any() and found[2].all() and not found[3].any()
@@ -109,7 +104,7 @@ def test_a_batch_that_is_fixed_is_a_number_in_the_file(tmp_path: Path):
         3,
     ]
     with pytest.raises(Exception, match="invalid dimensions"):
-        runtime.InferenceSession(path).run(None, {"x": torch.ones(4, 3).numpy()})
+        onnxruntime.InferenceSession(path).run(None, {"x": torch.ones(4, 3).numpy()})
 
 
 @pytest.mark.full
@@ -203,6 +198,8 @@ def test_complex_weights_come_back(tmp_path: Path):
 
 
 def test_what_counts_as_the_same():
+    from archgraph.onnx.session import distance
+
     small, one, nan = torch.tensor([3e-5]), torch.ones(2), torch.tensor([float("nan"), 1.0])
     assert distance([small + 1e-7, nan], [small, nan], 1e-4) == 0
     assert distance([one * 1.001], [one], 1e-4) == pytest.approx(1e-3, rel=1e-3)

@@ -13,48 +13,8 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.rewrites.laws import outputs, relative_difference
-
-onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-
-from archgraph.onnx.session import open_session, run_session  # noqa: E402 - after the package is there
-from tests.nets import captured  # noqa: E402
-
-node = onnx.helper.make_node
-FLOAT, INT = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
-
-
-def written(
-    path: Path,
-    nodes: list[Any],
-    shape: list[Any],
-    constants: dict[str, Any] | None = None,
-    *,
-    kinds: tuple[int, int] = (FLOAT, FLOAT),
-    opset: int = 18,
-    rank: int | None = None,
-) -> Path:
-    """A file of one input and one result, of as many axes if nothing else is said."""
-    graph = onnx.helper.make_graph(
-        nodes, "g",
-        [onnx.helper.make_tensor_value_info("x", kinds[0], shape)],
-        [onnx.helper.make_tensor_value_info("y", kinds[1], [""] * (rank or len(shape)))],
-        [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    model.ir_version = 9
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-def assert_like_onnxruntime(path: Path, x: torch.Tensor) -> None:
-    graph, state = ag.load(path)
-    (expected,) = run_session(open_session(path), [x])
-    (found,) = outputs(ag.build(graph, state).eval(), {"x": x})
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    assert relative_difference([found], [expected]) < 1e-5
+from tests.nets import captured
+from tests.onnx.files import FLOAT, INT, assert_like_onnxruntime, node, onnx, written
 
 
 def real(*shape: int) -> np.ndarray[Any, Any]:

@@ -163,55 +163,56 @@ def test_what_is_folded_into_the_batch_is_one_axis_of_all_inputs(uses):
         runs_as(wide, state, model, input_of(1, batch=3), exact)
 
 
-class DeformableAttention(nn.Module):
+SIDES, COUNT, POINTS = (4, 2), 4, 2  # scales of a picture, heads, points of a head in a scale
+
+
+@with_parts(
+    lambda: {
+        "value": nn.Linear(16, 12),
+        "weights": nn.Linear(8, COUNT * len(SIDES) * POINTS),
+        "out": nn.Linear(12, 5),
+        "offsets": nn.Linear(8, 2 * COUNT * len(SIDES) * POINTS),
+    }
+)
+def DeformableAttention(self, queries, pictures):
     """Of several scales, with offsets from queries that are not the values.
 
     Source: Zhu et al., *Deformable DETR*, ICLR 2021, eq. 3.
     """
-
-    sides, heads, points = (4, 2), 4, 2
-
-    def __init__(self):
-        super().__init__()
-        size = self.heads * len(self.sides) * self.points
-        self.value, self.weights, self.out = nn.Linear(16, 12), nn.Linear(8, size), nn.Linear(12, 5)
-        self.offsets = nn.Linear(8, 2 * size)
-
-    def forward(self, queries, pictures):
-        batch, count, _ = queries.shape
-        values = self.value(pictures).view(batch, -1, self.heads, 3)
-        shape = batch, count, self.heads, len(self.sides), self.points
-        grids = self.offsets(queries).view(*shape, 2).tanh()
-        weights = self.weights(queries).view(batch, count, self.heads, -1).softmax(-1)
-        sampled = []
-        for scale, part in enumerate(values.split([n * n for n in self.sides], 1)):
-            side = self.sides[scale]
-            picture = part.flatten(2).transpose(1, 2).reshape(batch * self.heads, -1, side, side)
-            grid = grids[:, :, :, scale].transpose(1, 2).flatten(0, 1)
-            sampled.append(F.grid_sample(picture, grid, align_corners=False))
-        weights = weights.transpose(1, 2).reshape(batch * self.heads, 1, count, -1)
-        mixed = (torch.stack(sampled, -2).flatten(-2) * weights).sum(-1)
-        return self.out(mixed.view(batch, -1, count).transpose(1, 2))
+    batch, count, _ = queries.shape
+    values = self.value(pictures).view(batch, -1, COUNT, 3)
+    shape = batch, count, COUNT, len(SIDES), POINTS
+    grids = self.offsets(queries).view(*shape, 2).tanh()
+    weights = self.weights(queries).view(batch, count, COUNT, -1).softmax(-1)
+    sampled = []
+    for scale, part in enumerate(values.split([n * n for n in SIDES], 1)):
+        side = SIDES[scale]
+        picture = part.flatten(2).transpose(1, 2).reshape(batch * COUNT, -1, side, side)
+        grid = grids[:, :, :, scale].transpose(1, 2).flatten(0, 1)
+        sampled.append(F.grid_sample(picture, grid, align_corners=False))
+    weights = weights.transpose(1, 2).reshape(batch * COUNT, 1, count, -1)
+    mixed = (torch.stack(sampled, -2).flatten(-2) * weights).sum(-1)
+    return self.out(mixed.view(batch, -1, count).transpose(1, 2))
 
 
-class MaskedAttention(nn.Module):
+@with_parts(
+    lambda mask: {
+        "mask": mask,
+        **{name: nn.Linear(8, 8) for name in ("q", "k", "v", "out")},
+        "of_head": nn.Linear(8, 4),
+        "of_all": nn.Linear(8, 5),
+    }
+)
+def MaskedAttention(self, x):
     """Heads in the batch, and a mask that is made in one of several ways for each of them."""
-
-    def __init__(self, mask):
-        super().__init__()
-        self.mask = mask
-        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
-        self.of_head, self.of_all = nn.Linear(8, 4), nn.Linear(8, 5)
-
-    def forward(self, x):
-        batch, count, _ = x.shape
-        q, k, v = (
-            layer(x).view(batch, count, 4, 2).transpose(1, 2).flatten(0, 1)
-            for layer in (self.q, self.k, self.v)
-        )
-        mask = self.mask(self, x)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.out(mixed.view(batch, 4, count, 2).transpose(1, 2).flatten(2))
+    batch, count, _ = x.shape
+    q, k, v = (
+        layer(x).view(batch, count, 4, 2).transpose(1, 2).flatten(0, 1)
+        for layer in (self.q, self.k, self.v)
+    )
+    mask = self.mask(self, x)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return self.out(mixed.view(batch, 4, count, 2).transpose(1, 2).flatten(2))
 
 
 MASKS = {

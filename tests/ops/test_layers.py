@@ -164,34 +164,29 @@ def test_a_cell_of_several_results_and_steps():
     assert captured(net, x).graph == graph
 
 
-class Other(nn.Module):
+def _parts_like_a_layers(kind: str) -> dict[str, Any]:
+    matrix, vector = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+    kinds: dict[str, dict[str, Any]] = {
+        "extra": {"weight": matrix, "bias": vector, "scale": nn.Parameter(torch.ones(1))},
+        "scaled": {"weight": vector},
+        "shifted": {"bias": vector},
+        "buffer": {"weight": matrix, "bias": torch.randn(4)},
+    }
+    return {"kind": kind, **kinds.get(kind, {"weight": matrix, "bias": vector})}
+
+
+@with_parts(_parts_like_a_layers)
+def Other(self, x):
     """Modules that compute almost what a layer does."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
-        self.kind = kind
-        if kind == "extra":
-            self.scale = nn.Parameter(torch.ones(1))
-        if kind == "scaled":
-            del self.bias
-            self.weight = nn.Parameter(torch.randn(4))
-        if kind == "shifted":
-            del self.weight
-        if kind == "buffer":
-            del self.bias
-            self.register_buffer("bias", torch.randn(4))
-
-    def forward(self, x):
-        if self.kind == "twice unlike":
-            return F.linear(F.linear(x, self.weight, self.bias), self.weight)
-        if self.kind == "names":
-            return F.linear(x, self.weight.T, self.bias)
-        if self.kind == "scaled":
-            return F.batch_norm(x, None, None, self.weight, training=True)
-        if self.kind == "shifted":
-            return F.layer_norm(x, (4,), None, self.bias)
-        return F.linear(x, self.weight, self.bias)
+    if self.kind == "twice unlike":
+        return F.linear(F.linear(x, self.weight, self.bias), self.weight)
+    if self.kind == "names":
+        return F.linear(x, self.weight.T, self.bias)
+    if self.kind == "scaled":
+        return F.batch_norm(x, None, None, self.weight, training=True)
+    if self.kind == "shifted":
+        return F.layer_norm(x, (4,), None, self.bias)
+    return F.linear(x, self.weight, self.bias)
 
 
 @pytest.mark.parametrize("kind", ["extra", "buffer", "twice unlike", "names", "scaled", "shifted"])
@@ -204,23 +199,22 @@ def test_what_is_not_quite_a_layer_stays_as_it_is(kind):
     torch.testing.assert_close(net(x), model(x), rtol=0, atol=0)
 
 
-class Uncounted(nn.Module):
+@with_parts(
+    lambda step: {
+        "weight": nn.Parameter(torch.ones(4)),
+        "bias": nn.Parameter(torch.zeros(4)),
+        "running_mean": torch.zeros(4),
+        "running_var": torch.ones(4),
+        **({} if step is None else {"num_batches_tracked": torch.tensor(0)}),
+        "step": step,
+    }
+)
+def Uncounted(self, x):
     """A norm that leaves its counter alone, or advances it in steps of two, or has none."""
-
-    def __init__(self, step: int | None) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
-        self.register_buffer("running_mean", torch.zeros(4))
-        self.register_buffer("running_var", torch.ones(4))
-        if step is not None:
-            self.register_buffer("num_batches_tracked", torch.tensor(0))
-        self.step = step
-
-    def forward(self, x):
-        if self.training and self.step:
-            self.get_buffer("num_batches_tracked").add_(self.step)
-        statistics = self.get_buffer("running_mean"), self.get_buffer("running_var")
-        return F.batch_norm(x, *statistics, self.weight, self.bias, self.training)
+    if self.training and self.step:
+        self.num_batches_tracked.add_(self.step)
+    statistics = self.running_mean, self.running_var
+    return F.batch_norm(x, *statistics, self.weight, self.bias, self.training)
 
 
 @pytest.mark.parametrize("step", [None, 0, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -29,60 +30,61 @@ def Attention(self, queries, tokens):
     return self.out(F.scaled_dot_product_attention(*heads))
 
 
-class Layer(nn.Module):
+def _layer(post: bool) -> dict[str, Any]:
+    return {
+        "post": post,
+        "attention": Attention(),
+        "norm1": nn.LayerNorm(WIDTH),
+        "norm2": nn.LayerNorm(WIDTH),
+        "mlp": nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH)),
+    }
+
+
+@with_parts(_layer)
+def Layer(self, queries, tokens):
     """Queries attend to tokens; a feed-forward follows."""
-
-    def __init__(self, post: bool) -> None:
-        super().__init__()
-        self.post, self.attention = post, Attention()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
-
-    def forward(self, queries, tokens):
-        if self.post:
-            hidden = self.norm1(queries + self.attention(queries, tokens))
-            return self.norm2(hidden + self.mlp(hidden))
-        hidden = queries + self.attention(self.norm1(queries), tokens)
-        return hidden + self.mlp(self.norm2(hidden))
+    if self.post:
+        hidden = self.norm1(queries + self.attention(queries, tokens))
+        return self.norm2(hidden + self.mlp(hidden))
+    hidden = queries + self.attention(self.norm1(queries), tokens)
+    return hidden + self.mlp(self.norm2(hidden))
 
 
-class Pooler(nn.Module):
+def _pooler(spelling: str = "repeat", post: bool = False, layer: Any = Layer) -> dict[str, Any]:
+    return {
+        "spelling": spelling,
+        "embed": nn.Linear(8, WIDTH),
+        "queries": nn.Parameter(torch.randn(3, WIDTH)),
+        "position": nn.Parameter(torch.randn(3, WIDTH)),
+        "layer": layer(post),
+        "head": nn.Linear(WIDTH, 4),
+    }
+
+
+@with_parts(_pooler)
+def Pooler(self, x):
     """Learned queries, as Perceivers and poolers have them."""
-
-    def __init__(self, spelling: str = "repeat", post: bool = False) -> None:
-        super().__init__()
-        self.spelling, self.embed = spelling, nn.Linear(8, WIDTH)
-        self.queries = nn.Parameter(torch.randn(3, WIDTH))
-        self.position = nn.Parameter(torch.randn(3, WIDTH))
-        self.layer, self.head = Layer(post), nn.Linear(WIDTH, 4)
-
-    def forward(self, x):
-        batch, queries = x.shape[0], 1 * self.queries
-        if self.spelling == "position":
-            queries = queries + self.position
-        if self.spelling == "repeat":
-            queries = queries[None].repeat(batch, 1, 1)
-        else:
-            queries = queries.unsqueeze(0).expand(batch, -1, -1)
-        return self.head(self.layer(queries, self.embed(x)).mean(1))
+    batch, queries = x.shape[0], 1 * self.queries
+    if self.spelling == "position":
+        queries = queries + self.position
+    if self.spelling == "repeat":
+        queries = queries[None].repeat(batch, 1, 1)
+    else:
+        queries = queries.unsqueeze(0).expand(batch, -1, -1)
+    return self.head(self.layer(queries, self.embed(x)).mean(1))
 
 
-class BiasedLayer(Layer):
+@with_parts(_layer)
+def BiasedLayer(self, queries, tokens):
     """What is added behind the attention is not what the attention reads."""
-
-    def forward(self, queries, tokens):
-        hidden = self.attention(tokens, tokens) + queries
-        return hidden + self.mlp(self.norm2(hidden))
+    hidden = self.attention(tokens, tokens) + queries
+    return hidden + self.mlp(self.norm2(hidden))
 
 
-class Biased(Pooler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = BiasedLayer(post=False)
-
-    def forward(self, x):
-        position = self.position.repeat(2, 1)
-        return self.head(self.layer(position, self.embed(x) + position).mean(1))
+@with_parts(lambda: _pooler(layer=BiasedLayer))
+def Biased(self, x):
+    position = self.position.repeat(2, 1)
+    return self.head(self.layer(position, self.embed(x) + position).mean(1))
 
 
 def feed_forward(graph: ag.ArchGraph) -> Block:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import archgraph as ag
 from archgraph.federation import (
@@ -18,6 +17,7 @@ from archgraph.federation import (
     training,
 )
 from archgraph.hypernet.graphs import local
+from tests.nets import captured, tied_head
 from tests.strategies.conftest import CLASSES, Net, toy
 
 
@@ -64,16 +64,7 @@ def test_a_pattern_of_nothing_is_an_error_with_the_nearest_names(traced, pattern
 
 
 def test_a_tied_parameter_answers_to_each_of_its_names():
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-            self.head.weight = self.embed.weight
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.embed(x))
-
-    graph = ag.trace(Tied(), torch.zeros(2, 3, dtype=torch.int64)).graph
+    graph = captured(tied_head(), torch.zeros(2, 3, dtype=torch.int64)).graph
     (owner,) = graph.params
     assert owner.aliases
     for name in (owner.name, *owner.aliases):

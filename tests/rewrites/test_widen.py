@@ -55,19 +55,21 @@ def test_channels_that_lie_in_one_dimension_with_the_batch_are_not_widened():
     assert "stem.out" in refusals(graph)
 
 
-class Packed(nn.Module):
+def _packed(bias: bool = True) -> dict[str, nn.Module | nn.Parameter]:
+    return {
+        "qkv": nn.Linear(6, 36, bias=bias),
+        "out": nn.Linear(12, 6),
+        "offset": nn.Parameter(torch.randn(1, 3, 1, 4)),
+    }
+
+
+@with_parts(_packed)
+def Packed(self, x):
     """Queries, keys and values in one projection; scores written out."""
-
-    def __init__(self, bias=True) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(6, 36, bias=bias), nn.Linear(12, 6)
-        self.offset = nn.Parameter(torch.randn(1, 3, 1, 4))
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
-        scores = (q + self.offset) @ k.transpose(-2, -1) * 0.5
-        y = scores.softmax(-1) @ v
-        return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 12))
+    q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
+    scores = (q + self.offset) @ k.transpose(-2, -1) * 0.5
+    y = scores.softmax(-1) @ v
+    return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 12))
 
 
 def test_heads_and_their_size_widen():
@@ -223,26 +225,27 @@ def test_products_with_transposed_weights_widen():
     ag.widen(graph, 1.5, verify=True)
 
 
-class Rotated(nn.Module):
+def _turned(x, angle):
+    half = torch.cat((-x[..., 4:], x[..., :4]), -1)
+    return x * angle.cos() + half * angle.sin()
+
+
+@with_parts(
+    lambda shared=False: {
+        "qkv": nn.Linear(6, 48),
+        "out": nn.Linear(16, 6),
+        "shared": shared,
+        "angle": torch.randn(5, 4).repeat(1, 2),
+    }
+)
+def Rotated(self, x):
     """Packed queries, keys and values; the first two turned by halves (rotary positions)."""
-
-    def __init__(self, shared=False) -> None:
-        super().__init__()
-        self.qkv, self.out, self.shared = nn.Linear(6, 48), nn.Linear(16, 6), shared
-        self.angle: torch.Tensor
-        self.register_buffer("angle", torch.randn(5, 4).repeat(1, 2))
-
-    def turned(self, x):
-        half = torch.cat((-x[..., 4:], x[..., :4]), -1)
-        return x * self.angle.cos() + half * self.angle.sin()
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
-        scores = self.turned(q) @ self.turned(k).transpose(-2, -1)
-        if self.shared:  # queries are wanted elsewhere too
-            scores = scores + q.sum(-1, keepdim=True) + k.sum(-1).unsqueeze(-2)
-        y = scores.softmax(-1) @ v
-        return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 16))
+    q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+    scores = _turned(q, self.angle) @ _turned(k, self.angle).transpose(-2, -1)
+    if self.shared:  # queries are wanted elsewhere too
+        scores = scores + q.sum(-1, keepdim=True) + k.sum(-1).unsqueeze(-2)
+    y = scores.softmax(-1) @ v
+    return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 16))
 
 
 def test_rotated_packed_queries_widen():
@@ -253,32 +256,27 @@ def test_rotated_packed_queries_widen():
     assert any("head_dim" in axis for axis in reasons)
 
 
-class HalfTied(nn.Module):
-    """Queries and keys with one weight and a bias each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(6, 8)
-        self.k.weight, self.out = self.q.weight, nn.Linear(8, 6)
-
-    def forward(self, x):
-        return self.out((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))
+@with_parts(lambda: {**{n: nn.Linear(6, 8) for n in ("q", "k", "v")}, "out": nn.Linear(8, 6)})
+def HalfTied(self, x):
+    """Queries and keys with one weight and a bias each, once they are tied."""
+    return self.out((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))
 
 
 def test_a_weight_of_two_layers_is_not_divided_for_one():
-    graph = captured(HalfTied(), torch.zeros(2, 5, 6)).graph
+    net = HalfTied()
+    net.k.weight = net.q.weight
+    graph = captured(net, torch.zeros(2, 5, 6)).graph
     assert {axis: why.count("shares its weight") for axis, why in refusals(graph).items()} == {
         "q.out": 2
     }
 
 
-class Watched(Packed):
+@with_parts(_packed)
+def Watched(self, x):
     """Packed queries and keys whose largest entries are added to the scores they make."""
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
-        scores = q @ k.mT + q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2)
-        return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(*x.shape[:2], 12))
+    q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
+    scores = q @ k.mT + q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2)
+    return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(*x.shape[:2], 12))
 
 
 def test_what_is_also_used_elsewhere_is_not_divided():
