@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from typing import Any
 
@@ -34,6 +35,7 @@ LAYERS = {
 }
 
 
+@functools.cache
 def traced(name):
     net = FAMILIES[name]()
     graph, state = ag.trace(net.model.eval(), train=False, verify=False, **net.kwargs)

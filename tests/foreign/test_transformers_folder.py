@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -93,6 +94,7 @@ def fresh() -> Iterator[Callable[[Path], None]]:
         yield load
 
 
+@functools.lru_cache(maxsize=4)
 def traced(name: str) -> tuple[Foreign, ag.ArchGraph, dict[str, torch.Tensor]]:
     net = FAMILIES[name]()
     graph, state = ag.trace(net.model.eval(), train=False, verify=False, **net.kwargs)

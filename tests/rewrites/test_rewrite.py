@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ import archgraph as ag
 from archgraph.language import verdicts
 from archgraph.language.help import topic
 from archgraph.rewrites.registry import rewrite_rows
-from tests import structures as nets
 from tests.cli.terminal import call
 from tests.nets import captured
+from tests.rewrites.networks import sections
 
 # In any subset each finds what it names.
 VALUES: Mapping[str, Any] = {
@@ -66,18 +65,9 @@ ROW = RewriteRow(
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def graph() -> ag.ArchGraph:
-    layers = {
-        "stem": nn.Conv2d(3, 8, 3, padding=1),
-        "layer1": nn.Sequential(nets.Basic(8, 8), nets.Basic(8, 8)),
-        "layer2": nn.Sequential(nets.Basic(8, 12, 2), nets.Basic(12, 12), nets.Basic(12, 12)),
-        "pool": nn.AdaptiveAvgPool2d(1),
-        "flat": nn.Flatten(),
-        "fc": nn.Linear(12, 10),
-    }
-    graph = captured(nn.Sequential(OrderedDict(layers)), torch.randn(2, 3, 8, 8)).graph
-    return graph.replace(name="net")
+    return sections().graph.replace(name="net")
 
 
 @pytest.fixture
