@@ -202,7 +202,7 @@ RECURRENT = {
 @pytest.mark.parametrize("layer", RECURRENT)
 def test_recurrent_layers_take_sequences_first(layer: str) -> None:
     net = Sequences(RECURRENT[layer]())
-    graph, state = captured(net, torch.zeros(5, 3, 4), open={"x": {0: "length", 1: "batch"}})
+    graph, state = ag.trace(net, torch.zeros(5, 3, 4), open={"x": {0: "length", 1: "batch"}})
     assert str(graph.node["x"].type) == "float32[length, batch, 4]"
     built = ag.build(graph, state)
     for length, batch in ((5, 3), (9, 2), (1, 1)):
@@ -389,7 +389,7 @@ def test_what_is_nested_under_a_strange_key_keeps_its_range() -> None:
         y = x["a[0]"]
         return scaled(self.map(y), y.shape[1] > 10)
 
-    graph = captured(Nested(), {"a[0]": torch.zeros(2, 5, 4)}, open={"x.a[0]": {1: "n"}}).graph
+    graph = ag.trace(Nested(), {"a[0]": torch.zeros(2, 5, 4)}, open={"x.a[0]": {1: "n"}}).graph
     assert open_sizes(graph)["n"].range == "10 or less"
 
 
