@@ -133,6 +133,7 @@ def test_a_training_step_stays_within_its_memory(graph, share, optimizer, depth)
 # ------------------------------------------------------------------------------- closed forms
 
 
+@functools.cache
 def perceptron(*widths: int) -> ag.ArchGraph:
     layers: list[nn.Module] = []
     for a, b in itertools.pairwise(widths):

@@ -139,33 +139,6 @@ def test_shapes_that_cannot_agree_are_located(traced):
         type_in(graph, node)
 
 
-class Named(nn.Module):
-    """Leaves whose names mean something else in Python, or to a module."""
-
-    NAMES = ("class", "forward_", "ünïcode", "with space")
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in self.NAMES:
-            self._modules[name] = nn.Linear(3, 3)
-        self._parameters["lambda"] = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        for name in self.NAMES:
-            x = self.get_submodule(name)(x)
-        return x * self.get_parameter("lambda")
-
-
-def test_leaves_may_have_any_name_that_a_module_may_have():
-    original, x = Named(), torch.randn(2, 3)
-    graph, state = captured(original, x)
-    built = ag.build(graph, state)
-    built.load_state_dict(original.state_dict(), strict=True)
-    torch.testing.assert_close(built(x), original(x), rtol=0, atol=0)
-    assert captured(built, x).graph == graph
-    torch.testing.assert_close(copy.deepcopy(built)(x), original(x), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("name", ["type.weight", "half", "arch", "x.train", "0.lambda", "_leaf"])
 def test_names_that_shadow_what_modules_have(name):
     graph = ArchGraph(

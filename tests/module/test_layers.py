@@ -437,7 +437,10 @@ def test_functional_uses_and_parametrised_weights_stay_functional():
 
 
 # They mean something else to Python, to torch or to this package.
-NAMES = ("graph", "code", "type", "half", "class", "arch", "self", "training_", "_graph", "x y")
+NAMES = [
+    "graph", "code", "type", "half", "class", "arch", "self", "training_", "_graph", "x y",
+    "forward_", "ünïcode",
+]  # fmt: skip
 
 
 @with_parts(
@@ -451,7 +454,7 @@ def Names(self, x):
 
 def test_paths_may_have_any_name():
     x = torch.randn(5, 4)
-    net = rebuilt(Names(), x)
+    net = rebuilt(Names(), x, again=True)
     assert all(type(net._modules[name][0]) is nn.Linear for name in NAMES)
     other = copy.deepcopy(net)
     torch.testing.assert_close(other.eval()(x), net.eval()(x), rtol=0, atol=0)
