@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -91,11 +92,11 @@ def test_hidden_orders_of_foreign_models_are_found_and_keep_the_function(name):
 # ------------------------------------------------------------------------------- what it is
 
 
+@functools.cache
 def perceptron(width: int) -> Any:
     torch.manual_seed(0)
-    return captured(
-        nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)), torch.zeros(1, 5)
-    )
+    layers = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3))
+    return captured(layers, torch.zeros(1, 5))
 
 
 def test_a_network_matches_itself_as_it_is():

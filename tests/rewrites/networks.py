@@ -22,6 +22,11 @@ def traced(net, *args):
 
 
 @functools.cache
+def traced_mlp(hidden=4):
+    return traced(mlp(hidden), torch.zeros(1, 3))
+
+
+@functools.cache
 def sections() -> Traced:
     """Residual blocks in two sections, a convolution in front and a linear head; traced once."""
     layers = {

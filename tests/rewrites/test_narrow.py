@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import archgraph as ag
-from tests.rewrites.networks import mlp, traced
+from tests.rewrites.networks import traced_mlp
 
 
 def test_narrow_as_printed():
-    graph, state = traced(mlp(5), torch.zeros(1, 3))
+    graph, state = traced_mlp(5)
     small = ag.narrow(graph, sizes={"0.out": 3})
     found = small.transfer.pull(state)
     torch.testing.assert_close(found["0.weight"], state["0.weight"][:3], rtol=0, atol=0)

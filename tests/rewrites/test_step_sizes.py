@@ -7,7 +7,7 @@ import torch
 
 import archgraph as ag
 from tests import structures as nets
-from tests.rewrites.networks import mlp, traced
+from tests.rewrites.networks import traced, traced_mlp
 from tests.structures import graph_of
 
 
@@ -47,7 +47,7 @@ def test_step_sizes_are_finite_numbers(start):
     [(ag.add_step_sizes, "step size"), (lambda g, **k: ag.add_adapters(g, 2, **k), "adapter")],
 )
 def test_a_model_without_residual_blocks_is_refused_unless_nothing_is_meant(rewrite, what):
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    graph = traced_mlp().graph
     with pytest.raises(
         ag.RewriteError, match=f"changes nothing: no branch gets its {what}; found no"
     ):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import archgraph as ag
-from tests.rewrites.networks import mlp, traced
+from tests.rewrites.networks import traced, traced_mlp
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from tests.rewrites.networks import mlp, traced
 )
 def test_nonsense_to_take_is_one_message(spec):
     with pytest.raises(ag.RewriteError, match=r"found|no axes are chosen"):
-        ag.take(traced(mlp(), torch.zeros(1, 3)).graph, spec)
+        ag.take(traced_mlp().graph, spec)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_reasons_of_a_share_that_changes_nothing_are_bounded():
 
 def test_a_share_beside_an_order_changes_something():
     """No size changes, and the positions do."""
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    graph = traced_mlp().graph
     axis, *_ = ag.axes(graph).free
     order = list(reversed(range(axis.size)))
     found = ag.take(graph, {axis.name: 0.999}, positions={axis.name: order})

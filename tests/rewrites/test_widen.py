@@ -9,12 +9,12 @@ from torch import nn
 import archgraph as ag
 from archgraph.rewrites.laws import same_function
 from tests.nets import captured, with_parts
-from tests.rewrites.networks import mlp, traced
+from tests.rewrites.networks import traced, traced_mlp
 from tests.structures import graph_of, refusals
 
 
 def test_copies_share_what_goes_out():
-    graph, state = traced(mlp(), torch.zeros(1, 3))
+    graph, state = traced_mlp()
     wide = ag.widen(graph, positions={"0.out": [0, 1, 2, 3, 1, 1]})
     found = wide.transfer.pull(state)
     torch.testing.assert_close(
@@ -26,7 +26,7 @@ def test_copies_share_what_goes_out():
 
 
 def test_copies_depend_on_seed_and_sizes_alone():
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    graph = traced_mlp().graph
     one, two = (ag.widen(graph, sizes={"0.out": 7}).transfer for _ in range(2))
     assert one == two
     assert one != ag.widen(graph, sizes={"0.out": 7}, seed=1).transfer
@@ -132,13 +132,13 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
     ],
 )
 def test_impossible_growth(spec, message):
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    graph = traced_mlp().graph
     with pytest.raises((ag.RewriteError, ag.AxisError), match=message):
         ag.widen(graph, **spec)
 
 
 def test_a_number_that_is_taken_for_a_factor_is_a_size_in_its_own_spelling():
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    graph = traced_mlp().graph
     assert ag.widen(graph, {"0.out": 16}).graph.param["0.weight"].shape == (64, 3)
     wide = ag.widen(graph, sizes={"0.out": 192}, verify=True)  # what the refusal of 192 says
     assert wide.graph.param["0.weight"].shape == (192, 3)
