@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from archgraph.graph.ir import ArchGraph
-from tests.nets import captured
+from tests.nets import captured, with_parts
 
 # Layers per stage (Simonyan, Zisserman, Table 1; 14, 15, 17, 18: one layer more each).
 VGG = {
@@ -65,22 +65,22 @@ def linear(*widths: int, prefix: str = "") -> ArchGraph:
     return captured(net, torch.zeros(1, 3)).graph
 
 
-class Unit(nn.Module):
+@with_parts(
+    lambda c, out, stride: {
+        "norm_b": nn.BatchNorm2d(out),
+        "conv_b": nn.Conv2d(out, out, 3, 1, 1, bias=False),
+        "conv_a": nn.Conv2d(c, out, 3, stride, 1, bias=False),
+        "norm_a": nn.BatchNorm2d(out),
+        "side": nn.Sequential(nn.Conv2d(c, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        if stride > 1
+        else None,
+    }
+)
+def Unit(self, x):
     """A residual block as torchvision does not write it: shortcut first, layers in any order."""
-
-    def __init__(self, c: int, out: int, stride: int) -> None:
-        super().__init__()
-        self.norm_b, self.conv_b = nn.BatchNorm2d(out), nn.Conv2d(out, out, 3, 1, 1, bias=False)
-        self.conv_a = nn.Conv2d(c, out, 3, stride, 1, bias=False)
-        self.norm_a = nn.BatchNorm2d(out)
-        self.side = None
-        if stride > 1:
-            self.side = nn.Sequential(nn.Conv2d(c, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-
-    def forward(self, x):
-        rest = x if self.side is None else self.side(x)
-        x = self.norm_b(self.conv_b(F.relu(self.norm_a(self.conv_a(x)))))
-        return F.relu(rest + x)
+    rest = x if self.side is None else self.side(x)
+    x = self.norm_b(self.conv_b(F.relu(self.norm_a(self.conv_a(x)))))
+    return F.relu(rest + x)
 
 
 class Mine(nn.Module):
@@ -121,18 +121,17 @@ def flat(net: nn.Module) -> ArchGraph:
     return captured(net, torch.zeros(2, 6), train=False).graph
 
 
-class Run(nn.Module):
+@with_parts(
+    lambda depth, unused=False: {
+        "a": nn.Linear(6, 8),
+        "b": nn.Linear(8, 2),
+        "m": nn.ModuleList(nn.Linear(8, 8) for _ in range(depth)),
+        **({"extra": nn.Parameter(torch.ones(3))} if unused else {}),
+    }
+)
+def Run(self, x):
     """Layers between two others; of one layer a section is made with the first."""
-
-    def __init__(self, depth: int, unused: bool = False) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 2)
-        self.m = nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
-        if unused:
-            self.extra = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        x = torch.relu(self.a(x))
-        for layer in self.m:
-            x = torch.relu(layer(x))
-        return self.b(x)
+    x = torch.relu(self.a(x))
+    for layer in self.m:
+        x = torch.relu(layer(x))
+    return self.b(x)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from tests.nets import captured
+from tests.nets import captured, with_parts
 from tests.relate.networks import VGG, WIDTHS, Mine, linear, resnet, trace, vgg
 
 
@@ -110,24 +110,25 @@ def test_reasons_name_what_is_there() -> None:
     assert "default" not in str(found)
 
 
-class Counted(nn.Module):
+@with_parts(
+    lambda form, steps=0: {
+        "form": form,
+        "first": nn.Linear(3, 8),
+        "last": nn.Linear(8, 2),
+        "bn0": nn.BatchNorm1d(8),
+        "bn1": nn.BatchNorm1d(8),
+        **{f"step{k}": torch.tensor(0) for k in range(steps)},
+    }
+)
+def Counted(self, x):
     """Norms of the same names in blocks of other forms, and counters of its own."""
-
-    def __init__(self, form: str, steps: int = 0) -> None:
-        super().__init__()
-        self.form, self.first, self.last = form, nn.Linear(3, 8), nn.Linear(8, 2)
-        self.bn0, self.bn1 = nn.BatchNorm1d(8), nn.BatchNorm1d(8)
-        for k in range(steps):
-            self.register_buffer(f"step{k}", torch.tensor(0))
-
-    def forward(self, x):
-        if self.training:
-            for step in self.buffers(recurse=False):
-                step.add_(1)
-        x = self.first(x)
-        if self.form == "relu":
-            return self.last(self.bn1(self.bn0(x).relu()).relu())
-        return self.last(self.bn1(self.bn0(x * x).sin()) * x).exp()
+    if self.training:
+        for step in self.buffers(recurse=False):
+            step.add_(1)
+    x = self.first(x)
+    if self.form == "relu":
+        return self.last(self.bn1(self.bn0(x).relu()).relu())
+    return self.last(self.bn1(self.bn0(x * x).sin()) * x).exp()
 
 
 def test_counters_are_no_reason_to_belong_together() -> None:

@@ -27,21 +27,21 @@ def test_the_last_layer_is_no_hidden_one() -> None:
     assert found.blocks == (("0", "0"), ("1", "2"))
 
 
-class Branches(nn.Module):
+@with_parts(
+    lambda a, b, names="ab", *, flip=False, product=False: {
+        "names": names[::-1] if flip else names,
+        "product": product,
+        **{
+            name: nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 6))
+            for name, width in zip(names, (a, b), strict=True)
+        },
+        "last": nn.Linear(6, 2),
+    }
+)
+def Branches(self, x):
     """Two layers of one form, brought together in one way or another."""
-
-    def __init__(self, a: int, b: int, names: str = "ab", *, flip: bool = False, product=False):
-        super().__init__()
-        self.names, self.flip, self.product = names[::-1] if flip else names, flip, product
-        for name, width in zip(names, (a, b), strict=True):
-            self.add_module(
-                name, nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 6))
-            )
-        self.last = nn.Linear(6, 2)
-
-    def forward(self, x):
-        one, other = (getattr(self, name)(x) for name in self.names)
-        return self.last(torch.relu(one * other if self.product else one + other))
+    one, other = (getattr(self, name)(x) for name in self.names)
+    return self.last(torch.relu(one * other if self.product else one + other))
 
 
 @pytest.mark.sample(2)
@@ -61,16 +61,16 @@ def test_operands_of_one_form_are_told_apart_by_name_then_by_width(product: bool
 
 
 def test_the_tenth_branch_comes_after_the_ninth() -> None:
-    class Net(nn.Module):
-        def __init__(self, begin: int) -> None:
-            super().__init__()
-            self.names = [str(begin), str(begin + 1)]
-            self.part = nn.ModuleDict({name: nn.Linear(6, 4) for name in self.names})
-            self.last = nn.Linear(4, 2)
-
-        def forward(self, x):
-            one, other = (self.part[name](x) for name in self.names)
-            return self.last(torch.relu(one + other))
+    @with_parts(
+        lambda begin: {
+            "names": [str(begin), str(begin + 1)],
+            "part": nn.ModuleDict({str(n): nn.Linear(6, 4) for n in (begin, begin + 1)}),
+            "last": nn.Linear(4, 2),
+        }
+    )
+    def Net(self, x):
+        one, other = (self.part[name](x) for name in self.names)
+        return self.last(torch.relu(one + other))
 
     found = ag.align(flat(Net(9)), flat(Net(10)))
     assert dict(found.leaves)["part.9.weight"] == "part.10.weight"
@@ -126,18 +126,17 @@ def test_rates_do_not() -> None:
     assert ag.align(net(0.1), net(0.5, eps=0.1, momentum=0.5)).transfer
 
 
-class Masked(nn.Module):
+@with_parts(
+    lambda mask, factor=2.0: {
+        "a": nn.Linear(6, 6),
+        "b": nn.Linear(6, 2),
+        "factor": factor,
+        "mask": nn.Buffer(mask, persistent=False),
+    }
+)
+def Masked(self, x):
     """A product with a constant and a number."""
-
-    mask: torch.Tensor
-
-    def __init__(self, mask: torch.Tensor, factor: float = 2.0) -> None:
-        super().__init__()
-        self.a, self.b, self.factor = nn.Linear(6, 6), nn.Linear(6, 2), factor
-        self.register_buffer("mask", mask, persistent=False)
-
-    def forward(self, x):
-        return self.b(torch.relu(self.a(x) * self.factor) * self.mask)
+    return self.b(torch.relu(self.a(x) * self.factor) * self.mask)
 
 
 def test_constants_and_factors_are_compared() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from tests.nets import FOREIGN, captured
+from tests.nets import FOREIGN, captured, with_parts
 from tests.zoo.handmade import HANDMADE
 
 State = dict[str, torch.Tensor]
@@ -149,14 +149,15 @@ def test_a_merger_brings_the_second_into_the_order_of_the_first():
 
 
 def test_an_axis_with_an_order_of_its_own_is_held():
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
-            self.register_buffer("angles", torch.arange(6.0), persistent=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.b(self.a(x) * self.angles)
+    @with_parts(
+        lambda: {
+            "a": nn.Linear(4, 6),
+            "b": nn.Linear(6, 2),
+            "angles": nn.Buffer(torch.arange(6.0), persistent=False),
+        }
+    )
+    def Turned(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x) * self.angles)
 
     graph, state = captured(Turned(), torch.zeros(1, 4))
     assert "a.out" in {axis.name for axis in ag.axes(graph).free}

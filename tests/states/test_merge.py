@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -78,6 +79,16 @@ KINDS = {
         SLOTS, out=DimMap.sparse([0, 0, 1, 2], [0, 5, 1, 2], [1, 1, 0.5, 1], size=6, length=3)
     ),
 }
+
+
+KINDS["scaled"] = Transfer(
+    SLOTS,
+    KINDS["window"].target,
+    {
+        name: dataclasses.replace(entry, scale=0.5 if "weight" in name else 1.0)
+        for name, entry in KINDS["window"].entries.items()
+    },
+)
 
 
 def add(merger: Merger, update: Update) -> None:
