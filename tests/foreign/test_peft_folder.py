@@ -42,6 +42,13 @@ def traced(name):
     return net, graph, state
 
 
+@torch.no_grad()
+def same_logits(theirs, graph, state, **inputs) -> None:
+    """PEFT's model computes what a graph does."""
+    expected = ag.build(graph, state).eval()(**inputs)["logits"]
+    torch.testing.assert_close(theirs(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
 def first(result) -> torch.Tensor:
     return next(iter(result.values()))
 
@@ -245,9 +252,7 @@ def test_layers_that_are_trained_whole_go_along(tmp_path):
         "classifier"
     ]
     model = peft.PeftModel.from_pretrained(copy.deepcopy(net.model), tmp_path).eval()
-    with torch.no_grad():
-        expected = ag.build(trained.graph, full).eval()(**net.kwargs)["logits"]
-        torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
+    same_logits(model, trained.graph, full, **net.kwargs)
 
 
 def test_adapters_of_a_shorter_network_have_the_numbers_of_its_folder(tmp_path):
@@ -310,9 +315,7 @@ def test_numbers_of_layers_are_those_of_the_base_in_both_directions(cut, tmp_pat
     ag.to_peft(adapted, full, tmp_path / "adapter", base=str(tmp_path / "other"))
     base = type(net.model).from_pretrained(tmp_path / "other")
     model = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-    with torch.no_grad():
-        expected = ag.build(adapted, full).eval()(**net.kwargs)["logits"]
-        torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
+    same_logits(model, adapted, full, **net.kwargs)
     again, read = ag.from_peft(other.graph, weights, tmp_path / "adapter")
     assert again == ag.train_only(adapted, "*.lora.*").graph and all(
         torch.equal(read[k], v) for k, v in full.items()
@@ -446,9 +449,7 @@ def test_a_tied_weight_that_is_trained_whole_is_written_under_both_names(tmp_pat
             for k, v in adapted.transfer.pull(state).items()}  # fmt: skip
     ag.to_peft(adapted.graph, full, tmp_path)
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
-    with torch.no_grad():
-        expected = ag.build(adapted.graph, full).eval()(input_ids=words)["logits"]
-        torch.testing.assert_close(theirs(words).logits, expected, atol=1e-5, rtol=1e-5)
+    same_logits(theirs, adapted.graph, full, input_ids=words)
     _, read = ag.from_peft(graph, state, tmp_path)
     assert all(torch.equal(read[k], v) for k, v in full.items())
 
