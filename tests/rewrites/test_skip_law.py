@@ -97,6 +97,7 @@ def feed_forward(graph: ag.ArchGraph) -> Block:
     return block
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("post", [False, True])
 @pytest.mark.parametrize("spelling", ["repeat", "expand", "position"])
 def test_a_feed_forward_goes_without_the_sum_before_it(spelling, post):
