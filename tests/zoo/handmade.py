@@ -1897,17 +1897,11 @@ def siamese(self, x, other):
 # -- 18. linear layers by another name --------------------------------------------------------
 
 
-class TransposedLinear(nn.Module):
+@with_parts(lambda outputs, inputs: {"weight": weight(inputs, outputs), "bias": weight(outputs)})
+def TransposedLinear(self, x):
     """GPT-2's `Conv1D`: a linear layer with its weight the other way round."""
-
-    def __init__(self, outputs: int, inputs: int) -> None:
-        super().__init__()
-        self.outputs = outputs
-        self.weight, self.bias = weight(inputs, outputs), weight(outputs)
-
-    def forward(self, x):
-        size = (*x.size()[:-1], self.outputs)
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size)
+    size = (*x.size()[:-1], self.weight.shape[1])
+    return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size)
 
 
 @case(
@@ -1958,16 +1952,16 @@ def subclasses(self, x):
     return self.c(self.b(self.a(x).mean((2, 3))).relu())
 
 
-class LowRank(nn.Module):
+@with_parts(
+    lambda inputs, outputs, rank: {
+        "base": nn.Linear(inputs, outputs).requires_grad_(False),
+        "down": weight(rank, inputs),
+        "up": weight(outputs, rank),
+    }
+)
+def LowRank(self, x):
     """A frozen linear layer and a trained update of low rank (LoRA)."""
-
-    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
-        super().__init__()
-        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
-        self.down, self.up = weight(rank, inputs), weight(outputs, rank)
-
-    def forward(self, x):
-        return self.base(x) + (x @ self.down.T) @ self.up.T * 0.5
+    return self.base(x) + (x @ self.down.T) @ self.up.T * 0.5
 
 
 @case(
