@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given
@@ -42,10 +44,22 @@ def Everything(self, x):
     return self.head(self.lstm(self.layer(x @ self.kernel) * self.gain)[0][:, -1])
 
 
-@pytest.fixture(scope="module")
-def everything():
-    torch.manual_seed(0)
-    return captured(Everything(), torch.randn(2, 5, 8))
+graphs = networks().map(lambda net: captured(net, image()).graph)
+
+
+@functools.cache
+def two_operators() -> ag.ArchGraph:
+    return captured(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2)).graph
+
+
+@functools.cache
+def of_everything() -> ag.ArchGraph:
+    return captured(Everything(), torch.randn(2, 5, 8)).graph
+
+
+@pytest.fixture
+def graph() -> ag.ArchGraph:
+    return of_everything()
 
 
 def longest(edges, count):
@@ -58,9 +72,8 @@ def longest(edges, count):
 
 
 @at_most(2)
-@given(net=networks())
-def test_levels_are_longest_paths_from_either_end(net):
-    graph, _ = captured(net, image())
+@given(graph=graphs)
+def test_levels_are_longest_paths_from_either_end(graph):
     data = to_data(graph, Vocabulary.of([graph]))
     place = {n.name: i for i, n in enumerate(graph.nodes)}
     edges = {(place[u], place[n.name]) for n in graph.nodes for u in n.uses()}
@@ -70,10 +83,9 @@ def test_levels_are_longest_paths_from_either_end(net):
 
 
 @at_most(2)
-@given(net=networks())
-def test_a_sweep_delivers_every_edge_once_and_never_ahead_of_its_sender(net):
-    graph, _ = captured(net, image())
-    other, _ = captured(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
+@given(graph=graphs)
+def test_a_sweep_delivers_every_edge_once_and_never_ahead_of_its_sender(graph):
+    other = two_operators()
     batch = to_batch([graph, other, graph], Vocabulary.of([graph, other]), 3)
     edges, pairs = (batch.edge_index, None), (batch.virtual_index, batch.distance)
     for way, plan in enumerate(sweeps(batch)):
@@ -95,8 +107,7 @@ def test_a_sweep_delivers_every_edge_once_and_never_ahead_of_its_sender(net):
         assert torch.equal(plan.order[plan.position], torch.arange(batch.num_nodes))
 
 
-def test_batching_shifts_edges_but_not_levels_or_words(everything):
-    graph, _ = everything
+def test_batching_shifts_edges_but_not_levels_or_words(graph):
     words = Vocabulary.of([graph])
     one, two = to_data(graph, words, 2), to_batch([graph, graph], words, 2)
     count = len(graph.nodes)
@@ -113,8 +124,7 @@ def test_unknown_operators_count_as_one_of_their_kind():
     assert len(words) == 7
 
 
-def test_every_trainable_tensor_has_one_owner_that_uses_it(everything):
-    graph, _ = everything
+def test_every_trainable_tensor_has_one_owner_that_uses_it(graph):
     found = entries(graph)
     trainable = {p.name for p in graph.params if p.role == "parameter" and p.trainable}
     assert [e.name for e in found] == [n for n in graph.state_names if n in trainable - {"idle"}]
@@ -127,8 +137,7 @@ def test_every_trainable_tensor_has_one_owner_that_uses_it(everything):
     assert len({e.slot for e in found if e.slot.op == "lstm"}) == 4
 
 
-def test_what_stays_local_says_why(everything):
-    graph, _ = everything
+def test_what_stays_local_says_why(graph):
     rules = {"frozen": "frozen", "idle": "unused"}
     rules |= {f"norm1d.{k}": "buffer" for k in ("running_mean", "running_var")}
     rules |= {"norm1d.num_batches_tracked": "buffer"}
@@ -144,8 +153,7 @@ def test_complex_parameters_stay_local():
     assert local(graph) == {"filter": "not real"}
 
 
-def test_forms_follow_the_operator_table(everything):
-    graph, _ = everything
+def test_forms_follow_the_operator_table(graph):
     form = {e.name: (e.form, round(e.scale, 6)) for e in entries(graph)}
     assert form["conv1d.weight"] == ("weight", round((2 / 24) ** 0.5, 6))
     assert form["lstm.weight_hh_l0"] == ("weight", round((2 / 6) ** 0.5, 6))

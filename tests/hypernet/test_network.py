@@ -8,7 +8,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.hypernet import GraphHypernetwork, entries, follow_gradients
-from tests.hypernet.test_graphs import Everything
+from tests.hypernet.test_graphs import of_everything
 from tests.nets import captured
 
 SMALL = {"width": 16, "hidden": 32, "tile": 8}
@@ -17,9 +17,8 @@ SMALL = {"width": 16, "hidden": 32, "tile": 8}
 @pytest.fixture(scope="module")
 def clients():
     """Three clients of three architectures that share operators."""
-    torch.manual_seed(0)
     graphs = [
-        captured(Everything(), torch.randn(2, 5, 8)).graph,
+        of_everything(),
         captured(nn.Sequential(nn.Linear(20, 30), nn.ReLU()), torch.zeros(2, 20)).graph,
         captured(nn.Sequential(nn.Conv1d(3, 7, 5), nn.BatchNorm1d(7)), torch.zeros(2, 3, 9)).graph,
     ]
