@@ -141,7 +141,7 @@ def some(graph, seed):
 @given(recurrent(), st.booleans())
 @at_most(3)
 def test_build_inverts_trace(net, training):
-    graph, state = captured(net, example())
+    graph, state = ag.trace(net, example())
     assert graph.notes == ()
     built = ag.build(graph, state)
     x = example(3)
