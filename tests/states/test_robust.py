@@ -136,8 +136,8 @@ def test_every_position_is_averaged_over_those_who_cover_it(clients: list[Update
 @given(fleets)
 def test_nothing_trimmed_is_the_covered_mean(clients: list[Update]):
     """Of those who take positions; a fold counts more than once in the mean, once here."""
-    plain = [c for c in clients if c.transfer not in (KINDS["weighted"], KINDS["replicated"])]
-    plain = [c for c in plain if c.transfer != KINDS["folded"]]
+    others = [KINDS[name] for name in ("weighted", "replicated", "folded", "scaled")]
+    plain = [c for c in clients if c.transfer not in others]
     expected = merge(plain, OLD)[0] if plain else OLD
     found = pooled(plain).middle(NOTHING)
     for slot in (s for s in SLOTS if s.averaged):
