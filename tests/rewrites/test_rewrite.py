@@ -67,7 +67,7 @@ ROW = RewriteRow(
 
 @pytest.fixture
 def graph() -> ag.ArchGraph:
-    return sections().graph.replace(name="net")
+    return sections().graph.replace(name="net", notes=())
 
 
 @pytest.fixture
