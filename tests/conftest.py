@@ -107,3 +107,8 @@ def data_root() -> Path:
 def pytest_runtest_setup() -> None:
     """Forget how wide a terminal another test or a package has said that there is."""
     os.environ.pop("COLUMNS", None)
+
+
+def pytest_runtest_call() -> None:
+    """Each test begins with the same random numbers, whatever its fixtures drew."""
+    torch.manual_seed(0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -12,104 +13,136 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
+import archgraph as ag
+from archgraph.capture.trace import Traced
 from archgraph.graph.ir import ArchGraph, Leaf, Value, replace
 
 SIZE = 6  # pixels of the random networks' images
 
 
-class Residual(nn.Module):
-    def __init__(self, c: int, hidden: int, groups: int = 1) -> None:
+class Parts(nn.Module):
+    """Named parts; a bare tensor becomes a buffer, other values attributes."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(c, hidden, 3, padding=1, groups=groups)
-        self.norm = nn.BatchNorm2d(hidden)
-        self.conv2 = nn.Conv2d(hidden, c, 1)
-
-    def forward(self, x):
-        return x + self.conv2(torch.relu(self.norm(self.conv1(x))))
-
-
-class Projected(nn.Module):
-    def __init__(self, c: int, out: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(c, out, 3, padding=1), nn.BatchNorm2d(out))
-        self.shortcut = nn.Conv2d(c, out, 1)
-
-    def forward(self, x):
-        return torch.relu(self.body(x) + self.shortcut(x))
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor) and not isinstance(part, (nn.Parameter, nn.Buffer)):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
 
 
-class Inception(nn.Module):
-    def __init__(self, c: int, a: int, b: int) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(c, a, 1), nn.Conv2d(c, b, 3, padding=1)
-
-    def forward(self, x):
-        return torch.cat([self.a(x), torch.relu(self.b(x))], 1)
+def captured(model: nn.Module, *args: Any, **options: Any) -> Traced:
+    """Trace a model without comparing it with its graph: for tests of what graphs are used for."""
+    return ag.trace(model, *args, verify=False, **options)
 
 
-class Dense(nn.Module):
-    def __init__(self, c: int, growth: int) -> None:
-        super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(c), nn.Conv2d(c, growth, 3, padding=1)
+def with_parts(
+    parts: Callable[..., Mapping[str, Any]] = dict,
+) -> Callable[[Callable[..., Any]], Any]:
+    """Make a class of modules of a forward function, whose arguments make the module's parts."""
 
-    def forward(self, x):
-        return torch.cat([x, self.conv(self.norm(x))], 1)
+    def enter(forward: Callable[..., Any]) -> Any:
+        def start(self: Parts, *args: Any, **kwargs: Any) -> None:
+            Parts.__init__(self, parts(*args, **kwargs))
 
+        # PyTorch finds the lines of a model by this name.
+        forward.__code__ = forward.__code__.replace(co_name="forward")
+        names = ("__doc__", "__module__", "__qualname__")
+        known = {name: getattr(forward, name) for name in names}
+        return type(forward.__name__, (Parts,), {**known, "__init__": start, "forward": forward})
 
-class SqueezeExcite(nn.Module):
-    def __init__(self, c: int, hidden: int) -> None:
-        super().__init__()
-        self.down, self.up = nn.Conv2d(c, hidden, 1), nn.Conv2d(hidden, c, 1)
-
-    def forward(self, x):
-        gate = torch.relu(self.down(x.mean((2, 3), keepdim=True)))
-        return x * torch.sigmoid(self.up(gate))
-
-
-class Shuffle(nn.Module):
-    def __init__(self, groups: int) -> None:
-        super().__init__()
-        self.groups = groups
-
-    def forward(self, x):
-        b, c, h, w = x.shape
-        x = x.view(b, self.groups, c // self.groups, h, w).transpose(1, 2)
-        return x.reshape(b, c, h, w)
+    return enter
 
 
-class Gated(nn.Module):
-    def __init__(self, c: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(c, 2 * c, 1)
-
-    def forward(self, x):
-        a, b = self.conv(x).chunk(2, dim=1)
-        return a * torch.sigmoid(b)
+def tied_head(words: int = 7, width: int = 4) -> Any:
+    """An embedding whose table is the weight of the last layer."""
+    layers = {"embed": nn.Embedding(words, width), "head": nn.Linear(width, words, bias=False)}
+    net: Any = nn.Sequential(OrderedDict(layers))
+    net.head.weight = net.embed.weight
+    return net
 
 
-class Attention(nn.Module):
-    def __init__(self, c: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.proj = nn.Linear(c, 3 * c), nn.Linear(c, c)
-
-    def forward(self, x):
-        b, c, h, w = x.shape
-        t = x.flatten(2).transpose(1, 2)
-        qkv = self.qkv(t).reshape(b, h * w, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
-        t = nn.functional.scaled_dot_product_attention(q, k, v)
-        t = self.proj(t.transpose(1, 2).reshape(b, h * w, c))
-        return x + t.transpose(1, 2).reshape(b, c, h, w)
+@with_parts(
+    lambda c, hidden, groups=1: {
+        "conv1": nn.Conv2d(c, hidden, 3, padding=1, groups=groups),
+        "norm": nn.BatchNorm2d(hidden),
+        "conv2": nn.Conv2d(hidden, c, 1),
+    }
+)
+def Residual(self, x):
+    return x + self.conv2(torch.relu(self.norm(self.conv1(x))))
 
 
-class LayerScale(nn.Module):
-    def __init__(self, c: int) -> None:
-        super().__init__()
-        self.gamma = nn.Parameter(torch.full((c, 1, 1), 0.1))
+@with_parts(
+    lambda c, out: {
+        "body": nn.Sequential(nn.Conv2d(c, out, 3, padding=1), nn.BatchNorm2d(out)),
+        "shortcut": nn.Conv2d(c, out, 1),
+    }
+)
+def Projected(self, x):
+    return torch.relu(self.body(x) + self.shortcut(x))
 
-    def forward(self, x):
-        return x * self.gamma
+
+@with_parts(lambda c, a, b: {"a": nn.Conv2d(c, a, 1), "b": nn.Conv2d(c, b, 3, padding=1)})
+def Inception(self, x):
+    return torch.cat([self.a(x), torch.relu(self.b(x))], 1)
+
+
+@with_parts(
+    lambda c, growth: {
+        "norm": nn.BatchNorm2d(c),
+        "conv": nn.Conv2d(c, growth, 3, padding=1),
+    }
+)
+def Dense(self, x):
+    return torch.cat([x, self.conv(self.norm(x))], 1)
+
+
+@with_parts(
+    lambda c, hidden: {
+        "down": nn.Conv2d(c, hidden, 1),
+        "up": nn.Conv2d(hidden, c, 1),
+    }
+)
+def SqueezeExcite(self, x):
+    gate = torch.relu(self.down(x.mean((2, 3), keepdim=True)))
+    return x * torch.sigmoid(self.up(gate))
+
+
+@with_parts(lambda groups: {"groups": groups})
+def Shuffle(self, x):
+    b, c, h, w = x.shape
+    x = x.view(b, self.groups, c // self.groups, h, w).transpose(1, 2)
+    return x.reshape(b, c, h, w)
+
+
+@with_parts(lambda c: {"conv": nn.Conv2d(c, 2 * c, 1)})
+def Gated(self, x):
+    a, b = self.conv(x).chunk(2, dim=1)
+    return a * torch.sigmoid(b)
+
+
+@with_parts(
+    lambda c, heads: {
+        "heads": heads,
+        "qkv": nn.Linear(c, 3 * c),
+        "proj": nn.Linear(c, c),
+    }
+)
+def Attention(self, x):
+    b, c, h, w = x.shape
+    t = x.flatten(2).transpose(1, 2)
+    qkv = self.qkv(t).reshape(b, h * w, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.unbind(0)
+    t = nn.functional.scaled_dot_product_attention(q, k, v)
+    t = self.proj(t.transpose(1, 2).reshape(b, h * w, c))
+    return x + t.transpose(1, 2).reshape(b, c, h, w)
+
+
+@with_parts(lambda c: {"gamma": nn.Parameter(torch.full((c, 1, 1), 0.1))})
+def LayerScale(self, x):
+    return x * self.gamma
 
 
 def stage(draw: Callable[..., Any], c: int) -> tuple[nn.Module, int]:

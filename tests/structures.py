@@ -17,6 +17,7 @@ from archgraph.analysis.choice import chosen_axes
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.compensation import compensation
 from archgraph.rewrites.copies import Copies, copied_positions
+from tests.nets import captured, with_parts
 
 PIXELS = 8
 
@@ -25,8 +26,7 @@ def graph_of(model: nn.Module, *args: Any, train: bool = False, **kwargs: Any) -
     """Graph of a model; without arguments for an image."""
     if not args and not kwargs:
         args = (torch.randn(2, 3, PIXELS, PIXELS, generator=torch.Generator().manual_seed(0)),)
-    graph: ArchGraph = ag.trace(model, *args, train=train, verify=False, **kwargs).graph
-    return graph
+    return captured(model, *args, train=train, **kwargs).graph
 
 
 def parts(graph: ArchGraph) -> dict[str, list[str]]:
@@ -58,89 +58,82 @@ class Basic(nn.Module):
         return torch.relu(self.conv2(torch.relu(self.bn1(self.conv1(x)))) + self.short(x))
 
 
-class PreAct(nn.Module):
+@with_parts(
+    lambda c, out, stride=1: {
+        "bn1": nn.BatchNorm2d(c),
+        "conv1": nn.Conv2d(c, out, 3, stride, 1),
+        "bn2": nn.BatchNorm2d(out),
+        "conv2": nn.Conv2d(out, out, 3, 1, 1),
+        "short": nn.Conv2d(c, out, 1, stride) if stride != 1 or c != out else None,
+    }
+)
+def PreAct(self, x):
     """Pre-activation residual block: the projection starts after the first norm."""
-
-    def __init__(self, c: int, out: int, stride: int = 1) -> None:
-        super().__init__()
-        self.bn1, self.conv1 = nn.BatchNorm2d(c), nn.Conv2d(c, out, 3, stride, 1)
-        self.bn2, self.conv2 = nn.BatchNorm2d(out), nn.Conv2d(out, out, 3, 1, 1)
-        self.short = nn.Conv2d(c, out, 1, stride) if stride != 1 or c != out else None
-
-    def forward(self, x):
-        h = torch.relu(self.bn1(x))
-        y = self.conv2(torch.relu(self.bn2(self.conv1(h))))
-        return y + (x if self.short is None else self.short(h))
+    h = torch.relu(self.bn1(x))
+    y = self.conv2(torch.relu(self.bn2(self.conv1(h))))
+    return y + (x if self.short is None else self.short(h))
 
 
-class Inverted(nn.Module):
-    """Inverted bottleneck: a shortcut only where the shape stays."""
-
-    def __init__(self, c: int, out: int, stride: int = 1) -> None:
-        super().__init__()
-        self.conv = nn.Sequential(
+@with_parts(
+    lambda c, out, stride=1: {
+        "conv": nn.Sequential(
             nn.Conv2d(c, 2 * c, 1),
             nn.ReLU6(),
             nn.Conv2d(2 * c, 2 * c, 3, stride, 1, groups=2 * c),
             nn.ReLU6(),
             nn.Conv2d(2 * c, out, 1),
-        )
-        self.same = stride == 1 and c == out
+        ),
+        "same": stride == 1 and c == out,
+    }
+)
+def Inverted(self, x):
+    """Inverted bottleneck: a shortcut only where the shape stays."""
+    return x + self.conv(x) if self.same else self.conv(x)
 
-    def forward(self, x):
-        return x + self.conv(x) if self.same else self.conv(x)
 
-
-class ConvReLU(nn.Module):
+@with_parts(lambda c, out, stride=1: {"conv": nn.Conv2d(c, out, 3, stride, 1)})
+def ConvReLU(self, x):
     """A plain layer."""
-
-    def __init__(self, c: int, out: int, stride: int = 1) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(c, out, 3, stride, 1)
-
-    def forward(self, x):
-        return torch.relu(self.conv(x))
+    return torch.relu(self.conv(x))
 
 
-class Branches(nn.Module):
+@with_parts(
+    lambda c, out, stride=1: {
+        "a": nn.Conv2d(c, out // 2, 1, stride),
+        "b": nn.Sequential(nn.Conv2d(c, 4, 1), nn.Conv2d(4, out - out // 2, 3, stride, 1)),
+    }
+)
+def Branches(self, x):
     """Two branches, one after the other in one result."""
-
-    def __init__(self, c: int, out: int, stride: int = 1) -> None:
-        super().__init__()
-        self.a = nn.Conv2d(c, out // 2, 1, stride)
-        self.b = nn.Sequential(nn.Conv2d(c, 4, 1), nn.Conv2d(4, out - out // 2, 3, stride, 1))
-
-    def forward(self, x):
-        return torch.cat([self.a(x), self.b(x)], 1)
+    return torch.cat([self.a(x), self.b(x)], 1)
 
 
-class DenseLayer(nn.Module):
+@with_parts(
+    lambda c, growth: {
+        "norm": nn.BatchNorm2d(c),
+        "conv": nn.Conv2d(c, growth, 3, padding=1),
+    }
+)
+def DenseLayer(self, xs):
     """Appends to the stream."""
-
-    def __init__(self, c: int, growth: int) -> None:
-        super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(c), nn.Conv2d(c, growth, 3, padding=1)
-
-    def forward(self, xs):
-        return self.conv(torch.relu(self.norm(torch.cat(xs, 1))))
+    return self.conv(torch.relu(self.norm(torch.cat(xs, 1))))
 
 
-class DenseNet(nn.Module):
+@with_parts(
+    lambda layers=3, growth=4: {
+        "stem": nn.Conv2d(3, 8, 3, padding=1),
+        "dense": nn.ModuleList([DenseLayer(8 + i * growth, growth) for i in range(layers)]),
+        "squeeze": nn.Conv2d(8 + layers * growth, 8, 1),
+        "block": Basic(8, 8),
+        "fc": nn.Linear(8, 5),
+    }
+)
+def DenseNet(self, x):
     """One dense block that repeats its lists, as DenseNet does, and a transition."""
-
-    def __init__(self, layers: int = 3, growth: int = 4) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.dense = nn.ModuleList([DenseLayer(8 + i * growth, growth) for i in range(layers)])
-        self.squeeze = nn.Conv2d(8 + layers * growth, 8, 1)
-        self.block = Basic(8, 8)
-        self.fc = nn.Linear(8, 5)
-
-    def forward(self, x):
-        xs = [self.stem(x)]
-        for layer in self.dense:
-            xs.append(layer(xs))
-        return self.fc(self.block(self.squeeze(torch.cat(xs, 1))).mean((2, 3)))
+    xs = [self.stem(x)]
+    for layer in self.dense:
+        xs.append(layer(xs))
+    return self.fc(self.block(self.squeeze(torch.cat(xs, 1))).mean((2, 3)))
 
 
 class Net(nn.Module):
@@ -216,108 +209,106 @@ class Encoder(nn.Module):
         return self.head(self.norm(x).mean(1))
 
 
-class LeNet(nn.Module):
+@with_parts(
+    lambda: {
+        "conv1": nn.Conv2d(3, 6, 3, padding=1),
+        "conv2": nn.Conv2d(6, 16, 3),
+        "fc1": nn.Linear(16, 12),
+        "fc2": nn.Linear(12, 8),
+        "fc3": nn.Linear(8, 5),
+    }
+)
+def LeNet(self, x):
     """Convolutions, then linear layers; everything functional else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 16, 3)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(16, 12), nn.Linear(12, 8), nn.Linear(8, 5)
-
-    def forward(self, x):
-        x = F.max_pool2d(torch.relu(self.conv1(x)), 2)
-        x = torch.flatten(F.max_pool2d(torch.relu(self.conv2(x)), 2), 1)
-        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+    x = F.max_pool2d(torch.relu(self.conv1(x)), 2)
+    x = torch.flatten(F.max_pool2d(torch.relu(self.conv2(x)), 2), 1)
+    return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
 
 
-class TwoInputs(nn.Module):
-    """Two towers, a residual body, two named outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))
-        self.b = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8))
-        self.body = nn.ModuleList(
+@with_parts(
+    lambda: {
+        "a": nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8)),
+        "b": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)),
+        "body": nn.ModuleList(
             nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
             for _ in range(3)
-        )
-        self.kind, self.value = nn.Linear(16, 5), nn.Linear(16, 1)
+        ),
+        "kind": nn.Linear(16, 5),
+        "value": nn.Linear(16, 1),
+    }
+)
+def TwoInputs(self, left, right):
+    """Two towers, a residual body, two named outputs."""
+    x = torch.cat([self.a(left), self.b(right)], 1)
+    for block in self.body:
+        x = x + block(x)
+    return {"kind": self.kind(x), "value": self.value(x)}
 
-    def forward(self, left, right):
-        x = torch.cat([self.a(left), self.b(right)], 1)
-        for block in self.body:
-            x = x + block(x)
-        return {"kind": self.kind(x), "value": self.value(x)}
 
-
-class Exits(nn.Module):
+@with_parts(
+    lambda: {
+        "stem": nn.Conv2d(3, 8, 3, padding=1),
+        "stages": nn.ModuleList(nn.Sequential(Basic(8, 8), Basic(8, 8)) for _ in range(3)),
+        "exits": nn.ModuleList(nn.Linear(8, 5) for _ in range(3)),
+    }
+)
+def Exits(self, x):
     """An exit after each stage (DepthFL); one of them in training only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.stages = nn.ModuleList(nn.Sequential(Basic(8, 8), Basic(8, 8)) for _ in range(3))
-        self.exits = nn.ModuleList(nn.Linear(8, 5) for _ in range(3))
-
-    def forward(self, x):
-        x, found = self.stem(x), []
-        for i, (stage, leave) in enumerate(zip(self.stages, self.exits, strict=True)):
-            x = stage(x)
-            if self.training or i != 1:
-                found.append(leave(x.mean((2, 3))))
-        return tuple(found)
+    x, found = self.stem(x), []
+    for i, (stage, leave) in enumerate(zip(self.stages, self.exits, strict=True)):
+        x = stage(x)
+        if self.training or i != 1:
+            found.append(leave(x.mean((2, 3))))
+    return tuple(found)
 
 
-class Shared(nn.Module):
+@with_parts(
+    lambda: {
+        "first": nn.Linear(6, 8),
+        "layer": nn.Linear(8, 8),
+        "last": nn.Linear(8, 5),
+    }
+)
+def Shared(self, x):
     """One layer used three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.layer, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 5)
-
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        for _ in range(3):
-            x = torch.relu(self.layer(x))
-        return self.last(x)
+    x = torch.relu(self.first(x))
+    for _ in range(3):
+        x = torch.relu(self.layer(x))
+    return self.last(x)
 
 
-class Tied(nn.Module):
+@with_parts(
+    lambda: {
+        "table": nn.Embedding(9, 8),
+        "body": nn.ModuleList(nn.Linear(8, 8) for _ in range(2)),
+    }
+)
+def Tied(self, x):
     """An embedding whose table is the classifier's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(9, 8)
-        self.body = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-
-    def forward(self, x):
-        x = self.table(x)
-        for layer in self.body:
-            x = x + torch.relu(layer(x))
-        return x @ self.table.weight.T
+    x = self.table(x)
+    for layer in self.body:
+        x = x + torch.relu(layer(x))
+    return x @ self.table.weight.T
 
 
-class Transposed(nn.Module):
+@with_parts(lambda c, out: {"weight": nn.Parameter(torch.randn(out, c))})
+def TransposedLayer(self, x):
+    return x @ self.weight.T
+
+
+@with_parts(
+    lambda: {
+        "first": TransposedLayer(6, 8),
+        "last": TransposedLayer(8, 5),
+        "layers": nn.ModuleList(TransposedLayer(8, 8) for _ in range(2)),
+    }
+)
+def Transposed(self, x):
     """Layers whose weights are computed: transposed before the product."""
-
-    class Layer(nn.Module):
-        def __init__(self, c: int, out: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(out, c))
-
-        def forward(self, x):
-            return x @ self.weight.T
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = self.Layer(6, 8), self.Layer(8, 5)
-        self.layers = nn.ModuleList(self.Layer(8, 8) for _ in range(2))
-
-    def forward(self, x):
-        x = self.first(x)
-        for layer in self.layers:
-            x = x + torch.relu(layer(x))
-        return self.last(x)
+    x = self.first(x)
+    for layer in self.layers:
+        x = x + torch.relu(layer(x))
+    return self.last(x)
 
 
 class UNet(nn.Module):
@@ -348,76 +339,76 @@ class UNet(nn.Module):
         return self.out(x)
 
 
-class Mixer(nn.Module):
+@with_parts(
+    lambda tokens, c: {
+        "norm1": nn.LayerNorm(c),
+        "norm2": nn.LayerNorm(c),
+        "tokens": nn.Sequential(nn.Linear(tokens, 6), nn.GELU(), nn.Linear(6, tokens)),
+        "channels": nn.Sequential(nn.Linear(c, 12), nn.GELU(), nn.Linear(12, c)),
+    }
+)
+def MixerLayer(self, x):
+    x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+    return x + self.channels(self.norm2(x))
+
+
+@with_parts(
+    lambda: {
+        "patch": nn.Conv2d(3, 8, 4, 4),
+        "layers": nn.ModuleList(MixerLayer(4, 8) for _ in range(3)),
+        "head": nn.Linear(8, 5),
+    }
+)
+def Mixer(self, x):
     """Layers that mix positions, then channels."""
-
-    class Layer(nn.Module):
-        def __init__(self, tokens: int, c: int) -> None:
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(c), nn.LayerNorm(c)
-            self.tokens = nn.Sequential(nn.Linear(tokens, 6), nn.GELU(), nn.Linear(6, tokens))
-            self.channels = nn.Sequential(nn.Linear(c, 12), nn.GELU(), nn.Linear(12, c))
-
-        def forward(self, x):
-            x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-            return x + self.channels(self.norm2(x))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(3, 8, 4, 4)
-        self.layers = nn.ModuleList(self.Layer(4, 8) for _ in range(3))
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x):
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean(1))
+    x = self.patch(x).flatten(2).transpose(1, 2)
+    for layer in self.layers:
+        x = layer(x)
+    return self.head(x.mean(1))
 
 
-class LongSkip(nn.Module):
+@with_parts(
+    lambda: {
+        "stem": nn.Conv2d(3, 8, 3, padding=1),
+        "body": nn.Sequential(Basic(8, 8), Basic(8, 8)),
+        "last": nn.Conv2d(8, 8, 3, padding=1),
+        "out": nn.Conv2d(8, 3, 1),
+    }
+)
+def LongSkip(self, x):
     """Residual blocks under a shortcut over all of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.body = nn.Sequential(Basic(8, 8), Basic(8, 8))
-        self.last, self.out = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 3, 1)
-
-    def forward(self, x):
-        x = self.stem(x)
-        return self.out(x + self.last(self.body(x)))
+    x = self.stem(x)
+    return self.out(x + self.last(self.body(x)))
 
 
-class EncoderDecoder(nn.Module):
+@with_parts(
+    lambda: {
+        "source": nn.Embedding(9, 8),
+        "target": nn.Embedding(9, 8),
+        "body": nn.Transformer(8, 2, 2, 2, 16, batch_first=True),
+        "out": nn.Linear(8, 9),
+    }
+)
+def EncoderDecoder(self, source, target):
     """A transformer with a source and a target."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.source, self.target = nn.Embedding(9, 8), nn.Embedding(9, 8)
-        self.body = nn.Transformer(8, 2, 2, 2, 16, batch_first=True)
-        self.out = nn.Linear(8, 9)
-
-    def forward(self, source, target):
-        return self.out(self.body(self.source(source), self.target(target)))
+    return self.out(self.body(self.source(source), self.target(target)))
 
 
-class Conditioned(nn.Module):
+@with_parts(
+    lambda: {
+        "stem": nn.Conv2d(3, 8, 3, padding=1),
+        "time": nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 8)),
+        "blocks": nn.ModuleList(Basic(8, 8) for _ in range(3)),
+        "scale": nn.ModuleList(nn.Linear(8, 8) for _ in range(3)),
+        "out": nn.Conv2d(8, 3, 1),
+    }
+)
+def Conditioned(self, x, time):
     """Residual blocks steered by a second input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.time = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 8))
-        self.blocks = nn.ModuleList(Basic(8, 8) for _ in range(3))
-        self.scale = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.out = nn.Conv2d(8, 3, 1)
-
-    def forward(self, x, time):
-        time, x = self.time(time), self.stem(x)
-        for block, scale in zip(self.blocks, self.scale, strict=True):
-            x = block(x * scale(time)[:, :, None, None])
-        return self.out(x)
+    time, x = self.time(time), self.stem(x)
+    for block, scale in zip(self.blocks, self.scale, strict=True):
+        x = block(x * scale(time)[:, :, None, None])
+    return self.out(x)
 
 
 BLOCKS: dict[str, Callable[..., nn.Module]] = {

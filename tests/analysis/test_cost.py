@@ -8,14 +8,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import archgraph as ag
-from tests.nets import FOREIGN
+from tests.nets import FOREIGN, captured, with_parts
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "densenet121", "googlenet"])
 def test_macs_are_half_the_flops_of_torch(name):
     foreign = FOREIGN[name]()
-    graph = ag.trace(foreign.model, *foreign.args, train=False).graph
+    graph = captured(foreign.model, *foreign.args, train=False).graph
     model = foreign.model.eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(foreign.args[0][:1])
@@ -27,25 +27,18 @@ def test_macs_are_half_the_flops_of_torch(name):
 
 
 def test_attention_costs_scores_and_mixing():
-    class Attend(nn.Module):
-        def forward(self, q, k):
-            return nn.functional.scaled_dot_product_attention(q, k, k)
+    @with_parts()
+    def Attend(self, q, k):
+        return nn.functional.scaled_dot_product_attention(q, k, k)
 
-    graph = ag.trace(Attend(), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)).graph
+    graph = captured(Attend(), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)).graph
     assert ag.cost(graph).macs == 2 * 3 * 5 * 7 * 8
 
 
 def test_tied_parameters_count_once_and_costs_add_up():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
-            self.b.weight = self.a.weight
-
-        def forward(self, x):
-            return self.b(self.a(x).relu())
-
-    graph = ag.trace(Tied(), torch.randn(2, 4)).graph
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    net.get_submodule("2").weight = net.get_submodule("0").weight
+    graph = captured(net, torch.randn(2, 4)).graph
     found = ag.cost(graph)
     assert found.parameters == 16 and found.macs == 32
     total = found.of(tuple(n.name for n in graph.nodes))

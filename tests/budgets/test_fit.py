@@ -14,10 +14,8 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.budgets.amounts import MEASURES, limit_of
-from archgraph.errors import GraphError, RewriteError, SpecError
-from archgraph.states.nested import nested
 from tests.examples import at_most
-from tests.nets import FOREIGN, image, networks
+from tests.nets import FOREIGN, captured, image, networks
 from tests.structures import graph_of, models
 from tests.zoo.handmade import HANDMADE
 
@@ -32,7 +30,7 @@ def fitted(graph: ag.ArchGraph, **options: Any) -> ag.Rewritten:
     """Return a submodel; a budget below the smallest one is no example."""
     try:
         return ag.fit(graph, **options)
-    except RewriteError as error:
+    except ag.RewriteError as error:
         if error.message == "no submodel is within the budget":
             assume(False)
         raise
@@ -42,7 +40,7 @@ def fitted(graph: ag.ArchGraph, **options: Any) -> ag.Rewritten:
 def foreign_graph(name: str) -> ag.ArchGraph:
     """Return the graph of a model of another library, traced once."""
     foreign = FOREIGN[name]()
-    return ag.trace(foreign.model, *foreign.args, train=False).graph
+    return captured(foreign.model, *foreign.args, train=False).graph
 
 
 def sizes(graph: ag.ArchGraph) -> dict[str, int]:
@@ -92,7 +90,7 @@ def test_of_two_submodels_one_lies_within_the_other(graph, first, second, shape)
     a, b = fitted(graph, **first, shape=shape), fitted(graph, **second, shape=shape)
     x, y = sizes(a.graph), sizes(b.graph)
     larger, smaller = (a, b) if sum(x.values()) >= sum(y.values()) else (b, a)
-    assert larger.transfer >> nested(larger.transfer, smaller.transfer) == smaller.transfer
+    assert larger.transfer >> ag.nested(larger.transfer, smaller.transfer) == smaller.transfer
 
 
 def test_ranks_of_adapters_stay():
@@ -104,22 +102,12 @@ def test_ranks_of_adapters_stay():
 
 def test_sizes_at_which_an_operator_cannot_run_are_passed_over():
     made = HANDMADE["lstm_projected"]()
-    graph = ag.trace(made.model, *made.args, **made.kwargs).graph
-    with pytest.raises(RewriteError, match="a projection of 5 units to as many"):
+    graph = captured(made.model, *made.args, **made.kwargs).graph
+    with pytest.raises(ag.RewriteError, match="a projection of 5 units to as many"):
         ag.take(graph, sizes={"lstm.cell": 5, "lstm.hidden": 5})
     for number in range(20, 100, 4):  # .6 leads through these sizes
         small = ag.fit(graph, parameters=number / 100).graph
         assert ag.cost(small).parameters <= number / 100 * ag.cost(graph).parameters
-
-
-@pytest.mark.sample(24)
-@pytest.mark.parametrize("name", HANDMADE)
-def test_handmade_models(name):
-    made = HANDMADE[name]()
-    graph = ag.trace(made.model, *made.args, **made.kwargs).graph
-    if ag.axes(graph).free:
-        small = ag.fit(graph, parameters=0.6, verify=True).graph
-        assert ag.cost(small).parameters <= 0.6 * ag.cost(graph).parameters
 
 
 @pytest.mark.sample(4)
@@ -145,11 +133,12 @@ def test_a_training_step_stays_within_its_memory(graph, share, optimizer, depth)
 # ------------------------------------------------------------------------------- closed forms
 
 
+@functools.cache
 def perceptron(*widths: int) -> ag.ArchGraph:
     layers: list[nn.Module] = []
     for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
-    return ag.trace(nn.Sequential(*layers[:-1]), torch.zeros(1, widths[0])).graph
+    return captured(nn.Sequential(*layers[:-1]), torch.zeros(1, widths[0])).graph
 
 
 def test_one_hidden_layer_takes_what_the_budget_leaves():
@@ -264,7 +253,7 @@ def test_amounts(measure, budget, limit):
     "budget", [0, -1, "", "ten", "110%", "5 apples", "10MB", True, None, "nan"]
 )
 def test_what_is_no_budget_is_refused(budget):
-    with pytest.raises(RewriteError, match=r"^macs: "):
+    with pytest.raises(ag.RewriteError, match=r"^macs: "):
         limit_of(MEASURES["macs"], budget, 3000)
 
 
@@ -283,7 +272,7 @@ def test_what_is_no_budget_is_refused(budget):
     ],
 )
 def test_a_unit_in_another_case_is_suggested(measure, budget, meant):
-    with pytest.raises(RewriteError, match=rf"unknown unit.*; did you mean {meant}\?$"):
+    with pytest.raises(ag.RewriteError, match=rf"unknown unit.*; did you mean {meant}\?$"):
         limit_of(MEASURES[measure], budget, 3000)
     limit_of(MEASURES[measure], meant, 3000)
 
@@ -304,36 +293,38 @@ def test_an_explanation_has_the_least_budgets_exactly(name):
             if measure != "memory":  # whose bound is searched, up to 5 % above the total
                 small = fit(graph, **{measure: f"{least}{unit}"}, skip=skip).graph
                 assert getattr(ag.cost(small), measure) == least
-            with pytest.raises(RewriteError, match="no submodel is within the budget"):
+            with pytest.raises(ag.RewriteError, match="no submodel is within the budget"):
                 fit(graph, **{measure: f"{least - 1}{unit}"}, **step, skip=skip)
     assert ag.explain(graph, ag.axes(graph).free[0].name).budgets == {}
 
 
 def test_errors_say_what_is_possible():
     graph = perceptron(3, 8, 2)
-    with pytest.raises(RewriteError, match=r"^no budget; expected one or more of parameters, macs"):
+    with pytest.raises(
+        ag.RewriteError, match=r"^no budget; expected one or more of parameters, macs"
+    ):
         ag.fit(graph)
     with pytest.raises(
-        RewriteError,
+        ag.RewriteError,
         match=r"^macs: no submodel is within the budget; found 5 for the smallest; "
         r"expected at most 4$",
     ):
         ag.fit(graph, macs=4)
     with pytest.raises(
-        RewriteError, match=r"^parameters, macs: .*found 8 parameters, 5 macs for the smallest"
+        ag.RewriteError, match=r"^parameters, macs: .*found 8 parameters, 5 macs for the smallest"
     ):
         ag.fit(graph, macs=4, parameters=7)
-    with pytest.raises(RewriteError, match=r"^unknown shape; found wide"):
+    with pytest.raises(ag.RewriteError, match=r"^unknown shape; found wide"):
         fitted(graph, macs=0.5, shape="wide")
-    with pytest.raises(RewriteError, match=r"^multiple: "):
+    with pytest.raises(ag.RewriteError, match=r"^multiple: "):
         ag.fit(graph, macs=0.5, multiple=0)
-    with pytest.raises(GraphError, match=r"nowhere"):
+    with pytest.raises(ag.GraphError, match=r"nowhere"):
         ag.fit(graph, macs=0.5, keep="nowhere")
-    with pytest.raises(GraphError, match=r"nowhere"):
+    with pytest.raises(ag.GraphError, match=r"nowhere"):
         ag.fit(graph, macs=0.5, skip="nowhere")
-    with pytest.raises(RewriteError, match=r"^skip: 0: block cannot be left out"):
+    with pytest.raises(ag.RewriteError, match=r"^skip: 0: block cannot be left out"):
         ag.fit(graph, macs=0.5, skip=["0"])
-    with pytest.raises(RewriteError, match=r"^memory: a training step of how many examples"):
+    with pytest.raises(ag.RewriteError, match=r"^memory: a training step of how many examples"):
         ag.fit(graph, memory="20MB")
-    with pytest.raises(SpecError, match=r"fit: is a budget without a measure; found 10M"):
+    with pytest.raises(ag.SpecError, match=r"fit: is a budget without a measure; found 10M"):
         ag.rewrite(graph, fit="10M")

@@ -15,12 +15,10 @@ from torch import nn
 import archgraph as ag
 from archgraph.analysis.positions import positions
 from archgraph.budgets.importance import ImportanceMethod
-from archgraph.errors import DataError, GraphError, RewriteError
 from archgraph.rewrites.laws import in_float64, masked, random_inputs, random_state
-from archgraph.states.importance import Importance
 from archgraph.states.pieces import position_sums
 from tests.examples import at_most
-from tests.nets import FOREIGN, image, networks
+from tests.nets import FOREIGN, captured, image, networks, with_parts
 
 METHODS: tuple[ImportanceMethod, ...] = ("weights", "taylor")
 
@@ -31,7 +29,7 @@ def seeded() -> None:
 
 
 def in_double(net: nn.Module) -> tuple[ag.ArchGraph, dict[str, torch.Tensor]]:
-    graph = in_float64(ag.trace(net, image()).graph)
+    graph = in_float64(captured(net, image()).graph)
     return graph, random_state(graph)
 
 
@@ -43,7 +41,7 @@ def batches(count: int = 2) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def scored(graph: ag.ArchGraph, state: Any, method: Any) -> Importance:
+def scored(graph: ag.ArchGraph, state: Any, method: Any) -> ag.Importance:
     return ag.importance(graph, state, batches(), method)
 
 
@@ -53,7 +51,7 @@ def scored(graph: ag.ArchGraph, state: Any, method: Any) -> Importance:
 @at_most(3)
 @given(networks())
 def test_a_position_touches_what_its_cut_removes(net):
-    graph = ag.trace(net, image()).graph
+    graph = captured(net, image()).graph
     solved = ag.axes(graph)
     for param in graph.params:
         tensor = torch.rand(param.shape, dtype=torch.float64)
@@ -106,7 +104,7 @@ def test_a_position_without_weights_is_the_least_important(method, net, at):
 @at_most(3)
 @given(networks(), st.sampled_from([0.25, 0.5, 0.75]))
 def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
-    graph, state = ag.trace(net, image())
+    graph, state = captured(net, image())
     scores = ag.importance(graph, state)
     best = {}
     for axis in ag.axes(graph).free:
@@ -120,7 +118,7 @@ def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
     sizes = {name: len(index) for name, index in best.items()}
     assert by_scores == ag.take(graph, sizes=sizes, importance=scores)
     # Positions that are all alike keep the first, as without importance.
-    alike = Importance({a.name: [1.0] * a.size for a in ag.axes(graph).free})
+    alike = ag.Importance({a.name: [1.0] * a.size for a in ag.axes(graph).free})
     assert ag.take(graph, sizes=sizes, importance=alike) == ag.take(graph, sizes=sizes)
 
 
@@ -129,7 +127,7 @@ def test_take_by_importance_takes_the_best_positions_in_their_order(net, share):
 @pytest.mark.parametrize("name", ["vit", "bert", "densenet121", "mobilenet_v2", "swin_t"])
 def test_foreign_models_are_scored_by_every_method(name):
     foreign = FOREIGN[name]()
-    graph, state = ag.trace(foreign.model.eval(), *foreign.args, **foreign.kwargs)
+    graph, state = captured(foreign.model.eval(), *foreign.args, **foreign.kwargs)
     batch = dict(random_inputs(graph)), torch.arange(2)
     data = [({k: v.float() if v.is_floating_point() else v for k, v in batch[0].items()}, batch[1])]
 
@@ -152,7 +150,7 @@ def test_foreign_models_are_scored_by_every_method(name):
 
 def linear_net() -> tuple[ag.ArchGraph, dict[str, torch.Tensor]]:
     net = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 2, bias=False)).double()
-    graph, state = ag.trace(net, torch.zeros(1, 3, dtype=torch.float64))
+    graph, state = captured(net, torch.zeros(1, 3, dtype=torch.float64))
     return graph, dict(state)
 
 
@@ -173,47 +171,39 @@ def test_norms_in_closed_form():
     assert ag.importance(graph, state).of("0.out") == pytest.approx(norms.numpy())
 
 
-class Turned(nn.Module):
+@with_parts(lambda matrix: {"matrix": nn.Parameter(matrix)})
+def Added(self, x):
+    """A block that adds a linear map of its input."""
+    return x + x @ self.matrix
+
+
+def turned(angle: float) -> nn.Module:
     """A block that turns pairs of numbers by an angle, or passes them on."""
-
-    def __init__(self, angle: float) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4, bias=False, dtype=torch.float64)
-        c, s = float(np.cos(angle)), float(np.sin(angle))
-        turn = torch.block_diag(*2 * [torch.tensor([[c, -s], [s, c]], dtype=torch.float64)])
-        with torch.no_grad():
-            self.inner.weight.copy_(turn - torch.eye(4))
-
-    def forward(self, x):
-        return x + self.inner(x)
+    c, s = float(np.cos(angle)), float(np.sin(angle))
+    turn = torch.block_diag(*2 * [torch.tensor([[c, s], [-s, c]], dtype=torch.float64)])
+    block: nn.Module = Added(turn - torch.eye(4))
+    return block
 
 
 @pytest.mark.parametrize("angle", [0.0, np.pi / 3, np.pi / 2, np.pi])
 def test_the_influence_of_a_block_is_one_minus_the_cosine_of_its_turn(angle):
-    net = nn.Sequential(nn.Linear(3, 4), Turned(angle), Turned(0.3), nn.Linear(4, 2)).double()
-    graph, state = ag.trace(net, torch.zeros(1, 3, dtype=torch.float64))
+    net = nn.Sequential(nn.Linear(3, 4), turned(angle), turned(0.3), nn.Linear(4, 2)).double()
+    graph, state = captured(net, torch.zeros(1, 3, dtype=torch.float64))
     scores = ag.importance(graph, state, [(torch.randn(6, 3).double(), None)])
     assert scores.blocks["1"] == pytest.approx(1 - np.cos(angle), abs=1e-12)
     assert scores.blocks["2"] == pytest.approx(1 - np.cos(0.3))
 
 
-class Appending(nn.Module):
+@with_parts(lambda factor: {"matrix": nn.Parameter(factor * torch.eye(4, dtype=torch.float64))})
+def Appending(self, x):
     """A dense block, which appends as many numbers as it is passed, times a factor."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4, bias=False, dtype=torch.float64)
-        with torch.no_grad():
-            self.inner.weight.copy_(factor * torch.eye(4))
-
-    def forward(self, x):
-        return torch.cat([x, self.inner(x)], 1)
+    return torch.cat([x, x @ self.matrix], 1)
 
 
 @pytest.mark.parametrize("factor", [0.0, 1.0, 2.0])
 def test_the_influence_of_a_dense_block_is_that_of_what_it_appends(factor):
     net = nn.Sequential(nn.Linear(3, 4), Appending(factor), nn.Linear(8, 2)).double()
-    graph, state = ag.trace(net, torch.zeros(1, 3, dtype=torch.float64))
+    graph, state = captured(net, torch.zeros(1, 3, dtype=torch.float64))
     scores = ag.importance(graph, state, [(torch.randn(6, 3).double(), None)])
     assert scores.blocks["1"] == pytest.approx(1 - 1 / np.sqrt(1 + factor**2), abs=1e-12)
 
@@ -222,7 +212,7 @@ def test_the_influence_of_a_dense_block_is_that_of_what_it_appends(factor):
 def test_heads_are_scored_whole():
     """A head is worth the sum of what its positions are worth."""
     foreign = FOREIGN["bert"]()
-    graph, state = ag.trace(foreign.model, **foreign.kwargs)
+    graph, state = captured(foreign.model, **foreign.kwargs)
     state = {name: torch.zeros_like(value) for name, value in state.items()}
     key = next(n for n in state if n.endswith("0.attention.self.query.weight"))
     state[key][8:16] = 1.0  # the second of four heads of eight positions
@@ -235,13 +225,13 @@ def test_heads_are_scored_whole():
 
 
 def test_scores_are_saved_and_read(tmp_path: Path):
-    scores = Importance(
+    scores = ag.Importance(
         {"a.out": np.array([0.1, 0.3]).tolist(), "b.heads": [1, 0, 2]},
         {"layer1.1": 0.25},
         "taylor",
     )
     path = scores.save(tmp_path / "new" / "scores.safetensors")
-    again = Importance.load(path)
+    again = ag.Importance.load(path)
     assert again == scores and again.positions["b.heads"] == (1.0, 0.0, 2.0)
     assert repr(again) == "<Importance by taylor: 2 axes, 1 block>"
     assert "influence of blocks: layer1.1 0.25" in str(again)
@@ -253,7 +243,9 @@ def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path, content):
     path = tmp_path / "scores.safetensors"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(RewriteError, match=r"scores\.safetensors: cannot read importance; found"):
+    with pytest.raises(
+        ag.RewriteError, match=r"scores\.safetensors: cannot read importance; found"
+    ):
         ag.take(ag.load("specs/models/digits_cnn.yaml"), 0.5, importance=path)
 
 
@@ -261,14 +253,14 @@ def test_weights_are_no_scores(tmp_path: Path):
     from archgraph.states.wire import save_tensors
 
     save_tensors(tmp_path / "weights.safetensors", {"fc.weight": torch.zeros(2)})
-    with pytest.raises(RewriteError, match=r"expected a file that Importance\.save wrote"):
-        Importance.load(tmp_path / "weights.safetensors")
+    with pytest.raises(ag.RewriteError, match=r"expected a file that Importance\.save wrote"):
+        ag.Importance.load(tmp_path / "weights.safetensors")
 
 
 @pytest.mark.parametrize("values", [[-1.0], [float("nan")], [], "many", [[1.0]], 0.5])
 def test_scores_are_finite_and_not_negative(values):
-    with pytest.raises(RewriteError, match=r"importance of a\.out: not scores of positions"):
-        Importance({"a.out": values})
+    with pytest.raises(ag.RewriteError, match=r"importance of a\.out: not scores of positions"):
+        ag.Importance({"a.out": values})
 
 
 def test_scores_of_another_network_are_refused():
@@ -278,25 +270,25 @@ def test_scores_of_another_network_are_refused():
         ({"0.oot": [1.0] * 5}, "0.out: importance has no scores of this axis; .*did you mean"),
         ({"0.out": [1.0] * 4}, "another size of this axis; found 4 scores; expected 5 positions"),
     ):
-        with pytest.raises(RewriteError, match=message):
-            ag.take(graph, 0.5, importance=Importance(wrong))
+        with pytest.raises(ag.RewriteError, match=message):
+            ag.take(graph, 0.5, importance=ag.Importance(wrong))
         # What is not cut needs no scores.
-        assert ag.take(graph, sizes={axis: 5}, importance=Importance(wrong)).graph == graph
+        assert ag.take(graph, sizes={axis: 5}, importance=ag.Importance(wrong)).graph == graph
 
 
 def test_what_cannot_be_measured_says_why():
     graph, state = linear_net()
-    with pytest.raises(DataError, match=r"importance by taylor needs batches; .*data=\["):
+    with pytest.raises(ag.DataError, match=r"importance by taylor needs batches; .*data=\["):
         ag.importance(graph, state, method="taylor")
-    with pytest.raises(DataError, match="needs batches"):
+    with pytest.raises(ag.DataError, match="needs batches"):
         ag.importance(graph, state, [], "taylor")
-    with pytest.raises(RewriteError, match="expected weights, taylor"):
+    with pytest.raises(ag.RewriteError, match="expected weights, taylor"):
         ag.importance(graph, state, method="hessian")  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match=r"0\.weight"):
+    with pytest.raises(ag.GraphError, match=r"0\.weight"):
         ag.importance(graph, {})
 
 
 def test_what_is_kept_of_an_axis():
-    scores = Importance({"a": [1, 4, 0, 3]})
+    scores = ag.Importance({"a": [1, 4, 0, 3]})
     assert [scores.kept("a", n) for n in (0, 1, 2, 3, 4)] == [0, 0.5, 0.875, 1, 1]
-    assert Importance({"a": [0, 0]}).kept("a", 1) == 0.5
+    assert ag.Importance({"a": [0, 0]}).kept("a", 1) == 0.5

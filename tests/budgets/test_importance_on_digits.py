@@ -9,6 +9,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.data import load_dataset
 from tests.budgets.test_importance import METHODS
+from tests.nets import captured
 
 
 def network() -> nn.Sequential:
@@ -39,7 +40,7 @@ def test_the_best_half_loses_less_than_the_first():
     accuracy: dict[str, list[float]] = {}
     for seed in range(3):
         torch.manual_seed(seed)
-        graph, state = ag.trace(trained(network(), x, y, seed, epochs=8), x[:2])
+        graph, state = captured(trained(network(), x, y, seed, epochs=8), x[:2])
         scores = {m: ag.importance(graph, state, batches, m) for m in METHODS}
         cuts = {m: ag.take(graph, 0.5, importance=scores[m]) for m in METHODS}
         for name, cut in (cuts | {"first": ag.take(graph, 0.5)}).items():

@@ -10,9 +10,6 @@ import torch
 
 import archgraph as ag
 from archgraph.engine.run_models import trained
-from archgraph.errors import SpecError
-from archgraph.states.importance import Importance
-from archgraph.viewer import view
 from archgraph.viewer.document import decode_data
 
 FAMILY = """
@@ -39,12 +36,12 @@ def graph() -> ag.ArchGraph:
 
 
 @pytest.fixture
-def scores(graph: ag.ArchGraph) -> Importance:
+def scores(graph: ag.ArchGraph) -> ag.Importance:
     return ag.importance(graph, ag.initial_state(graph, seed=5))
 
 
 @pytest.fixture
-def folder(tmp_path: Path, graph: ag.ArchGraph, scores: Importance) -> Path:
+def folder(tmp_path: Path, graph: ag.ArchGraph, scores: ag.Importance) -> Path:
     ag.save(graph, tmp_path / "net.yaml")
     scores.save(tmp_path / "scores" / "half.safetensors")
     (tmp_path / "family.yaml").write_text(FAMILY)
@@ -68,7 +65,9 @@ def test_a_family_names_the_file_of_its_scores(folder, graph, scores):
 
 def test_a_missing_file_is_named_with_its_line(folder):
     (folder / "scores" / "half.safetensors").unlink()
-    with pytest.raises(SpecError, match=r"family\.yaml:5: clients\[0\]\.take\.importance: names a"):
+    with pytest.raises(
+        ag.SpecError, match=r"family\.yaml:5: clients\[0\]\.take\.importance: names a"
+    ):
         ag.load_family(folder / "family.yaml")
 
 
@@ -77,7 +76,7 @@ def test_keywords_take_scores_their_mapping_or_a_file(folder, graph, scores):
     file = str(folder / "scores" / "half.safetensors")
     for value in (scores, scores.positions, file):
         assert ag.rewrite(graph, take={"shares": 0.5, "importance": value}, verify=True) == best
-    with pytest.raises(SpecError, match=r"narrow\.importance: is an unknown key"):
+    with pytest.raises(ag.SpecError, match=r"narrow\.importance: is an unknown key"):
         ag.rewrite(graph, narrow={"shares": 0.5, "importance": file})
 
 
@@ -115,18 +114,18 @@ def test_values_in_python_are_recorded_as_they_are(tmp_path, graph, scores):
 
 
 def test_a_page_takes_scores(graph, scores):
-    page = decode_data(view(graph, importance=scores))
-    assert page == decode_data(view(graph, importance=dict(scores.positions)))
+    page = decode_data(ag.view(graph, importance=scores))
+    assert page == decode_data(ag.view(graph, importance=dict(scores.positions)))
     assert page["overlays"]["importance"][0] == "importance"
 
 
 def test_a_page_shows_scores_of_blocks(graph, scores):
     blocks = {"stage1.0": 0.25, "stage2.1": 0.75}
-    page = decode_data(view(graph, importance=replace(scores, blocks=blocks)))
+    page = decode_data(ag.view(graph, importance=replace(scores, blocks=blocks)))
     assert page["overlays"]["blocks"] == ["influence of blocks", "amount", 0.0, 0.75]
     (shown,) = page["graphs"]
     figures = shown["figures"]["blocks"]
     assert figures["whole"] == 0.5
     assert [f for f in figures["blocks"] if f is not None] == [0.25, 0.75]
     # A page of which no block is scored has none.
-    assert [*decode_data(view(graph, importance=scores))["overlays"]] == ["importance"]
+    assert [*decode_data(ag.view(graph, importance=scores))["overlays"]] == ["importance"]

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 import archgraph as ag
 from archgraph.capture.trace import Traced
-from archgraph.graph.text import parse
 from archgraph.ops.infer import infer
+from tests.nets import captured
 
 
 def tensors(outputs: Any) -> list[torch.Tensor]:
@@ -60,7 +60,7 @@ def assert_faithful(
     graph, state = traced
     ag.check(graph)
     assert infer(graph) == graph
-    assert parse(str(graph)) == graph
+    assert ag.parse(str(graph)) == graph
     start = {k: v.detach().clone() for k, v in net.state_dict().items()}
     for batch in batches:
         given, named = resized(args, batch), resized(kwargs, batch)
@@ -87,6 +87,6 @@ def assert_faithful(
                     built.state_dict()[name], tensor, rtol=tolerance, atol=tolerance
                 )
     net.load_state_dict(start)
-    again = ag.trace(ag.build(graph, state), *copy.deepcopy(args), **copy.deepcopy(kwargs))
+    again = captured(ag.build(graph, state), *copy.deepcopy(args), **copy.deepcopy(kwargs))
     assert again.graph == graph
     return traced

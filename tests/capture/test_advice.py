@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 import archgraph as ag
-from archgraph.errors import Inexpressible, TraceError
 from tests.capture.faithful import tensors
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
@@ -417,7 +416,7 @@ def _run(module: nn.Module, inputs: Any, training: bool) -> list[torch.Tensor]:
 def test_advice_works_when_it_is_followed(name):
     advice = ADVICE[name]
     torch.manual_seed(0)
-    with pytest.raises(TraceError, match=advice.words):
+    with pytest.raises(ag.TraceError, match=advice.words):
         ag.trace(Net(advice.refused, advice.prepare), *advice.inputs, **advice.options)
     torch.manual_seed(0)
     net, inputs = Net(advice.followed, advice.prepared), advice.instead or advice.inputs
@@ -434,6 +433,6 @@ def test_a_refusal_can_be_told_from_others_by_its_kind():
     for body in (branching, normal):
         with pytest.raises(ag.Inexpressible):
             ag.trace(Net(body, lambda net: None), X)
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(ag.TraceError) as caught:
         ag.trace(Net(plain, hooked), X)
-    assert not isinstance(caught.value, Inexpressible)
+    assert not isinstance(caught.value, ag.Inexpressible)

@@ -30,37 +30,6 @@ def twice(net, x):
     return (x @ net.weight) @ net.weight
 
 
-def back_to_float(net, x):
-    return torch.nn.functional.mse_loss(x @ net.weight, x)
-
-
-def computed_in_float(net, x):
-    y = x @ net.weight
-    return torch.nn.functional.mse_loss(y, y * 2)
-
-
-def mixed(net, x):
-    return torch.cat([x, x @ net.weight], 1).softmax(-1)
-
-
-def with_a_constant(net, x):
-    return x @ torch.ones(3, 2)
-
-
-@pytest.mark.parametrize(
-    "body", [product, twice, back_to_float, computed_in_float, mixed, with_a_constant]
-)
-def test_casts_stand_for_autocast(body):
-    tape, net = inlined(region(body))
-    tape = spell_casts(fold_constants(tape, ()))
-    assert TO in calls(tape)
-    expected = net(X)
-    for node in tape.graph.nodes:
-        node.meta[REGION] = Region()  # autocast is off from here
-    (found,) = run(tape, net, X)
-    assert found.dtype == expected.dtype and torch.equal(found, expected)
-
-
 def with_results(tape, dtype):
     """The tape as a device captures it that makes a sum compute in another dtype by itself."""
     (total,) = [n for n in tape.graph.nodes if "sum" in str(n.target)]
@@ -97,8 +66,3 @@ def test_a_parameter_is_cast_once_and_an_activation_each_time():
     assert (
         calls(spell_casts(fold_constants(tape, ()))).count(TO) == 2
     )  # x, weight; the product is one already
-
-
-def test_a_region_that_is_switched_off_casts_nothing():
-    tape, _ = inlined(region(twice, enabled=False))
-    assert TO not in calls(spell_casts(fold_constants(tape, ())))

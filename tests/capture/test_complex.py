@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
-from archgraph.errors import TraceError
 from tests.capture.faithful import assert_faithful
 
 X = torch.randn(2, 3, 8)
@@ -72,7 +69,7 @@ def products(net, x):
 @pytest.mark.parametrize("body", [fourier, filtered, components, numbers, products])
 def test_channels_of_complex_numbers_are_free(body):
     graph, _ = assert_faithful(Net(body), X, tolerance=1e-5)
-    assert axes(graph).free
+    assert ag.axes(graph).free
     ag.take(graph, 0.5, verify=True)
 
 
@@ -92,15 +89,6 @@ def test_a_stated_number_of_repetitions_follows_a_cut():
     ag.take(assert_faithful(net, X).graph, 0.5, verify=True)
 
 
-def test_laws_see_complex_weights():
-    """A factor of a complex weight is seen: it is not zero where a law is tried."""
-    from archgraph.rewrites.laws import in_float64, random_state
-
-    graph: Any = ag.trace(Net(fourier), X).graph
-    weight = random_state(in_float64(graph))["weight"]
-    assert weight.dtype == torch.complex128 and weight.imag.abs().min() > 0
-
-
 @pytest.mark.parametrize("body", [fourier, products])
 def test_complex_weights_start_at_random(body):
     graph = ag.trace(Net(body), X).graph
@@ -116,5 +104,5 @@ def test_a_complex_number_that_no_tensor_can_stand_for_is_refused_with_its_line(
         return (x**2j).real
 
     place = power.__code__.co_firstlineno + 1
-    with pytest.raises(TraceError, match=rf"test_complex.py:{place}: .*found 2j"):
+    with pytest.raises(ag.TraceError, match=rf"test_complex.py:{place}: .*found 2j"):
         ag.trace(Net(power), X)

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from archgraph.capture.fold import fold_constants
-from archgraph.capture.tape import FOLDED
-from archgraph.errors import TraceError
 from tests.capture.tapes import X, calls, inlined, run
 
 
@@ -51,25 +49,6 @@ def test_a_folded_tape_computes_the_same(body):
     assert torch.equal(found, net(X))
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_a_call_that_is_left_depends_on_an_input_a_leaf_or_a_draw(body):
-    tape, _ = inlined(body)
-    tape = fold_constants(tape, ())
-    live = {*tape.inputs, *tape.leaves}
-    for node in tape.graph.nodes:
-        if node.op != "call_function" or FOLDED in node.meta or node.meta.get("val") is None:
-            continue
-        tags = getattr(node.target, "tags", ())
-        random = torch.Tag.nondeterministic_seeded in tags
-        assert random or live & set(node.all_input_nodes), node
-        live.add(node)
-
-
-def test_a_random_draw_is_made_anew_each_time():
-    tape, _ = inlined(a_random_draw_stays)
-    assert "aten.bernoulli.default" in calls(fold_constants(tape, ()))
-
-
 def test_a_table_is_one_constant():
     tape, _ = inlined(table)
     tape = fold_constants(tape, ())
@@ -86,15 +65,3 @@ def test_no_constant_is_called_like_a_leaf():
 def test_equal_constants_are_one_leaf():
     tape, _ = inlined(lambda net, x: x * torch.ones(3) + torch.ones(3))
     assert len({p.name for p in fold_constants(tape, ()).constants.values()}) == 1
-
-
-def test_a_tensor_outside_the_state_that_forward_changes_is_an_error_and_left_alone():
-    def body(net, x):
-        net.scratch.add_(1)
-        return x + net.scratch
-
-    tape, net = inlined(body)
-    (note,) = fold_constants(tape, ()).notes
-    assert isinstance(note, TraceError) and note.where == "scratch"
-    assert "forward changes a tensor in place that is not part of the state" in str(note)
-    assert not net.scratch.any()

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 import archgraph as ag
 from archgraph.capture import verify
 from archgraph.capture.formulas import Formulas, Unclear, _composed, _merged, _places
+from tests.nets import with_parts
 
 WEIGHT = nn.Parameter(torch.arange(24.0).reshape(2, 3, 4))
 
@@ -267,14 +268,14 @@ def test_what_is_kept_outside_is_nan():
 # -- modules --------------------------------------------------------------------------------------
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        return self.layer(x, src_mask=mask, is_causal=True)
+@with_parts(
+    lambda: {
+        "layer": nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
+    }
+)
+def Attention(self, x: Tensor) -> Tensor:
+    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+    return self.layer(x, src_mask=mask, is_causal=True)
 
 
 class Cumulative(nn.Sequential):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import TraceError
+from tests.nets import with_parts
 
 VOCABULARY, LENGTH = 40, 6
 _SIZES: dict[str, Any] = {
@@ -161,16 +161,11 @@ def test_experts_run_without_branches_for_the_capture(implementation):
     ag.take(traced.graph, 0.5, verify=True)
 
 
-class Doubtful(torch.nn.Module):
+@with_parts(lambda net: {"net": net})
+def Doubtful(self, input_ids: torch.Tensor) -> torch.Tensor:
     """Experts, and a branch of its own."""
-
-    def __init__(self, net: torch.nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        logits = self.net(input_ids=input_ids).logits
-        return logits if logits.sum() > 0 else -logits
+    logits = self.net(input_ids=input_ids).logits
+    return logits if logits.sum() > 0 else -logits
 
 
 def test_settings_are_taken_back_where_they_do_not_help():
@@ -179,7 +174,7 @@ def test_settings_are_taken_back_where_they_do_not_help():
     config = transformers.MixtralConfig(**_GROUPED, num_local_experts=4)
     net = transformers.MixtralForCausalLM(config)
     before = dict(vars(net.config))
-    with pytest.raises(TraceError, match="branches on the values"):
+    with pytest.raises(ag.TraceError, match="branches on the values"):
         ag.trace(Doubtful(net), _one()["input_ids"])
     assert vars(net.config) == before
 
@@ -208,5 +203,5 @@ class Giving(torch.nn.Linear):
 
 
 def test_an_object_without_a_switch_is_refused():
-    with pytest.raises(TraceError, match=r"type that torch cannot look into \(.*Opaque"):
+    with pytest.raises(ag.TraceError, match=r"type that torch cannot look into \(.*Opaque"):
         ag.trace(Giving(3, 3), torch.zeros(2, 3))

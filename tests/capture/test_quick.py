@@ -10,29 +10,28 @@ from torch.fx.experimental.sym_node import SymNode
 
 from archgraph.capture.places import users_line
 from archgraph.capture.quick import quicker
+from tests.nets import with_parts
 
 
-class Patches(nn.Module):
+@with_parts(
+    lambda: {
+        "embed": nn.Conv2d(3, 8, 2, 2),
+        "norm": nn.LayerNorm(8),
+        "qkv": nn.Linear(8, 24),
+    }
+)
+def Patches(self, x):
     """Patches of an image as tokens, in attention: views, norms, sizes that follow the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Conv2d(3, 8, 2, 2)
-        self.norm = nn.LayerNorm(8)
-        self.qkv = nn.Linear(8, 24)
-
-    def forward(self, x):
-        x = self.norm(self.embed(x).flatten(2).transpose(1, 2))
-        q, k, v = self.qkv(x).reshape(x.shape[0], -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
-        x = nn.functional.scaled_dot_product_attention(q, k, v)
-        return x.transpose(1, 2).reshape(-1, 8) + x.shape[0]
+    x = self.norm(self.embed(x).flatten(2).transpose(1, 2))
+    q, k, v = self.qkv(x).reshape(x.shape[0], -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    x = nn.functional.scaled_dot_product_attention(q, k, v)
+    return x.transpose(1, 2).reshape(-1, 8) + x.shape[0]
 
 
-class Either(nn.Module):
+@with_parts()
+def Either(self, x):
     """A branch by value: its two graphs are called while they are captured."""
-
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda x: x.view(-1) * 2, lambda x: x.view(-1) - 1, (x,))
+    return torch.cond(x.sum() > 0, lambda x: x.view(-1) * 2, lambda x: x.view(-1) - 1, (x,))
 
 
 def exported(model, x):

@@ -6,12 +6,11 @@ import dataclasses
 
 import pytest
 
-from archgraph.capture.reconcile import live_flags, reconcile, same_inputs
+from archgraph.capture.reconcile import reconcile, same_inputs
 from archgraph.capture.spell import OneMode
 from archgraph.errors import TraceError
 from archgraph.graph.ir import (
     BATCH,
-    TRAINING,
     Constant,
     Leaf,
     Mode,
@@ -39,10 +38,6 @@ def relu(name, source):
     return call(name, "aten.relu", self=Ref(source))
 
 
-def dropout(train):
-    return call("drop", "aten.dropout", input=Ref("x"), p=0.5, train=train)
-
-
 def ops(found, training):
     """Operators that reach the outputs in one mode, from the last to the first."""
     nodes = {n.name: n for n in found.nodes}
@@ -54,19 +49,6 @@ def ops(found, training):
             seen.append(node.op)
             pending += [in_mode(v, training) for _, v in node.args]
     return seen
-
-
-def test_equal_captures_join_to_themselves():
-    one = mode(relu("a", "x"), relu("b", "a"))
-    found = reconcile(one, one)
-    assert not found.notes
-    assert [n.op for n in found.nodes] == ["input", "aten.relu", "aten.relu"]
-    assert not any(isinstance(v, Mode) for n in found.nodes for _, v in n.args)
-
-
-def test_arguments_that_differ_follow_the_mode():
-    found = reconcile(mode(dropout(False)), mode(dropout(True)))
-    assert found.nodes[-1].arg("train") == TRAINING
 
 
 def test_operators_of_one_mode_run_in_that_mode():
@@ -86,27 +68,6 @@ def test_a_batch_that_only_training_fixes_says_why():
         same_inputs(mode(), trained)
     with pytest.raises(TraceError, match=r"^in training %x: float32\[batch, 3\]"):
         same_inputs(trained, mode())
-
-
-def test_results_and_updates_follow_the_mode():
-    trained = mode(relu("a", "x"), outputs=(Ref("a"), Ref("x")), updates={"row": Ref("a")})
-    found = reconcile(mode(relu("a", "x")), trained)
-    assert isinstance(found.outputs, Mode) and isinstance(found.outputs.train, tuple)
-    assert in_mode(found.updates["row"], False) is None
-    assert isinstance(in_mode(found.updates["row"], True), Ref)
-
-
-def test_flags_of_an_eval_capture_come_alive_and_counters_count():
-    norm = call(
-        "n", "aten.batch_norm", input=Ref("x"), weight=None, bias=None,
-        running_mean=Leaf("norm.mean"), running_var=Leaf("norm.var"),
-        training=False, momentum=0.1, eps=1e-5, cudnn_enabled=True,
-    )  # fmt: skip
-    counter = Param("norm.count", TensorType((), "int64"), "buffer", False)
-    found = live_flags(mode(norm), [counter])
-    assert found.nodes[-1].arg("training") == TRAINING
-    assert found.nodes[-2].op == "aten.add.Tensor"
-    assert found.updates == {"norm.count": Mode(Ref("n~count"), None)}
 
 
 def test_constants_of_training_have_names_of_their_own():

@@ -18,9 +18,9 @@ import archgraph as ag
 from archgraph.capture import verify
 from archgraph.capture.examples import redrawn
 from archgraph.capture.verify import largest_difference, tolerance_of
-from archgraph.errors import TraceError, TraceWarning
 from archgraph.module.build import filled
 from tests.capture.hostile.table import Net, X
+from tests.nets import with_parts
 
 
 class Sign(torch.autograd.Function):
@@ -72,13 +72,12 @@ def _net(way: str, kind: Any) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gradient_of_ones_own_is_found_whatever_its_function_is_bound_to(way):
-    with pytest.raises(TraceError, match=r"test_verify.py:\d+: Sign defines its own gradient"):
+    with pytest.raises(ag.TraceError, match=r"test_verify.py:\d+: Sign defines its own gradient"):
         ag.trace(_net(way, Sign), X)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_function_with_the_gradient_of_its_forward_is_captured_and_noted(way):
-    torch.manual_seed(0)
     net = _net(way, Swish)
     graph, state = ag.trace(net, X)
     (note,) = graph.notes
@@ -93,22 +92,21 @@ def test_a_function_with_the_gradient_of_its_forward_is_captured_and_noted(way):
 # -- what is compared: outputs, gradients, buffers, in both modes, at both calls ------------------
 
 
-class Chain(nn.Module):
+@with_parts(
+    lambda: {
+        "layer": nn.Linear(3, 4),
+        "norm": nn.BatchNorm1d(4),
+        "drop": nn.Dropout(0.5),
+        "head": nn.Linear(4, 2),
+        "steps": torch.zeros(()),
+    }
+)
+def Chain(self, x: torch.Tensor) -> Any:
     """A norm, a dropout, a counter: it has everything that is compared."""
-
-    steps: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm, self.drop = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
-        self.head = nn.Linear(4, 2)
-        self.register_buffer("steps", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        if self.training:
-            self.steps.add_(1)
-        y = self.norm(self.layer(x))
-        return {"logits": self.head(self.drop(y).relu()), "hidden": y}
+    if self.training:
+        self.steps.add_(1)
+    y = self.norm(self.layer(x))
+    return {"logits": self.head(self.drop(y).relu()), "hidden": y}
 
 
 Faulty = Callable[[Any], Any]
@@ -259,11 +257,11 @@ def test_what_differs_is_refused_by_name(name, monkeypatch):
     torch.manual_seed(0)
     net = Chain()
     net.norm.weight.requires_grad_(False)
-    with pytest.raises(TraceError, match=words) as refusal:
+    with pytest.raises(ag.TraceError, match=words) as refusal:
         ag.trace(net, X)
     assert refusal.value.where
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", TraceWarning)
+        warnings.simplefilter("always", ag.TraceWarning)
         graph = ag.trace(net, X, strict=False).graph
     assert any(re.search(words, str(warning.message)) for warning in said)
     assert ag.trace(net, X, verify=False).graph == graph
@@ -272,17 +270,12 @@ def test_what_differs_is_refused_by_name(name, monkeypatch):
 # -- how the model is called ----------------------------------------------------------------------
 
 
-class Counted(nn.Module):
+@with_parts(lambda: {"layer": nn.Linear(3, 3), "embed": nn.Embedding(9, 3)})
+def Counted(self, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Notes how it is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.embed = nn.Linear(3, 3), nn.Embedding(9, 3)
-
-    def forward(self, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if type(x) is torch.Tensor:
-            CALLS.append((self.training, torch.is_grad_enabled(), x.clone(), ids, mask))
-        return self.layer(x) * mask[:, None] + self.embed(ids)
+    if type(x) is torch.Tensor:
+        CALLS.append((self.training, torch.is_grad_enabled(), x.clone(), ids, mask))
+    return self.layer(x) * mask[:, None] + self.embed(ids)
 
 
 CALLS: list[Any] = []
@@ -359,15 +352,11 @@ def test_numbers_stay_in_the_range_of_the_example():
 
 
 def test_a_model_that_raises_in_training_is_noted():
-    class Strict(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.training and type(x) is torch.Tensor:
-                raise ValueError("expects more than one value")
-            return self.layer(x)
+    @with_parts(lambda: {"layer": nn.Linear(3, 3)})
+    def Strict(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and type(x) is torch.Tensor:
+            raise ValueError("expects more than one value")
+        return self.layer(x)
 
     graph, _ = ag.trace(Strict(), X)
     assert graph.notes == (
@@ -376,15 +365,11 @@ def test_a_model_that_raises_in_training_is_noted():
 
 
 def test_an_input_that_only_the_example_fits_is_used_again():
-    class Narrow(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if type(x) is torch.Tensor and not torch.equal(x, X):
-                raise ValueError("out of range")
-            return self.layer(x)
+    @with_parts(lambda: {"layer": nn.Linear(3, 3)})
+    def Narrow(self, x: torch.Tensor) -> torch.Tensor:
+        if type(x) is torch.Tensor and not torch.equal(x, X):
+            raise ValueError("out of range")
+        return self.layer(x)
 
     assert ag.trace(Narrow(), X).graph.notes == ()
 
@@ -404,16 +389,11 @@ def test_the_memory_of_this_machine_is_known():
 
 
 def test_random_numbers_in_another_order_are_compared_and_noted():
-    class Drawn(nn.Module):
+    @with_parts(lambda: {"layer": nn.Linear(3, 8), "drop": nn.Dropout(0.5)})
+    def Drawn(self, x: torch.Tensor) -> torch.Tensor:
         """Draws over memory in an order that a graph does not keep."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.drop = nn.Linear(3, 8), nn.Dropout(0.5)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.drop(self.layer(x).T.contiguous())
-            return y.T
+        y: torch.Tensor = self.drop(self.layer(x).T.contiguous())
+        return y.T
 
     graph, _ = ag.trace(Drawn(), X)
     assert graph.notes == (

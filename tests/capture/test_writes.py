@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import TraceError
 from tests.capture.faithful import assert_faithful
 
 
@@ -250,7 +249,7 @@ def test_writing_to_a_parameter_is_refused():
         return net.layer(x)
 
     with pytest.raises(
-        TraceError, match=r"test_writes.*forward writes to the parameter layer.weight"
+        ag.TraceError, match=r"test_writes.*forward writes to the parameter layer.weight"
     ):
         ag.trace(Net(body), X)
 
@@ -261,7 +260,7 @@ def test_overlapping_views_are_refused():
         y.unfold(1, 2, 1)[:, 0].add_(1)
         return y
 
-    with pytest.raises(TraceError, match=r"cannot be written back, aten.unfold of linear"):
+    with pytest.raises(ag.TraceError, match=r"cannot be written back, aten.unfold of linear"):
         ag.trace(Net(body), X)
 
 
@@ -272,7 +271,9 @@ def test_a_buffer_outside_the_state_that_changes_is_refused_or_noted():
 
     net = Net(body)
     net.register_buffer("row", torch.zeros(3), persistent=False)
-    with pytest.raises(TraceError, match=r"row: forward changes a tensor in place that is not p"):
+    with pytest.raises(
+        ag.TraceError, match=r"row: forward changes a tensor in place that is not p"
+    ):
         ag.trace(net, X)
     with pytest.warns(UserWarning, match="row: forward changes a tensor in place"):
         ag.trace(net, X, strict=False)

@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 
 import archgraph as ag
-from archgraph.errors import ArchGraphError, GraphError, RewriteError, RunError
 from archgraph.foreign.graph_comparison import first_unequal
 from archgraph.foreign.shards import Shards, write_shards
 from archgraph.states.lazy import LazyState
@@ -186,7 +185,7 @@ def test_a_body_alone_and_names_of_older_files(tmp_path):
     del body["layers.1.mlp.dense_h_to_4h.bias"]
     safetensors.torch.save_file(body, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(
-        GraphError, match=r"has no weights for a parameter.*layers\.1\.mlp\.dense_h"
+        ag.GraphError, match=r"has no weights for a parameter.*layers\.1\.mlp\.dense_h"
     ):
         ag.from_transformers(tmp_path)
 
@@ -195,7 +194,7 @@ def test_tied_weights_that_differ_in_the_files_are_refused(tmp_path):
     saved("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    with pytest.raises(GraphError, match=r"ties two weights that differ.*embed_tokens.*lm_head"):
+    with pytest.raises(ag.GraphError, match=r"ties two weights that differ.*embed_tokens.*lm_head"):
         ag.from_transformers(tmp_path)
 
 
@@ -206,7 +205,7 @@ def test_what_is_not_the_folder_of_a_model_is_refused(tmp_path):
         folder = tmp_path / "b"
         shutil.copytree(tmp_path / "a", folder)
         change(folder)
-        with pytest.raises(ArchGraphError, match=message):
+        with pytest.raises(ag.ArchGraphError, match=message):
             ag.from_transformers(folder)
         shutil.rmtree(folder)
 
@@ -237,11 +236,11 @@ def test_what_is_not_the_folder_of_a_model_is_refused(tmp_path):
 def test_the_output_is_a_new_folder(tmp_path):
     saved("llama", tmp_path / "a")
     graph, state = ag.from_transformers(tmp_path / "a")
-    with pytest.raises(RunError, match="is the folder that is read"):
+    with pytest.raises(ag.RunError, match="is the folder that is read"):
         ag.to_transformers(graph, state, tmp_path / "a", tmp_path / "x" / ".." / "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.txt").write_text("mine")
-    with pytest.raises(RunError, match="holds something"):
+    with pytest.raises(ag.RunError, match="holds something"):
         ag.to_transformers(graph, state, tmp_path / "a", tmp_path / "b")
     assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
 
@@ -252,10 +251,10 @@ def test_shapes_of_no_configuration_leave_no_folder(tmp_path, monkeypatch):
     saved("llama", tmp_path / "a")
     graph, state = ag.from_transformers(tmp_path / "a")
     half = ag.take(graph, roles(graph, "head_dim", "value_dim"))
-    with pytest.raises(RewriteError, match=r"value_dim: every LlamaConfig of these shapes"):
+    with pytest.raises(ag.RewriteError, match=r"value_dim: every LlamaConfig of these shapes"):
         ag.to_transformers(half, state.through(half.transfer), tmp_path / "a", tmp_path / "c")
     alone = ag.take(graph, {"model.layers.1.mlp.gate_proj.out": 0.5})
-    with pytest.raises(RewriteError, match=r"layers\.1\.mlp.*: no LlamaConfig has these shapes"):
+    with pytest.raises(ag.RewriteError, match=r"layers\.1\.mlp.*: no LlamaConfig has these shapes"):
         ag.to_transformers(alone, state.through(alone.transfer), tmp_path / "a", tmp_path / "c")
     assert {p.name for p in tmp_path.iterdir()} == {"a"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import GraphError, RewriteError
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 peft = pytest.importorskip("peft", reason="needs peft")
 
+from tests.nets import captured, with_parts  # noqa: E402
 from tests.zoo.collection import FAMILIES  # noqa: E402
 
 pytestmark = [
@@ -34,10 +35,18 @@ LAYERS = {
 }
 
 
+@functools.cache
 def traced(name):
     net = FAMILIES[name]()
     graph, state = ag.trace(net.model.eval(), train=False, verify=False, **net.kwargs)
     return net, graph, state
+
+
+@torch.no_grad()
+def same_logits(theirs, graph, state, **inputs) -> None:
+    """PEFT's model computes what a graph does."""
+    expected = ag.build(graph, state).eval()(**inputs)["logits"]
+    torch.testing.assert_close(theirs(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def first(result) -> torch.Tensor:
@@ -158,10 +167,9 @@ def test_what_peft_trains_is_trained_and_survives_the_round_trip(name, tmp_path)
 
 def test_training_here_and_in_a_run_is_pefts(tmp_path):
     """The base was trained, too; one step of SGD shows which parameters move, and how far."""
-    torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(),
                               torch.nn.Linear(8, 10))  # fmt: skip
-    graph, state = ag.trace(net, torch.zeros(2, 1, 8, 8))
+    graph, state = captured(net, torch.zeros(2, 1, 8, 8))
     config = peft.LoraConfig(r=2, target_modules=["1"], modules_to_save=["3"], bias="lora_only",
                              init_lora_weights=False)  # fmt: skip
     model = peft.get_peft_model(net, config)
@@ -197,23 +205,24 @@ def test_training_here_and_in_a_run_is_pefts(tmp_path):
 def test_dropouts_that_peft_cannot_say_are_refused(tmp_path):
     """Folders said a dropout of 0, whatever the adapters had; a ReLU there was left out."""
 
-    class Adapted(torch.nn.Module):
-        def __init__(self, before: torch.nn.Module) -> None:
-            super().__init__()
-            self.layer, self.before = torch.nn.Linear(4, 4), before
-            self.down = torch.nn.Linear(4, 2, bias=False)
-            self.up = torch.nn.Linear(2, 4, bias=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) + self.up(self.down(self.before(x)))
+    @with_parts(
+        lambda before: {
+            "layer": torch.nn.Linear(4, 4),
+            "before": before,
+            "down": torch.nn.Linear(4, 2, bias=False),
+            "up": torch.nn.Linear(2, 4, bias=False),
+        }
+    )
+    def Adapted(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.up(self.down(self.before(x)))
 
     for second, message in (
         (torch.nn.Dropout(0.5), r"different dropouts.* found 0\.1 \(0\.layer\), 0\.5 \(1\.layer"),
         (torch.nn.ReLU(), r"1\.layer: something else than a dropout .* found aten\.relu"),
     ):
         net = torch.nn.Sequential(Adapted(torch.nn.Dropout(0.1)), Adapted(second))
-        graph, state = ag.trace(net, torch.zeros(2, 4))
-        with pytest.raises(RewriteError, match=message):
+        graph, state = captured(net, torch.zeros(2, 4))
+        with pytest.raises(ag.RewriteError, match=message):
             ag.to_peft(graph, state, tmp_path)
 
 
@@ -243,9 +252,7 @@ def test_layers_that_are_trained_whole_go_along(tmp_path):
         "classifier"
     ]
     model = peft.PeftModel.from_pretrained(copy.deepcopy(net.model), tmp_path).eval()
-    with torch.no_grad():
-        expected = ag.build(trained.graph, full).eval()(**net.kwargs)["logits"]
-        torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
+    same_logits(model, trained.graph, full, **net.kwargs)
 
 
 def test_adapters_of_a_shorter_network_have_the_numbers_of_its_folder(tmp_path):
@@ -271,7 +278,7 @@ def test_adapters_of_a_shorter_network_have_the_numbers_of_its_folder(tmp_path):
         without = ag.build(adapted.graph, bare).eval()(**net.kwargs)["logits"]
         assert float((expected - without).abs().max()) > 1e-3
     more = ag.add_lora(graph, 2, "*.query")
-    with pytest.raises(RewriteError, match="the base model has no such layer"):
+    with pytest.raises(ag.RewriteError, match="the base model has no such layer"):
         ag.to_peft(more, more.transfer.pull(state), tmp_path / "a", base=str(tmp_path / "short"))
 
 
@@ -303,14 +310,12 @@ def test_numbers_of_layers_are_those_of_the_base_in_both_directions(cut, tmp_pat
     weights = other.transfer.pull(state)
     ag.to_transformers(other, weights, net.model, tmp_path / "other")
     adapted, full = randomised(other.graph, weights)
-    with pytest.raises(RewriteError, match=r"not numbered from 0 in the order .* found .*base="):
+    with pytest.raises(ag.RewriteError, match=r"not numbered from 0 in the order .* found .*base="):
         ag.to_peft(adapted, full, tmp_path / "adapter")
     ag.to_peft(adapted, full, tmp_path / "adapter", base=str(tmp_path / "other"))
     base = type(net.model).from_pretrained(tmp_path / "other")
     model = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-    with torch.no_grad():
-        expected = ag.build(adapted, full).eval()(**net.kwargs)["logits"]
-        torch.testing.assert_close(model(**net.kwargs).logits, expected, atol=1e-5, rtol=1e-5)
+    same_logits(model, adapted, full, **net.kwargs)
     again, read = ag.from_peft(other.graph, weights, tmp_path / "adapter")
     assert again == ag.train_only(adapted, "*.lora.*").graph and all(
         torch.equal(read[k], v) for k, v in full.items()
@@ -333,7 +338,7 @@ def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_
         }
         assert all(torch.equal(full[k], v) for k, v in adapters.items())
     # Now the folder of a base that is not there: which numbers it has must be said.
-    with pytest.raises(RewriteError, match="not numbered from 0"):
+    with pytest.raises(ag.RewriteError, match="not numbered from 0"):
         ag.from_peft(short.graph, state, tmp_path / "adapter")
     base = str(tmp_path / "original")
     again, _ = ag.from_peft(
@@ -342,34 +347,35 @@ def test_beside_the_original_layers_of_a_shorter_network_keep_their_numbers(tmp_
     assert again == ag.train_only(adapted, "*.lora.*").graph
 
 
-class Inner(torch.nn.Module):
+@with_parts(
+    lambda: {
+        "scale": torch.nn.Parameter(torch.ones(4)),
+        "layer": torch.nn.Linear(4, 4),
+    }
+)
+def Inner(self, x: torch.Tensor) -> torch.Tensor:
     """A module with a parameter of its own beside a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.layer = torch.nn.Parameter(torch.ones(4)), torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.scale
+    return self.layer(x) * self.scale
 
 
-class Outer(torch.nn.Module):
+@with_parts(
+    lambda: {
+        "first": torch.nn.Linear(4, 4),
+        "bn": torch.nn.BatchNorm1d(4),
+        "post": Inner(),
+        "repost": Inner(),
+        "bare": torch.nn.Parameter(torch.ones(4)),
+    }
+)
+def Outer(self, x: torch.Tensor) -> torch.Tensor:
     """A batch norm, and two modules of which one's name ends like the other's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.bn = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
-        self.post, self.repost, self.bare = Inner(), Inner(), torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.repost(self.post(self.bn(self.first(x)).relu()) * self.bare)
+    return self.repost(self.post(self.bn(self.first(x)).relu()) * self.bare)
 
 
 def test_norms_with_running_statistics_stay_frozen_on_the_way_back(tmp_path):
     """They went into `modules_to_save`, which PEFT trains."""
-    torch.manual_seed(0)
     net, x = Outer(), torch.randn(5, 4)
-    graph, state = ag.trace(net, x)
+    graph, state = captured(net, x)
     config = peft.LoraConfig(r=2, target_modules=["first"], modules_to_save=["repost"])
     model = peft.get_peft_model(copy.deepcopy(net), config)
     model.save_pretrained(tmp_path / "in")
@@ -390,9 +396,8 @@ def test_norms_with_running_statistics_stay_frozen_on_the_way_back(tmp_path):
 @pytest.mark.parametrize("trained", ["post.scale", "repost.*", "bn.*"])
 def test_what_training_changed_beside_adapters_goes_along(trained, tmp_path):
     """Running statistics stayed those of the base; PEFT wanted all that a module has in it."""
-    torch.manual_seed(0)
     model, x = Outer(), torch.randn(5, 4)
-    graph, state = ag.trace(model, x)
+    graph, state = captured(model, x)
     adapted = ag.add_lora(graph, 2, "first") >> (lambda g: ag.train_only(g, ["*.lora.*", trained]))
     still = set(ag.frozen(adapted.graph))
     full = {k: v + torch.rand_like(v) if v.is_floating_point() and k not in still else v
@@ -416,9 +421,9 @@ def test_what_training_changed_beside_adapters_goes_along(trained, tmp_path):
 )
 def test_what_peft_cannot_save_beside_adapters_is_refused(trained, message, tmp_path):
     """PEFT left the layer's adapter out, or ended in errors of its own."""
-    graph, state = ag.trace(Outer(), torch.randn(5, 4))
+    graph, state = captured(Outer(), torch.randn(5, 4))
     adapted = ag.add_lora(graph, 2, "first") >> (lambda g: ag.train_only(g, ["*.lora.*", trained]))
-    with pytest.raises(RewriteError, match=message):
+    with pytest.raises(ag.RewriteError, match=message):
         ag.to_peft(adapted.graph, adapted.transfer.pull(state), tmp_path)
 
 
@@ -444,9 +449,7 @@ def test_a_tied_weight_that_is_trained_whole_is_written_under_both_names(tmp_pat
             for k, v in adapted.transfer.pull(state).items()}  # fmt: skip
     ag.to_peft(adapted.graph, full, tmp_path)
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
-    with torch.no_grad():
-        expected = ag.build(adapted.graph, full).eval()(input_ids=words)["logits"]
-        torch.testing.assert_close(theirs(words).logits, expected, atol=1e-5, rtol=1e-5)
+    same_logits(theirs, adapted.graph, full, input_ids=words)
     _, read = ag.from_peft(graph, state, tmp_path)
     assert all(torch.equal(read[k], v) for k, v in full.items())
 
@@ -463,7 +466,7 @@ def test_a_folder_that_unties_a_weight_is_refused(module, tmp_path):
             parameter.add_(1.0)
     other.save_pretrained(tmp_path)
     with pytest.raises(
-        GraphError, match="weight is tied, and the folder changes one of its places"
+        ag.GraphError, match="weight is tied, and the folder changes one of its places"
     ):
         ag.from_peft(graph, state, tmp_path)
 
@@ -475,28 +478,30 @@ def test_adapters_that_peft_subtracted_from_the_base_are_refused(tmp_path):
     config = peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights="pissa")
     peft.get_peft_model(copy.deepcopy(net.model), config).save_pretrained(tmp_path)
     with pytest.raises(
-        GraphError, match=r"belong to other weights: .* found init_lora_weights: pissa"
+        ag.GraphError, match=r"belong to other weights: .* found init_lora_weights: pissa"
     ):
         ag.from_peft(graph, state, tmp_path)
 
 
 def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
     _, graph, state = traced("bert")
-    with pytest.raises(RewriteError, match=r"has no low-rank adapters; ag\.add_lora"):
+    with pytest.raises(ag.RewriteError, match=r"has no low-rank adapters; ag\.add_lora"):
         ag.to_peft(graph, state, tmp_path)
     adapted, transfer = ag.add_lora(graph, 2, "*.query")
     ag.to_peft(adapted, transfer.pull(state), tmp_path)
     file = tmp_path / "adapter_config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"use_dora": True}))
-    with pytest.raises(GraphError, match="computes more than low-rank adapters do; found use_dora"):
+    with pytest.raises(
+        ag.GraphError, match="computes more than low-rank adapters do; found use_dora"
+    ):
         ag.from_peft(graph, state, tmp_path)
     file.write_text(json.dumps(config | {"peft_type": "IA3"}))
-    with pytest.raises(GraphError, match="another kind of adapter; found IA3; expected LORA"):
+    with pytest.raises(ag.GraphError, match="another kind of adapter; found IA3; expected LORA"):
         ag.from_peft(graph, state, tmp_path)
     file.write_text(json.dumps(config))
     other, weights = traced("distilbert")[1:]
-    with pytest.raises(GraphError, match="matches no linear map or convolution"):
+    with pytest.raises(ag.GraphError, match="matches no linear map or convolution"):
         ag.from_peft(other, weights, tmp_path)
 
 
@@ -507,12 +512,14 @@ def test_a_base_with_other_weights_is_refused(tmp_path):
     net.model.save_pretrained(tmp_path / "base")
     adapted, full = randomised(graph, state)
     base, weight = str(tmp_path / "base"), "bert.encoder.layer.1.attention.self.query.weight"
-    with pytest.raises(RewriteError, match=rf"{weight}: is not the base's.* write ag\.fold's"):
+    with pytest.raises(ag.RewriteError, match=rf"{weight}: is not the base's.* write ag\.fold's"):
         ag.to_peft(adapted, full | {weight: full[weight] + 1}, tmp_path / "adapter", base=base)
     transformers.BertForMaskedLM(net.model.config).save_pretrained(tmp_path / "body")
     body = transformers.BertForMaskedLM.from_pretrained(tmp_path / "body").state_dict()
     of_body = {name: body.get(name, value) for name, value in full.items()}
-    with pytest.raises(RewriteError, match=r"bert\.pooler\.dense\.\w+: is not the base's.* drawn"):
+    with pytest.raises(
+        ag.RewriteError, match=r"bert\.pooler\.dense\.\w+: is not the base's.* drawn"
+    ):
         ag.to_peft(
             ag.train_only(adapted, ["*.lora.*", "classifier.*"]).graph,
             of_body, tmp_path / "adapter", base=str(tmp_path / "body"),

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import GraphError, RewriteError
 from tests.foreign.test_transformers_folder import both, narrow, shorter
+from tests.nets import captured
 
 timm = pytest.importorskip("timm", reason="needs timm")
 
@@ -26,7 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SMALL)
 def test_timm_creates_the_same_network(name, cut, tmp_path):
     args, image = SMALL[name], torch.randn(2, 3, 32, 32)
-    graph, state = ag.trace(timm.create_model(name, **args).eval(), image, train=False)
+    graph, state = captured(timm.create_model(name, **args).eval(), image, train=False)
     small, transfer = cut(graph)
     weights = transfer.pull(state)
     file = tmp_path / "model.safetensors"
@@ -39,7 +39,7 @@ def test_timm_creates_the_same_network(name, cut, tmp_path):
 
 
 def test_a_residual_network_keeps_its_stem(tmp_path):
-    graph, state = ag.trace(
+    graph, state = captured(
         timm.create_model("resnet18", num_classes=5).eval(), torch.randn(2, 3, 32, 32), train=False
     )
     short, transfer = shorter(graph)
@@ -47,7 +47,9 @@ def test_a_residual_network_keeps_its_stem(tmp_path):
     changes = ag.to_timm(short, transfer.pull(state), "resnet18", file, num_classes=5)
     assert changes == {"num_classes": 5, "layers": (1, 2, 2, 2)}
     small, transfer = narrow(graph)
-    with pytest.raises(RewriteError, match=r"conv1\.out\[32\]: no ResNet of timm has these shapes"):
+    with pytest.raises(
+        ag.RewriteError, match=r"conv1\.out\[32\]: no ResNet of timm has these shapes"
+    ):
         ag.to_timm(small, transfer.pull(state), "resnet18", file, num_classes=5)
-    with pytest.raises(GraphError, match="timm has no such model; found resnet19"):
+    with pytest.raises(ag.GraphError, match="timm has no such model; found resnet19"):
         ag.to_timm(graph, state, "resnet19", file)

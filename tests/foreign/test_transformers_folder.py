@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -15,7 +16,6 @@ import safetensors.torch
 import torch
 
 import archgraph as ag
-from archgraph.errors import GraphError, RewriteError
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
@@ -94,6 +94,7 @@ def fresh() -> Iterator[Callable[[Path], None]]:
         yield load
 
 
+@functools.lru_cache(maxsize=4)
 def traced(name: str) -> tuple[Foreign, ag.ArchGraph, dict[str, torch.Tensor]]:
     net = FAMILIES[name]()
     graph, state = ag.trace(net.model.eval(), train=False, verify=False, **net.kwargs)
@@ -190,7 +191,7 @@ def test_where_no_configuration_exists_the_axis_is_named(case, tmp_path):
     name, cut, message = REFUSED[case]
     net, graph, state = traced(name)
     small, transfer = cut(graph)
-    with pytest.raises(RewriteError, match=message):
+    with pytest.raises(ag.RewriteError, match=message):
         ag.to_transformers(small, transfer.pull(state), net.model, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
@@ -198,11 +199,11 @@ def test_where_no_configuration_exists_the_axis_is_named(case, tmp_path):
 def test_what_the_class_lacks_is_refused(tmp_path):
     net, graph, state = traced("bert")
     adapted, transfer = ag.add_lora(graph, 2, "*.query")
-    with pytest.raises(RewriteError, match=r"has no such tensor; found .*lora.*ag\.to_peft"):
+    with pytest.raises(ag.RewriteError, match=r"has no such tensor; found .*lora.*ag\.to_peft"):
         ag.to_transformers(adapted, transfer.pull(state), net.model, tmp_path)
-    with pytest.raises(GraphError, match=r"has no place in the network; found .*lora.*ag\.fold"):
+    with pytest.raises(ag.GraphError, match=r"has no place in the network; found .*lora.*ag\.fold"):
         ag.to_transformers(graph, transfer.pull(state), net.model, tmp_path)
-    with pytest.raises(GraphError, match=r"names a folder that is not there"):
+    with pytest.raises(ag.GraphError, match=r"names a folder that is not there"):
         ag.to_transformers(graph, state, tmp_path / "nowhere", tmp_path)
-    with pytest.raises(GraphError, match="is not a model of transformers; found Linear"):
+    with pytest.raises(ag.GraphError, match="is not a model of transformers; found Linear"):
         ag.to_transformers(graph, state, torch.nn.Linear(1, 1), tmp_path)

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
 from tests import structures as nets
+from tests.nets import captured
 
 # Public functions whose signature has a graph, with what else they need.
 CALLS: dict[str, tuple[Any, ...]] = {
@@ -62,7 +62,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def small(model):
-    return ag.take(ag.trace(model, torch.randn(2, 3, 8, 8)).graph, 0.5)
+    return ag.take(captured(model, torch.randn(2, 3, 8, 8)).graph, 0.5)
 
 
 def test_every_public_function_of_a_graph_is_tested_here():
@@ -83,7 +83,7 @@ def test_a_rewritten_stands_for_its_graph(model, small, name, rest):
     assert repr(of_graph) == repr(of_rewritten)
     if isinstance(of_graph, ag.Rewritten):
         assert of_graph == of_rewritten
-    with pytest.raises(GraphError, match=r"found Net; .*trace it first: ag\.trace\(model, exam"):
+    with pytest.raises(ag.GraphError, match=r"found Net; .*trace it first: ag\.trace\(model, exam"):
         function(model, *rest)
 
 
@@ -95,7 +95,7 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
     assert ag.meet([small, graph]).graph == ag.meet([graph, graph]).graph
     assert ag.chain(list(ag.split(small, "stage1"))) == graph
     assert ag.graft(small, {"stage2": 2}, like=small).graph == graph
-    head = ag.trace(nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), torch.zeros(2, 4, 8, 8))
+    head = captured(nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), torch.zeros(2, 4, 8, 8))
     both = (ag.Rewritten.identity(head.graph), head.graph)
     one, two = (ag.ends_after(small, "stage1", h).graph for h in both)
     assert one == two
@@ -127,10 +127,10 @@ def test_several_graphs_and_graphs_among_other_things(model, small, tmp_path):
         lambda: ag.save(wrong, tmp_path / "wrong.yaml"),
         lambda: ag.add_exits(graph, {"stage1": wrong}),
     ):
-        with pytest.raises(GraphError, match="trace it first"):
+        with pytest.raises(ag.GraphError, match="trace it first"):
             call()
     nothing: Any = None
-    with pytest.raises(GraphError, match=r"found NoneType; expected an ArchGraph"):
+    with pytest.raises(ag.GraphError, match=r"found NoneType; expected an ArchGraph"):
         ag.axes(nothing)
 
 
@@ -145,5 +145,5 @@ def test_the_first_argument_is_converted_whatever_it_is_annotated_with(small):
 
 def test_another_kind_of_graph_does_not_stand_for_one():
     other: Any = torch.fx.symbolic_trace(nn.Linear(2, 2))  # its graph is a graph of torch.fx
-    with pytest.raises(GraphError, match="trace it first"):
+    with pytest.raises(ag.GraphError, match="trace it first"):
         ag.axes(other)

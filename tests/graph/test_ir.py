@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-import archgraph as ag
 from archgraph.graph.ir import BATCH, TRAINING, Mode, Record, Ref, in_mode, same_value, show, walk
 from archgraph.graph.passes import prune, renumber
+from tests.nets import captured
 
 
 @pytest.fixture(scope="module")
 def graph():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    return ag.trace(net, torch.randn(2, 3)).graph
+    return captured(net, torch.randn(2, 3)).graph
 
 
 def test_equal_graphs_share_hash_and_digest(graph):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given
-from torch import nn
 
 import archgraph as ag
 from archgraph.hypernet import GatedGNN, Vocabulary, sweeps, to_batch, to_data
 from tests.examples import at_most
-from tests.nets import image, networks
+from tests.hypernet.test_graphs import graphs, two_operators
 
 WIDTH = 8
 
@@ -58,17 +57,15 @@ def gradients(gnn, features, result):
 
 @pytest.mark.sample(4)
 @at_most(2)
-@given(net=networks())
+@given(graph=graphs)
 @pytest.mark.parametrize(("steps", "reach"), [(1, 1), (2, 1), (1, 3), (2, 50)])
-def test_equals_a_loop_over_nodes_forward_and_gradients(net, steps, reach):
-    graph, _ = ag.trace(net, image())
-    other, _ = ag.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
-    graphs = [graph, other, graph]
-    gnn, batch = network(steps, reach), to_batch(graphs, Vocabulary.of(graphs), reach)
+def test_equals_a_loop_over_nodes_forward_and_gradients(graph, steps, reach):
+    several = [graph, two_operators(), graph]
+    gnn, batch = network(steps, reach), to_batch(several, Vocabulary.of(several), reach)
     features = torch.randn(batch.num_nodes, WIDTH, dtype=torch.float64, requires_grad=True)
     found = gnn(features, *sweeps(batch))
-    parts = features.split([len(g.nodes) for g in graphs])
-    expected = torch.cat([naive(gnn, x, g, reach) for x, g in zip(parts, graphs, strict=True)])
+    parts = features.split([len(g.nodes) for g in several])
+    expected = torch.cat([naive(gnn, x, g, reach) for x, g in zip(parts, several, strict=True)])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     for a, b in zip(
         gradients(gnn, features, found), gradients(gnn, features, expected), strict=True
@@ -86,9 +83,8 @@ def test_single_precision_stays_within_a_millionth_on_a_deep_network():
 
 
 @at_most(2)
-@given(net=networks())
-def test_the_order_of_nodes_of_a_level_changes_nothing(net):
-    graph, _ = ag.trace(net, image())
+@given(graph=graphs)
+def test_the_order_of_nodes_of_a_level_changes_nothing(graph):
     data = to_data(graph, Vocabulary.of([graph]))
     gnn = network()
     features = torch.randn(data.num_nodes, WIDTH, dtype=torch.float64)
@@ -108,10 +104,9 @@ def test_the_order_of_nodes_of_a_level_changes_nothing(net):
 
 
 @at_most(2)
-@given(net=networks())
-def test_clients_do_not_see_one_another(net):
-    graph, _ = ag.trace(net, image())
-    other, _ = ag.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
+@given(graph=graphs)
+def test_clients_do_not_see_one_another(graph):
+    other = two_operators()
     words = Vocabulary.of([graph, other])
     gnn = network()
     a = torch.randn(len(graph.nodes), WIDTH, dtype=torch.float64)

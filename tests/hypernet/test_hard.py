@@ -7,93 +7,72 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import archgraph as ag
 from archgraph.hypernet import entries
-from tests.nets import Foreign
+from tests.nets import Foreign, captured, tied_head, with_parts
 from tests.zoo.hypernet import examine
 
 
-class LayerScale(nn.Module):
+@with_parts(
+    lambda: {
+        "gamma": nn.Parameter(torch.full((4,), 1e-6)),
+        "layer": nn.Linear(4, 4),
+    }
+)
+def LayerScale(self, x):
     """ConvNeXt's: a residual branch times a small vector."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gamma, self.layer = nn.Parameter(torch.full((4,), 1e-6)), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return x + self.gamma * self.layer(x)
+    return x + self.gamma * self.layer(x)
 
 
-class RelativePositions(nn.Module):
+@with_parts(
+    lambda: {
+        "table": nn.Parameter(torch.zeros(9, 2)),
+        "mix": nn.Linear(4, 8),
+        "index": torch.arange(5)[:, None] - torch.arange(5) + 4,
+    }
+)
+def RelativePositions(self, x):
     """Swin's: a table that a fixed index reads, added to the scores of attention."""
-
-    index: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.mix = nn.Parameter(torch.zeros(9, 2)), nn.Linear(4, 8)
-        self.register_buffer("index", torch.arange(5)[:, None] - torch.arange(5) + 4)
-
-    def forward(self, x):
-        q, k = self.mix(x).unflatten(-1, (2, 4)).transpose(1, 2).chunk(2, -1)
-        return ((q @ k.mT) + self.table[self.index].permute(2, 0, 1)).softmax(-1)
+    q, k = self.mix(x).unflatten(-1, (2, 4)).transpose(1, 2).chunk(2, -1)
+    return ((q @ k.mT) + self.table[self.index].permute(2, 0, 1)).softmax(-1)
 
 
-class ClassToken(nn.Module):
+@with_parts(
+    lambda: {
+        "token": nn.Parameter(torch.zeros(1, 1, 4)),
+        "head": nn.Linear(4, 2),
+    }
+)
+def ClassToken(self, x):
     """A vision transformer's: one more position than the input has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.head = nn.Parameter(torch.zeros(1, 1, 4)), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.head(torch.cat([self.token.expand(len(x), -1, -1), x], 1))
+    return self.head(torch.cat([self.token.expand(len(x), -1, -1), x], 1))
 
 
-class Functional(nn.Module):
+@with_parts(
+    lambda: {
+        "kernel": nn.Parameter(torch.ones(3, 2, 3)),
+        "matrix": nn.Parameter(torch.ones(3, 2)),
+        "gain": nn.Parameter(torch.tensor(0.5)),
+    }
+)
+def Functional(self, x):
     """Parameters that no module of PyTorch owns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernel, self.matrix = nn.Parameter(torch.ones(3, 2, 3)), nn.Parameter(torch.ones(3, 2))
-        self.gain = nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, x):
-        return functional.conv1d(x, self.kernel).transpose(1, 2) @ self.matrix * self.gain
+    return functional.conv1d(x, self.kernel).transpose(1, 2) @ self.matrix * self.gain
 
 
-class Shared(nn.Module):
+@with_parts(lambda: {"layer": nn.Linear(4, 4)})
+def Shared(self, x):
     """One module called twice: seen by modules, this graph has a cycle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(torch.relu(self.layer(x)))
+    return self.layer(torch.relu(self.layer(x)))
 
 
-class Tied(nn.Module):
-    """An embedding whose table is the last layer's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x):
-        return self.head(self.embed(x))
-
-
-class Recurrent(nn.Module):
+@with_parts(
+    lambda: {
+        "lstm": nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True),
+    }
+)
+def Recurrent(self, x):
     """Two layers of an LSTM, in both directions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True)
-
-    def forward(self, x):
-        return self.lstm(x)[0]
+    return self.lstm(x)[0]
 
 
 def lstm_slots():
@@ -148,7 +127,7 @@ CASES = {
         {"kernel": "conv1d.weight:3", "matrix": "matmul.other:2", "gain": "mul.other:0"}, {},
     ),
     "shared module": (Shared, VECTORS, module("layer", "linear", 2), {}),
-    "tied weights": (Tied, None, {"embed.weight": "embedding.weight:2"}, {}),
+    "tied weights": (tied_head, None, {"embed.weight": "embedding.weight:2"}, {}),
     "LSTM": (Recurrent, VECTORS, lstm_slots(), {}),
 }  # fmt: skip
 
@@ -159,7 +138,7 @@ def test_every_tensor_has_its_slot_and_passes_the_zoos_examination(name):
     make, shape, slots, stays = CASES[name]
     torch.manual_seed(0)
     example = torch.randn(shape) if shape else torch.randint(7, (2, 5))
-    graph, state = ag.trace(make(), example)
+    graph, state = captured(make(), example)
     assert {e.name: str(e.slot) for e in entries(graph)} == slots
     report = examine(Foreign(make(), (example,)), name=name)
     assert report.failures == () and report.finite

@@ -8,7 +8,8 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.hypernet import GraphHypernetwork, entries, follow_gradients
-from tests.hypernet.test_graphs import Everything
+from tests.hypernet.test_graphs import of_everything
+from tests.nets import captured
 
 SMALL = {"width": 16, "hidden": 32, "tile": 8}
 
@@ -16,11 +17,10 @@ SMALL = {"width": 16, "hidden": 32, "tile": 8}
 @pytest.fixture(scope="module")
 def clients():
     """Three clients of three architectures that share operators."""
-    torch.manual_seed(0)
     graphs = [
-        ag.trace(Everything(), torch.randn(2, 5, 8)).graph,
-        ag.trace(nn.Sequential(nn.Linear(20, 30), nn.ReLU()), torch.zeros(2, 20)).graph,
-        ag.trace(nn.Sequential(nn.Conv1d(3, 7, 5), nn.BatchNorm1d(7)), torch.zeros(2, 3, 9)).graph,
+        of_everything(),
+        captured(nn.Sequential(nn.Linear(20, 30), nn.ReLU()), torch.zeros(2, 20)).graph,
+        captured(nn.Sequential(nn.Conv1d(3, 7, 5), nn.BatchNorm1d(7)), torch.zeros(2, 3, 9)).graph,
     ]
     states = [ag.initial_state(g, seed) for seed, g in enumerate(graphs)]
     return graphs, states
@@ -105,15 +105,14 @@ def test_pull_back_is_the_gradient_of_half_the_squared_distance(network, clients
 
 
 def test_pull_back_of_clients_without_parameters_is_nothing(network, clients):
-    graph, _ = ag.trace(nn.ReLU(), torch.zeros(1, 2))
+    graph, _ = captured(nn.ReLU(), torch.zeros(1, 2))
     assert network.generate([graph], [{}], A[:1]) == [{}]
     assert network.pull_back([graph], [{}], [{}], A[:1]) == 0
     assert all(p.grad is None for p in network.parameters())
 
 
 def test_a_tensor_that_no_decoder_sets_is_named(network, clients):
-    torch.manual_seed(0)
-    graph, state = ag.trace(nn.Conv2d(1, 1, 1), torch.zeros(1, 1, 2, 2))
+    graph, state = captured(nn.Conv2d(1, 1, 1), torch.zeros(1, 1, 2, 2))
     for call in (
         lambda: network.unset(graph),
         lambda: network.generate([graph], [state], A[:1]),

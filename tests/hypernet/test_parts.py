@@ -68,7 +68,6 @@ def test_what_lies_beyond_a_tensors_runs_is_masked(encoder):
 
 
 def test_pieces_of_one_number_each_are_a_token_a_run():
-    torch.manual_seed(0)
     encoder = ParameterEncoder(1, 16, bins=32, piece=1).double()
     assert encoder.position.shape == (32, 16)
     held: dict[str, torch.Tensor] = {}
@@ -130,7 +129,6 @@ def test_a_tile_is_repeated_in_form():
 
 @pytest.mark.parametrize("kind", ["tiled", "low_rank"])
 def test_as_much_of_a_code_as_is_needed_makes_the_same_tensor(kind):
-    torch.manual_seed(0)
     made = decoder(kind, 8, 4, (12, 10, 3, 3), 5, 2).double()
     features = torch.randn(3, 8, dtype=torch.float64)
     for shape in ((12, 7, 3, 3), (3, 10, 1, 1), (4, 2, 3, 1)):
@@ -178,7 +176,6 @@ def test_low_rank_repeats_beyond_its_longest_side():
 
 @pytest.mark.parametrize("kind", ["tiled", "low_rank"])
 def test_features_of_variance_one_give_tensors_of_variance_one(kind):
-    torch.manual_seed(0)
     made = decoder(kind, 64, 256, (32, 32, 3, 3), 16, 8)
     codes = made(torch.randn(50, 64), (32, 32, 3, 3))
     found = made.tensors(codes, (32, 32, 3, 3), lambda p: p).detach()

@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.cut import cut_axes
 from tests.examples import at_most
-from tests.nets import image, networks, renamed
+from tests.nets import captured, image, networks, renamed, with_parts
 
 SMALL = torch.rand(2, 6, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 @functools.cache
-def stack(depths: tuple[int, ...], widths: tuple[int, ...], block: int = 0) -> ArchGraph:
+def stack(depths: tuple[int, ...], widths: tuple[int, ...], block: int = 0) -> ag.ArchGraph:
     """Stages of convolutions with pools between them, as users write them."""
     layers: list[nn.Module] = []
     before = 3
@@ -34,14 +32,14 @@ def stack(depths: tuple[int, ...], widths: tuple[int, ...], block: int = 0) -> A
             layers += [nn.Conv2d(before, width, 3, padding=1), *norm, nn.ReLU()]
             before = width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 4)]
-    return ag.trace(nn.Sequential(*layers), torch.zeros(1, 3, 8, 8), train=False).graph
+    return captured(nn.Sequential(*layers), torch.zeros(1, 3, 8, 8), train=False).graph
 
 
-def shapes(graph: ArchGraph) -> list[tuple[int, ...]]:
+def shapes(graph: ag.ArchGraph) -> list[tuple[int, ...]]:
     return sorted(p.shape for p in graph.params)
 
 
-def depths(graph: ArchGraph) -> list[int]:
+def depths(graph: ag.ArchGraph) -> list[int]:
     return [len(s.blocks) for s in ag.structure(graph).sections]
 
 
@@ -55,7 +53,7 @@ stacks = st.builds(
 @given(networks(), st.randoms(use_true_random=False))
 @at_most(3)
 def test_names_and_order_of_definition_do_not_matter(net, random):
-    graph, state = ag.trace(net, image(), train=False)
+    graph, state = captured(net, image(), train=False)
     other = renamed(graph, random)
     found = ag.align(other, graph)
     assert found.score == 1 and not found.unmatched
@@ -84,7 +82,7 @@ def test_the_join_is_the_least_that_contains_both(a, b):
         assert 0 < max(c.share(name) for c in whole) <= 1
 
 
-def _widths(graph: ArchGraph) -> list[int]:
+def _widths(graph: ag.ArchGraph) -> list[int]:
     found = ag.structure(graph).sections[:3]
     sizes = (graph.node[s.blocks[-1].exit].shape[1] for s in found)
     return [size for size in sizes if isinstance(size, int)]
@@ -125,65 +123,64 @@ def test_the_order_does_not_matter(a, b, c):
 # -- counts -------------------------------------------------------------------------------------
 
 
-class Heads(nn.Module):
+@with_parts(
+    lambda heads, size: {
+        "heads": heads,
+        "size": size,
+        "inside": nn.Linear(6, 3 * heads * size),
+        "out": nn.Linear(heads * size, 6),
+        "head": nn.Linear(6, 2),
+    }
+)
+def Heads(self, x):
     """Attention with as many heads, of as many channels each."""
-
-    def __init__(self, heads: int, size: int) -> None:
-        super().__init__()
-        self.heads, self.size = heads, size
-        self.inside, self.out = nn.Linear(6, 3 * heads * size), nn.Linear(heads * size, 6)
-        self.head = nn.Linear(6, 2)
-
-    def forward(self, x):
-        x = x.flatten(2).transpose(1, 2)
-        n, t, _ = x.shape
-        parts = self.inside(x).reshape(n, t, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
-        q, k, v = parts.unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v, scale=0.5)
-        x = x + self.out(y.transpose(1, 2).reshape(n, t, self.heads * self.size))
-        return self.head(x.mean(1))
+    x = x.flatten(2).transpose(1, 2)
+    n, t, _ = x.shape
+    parts = self.inside(x).reshape(n, t, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+    q, k, v = parts.unbind(0)
+    y = F.scaled_dot_product_attention(q, k, v, scale=0.5)
+    x = x + self.out(y.transpose(1, 2).reshape(n, t, self.heads * self.size))
+    return self.head(x.mean(1))
 
 
-class Groups(nn.Module):
+@with_parts(
+    lambda groups, size: {
+        "first": nn.Conv2d(6, groups * size, 3, padding=1),
+        "norm": nn.GroupNorm(groups, groups * size),
+        "last": nn.Linear(groups * size, 2),
+    }
+)
+def Groups(self, x):
     """A norm of as many groups, of as many channels each."""
-
-    def __init__(self, groups: int, size: int) -> None:
-        super().__init__()
-        self.first, self.norm = (
-            nn.Conv2d(6, groups * size, 3, padding=1),
-            nn.GroupNorm(groups, groups * size),
-        )
-        self.last = nn.Linear(groups * size, 2)
-
-    def forward(self, x):
-        return self.last(F.relu(self.norm(self.first(x))).mean((2, 3)))
+    return self.last(F.relu(self.norm(self.first(x))).mean((2, 3)))
 
 
-class Shuffled(nn.Module):
+@with_parts(
+    lambda groups, size: {
+        "first": nn.Conv2d(6, groups * size, 3, padding=1),
+        "groups": groups,
+        "next": nn.Conv2d(groups * size, 5, 1),
+        "last": nn.Linear(5, 2),
+    }
+)
+def Shuffled(self, x):
     """Channels shuffled between groups, as ShuffleNet does."""
-
-    def __init__(self, groups: int, size: int) -> None:
-        super().__init__()
-        self.first, self.groups = nn.Conv2d(6, groups * size, 3, padding=1), groups
-        self.next, self.last = nn.Conv2d(groups * size, 5, 1), nn.Linear(5, 2)
-
-    def forward(self, x):
-        x = F.relu(self.first(x))
-        n, c, h, w = x.shape
-        x = x.view(n, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(n, c, h, w)
-        return self.last(F.relu(self.next(x)).mean((2, 3)))
+    x = F.relu(self.first(x))
+    n, c, h, w = x.shape
+    x = x.view(n, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(n, c, h, w)
+    return self.last(F.relu(self.next(x)).mean((2, 3)))
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", [Heads, Groups, Shuffled])
 def test_contained_is_what_has_no_more_groups_and_no_larger_ones(kind):
     counts = [(1, 16), (4, 4), (2, 8), (8, 2), (2, 4), (4, 2), (1, 4)]
-    graphs = {c: ag.trace(kind(*c), SMALL, train=False).graph for c in counts}
+    graphs = {c: captured(kind(*c), SMALL, train=False).graph for c in counts}
     for (one, client), (other, whole) in itertools.product(graphs.items(), repeat=2):
         found = ag.align(client, whole)
         assert found.score == 1
         if any(a > b for a, b in zip(one, other, strict=True)):
-            with pytest.raises(RewriteError, match=r"wider|no cut of the larger"):
+            with pytest.raises(ag.RewriteError, match=r"wider|no cut of the larger"):
                 _ = found.transfer
             continue
         # The client computes what the whole's cut computes.
@@ -193,5 +190,5 @@ def test_contained_is_what_has_no_more_groups_and_no_larger_ones(kind):
         b = ag.build(small.graph, small.transfer.pull(state)).eval()
         torch.testing.assert_close(a(SMALL), b(SMALL))
     met, joined = ag.meet(graphs.values()), ag.join(graphs.values())
-    sizes = [ag.trace(kind(*c), SMALL, train=False).graph for c in ((1, 2), (8, 16))]
+    sizes = [captured(kind(*c), SMALL, train=False).graph for c in ((1, 2), (8, 16))]
     assert [shapes(met.graph), shapes(joined.graph)] == [shapes(g) for g in sizes]

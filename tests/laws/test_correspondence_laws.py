@@ -12,24 +12,20 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.relate.correspond import correspond
 from archgraph.relate.correspondence import Correspondence
 from archgraph.rewrites.cut import cut_axes
-from archgraph.states import Rewritten, Transfer
 from tests.examples import at_most
-from tests.nets import image, networks, renamed
+from tests.nets import captured, image, networks, renamed
 
 
-def rewritten(graph: ArchGraph, seed: int) -> Rewritten:
+def rewritten(graph: ag.ArchGraph, seed: int) -> ag.Rewritten:
     """Some blocks left out, then axes cut to random sizes."""
     rng = np.random.default_rng(seed)
     gone = [b.name for b in ag.structure(graph).blocks if b.removable and rng.random() < 0.5]
-    short = ag.skip(graph, gone) if gone else Rewritten.identity(graph)
-    sizes = {a.name: rng.integers(1, a.size + 1) for a in axes(short.graph).free if not a.spans}
+    short = ag.skip(graph, gone) if gone else ag.Rewritten.identity(graph)
+    sizes = {a.name: rng.integers(1, a.size + 1) for a in ag.axes(short.graph).free if not a.spans}
     return short >> cut_axes(short.graph, {name: np.arange(n) for name, n in sizes.items()})
 
 
@@ -60,7 +56,7 @@ def everything_once(found: Correspondence) -> None:
 @given(networks(), st.integers(0, 2**32 - 1))
 @at_most(3)
 def test_it_says_what_the_transfer_says(net, seed):
-    graph = ag.trace(net, image(), train=False).graph
+    graph = captured(net, image(), train=False).graph
     small = rewritten(graph, seed)
     found = correspond(graph, small, small.transfer)
     everything_once(found)
@@ -76,12 +72,12 @@ def test_it_says_what_the_transfer_says(net, seed):
     cut_to = {d.a: (d.before, d.after) for d in found.differences if d.level == "axis"}
     sizes: dict[str, tuple[object, object]] = {}
     for a, b in found.leaves:
-        for before, after in zip(axes(graph).of(a), axes(small.graph).of(b), strict=True):
+        for before, after in zip(ag.axes(graph).of(a), ag.axes(small.graph).of(b), strict=True):
             parts_a, parts_b = list(leaves(before)), list(leaves(after))
             if len(parts_a) == len(parts_b):  # else a term of a concatenation went with its block
                 pairs = zip(parts_a, parts_b, strict=True)
                 sizes |= {x.name: (x.size, y.size) for x, y in pairs if isinstance(x, AxisRef)}
-    plain = {a.name for a in axes(graph).all}
+    plain = {a.name for a in ag.axes(graph).all}
     assert {k: pair for k, pair in cut_to.items() if k in plain} == {
         name: pair for name, pair in sizes.items() if pair[0] != pair[1]
     }
@@ -92,8 +88,8 @@ def test_it_says_what_the_transfer_says(net, seed):
 @given(networks(stages=2), st.randoms(use_true_random=False))
 @at_most(2)
 def test_equal_graphs_have_no_difference_whatever_their_names(net, random):
-    graph = ag.trace(net, image(), train=False).graph
-    for other, way in ((graph, Transfer.identity(graph)), (renamed(graph, random), None)):
+    graph = captured(net, image(), train=False).graph
+    for other, way in ((graph, ag.Transfer.identity(graph)), (renamed(graph, random), None)):
         found = correspond(graph, other, way)
         everything_once(found)
         assert not found.differences and len(found.nodes) == len(graph.nodes)
@@ -102,7 +98,7 @@ def test_equal_graphs_have_no_difference_whatever_their_names(net, random):
 @given(networks(stages=2), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 @at_most(2)
 def test_two_clients_correspond_through_what_both_come_from(net, one, two):
-    graph = ag.trace(net, image(), train=False).graph
+    graph = captured(net, image(), train=False).graph
     a, b = rewritten(graph, one), rewritten(graph, two)
     there = correspond(a, b, (a.transfer, b.transfer))
     back = correspond(b, a, (b.transfer, a.transfer))
@@ -114,12 +110,12 @@ def test_two_clients_correspond_through_what_both_come_from(net, one, two):
     }
 
 
-def chain(*widths: int) -> ArchGraph:
+def chain(*widths: int) -> ag.ArchGraph:
     layers: list[nn.Module] = []
     for before, after in zip((3, *widths), widths, strict=False):
         layers += [nn.Linear(before, after), nn.ReLU()]
     layers += [nn.Linear(widths[-1], 2)]
-    return ag.trace(nn.Sequential(*layers), torch.zeros(1, 3)).graph
+    return captured(nn.Sequential(*layers), torch.zeros(1, 3)).graph
 
 
 def test_copies_name_where_their_values_come_from():
@@ -148,8 +144,8 @@ def test_new_parts_and_wider_axes():
 
 def test_other_arguments_are_a_change():
     nets = [nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(s), nn.Linear(4, 2)) for s in (0.1, 0.2)]
-    a, b = (ag.trace(net, torch.zeros(1, 3)).graph for net in nets)
-    (found,) = correspond(a, b, Transfer.identity(a)).differences
+    a, b = (captured(net, torch.zeros(1, 3)).graph for net in nets)
+    (found,) = correspond(a, b, ag.Transfer.identity(a)).differences
     assert (found.kind, found.before, found.after) == (
         "changed", "negative_slope=0.1", "negative_slope=0.2",
     )  # fmt: skip
@@ -157,5 +153,5 @@ def test_other_arguments_are_a_change():
 
 def test_a_transfer_of_other_graphs_is_refused():
     small = ag.take(chain(4, 4), 0.5)
-    with pytest.raises(RewriteError, match="does not lead from one graph to the other"):
+    with pytest.raises(ag.RewriteError, match="does not lead from one graph to the other"):
         correspond(chain(8, 8), small, small.transfer)

@@ -6,9 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.analysis.structure import structure
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
 from archgraph.ops.infer import infer
 from tests.examples import at_most
 from tests.nets import image, networks
@@ -17,14 +14,14 @@ from tests.structures import graph_of, models, parts
 graphs = st.one_of(models().map(graph_of), networks().map(lambda net: graph_of(net, image())))
 
 
-def _leaves(graph: ArchGraph, nodes) -> set[str]:
+def _leaves(graph: ag.ArchGraph, nodes) -> set[str]:
     return {leaf for name in nodes for leaf in graph.node[name].leaves()}
 
 
 @given(graphs)
 @at_most(4)
 def test_blocks_are_a_chain_that_holds_every_operator_once(graph):
-    found = structure(graph)
+    found = ag.structure(graph)
     members = [name for b in found.blocks for name in b.nodes]
     assert sorted(members) == sorted(graph.node)
     place = {n.name: i for i, n in enumerate(graph.nodes)}
@@ -49,7 +46,7 @@ def test_blocks_are_a_chain_that_holds_every_operator_once(graph):
 @given(graphs, st.data())
 @at_most(4)
 def test_skipping_any_removable_subset_runs_and_keeps_the_other_leaves(graph, data):
-    found = structure(graph)
+    found = ag.structure(graph)
     removable = [b.name for b in found.blocks if b.removable]
     gone = data.draw(
         st.lists(st.sampled_from(removable), unique=True) if removable else st.just([])
@@ -73,7 +70,7 @@ def test_skipping_any_removable_subset_runs_and_keeps_the_other_leaves(graph, da
         assert parts(small.graph) == left
     else:  # nothing tells the stem from the head any more
         names = [n for blocks in left.values() for n in blocks]
-        assert [b.name for b in structure(small.graph).blocks] == names
+        assert [b.name for b in ag.structure(small.graph).blocks] == names
     # together or one after the other
     one_by_one = ag.Rewritten.identity(graph)
     for name in gone:
@@ -88,28 +85,28 @@ def test_skipping_nothing_is_the_identity(graph):
     nothing = ag.skip(graph, [])
     assert nothing.graph is graph
     assert nothing.transfer == ag.Transfer.identity(graph)
-    depths = {s.name: len(s.blocks) for s in structure(graph).sections}
+    depths = {s.name: len(s.blocks) for s in ag.structure(graph).sections}
     assert ag.shorten(graph, depths).graph is graph
     assert ag.graft(graph, depths).graph is graph
     assert ag.graft(graph, depths, like=graph).graph is graph
 
 
-def _repeatable(graph: ArchGraph, block) -> bool:
+def _repeatable(graph: ag.ArchGraph, block) -> bool:
     return graph.node[block.entry].type == graph.node[block.exit].type and block.kind != "dense"
 
 
-def _restorable(graph: ArchGraph, section, depth: int) -> bool:
+def _restorable(graph: ag.ArchGraph, section, depth: int) -> bool:
     """Whether the blocks that `shallow` keeps hold one that can be repeated."""
     gone = [b for b in section.blocks if b.removable][::-1][: len(section.blocks) - depth]
     kept = [b for b in section.blocks if b not in gone]
     return not gone or (section.kind == "stage" and any(_repeatable(graph, b) for b in kept))
 
 
-def _section(graph: ArchGraph, leaf: str) -> str:
+def _section(graph: ag.ArchGraph, leaf: str) -> str:
     module = leaf.rpartition(".")[0]
     return next(
         b.section
-        for b in structure(graph).blocks
+        for b in ag.structure(graph).blocks
         for used in _leaves(graph, b.nodes)
         if used.rpartition(".")[0] == module
     )
@@ -119,7 +116,7 @@ def _section(graph: ArchGraph, leaf: str) -> str:
 @at_most(4)
 def test_grafting_restores_what_shallow_left_out(graph, data):
     depths, full = {}, {}
-    for section in structure(graph).sections:
+    for section in ag.structure(graph).sections:
         blocks = section.blocks
         least = max(sum(not b.removable for b in blocks), 1)
         while not _restorable(graph, section, least):
@@ -140,13 +137,13 @@ def test_grafting_restores_what_shallow_left_out(graph, data):
 @given(models().map(graph_of), st.integers(1, 3))
 @at_most(3)
 def test_grafting_adds_blocks_that_can_be_left_out_again(graph, more):
-    for section in structure(graph).sections:
+    for section in ag.structure(graph).sections:
         depth = len(section.blocks) + more
         if not any(_repeatable(graph, b) for b in section.blocks):
             continue
         try:
             deep = ag.graft(graph, {section.name: depth}, verify=True)
-        except RewriteError as error:
+        except ag.RewriteError as error:
             assert error.message == "section has no repeatable block"
             continue
         assert infer(deep.graph) == deep.graph

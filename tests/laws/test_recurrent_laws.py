@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import positions
-from archgraph.errors import GraphError, RewriteError, TraceError
 from archgraph.graph.ir import Ref
-from archgraph.graph.text import parse
 from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
 from tests.examples import at_most
+from tests.nets import captured, with_parts
 
 pytestmark = [
     # PyTorch has no fast path for projections.
@@ -78,22 +76,21 @@ class Sequence(nn.Module):
         return tuple(head(values[name]) for name, head in self.heads.items())
 
 
-class Unrolled(nn.Module):
+@with_parts(
+    lambda kind, **options: {
+        "embed": nn.Linear(3, WIDTH),
+        "cell": CELLS[kind][0](WIDTH, UNITS, **CELLS[kind][1], **options),
+        "head": nn.Linear(UNITS, 2),
+    }
+)
+def Unrolled(self, x):
     """A cell that runs over the steps one by one."""
-
-    def __init__(self, kind, **options) -> None:
-        super().__init__()
-        make, own = CELLS[kind]
-        self.embed, self.cell = nn.Linear(3, WIDTH), make(WIDTH, UNITS, **own, **options)
-        self.head = nn.Linear(UNITS, 2)
-
-    def forward(self, x):
-        x = self.embed(x)
-        state = x.new_zeros(x.shape[0], UNITS)
-        state = (state, state) if isinstance(self.cell, nn.LSTMCell) else state
-        for step in x.unbind(1):
-            state = self.cell(step, state)
-        return (self.head(state[0] if isinstance(state, tuple) else state),)
+    x = self.embed(x)
+    state = x.new_zeros(x.shape[0], UNITS)
+    state = (state, state) if isinstance(self.cell, nn.LSTMCell) else state
+    for step in x.unbind(1):
+        state = self.cell(step, state)
+    return (self.head(state[0] if isinstance(state, tuple) else state),)
 
 
 @st.composite
@@ -125,7 +122,7 @@ def example(batch=2):
 
 
 def graph_of(net):
-    return ag.trace(net, example(), train=False).graph
+    return captured(net, example(), train=False).graph
 
 
 def some(graph, seed):
@@ -137,7 +134,7 @@ def some(graph, seed):
                 : rng.integers(4, 6) if a.role == "cell" else rng.integers(1, min(a.size, 4))
             ]
         )
-        for a in axes(graph).free
+        for a in ag.axes(graph).free
     }
 
 
@@ -159,9 +156,9 @@ def test_build_inverts_trace(net, training):
     gradients = {n: p.grad for n, p in built.named_parameters()}
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-5)
-    assert ag.trace(built, example()).graph == graph
+    assert captured(built, example()).graph == graph
     assert infer(graph) == graph
-    assert parse(str(graph)) == graph
+    assert ag.parse(str(graph)) == graph
 
 
 @given(recurrent(), st.integers(0, 2**32 - 1))
@@ -169,8 +166,8 @@ def test_build_inverts_trace(net, training):
 def test_mask_equals_take(net, seed):
     graph = graph_of(net)
     kept = some(graph, seed)
-    assert {a.role for a in axes(graph).free} >= {"hidden"} and not any(
-        a.spans for a in axes(graph).free
+    assert {a.role for a in ag.axes(graph).free} >= {"hidden"} and not any(
+        a.spans for a in ag.axes(graph).free
     )
     small = cut_axes(graph, kept)
     ag.check(small.graph)
@@ -183,13 +180,13 @@ def test_mask_equals_take(net, seed):
 def test_copied_units_keep_the_function_and_merge_again(net, seed):
     graph = graph_of(net)
     rng = np.random.default_rng(seed)
-    chosen = {a.name: a.size + int(rng.integers(1, a.size + 1)) for a in axes(graph).free}
-    if any(a.role == "cell" for a in axes(graph).free):  # a projection stays narrower
-        chosen |= {a.name: 2 * a.size for a in axes(graph).free if a.role in ("cell", "hidden")}
+    chosen = {a.name: a.size + int(rng.integers(1, a.size + 1)) for a in ag.axes(graph).free}
+    if any(a.role == "cell" for a in ag.axes(graph).free):  # a projection stays narrower
+        chosen |= {a.name: 2 * a.size for a in ag.axes(graph).free if a.role in ("cell", "hidden")}
     wide = ag.widen(graph, sizes=chosen, seed=seed % 7)
     ag.check(wide.graph)
     assert laws.same_function(graph, wide) <= 1e-10
-    small = {name: axes(graph)[name].size for name in chosen}
+    small = {name: ag.axes(graph)[name].size for name in chosen}
     back = ag.narrow(wide.graph, sizes=small, mode="net2net", seed=seed % 7)
     assert back.graph == graph
     assert laws.same_function(graph, wide >> back) <= 1e-10
@@ -215,7 +212,6 @@ TWELVE: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TWELVE)
 def test_hidden_states_of_a_cut_are_those_of_the_masked_original(name):
-    torch.manual_seed(0)
     graph = laws.in_float64(graph_of(TWELVE[name]()))
     kept = some(graph, 1)
     parts = {n.name for n in graph.nodes if "hx" in dict(n.args)}
@@ -231,7 +227,7 @@ def test_hidden_states_of_a_cut_are_those_of_the_masked_original(name):
         ag.build(small.graph.replace(outputs=shown), small.transfer.pull(state)).eval(), inputs
     )
     for end, before, after in zip(ends, wide, narrow, strict=True):
-        index = positions(axes(graph).value[end][0][-1], kept)
+        index = positions(ag.axes(graph).value[end][0][-1], kept)
         assert 0 < after.shape[-1] < before.shape[-1]
         torch.testing.assert_close(before[..., index], after, rtol=1e-10, atol=1e-10)
         assert after.abs().max() > 1e-3
@@ -239,7 +235,7 @@ def test_hidden_states_of_a_cut_are_those_of_the_masked_original(name):
 
 def test_every_layer_and_direction_has_sizes_of_its_own():
     net = Sequence("lstm", num_layers=2, bidirectional=True, proj_size=3, dropout=0.2)
-    free = [(a.name, a.size) for a in axes(graph_of(net)).free]
+    free = [(a.name, a.size) for a in ag.axes(graph_of(net)).free]
     ends = ("", "~2", "~3", "~4")
     pairs = [(f"layer.{role}{end}", n) for end in ends for role, n in (("cell", 6), ("hidden", 3))]
     assert free == [("embed.out", WIDTH), *pairs]
@@ -251,7 +247,7 @@ def test_every_layer_and_direction_has_sizes_of_its_own():
 
 
 def test_a_cut_keeps_the_same_units_in_every_gate():
-    graph, state = ag.trace(Sequence("gru"), example(), train=False)
+    graph, state = captured(Sequence("gru"), example(), train=False)
     kept = [4, 1]
     small = ag.take(graph, positions={"layer.hidden": kept})
     rows = [gate * UNITS + unit for gate in range(3) for unit in kept]
@@ -270,7 +266,7 @@ def test_counts_and_initial_values_are_those_of_the_layer(kind, ways, projected)
         return
     own = {"proj_size": projected} if projected else {}
     net = Sequence(kind, num_layers=2, bidirectional=ways == 2, **own)
-    graph, state = ag.trace(net, example(), train=False)
+    graph, state = captured(net, example(), train=False)
     out = projected or UNITS
     macs = weights = 0
     for inside in (WIDTH, ways * out):
@@ -289,27 +285,30 @@ def test_counts_and_initial_values_are_those_of_the_layer(kind, ways, projected)
 
 def test_what_a_recurrent_layer_cannot_do_is_refused_by_name():
     projected = graph_of(Sequence("lstm", proj_size=4))
-    with pytest.raises(RewriteError, match=r"layer: these sizes are incompatible; found a proj"):
+    with pytest.raises(ag.RewriteError, match=r"layer: these sizes are incompatible; found a proj"):
         ag.take(projected, sizes={"cell": 3, "hidden": 3})
     graph = graph_of(Sequence("gru", num_layers=2, batch_first=True))
-    with pytest.raises(RewriteError, match=r"has aten.gru.input .* which is recurrent: no weights"):
+    with pytest.raises(
+        ag.RewriteError, match=r"has aten.gru.input .* which is recurrent: no weights"
+    ):
         ag.deepen(graph, {"layer": 3})
 
 
-class Residual(nn.Module):
+@with_parts(
+    lambda kind: {
+        "layers": nn.ModuleList(
+            KINDS[kind][0](6, 6, batch_first=True, **KINDS[kind][1]) for _ in range(2)
+        ),
+        "embed": nn.Linear(3, 6),
+        "head": nn.Linear(6, 2),
+    }
+)
+def Residual(self, x):
     """A recurrent layer whose result is added to its input."""
-
-    def __init__(self, kind) -> None:
-        super().__init__()
-        make, own, _ = KINDS[kind]
-        self.layers = nn.ModuleList(make(6, 6, batch_first=True, **own) for _ in range(2))
-        self.embed, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
-
-    def forward(self, x):
-        x = self.embed(x)
-        for layer in self.layers:
-            x = x + layer(x)[0]
-        return self.head(x)
+    x = self.embed(x)
+    for layer in self.layers:
+        x = x + layer(x)[0]
+    return self.head(x)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -326,43 +325,37 @@ def test_a_residual_recurrent_layer_starts_as_nothing(kind):
         assert any(p.grad is not None and p.grad.any() for p in new)
 
 
-class Packed(nn.Module):
-    def __init__(self, start: bool) -> None:
-        super().__init__()
-        self.layer, self.start = nn.GRU(3, 4), start
-
-    def forward(self, x, lengths):
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, False)
-        first = (torch.zeros(1, x.shape[0], 4),) if self.start else ()
-        return self.layer(packed, *first)[1][0]
+@with_parts(lambda start: {"layer": nn.GRU(3, 4), "start": start})
+def Packed(self, x, lengths):
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, False)
+    first = (torch.zeros(1, x.shape[0], 4),) if self.start else ()
+    return self.layer(packed, *first)[1][0]
 
 
 @pytest.mark.parametrize("start", [False, True])
 def test_packed_sequences_are_refused_by_name(start):
-    with pytest.raises(TraceError, match="runs over a packed sequence") as refusal:
-        ag.trace(Packed(start), example(3), torch.tensor([3, 2, 1]))
+    with pytest.raises(ag.TraceError, match="runs over a packed sequence") as refusal:
+        captured(Packed(start), example(3), torch.tensor([3, 2, 1]))
     assert "padded sequence" in str(refusal.value)
 
 
-class Stateful(nn.Module):
+@with_parts(
+    lambda: {
+        "layer": nn.GRU(3, 4, 2, batch_first=True),
+        "head": nn.Linear(4, 2),
+        "seen": torch.zeros(2, 2, 4),
+    }
+)
+def Stateful(self, x):
     """A buffer takes the last states of both layers."""
-
-    seen: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.GRU(3, 4, 2, batch_first=True), nn.Linear(4, 2)
-        self.register_buffer("seen", torch.zeros(2, 2, 4))
-
-    def forward(self, x):
-        y, hidden = self.layer(x)
-        self.seen.copy_(hidden.detach())
-        return self.head(y)
+    y, hidden = self.layer(x)
+    self.seen.copy_(hidden.detach())
+    return self.head(y)
 
 
 def test_states_that_forward_keeps_are_followed():
     net = Stateful()
-    graph, state = ag.trace(net, example())
+    graph, state = captured(net, example())
     built = ag.build(graph, state)
     net(example()), built(example())
     torch.testing.assert_close(built.state_dict()["seen"], net.state_dict()["seen"])
@@ -387,10 +380,10 @@ parameter d: float32[3, 1]
 %y: float32[batch, 4, 1] = getitem(source=%gru, index=0)
 forward x = %x
 return %y""".replace("OPERATOR", WRITTEN)
-    graph = parse(text)
+    graph = ag.parse(text)
     ag.check(graph)
     assert all(
-        "several layers or directions" in axes(graph)[f"{leaf}.out"].reason for leaf in "abcd"
+        "several layers or directions" in ag.axes(graph)[f"{leaf}.out"].reason for leaf in "abcd"
     )
-    with pytest.raises(GraphError, match="gru"):
-        ag.check(parse(text.replace("a: float32[3, 2]", "a: float32[4, 2]")))
+    with pytest.raises(ag.GraphError, match="gru"):
+        ag.check(ag.parse(text.replace("a: float32[3, 2]", "a: float32[4, 2]")))

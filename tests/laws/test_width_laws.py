@@ -10,24 +10,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import positions, size_after
-from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
-from archgraph.module.build import state_of
 from archgraph.ops.constants import constant_tensor
 from archgraph.ops.infer import infer
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.laws import mask_equals_take
 from tests.examples import at_most
-from tests.nets import image, networks
+from tests.nets import captured, image, networks, with_parts
 
 
 @given(networks(), st.booleans())
 @at_most(3)
 def test_build_inverts_trace(net, training):
-    graph, state = ag.trace(net, image())
+    graph, state = captured(net, image())
     built = ag.build(graph, state)
     x = image(3)
     net.train(training)
@@ -44,19 +41,19 @@ def test_build_inverts_trace(net, training):
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=0, atol=0)
     for name, tensor in net.state_dict().items():
         torch.testing.assert_close(built.state_dict()[name], tensor, rtol=0, atol=0)
-    assert ag.trace(built, image()).graph == graph
+    assert captured(built, image()).graph == graph
     assert infer(graph) == graph
-    assert parse(str(graph)) == graph
+    assert ag.parse(str(graph)) == graph
 
 
 @given(networks(), st.integers(0, 2**32 - 1))
 @at_most(5)
 def test_mask_equals_take(net, seed):
-    graph = ag.trace(net, image(), train=False).graph
+    graph = captured(net, image(), train=False).graph
     rng = np.random.default_rng(seed)
     kept = {
         a.name: np.sort(rng.permutation(a.size)[: rng.integers(1, a.size + 1)])
-        for a in axes(graph).free
+        for a in ag.axes(graph).free
         if not a.spans
     }
     small = cut_axes(graph, kept)
@@ -69,9 +66,9 @@ def test_mask_equals_take(net, seed):
 @given(networks(), st.integers(0, 2**32 - 1))
 @at_most(4)
 def test_each_axis_alone(net, seed):
-    graph = ag.trace(net, image(), train=False).graph
+    graph = captured(net, image(), train=False).graph
     rng = np.random.default_rng(seed)
-    for axis in axes(graph).free:
+    for axis in ag.axes(graph).free:
         index = np.sort(rng.permutation(axis.size)[: max(axis.size // 2, 1)])
         small = cut_axes(graph, {axis.name: index})
         ref = AxisRef(axis.name, axis.size)
@@ -79,7 +76,7 @@ def test_each_axis_alone(net, seed):
         assert changed == {
             p.name
             for p in graph.params
-            if any(leaf == ref for layout in axes(graph).of(p.name) for leaf in leaves(layout))
+            if any(leaf == ref for layout in ag.axes(graph).of(p.name) for leaf in leaves(layout))
         }
         if not axis.spans:
             mask_equals_take(graph, small, {axis.name: index}, tolerance=1e-10)
@@ -88,7 +85,7 @@ def test_each_axis_alone(net, seed):
 @given(networks())
 @at_most(3)
 def test_taking_everything_is_the_identity(net):
-    graph, state = ag.trace(net, image(), train=False)
+    graph, state = captured(net, image(), train=False)
     whole = ag.take(graph, 1.0)
     assert whole.graph == graph
     assert whole.transfer == ag.Transfer.identity(graph)
@@ -99,7 +96,7 @@ def test_taking_everything_is_the_identity(net):
 @given(networks(), st.floats(0.2, 0.9), st.floats(0.2, 0.9))
 @at_most(4)
 def test_prefixes_compose(net, first, second):
-    graph, state = ag.trace(net, image(), train=False)
+    graph, state = captured(net, image(), train=False)
     once = ag.take(graph, first, allow_nothing=True)  # 0.9 of four channels are four
     both = once >> (lambda g: ag.take(g, second, allow_nothing=True))
     again = ag.take(once.graph, second, allow_nothing=True)
@@ -111,18 +108,18 @@ def test_prefixes_compose(net, first, second):
 @given(networks())
 @at_most(3)
 def test_scaler_changes_training_only(net):
-    graph, state = ag.trace(net, image())
+    graph, state = captured(net, image())
     scaled = ag.add_scaler(graph, 0.5, verify=True)
     assert len(scaled.graph.nodes) > len(graph.nodes)
     a, b = ag.build(graph, state).eval(), ag.build(scaled.graph, state).eval()
     torch.testing.assert_close(a(image()), b(image()), rtol=0, atol=0)
-    assert state_of(b).keys() == state_of(a).keys()
+    assert ag.state_of(b).keys() == ag.state_of(a).keys()
 
 
 @given(networks())
 @at_most(4)
 def test_alignment_of_a_cut_is_its_transfer(net):
-    graph, state = ag.trace(net, image(), train=False)
+    graph, state = captured(net, image(), train=False)
     small = ag.take(graph, 0.5)
     try:
         aligned = ag.align(small.graph, graph).transfer
@@ -134,26 +131,21 @@ def test_alignment_of_a_cut_is_its_transfer(net):
 
 
 def test_positions_and_sizes_agree():
-    graph = ag.trace(torch.nn.Linear(6, 4), torch.zeros(1, 6)).graph
+    graph = captured(torch.nn.Linear(6, 4), torch.zeros(1, 6)).graph
     for param in graph.params:
-        for layout, size in zip(axes(graph).of(param.name), param.shape, strict=True):
+        for layout, size in zip(ag.axes(graph).of(param.name), param.shape, strict=True):
             assert size_after(layout, {}) == size
             assert positions(layout, {}).tolist() == list(range(size))
 
 
-class Scaled(nn.Module):
+@with_parts(lambda: {"a": nn.Linear(3, 4), "b": nn.Linear(4, 2)})
+def Scaled(self, x):
     """A constant along a free axis."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.b(self.a(x) * torch.linspace(1.0, 4.0, 4))
+    return self.b(self.a(x) * torch.linspace(1.0, 4.0, 4))
 
 
 def test_constants_are_masked_like_weights():
-    graph = laws.in_float64(ag.trace(Scaled(), torch.zeros(2, 3), train=False).graph)
+    graph = laws.in_float64(captured(Scaled(), torch.zeros(2, 3), train=False).graph)
     (axis,) = ag.axes(graph).free
     masked, state = laws.masked(graph, laws.random_state(graph), {axis.name: np.array([0, 2])})
     (constant,) = [p.value for p in masked.params if p.role == "constant"]
@@ -163,7 +155,7 @@ def test_constants_are_masked_like_weights():
 
 
 def test_arguments_that_are_not_tensors_stay_as_they_are():
-    graph = ag.trace(nn.Linear(3, 2), torch.zeros(2, 3)).graph
+    graph = captured(nn.Linear(3, 2), torch.zeros(2, 3)).graph
     fixed = graph.replace(inputs=(*graph.inputs, ("scale", 2.0), ("flags", (True, None))))
     made = laws.random_inputs(fixed)
     assert made["input"].shape == (2, 3)
@@ -171,7 +163,7 @@ def test_arguments_that_are_not_tensors_stay_as_they_are():
 
 
 def test_random_weights_keep_the_size_of_what_they_multiply():
-    graph = ag.trace(nn.Linear(600, 50), torch.zeros(2, 600), train=False).graph
+    graph = captured(nn.Linear(600, 50), torch.zeros(2, 600), train=False).graph
     assert laws.random_state(graph)["weight"].std().item() == pytest.approx(
         (1.5 / 600) ** 0.5, 0.05
     )

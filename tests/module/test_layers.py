@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import archgraph as ag
-from archgraph.errors import ArchGraphError, GraphError
 from archgraph.graph.ir import Ref
-from archgraph.module.build import load_state
+from tests.nets import captured, with_parts
 
 
 def build(graph, state=None) -> Any:
@@ -27,38 +26,37 @@ def build(graph, state=None) -> Any:
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-class Residual(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
-        self.act = nn.ReLU(inplace=True)
+@with_parts(
+    lambda width: {
+        "conv": nn.Conv2d(width, width, 3, padding=1, bias=False),
+        "norm": nn.BatchNorm2d(width),
+        "act": nn.ReLU(inplace=True),
+    }
+)
+def Residual(self, x):
+    return self.act(self.norm(self.conv(x)) + x)
 
-    def forward(self, x):
-        return self.act(self.norm(self.conv(x)) + x)
 
-
-class Net(nn.Module):
-    """Stages of blocks, a functional dropout, a layer that is used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, stride=2)
-        self.stages = nn.ModuleList(
+@with_parts(
+    lambda: {
+        "stem": nn.Conv2d(3, 8, 3, stride=2),
+        "stages": nn.ModuleList(
             nn.Sequential(Residual(8), Residual(8), Residual(8)) for _ in range(2)
-        )
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.flat = nn.Flatten()
-        self.twice = nn.Linear(8, 8)
-        self.drop = nn.Dropout(0.4)
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x):
-        x = self.stem(x)
-        for stage in self.stages:
-            x = stage(x)
-        x = self.twice(F.relu(self.twice(self.flat(self.pool(x)))))
-        return self.head(self.drop(x))
+        ),
+        "pool": nn.AdaptiveAvgPool2d(1),
+        "flat": nn.Flatten(),
+        "twice": nn.Linear(8, 8),
+        "drop": nn.Dropout(0.4),
+        "head": nn.Linear(8, 5),
+    }
+)
+def Net(self, x):
+    """Stages of blocks, a functional dropout, a layer that is used twice."""
+    x = self.stem(x)
+    for stage in self.stages:
+        x = stage(x)
+    x = self.twice(F.relu(self.twice(self.flat(self.pool(x)))))
+    return self.head(self.drop(x))
 
 
 def equal_both_modes(one: nn.Module, other: nn.Module, *inputs: torch.Tensor) -> None:
@@ -80,10 +78,19 @@ def equal_both_modes(one: nn.Module, other: nn.Module, *inputs: torch.Tensor) ->
             torch.testing.assert_close(others[name], tensor, rtol=0, atol=0, msg=name)
 
 
+def rebuilt(model: nn.Module, *inputs: torch.Tensor, again: bool = False) -> Any:
+    """What is built of a model's graph: equal to it in both modes, and maybe traced again."""
+    graph, state = captured(model, *inputs)
+    net = build(graph, state)
+    equal_both_modes(model, net, *inputs)
+    assert not again or captured(net, *inputs).graph == graph
+    return net
+
+
 @pytest.fixture(scope="module")
 def traced():
     torch.manual_seed(0)
-    return ag.trace(Net(), X)
+    return captured(Net(), X)
 
 
 @pytest.fixture
@@ -108,10 +115,6 @@ def test_a_built_module_prints_as_the_model_does(traced, net):
     assert isinstance(net.stages, nn.ModuleList) or isinstance(net.stages, nn.Sequential)
     assert isinstance(net.stages[1], nn.Sequential) and len(net.stages[1]) == 3
     equal_both_modes(model, net, X)
-
-
-def test_tracing_what_was_built_gives_the_graph(traced, net):
-    assert ag.trace(net, X).graph == traced.graph
 
 
 def test_blocks_stages_and_layers_call_hooks_with_their_inputs_and_results(traced, net):
@@ -162,7 +165,7 @@ def test_modes_and_gradients_of_parts(net):
 def test_flags_come_back_as_they_were():
     model = Net().eval()
     model.stages[1].train()
-    graph, state = ag.trace(model, X)
+    graph, state = captured(model, X)
     net = build(graph, state)
     flags = {k: m.training for k, m in model.named_modules()}
     assert {k: m.training for k, m in net.named_modules()} == flags
@@ -170,7 +173,7 @@ def test_flags_come_back_as_they_were():
     half = ag.take(graph, 0.5)
     assert not build(half.graph, half.transfer.pull(state)).training
     assert all(m.training for m in net.train().modules())
-    assert build(ag.trace(Net(), X).graph).training
+    assert build(captured(Net(), X).graph).training
 
 
 def test_apply_and_replacing_layers(net):
@@ -205,18 +208,18 @@ def test_a_state_is_what_the_module_computes_with_or_is_refused_by_name(traced, 
     torch.testing.assert_close(effective["head.weight"], net.head.weight.detach())
     merger = ag.Merger(graph, state)
     merger.add(ag.take(graph, 1.0, allow_nothing=True).transfer, effective)
-    with pytest.raises(GraphError, match=r"head\.weight: is parametrised"):
-        load_state(net, state)
+    with pytest.raises(ag.GraphError, match=r"head\.weight: is parametrised"):
+        ag.load_state(net, state)
     parametrize.remove_parametrizations(net.head, "weight")
-    load_state(net, state)
+    ag.load_state(net, state)
 
     prune.random_unstructured(net.twice, "weight", amount=0.5)
-    with pytest.raises(GraphError, match=r"twice\.weight.*weight_orig.*prune\.remove"):
+    with pytest.raises(ag.GraphError, match=r"twice\.weight.*weight_orig.*prune\.remove"):
         ag.state_of(net)
     prune.remove(net.twice, "weight")
     ag.state_of(net)
     net.extra = nn.Linear(2, 2)
-    with pytest.raises(GraphError, match=r"extra\.weight.*its graph lacks"):
+    with pytest.raises(ag.GraphError, match=r"extra\.weight.*its graph lacks"):
         ag.state_of(net)
 
 
@@ -296,21 +299,19 @@ def test_rewritten_graphs_have_layers_of_their_new_sizes(traced):
 def test_a_model_that_is_one_layer():
     layer, x = nn.Linear(3, 2), torch.randn(4, 3)
     layer.bias.requires_grad_(False)
-    net = build(*ag.trace(layer, x))
+    net = build(*captured(layer, x))
     assert list(net.state_dict()) == ["weight", "bias"]
     assert net.weight.requires_grad and not net.bias.requires_grad
     torch.testing.assert_close(net(x), layer(x), rtol=0, atol=0)
 
 
 def test_a_sequential_model_is_one_again():
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU()), torch.randn(5, 4)
     model.append(nn.Linear(6, 6))
-    graph, state = ag.trace(model, x)
-    net = build(graph, state)
+    net = rebuilt(model, x)
     assert isinstance(net, nn.Sequential) and len(net) == 4 and type(net[-1]) is nn.Linear
-    equal_both_modes(model, net, x)
-    assert ag.trace(net, x).graph == graph
+    graph = captured(net, x).graph
+    assert graph == captured(model, x).graph
     torch.testing.assert_close(net.eval()[:2](x), model.eval()[:2](x), rtol=0, atol=0)
     other = copy.deepcopy(net).append(nn.Softmax(-1))
     torch.testing.assert_close(other(x), net(x).softmax(-1), rtol=0, atol=0)
@@ -318,78 +319,71 @@ def test_a_sequential_model_is_one_again():
     assert len(build(shorter.graph)) == 3
 
 
-class Reversed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)])
-
-    def forward(self, x):
-        for layer in reversed(self.layers):
-            x = layer(x)
-        return x
+@with_parts(
+    lambda: {
+        "layers": nn.ModuleList([nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]),
+    }
+)
+def Reversed(self, x):
+    for layer in reversed(self.layers):
+        x = layer(x)
+    return x
 
 
 def test_modules_of_lists_stand_at_their_numbers():
-    torch.manual_seed(0)
     x = torch.randn(3, 4)
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4), nn.Identity(), nn.Tanh())
-    net = build(*ag.trace(model, x))
+    net = rebuilt(model, x)
     assert [type(m) for m in net] == [type(m) for m in model]
     torch.testing.assert_close(net[:3](x), model[:3](x), rtol=0, atol=0)
-    equal_both_modes(model, net, x)
     turned = Reversed()
-    net = build(*ag.trace(turned, x))
+    net = rebuilt(turned, x)
     assert [type(m) for m in net.layers] == [type(m) for m in turned.layers]
     assert type(net.layers) is nn.ModuleList  # no chain: out of order
-    equal_both_modes(turned, net, x)
     assert copy.deepcopy(net).layers[1] is not net.layers[1]
 
 
-class Shared(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.norm, self.out = Residual(3), nn.BatchNorm2d(3), nn.Flatten()
-
-    def forward(self, x):
-        x = self.block(self.block(self.block(x)))
-        return self.out(self.norm(self.block(self.norm(x).relu())))
+@with_parts(
+    lambda: {
+        "block": Residual(3),
+        "norm": nn.BatchNorm2d(3),
+        "out": nn.Flatten(),
+    }
+)
+def Shared(self, x):
+    x = self.block(self.block(self.block(x)))
+    return self.out(self.norm(self.block(self.norm(x).relu())))
 
 
 def test_a_block_and_a_norm_that_are_called_several_times():
-    torch.manual_seed(0)
     model: Any = Shared()
-    graph, state = ag.trace(model, X)
+    graph, state = captured(model, X)
     net = build(graph, state)
     calls = []
     net.block.register_forward_hook(lambda *_: calls.append("block"))
     equal_both_modes(model, net, X)
     assert calls == ["block"] * 8
     assert int(net.norm.num_batches_tracked) == int(model.norm.num_batches_tracked) == 2
-    assert ag.trace(net, X).graph == graph
+    assert captured(net, X).graph == graph
 
 
-class TwoNames(nn.Module):
+def _two_names() -> dict[str, Any]:
+    norm, drop, block = nn.BatchNorm1d(4), nn.Dropout(0.5), Added()
+    chains = {name: nn.Sequential(nn.Linear(4, 4), norm, drop) for name in ("first", "second")}
+    return {**chains, "one": block, "other": block}
+
+
+@with_parts(_two_names)
+def TwoNames(self, x):
     """A norm, a dropout and a block, each under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        norm, drop, block = nn.BatchNorm1d(4), nn.Dropout(0.5), Added()
-        self.first = nn.Sequential(nn.Linear(4, 4), norm, drop)
-        self.second = nn.Sequential(nn.Linear(4, 4), norm, drop)
-        self.one, self.other = block, block
-
-    def forward(self, x):
-        return self.other(self.second(self.one(self.first(x))["z"]))["z"]
+    return self.other(self.second(self.one(self.first(x))["z"]))["z"]
 
 
 def test_a_module_under_two_names_is_one():
-    torch.manual_seed(0)
     model, x = TwoNames(), torch.randn(6, 4)
-    graph, state = ag.trace(model, x)
-    net = build(graph, state)
+    net = rebuilt(model, x)
     assert net.first[1] is net.second[1] and net.first[2] is net.second[2]
     assert net.one is net.other and list(net.state_dict()) == list(model.state_dict())
-    equal_both_modes(model, net, x)
     equal_both_modes(model.double(), net.double(), x.double())
     for one in (model, net):
         one.first[1].eval()
@@ -411,18 +405,13 @@ class Doubled(nn.BatchNorm1d):
         return super().forward(x) * 2 if x.dim() == 3 else super().forward(x)
 
 
-class Unlike(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = self.second = Doubled(4)
-
-    def forward(self, x):
-        return self.second(self.first(x)[..., None])
+@with_parts(lambda: dict.fromkeys(("first", "second"), Doubled(4)))
+def Unlike(self, x):
+    return self.second(self.first(x)[..., None])
 
 
 def test_a_norm_of_which_only_one_name_is_a_layer_counts_both_calls():
-    model, x = Unlike(), torch.randn(6, 4)
-    equal_both_modes(model, build(*ag.trace(model, x)), x)
+    rebuilt(Unlike(), torch.randn(6, 4))
 
 
 class Functional(nn.Module):
@@ -441,54 +430,43 @@ class Functional(nn.Module):
 
 
 def test_functional_uses_and_parametrised_weights_stay_functional():
-    torch.manual_seed(0)
-    model, ids = Functional(), torch.arange(9).reshape(3, 3)
-    graph, state = ag.trace(model, ids)
-    net = build(graph, state)
+    net = rebuilt(Functional(), torch.arange(9).reshape(3, 3))
     assert type(net.embed) is nn.Embedding and type(net.head) is nn.Linear
     assert net.head.weight is net.embed.weight
     assert type(net.fc) is nn.Module and not isinstance(net.scale, nn.Linear)
-    equal_both_modes(model, net, ids)
 
 
-class Names(nn.Module):
-    """Modules whose names mean something else to Python, to torch or to this package."""
+# They mean something else to Python, to torch or to this package.
+NAMES = [
+    "graph", "code", "type", "half", "class", "arch", "self", "training_", "_graph", "x y",
+    "forward_", "ünïcode",
+]  # fmt: skip
 
-    NAMES = ("graph", "code", "type", "half", "class", "arch", "self", "training_", "_graph", "x y")
 
-    def __init__(self) -> None:
-        super().__init__()
-        for name in self.NAMES:
-            self._modules[name] = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
-
-    def forward(self, x):
-        for name in self.NAMES:
-            x = dict(self.named_children())[name](x)
-        return x
+@with_parts(
+    lambda: {n: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()) for n in NAMES}
+)
+def Names(self, x):
+    for name in NAMES:
+        x = dict(self.named_children())[name](x)
+    return x
 
 
 def test_paths_may_have_any_name():
-    torch.manual_seed(0)
-    model, x = Names(), torch.randn(5, 4)
-    graph, state = ag.trace(model, x)
-    net = build(graph, state)
-    assert all(type(net._modules[name][0]) is nn.Linear for name in Names.NAMES)
-    equal_both_modes(model, net, x)
+    x = torch.randn(5, 4)
+    net = rebuilt(Names(), x, again=True)
+    assert all(type(net._modules[name][0]) is nn.Linear for name in NAMES)
     other = copy.deepcopy(net)
     torch.testing.assert_close(other.eval()(x), net.eval()(x), rtol=0, atol=0)
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind, how, **options) -> None:
-        super().__init__()
-        self.rnn, self.how = kind(4, 3, batch_first=True, **options), how
-
-    def forward(self, x):
-        y, state = self.rnn(x)
-        hidden = state[0] if isinstance(state, tuple) else state
-        return {"all": y, "last": hidden[-1], "both": torch.cat([hidden[-2], hidden[-1]], -1)}[
-            self.how
-        ]
+@with_parts(
+    lambda kind, how, **options: {"rnn": kind(4, 3, batch_first=True, **options), "how": how}
+)
+def Recurrent(self, x):
+    y, state = self.rnn(x)
+    hidden = state[0] if isinstance(state, tuple) else state
+    return {"all": y, "last": hidden[-1], "both": torch.cat([hidden[-2], hidden[-1]], -1)}[self.how]
 
 
 @pytest.mark.sample(5)
@@ -503,19 +481,14 @@ class Recurrent(nn.Module):
     ],
 )
 def test_recurrent_layers_come_back_whole(kind, how, options):
-    torch.manual_seed(0)
     model, x = Recurrent(kind, how, **options), torch.randn(3, 5, 4)
-    graph, state = ag.trace(model, x)
-    net = build(graph, state)
+    net = rebuilt(model, x, again=True)
     assert repr(net.rnn) == repr(model.rnn)
-    equal_both_modes(model, net, x)
-    assert ag.trace(net, x).graph == graph
     copy.deepcopy(net)(x).sum().backward()
 
 
 def test_recurrent_layers_of_unequal_sizes_are_functional():
-    torch.manual_seed(0)
-    graph, state = ag.trace(
+    graph, state = captured(
         nn.Sequential(Recurrent(nn.LSTM, "all", num_layers=2), nn.Linear(3, 2)),
         torch.randn(3, 5, 4),
     )
@@ -536,15 +509,13 @@ class Loud(nn.GRU):
 
 
 def test_a_recurrent_layer_with_other_work_is_functional():
-    model, x = nn.Sequential(Recurrent(Loud, "all", num_layers=2)), torch.randn(3, 5, 4)
-    net = build(*ag.trace(model, x))
+    net = rebuilt(nn.Sequential(Recurrent(Loud, "all", num_layers=2)), torch.randn(3, 5, 4))
     assert not isinstance(net[0].rnn, nn.GRU)
-    equal_both_modes(model, net, x)
 
 
 def test_operators_of_a_recurrent_layer_may_be_apart_or_be_results():
     x = torch.randn(3, 5, 4)
-    graph, state = ag.trace(
+    graph, state = captured(
         nn.Sequential(nn.Linear(4, 4), Recurrent(nn.GRU, "all", num_layers=2)), x
     )
     expected = build(graph, state)(x)
@@ -564,40 +535,36 @@ def test_operators_of_a_recurrent_layer_may_be_apart_or_be_results():
         )
 
 
-class First(nn.Module):
+@with_parts()
+def FirstStates(self, x):
+    return torch.zeros(x.shape[0], 3, 4)
+
+
+@with_parts(lambda: {"table": nn.Parameter(torch.randn(3, 4))})
+def FirstPositions(self, x):
+    return self.table.expand(x.shape[0], -1, -1) * 2
+
+
+@with_parts(
+    lambda: {
+        "states": FirstStates(),
+        "positions": FirstPositions(),
+        "out": nn.Linear(4, 2),
+    }
+)
+def First(self, x):
     """First states and positions: blocks that read the size of the batch and no tensor."""
-
-    class States(nn.Module):
-        def forward(self, x):
-            return torch.zeros(x.shape[0], 3, 4)
-
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.randn(3, 4))
-
-        def forward(self, x):
-            return self.table.expand(x.shape[0], -1, -1) * 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states, self.positions, self.out = self.States(), self.Positions(), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.out(x + self.states(x) + self.positions(x))
+    return self.out(x + self.states(x) + self.positions(x))
 
 
 def test_blocks_that_read_only_the_size_of_the_batch():
-    torch.manual_seed(0)
     model, x = First(), torch.randn(5, 3, 4)
-    graph, state = ag.trace(model, x)
-    net = build(graph, state)
+    net = rebuilt(model, x, again=True)
     calls = []
     net.positions.register_forward_hook(lambda m, i, o: calls.append(o.shape))
     equal_both_modes(model, net, x)
     equal_both_modes(model, net, x[:2])
     assert calls == [(5, 3, 4)] * 2 + [(2, 3, 4)] * 2
-    assert ag.trace(net, x).graph == graph
     assert net.to("meta")(x.to("meta")).shape == (5, 3, 2)
 
 
@@ -613,9 +580,8 @@ class Around(nn.Linear):
 
 
 def test_a_module_around_a_layer_is_a_block():
-    torch.manual_seed(0)
     model, x = nn.Sequential(Around(), nn.ReLU()), torch.randn(3, 4)
-    net = build(*ag.trace(model, x))
+    net = build(*captured(model, x))
     seen = []
     net[0].register_forward_hook(lambda m, i, o: seen.append(o))
     net(x)
@@ -623,48 +589,42 @@ def test_a_module_around_a_layer_is_a_block():
     torch.testing.assert_close(seen[0], model[0](x), rtol=0, atol=0)
 
 
-class Inside(nn.Module):
+@with_parts(
+    lambda: {
+        "chain": nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)),
+    }
+)
+def Inside(self, x):
     """A chain whose middle result is read outside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.chain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-
-    def forward(self, x):
-        x = self.chain[1](self.chain[0](x))
-        return self.chain[2](x) + x
+    x = self.chain[1](self.chain[0](x))
+    return self.chain[2](x) + x
 
 
 def test_a_chain_whose_middle_is_read_outside():
-    model, x = Inside(), torch.randn(3, 4)
-    graph, state = ag.trace(model, x)
-    net = build(graph, state)
-    equal_both_modes(model, net, x)
-    assert ag.trace(net, x).graph == graph
+    rebuilt(Inside(), torch.randn(3, 4), again=True)
 
 
-class Auxiliary(nn.Module):
+@with_parts(
+    lambda: {
+        "body": nn.Linear(4, 4),
+        "out": nn.Linear(4, 2),
+        "aux": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)),
+        "mean": nn.Buffer(torch.zeros(4)),
+    }
+)
+def Auxiliary(self, x):
     """A head and stochastic depth that exist in training alone; statistics of one's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
-        self.aux = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
-        self.mean = nn.Buffer(torch.zeros(4))
-
-    def forward(self, x):
-        x = self.body(x)
-        if self.training:
-            with torch.no_grad():
-                self.mean.copy_(0.9 * self.mean + 0.1 * x.mean(0))
-            return self.out(x - self.mean), self.aux(x)
-        return self.out(x - self.mean)
+    x = self.body(x)
+    if self.training:
+        with torch.no_grad():
+            self.mean.copy_(0.9 * self.mean + 0.1 * x.mean(0))
+        return self.out(x - self.mean), self.aux(x)
+    return self.out(x - self.mean)
 
 
 def test_layers_of_one_mode_and_buffers_that_forward_assigns():
-    torch.manual_seed(0)
     model, x = Auxiliary(), torch.randn(6, 4)
-    graph, state = ag.trace(model, x)
+    graph, state = captured(model, x)
     net = build(graph, state)
     assert (
         type(net.aux) is nn.Sequential
@@ -681,69 +641,56 @@ def test_layers_of_one_mode_and_buffers_that_forward_assigns():
         torch.testing.assert_close(net.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-class Noise(nn.Module):
-    def forward(self, x):
-        return x + torch.randn_like(x) if self.training else x
+@with_parts()
+def Noise(self, x):
+    return x + torch.randn_like(x) if self.training else x
 
 
 def test_a_chain_of_which_one_mode_has_less():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), Noise(), nn.Conv2d(4, 2, 3), Noise(), nn.ReLU())
-    net = build(*ag.trace(model, X))
-    equal_both_modes(model, net, X)
+    net = rebuilt(model, X)
     assert type(net[2]) is nn.Conv2d and type(net[4]) is nn.ReLU
 
 
-class Depth(nn.Module):
+@with_parts()
+def Depth(self, x):
     """Stochastic depth, as torchvision has it: a block that returns its input in evaluation."""
-
-    def forward(self, x):
-        if not self.training:
-            return x
-        return x * x.new_empty(x.shape[0], 1).bernoulli_(0.5) * 2
+    if not self.training:
+        return x
+    return x * x.new_empty(x.shape[0], 1).bernoulli_(0.5) * 2
 
 
-class Sampled(nn.Module):
+@with_parts(lambda: {"mean": nn.Linear(4, 4), "spread": nn.Linear(4, 4)})
+def Sampled(self, x):
     """An encoder that samples in training and gives the mean in evaluation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean, self.spread = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        mean = self.mean(x)
-        return mean + torch.randn_like(mean) * self.spread(x) if self.training else mean
+    mean = self.mean(x)
+    return mean + torch.randn_like(mean) * self.spread(x) if self.training else mean
 
 
-class Added(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        y = self.layer(x)
-        return {"z": y + 1} if self.training else {"z": y}
+@with_parts(lambda: {"layer": nn.Linear(4, 4)})
+def Added(self, x):
+    y = self.layer(x)
+    return {"z": y + 1} if self.training else {"z": y}
 
 
-class ByMode(nn.Module):
-    def __init__(self, part) -> None:
-        super().__init__()
-        self.first, self.part, self.last = nn.Linear(4, 4), part(), nn.Linear(4, 2)
-
-    def forward(self, x):
-        y = self.part(self.first(x))
-        return self.last(y["z"] if isinstance(y, dict) else y)
+@with_parts(
+    lambda part: {
+        "first": nn.Linear(4, 4),
+        "part": part(),
+        "last": nn.Linear(4, 2),
+    }
+)
+def ByMode(self, x):
+    y = self.part(self.first(x))
+    return self.last(y["z"] if isinstance(y, dict) else y)
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("part", [Depth, Sampled, Added])
 @pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True)])
 def test_a_part_decides_by_its_own_mode(part, outer, inner):
-    torch.manual_seed(0)
     model, x = ByMode(part), torch.randn(8, 4)
-    graph, state = ag.trace(model, x)
-    net = build(graph, state)
-    assert ag.trace(net, x).graph == graph
-    equal_both_modes(model, net, x)
+    net = rebuilt(model, x, again=True)
     results = []
     for one in (model, net):
         one.train(outer).get_submodule("part").train(inner)
@@ -752,52 +699,38 @@ def test_a_part_decides_by_its_own_mode(part, outer, inner):
     torch.testing.assert_close(*results, rtol=0, atol=0)
     mixed = model.train(outer)
     mixed.part.train(inner)
-    again = build(*ag.trace(mixed, x))
+    again = build(*captured(mixed, x))
     torch.manual_seed(3)
     torch.testing.assert_close(again(x), results[0], rtol=0, atol=0)
 
 
-class ModeNumbers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Identity()
-
-    def forward(self, x):
-        x = F.dropout(x, 0.5 if self.training else 0.0, self.training)
-        return F.leaky_relu(F.hardtanh(x, -1.0 if self.training else -2.0), 0.1)
+@with_parts(lambda: {"inner": nn.Identity()})
+def ModeNumbers(self, x):
+    x = F.dropout(x, 0.5 if self.training else 0.0, self.training)
+    return F.leaky_relu(F.hardtanh(x, -1.0 if self.training else -2.0), 0.1)
 
 
 def test_numbers_that_a_mode_decides_are_not_a_layers():
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(4, 4), ModeNumbers()), torch.randn(3, 4)
-    equal_both_modes(model, build(*ag.trace(model, x)), x)
+    rebuilt(nn.Sequential(nn.Linear(4, 4), ModeNumbers()), torch.randn(3, 4))
 
 
-class Statistics(nn.Module):
+@with_parts(lambda: {"mean": nn.Buffer(torch.zeros(4))})
+def StatisticsMean(self, x):
+    with torch.no_grad():
+        self.mean.copy_(0.5 * self.mean + x.mean(0))
+    return x - self.mean
+
+
+@with_parts(lambda: {"first": StatisticsMean(), "second": StatisticsMean()})
+def Statistics(self, x):
     """A buffer that a block assigns and other work reads, as it was before."""
-
-    class Mean(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mean = nn.Buffer(torch.zeros(4))
-
-        def forward(self, x):
-            with torch.no_grad():
-                self.mean.copy_(0.5 * self.mean + x.mean(0))
-            return x - self.mean
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = self.Mean(), self.Mean()
-
-    def forward(self, x):
-        before = self.first.mean.clone()
-        return self.second(self.first(x) + before)
+    before = self.first.mean.clone()
+    return self.second(self.first(x) + before)
 
 
 def test_a_buffer_that_is_read_outside_is_assigned_last():
     model, x = Statistics(), torch.randn(3, 4)
-    net = build(*ag.trace(model, x))
+    net = build(*captured(model, x))
     for _ in range(3):
         torch.testing.assert_close(net(x), model(x), rtol=0, atol=0)
     for name, tensor in model.state_dict().items():
@@ -808,47 +741,37 @@ def test_a_buffer_that_is_read_outside_is_assigned_last():
     torch.testing.assert_close(seen[0], net.second.mean, rtol=0, atol=0)
 
 
-class Either(nn.Module):
+@with_parts()
+def EitherChoice(self, x, curve):
+    return (x.relu() if curve else x.tanh()) * 2
+
+
+@with_parts(lambda: {"choice": EitherChoice(), "out": nn.Linear(4, 4)})
+def Either(self, x):
     """A module that computes something else at each of its two calls."""
-
-    class Choice(nn.Module):
-        def forward(self, x, curve):
-            return (x.relu() if curve else x.tanh()) * 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.choice, self.out = self.Choice(), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.choice(self.out(self.choice(x, True)), False)
+    return self.choice(self.out(self.choice(x, True)), False)
 
 
 def test_a_module_whose_calls_differ_is_not_a_block():
-    model, x = Either(), torch.randn(3, 4)
-    equal_both_modes(model, build(*ag.trace(model, x)), x)
+    rebuilt(Either(), torch.randn(3, 4))
 
 
 def test_checks_of_torch_are_back(net):
     with pytest.raises(ValueError, match="more than 1 value"):
-        build(*ag.trace(nn.Sequential(nn.BatchNorm1d(3)), torch.randn(2, 3)))(torch.randn(1, 3))
+        build(*captured(nn.Sequential(nn.BatchNorm1d(3)), torch.randn(2, 3)))(torch.randn(1, 3))
 
 
 # -- inputs -------------------------------------------------------------------------------------
 
 
-class Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_module("self", nn.Linear(4, 4))
-        self.add_module("_part", nn.Linear(4, 4))
-
-    def forward(self, x):
-        return self.get_submodule("_part")(self.get_submodule("self")(x))
+@with_parts(lambda: {name: nn.Linear(4, 4) for name in ("self", "_part")})
+def Named(self, x):
+    return self.get_submodule("_part")(self.get_submodule("self")(x))
 
 
 def test_modules_of_any_name_can_be_compiled():
     x = torch.randn(3, 4)
-    net = build(*ag.trace(Named(), x))
+    net = build(*captured(Named(), x))
     compiled = torch.compile(net, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=0)
 
@@ -856,21 +779,23 @@ def test_modules_of_any_name_can_be_compiled():
 @pytest.mark.parametrize("kind", ["model", "chain"])
 def test_inputs_are_compared_after_hooks_that_convert_them(kind):
     model = Net() if kind == "model" else nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())
-    net = build(*ag.trace(model, X))
+    net = build(*captured(model, X))
     net.register_forward_pre_hook(lambda m, args: (args[0].float() / 255,))
     assert net((X * 9).to(torch.uint8)).isfinite().all()
-    with pytest.raises(GraphError, match=r"found float32\[4, 3, 8\]"):
+    with pytest.raises(ag.GraphError, match=r"found float32\[4, 3, 8\]"):
         net((X * 9).to(torch.uint8)[..., 0])
 
 
 def test_inputs_of_different_batches_are_refused():
-    class Two(nn.Module):
-        def forward(self, x, y):
-            return x * y
+    @with_parts()
+    def Two(self, x, y):
+        return x * y
 
     x = torch.randn(4, 3)
-    net = build(*ag.trace(Two(), x, x))
-    with pytest.raises(GraphError, match=r"input y: has another batch size than input x; found 1"):
+    net = build(*captured(Two(), x, x))
+    with pytest.raises(
+        ag.GraphError, match=r"input y: has another batch size than input x; found 1"
+    ):
         net(x, x[:1])
 
 
@@ -884,14 +809,14 @@ def test_states_of_wrapped_modules(traced):
     for module in wrapped:
         own = ag.state_of(module)
         assert all(torch.equal(own[k], v) for k, v in state.items())
-    with pytest.raises(GraphError, match="Sequential with 2 built modules"):
+    with pytest.raises(ag.GraphError, match="Sequential with 2 built modules"):
         ag.state_of(nn.Sequential(build(graph), build(graph)))
 
 
 def test_files_keep_the_modes(tmp_path):
     model = Net()
     model.stages[1].eval()
-    graph, _ = ag.trace(model, X)
+    graph, _ = captured(model, X)
     ag.save(graph, tmp_path / "net.yaml")
     again = ag.load(tmp_path / "net.yaml")
     assert again.flags == graph.flags == (("stages.1", False),)
@@ -899,12 +824,12 @@ def test_files_keep_the_modes(tmp_path):
 
 
 def test_named_results_have_an_order():
-    class Results(nn.Module):
-        def forward(self, x):
-            return {"logits": x + 1, "hidden": x}
+    @with_parts()
+    def Results(self, x):
+        return {"logits": x + 1, "hidden": x}
 
     x = torch.randn(2, 3)
-    out = build(*ag.trace(Results(), x))(x)
+    out = build(*captured(Results(), x))(x)
     torch.testing.assert_close(out[0], out.logits)
     assert len(out[:2]) == 2 and out[1] is out["hidden"]
 
@@ -923,29 +848,31 @@ def test_named_results_have_an_order():
     ],
 )
 def test_inputs_of_another_type_are_refused(net, x, found):
-    with pytest.raises(GraphError, match=rf"input x: .*{found}"):
+    with pytest.raises(ag.GraphError, match=rf"input x: .*{found}"):
         net(x)
-    with pytest.raises(ArchGraphError):
+    with pytest.raises(ag.ArchGraphError):
         net(x=x)
 
 
 def test_a_module_in_another_dtype_takes_inputs_in_that(net):
     assert net.double()(X.double()).dtype is torch.float64
-    with pytest.raises(GraphError, match=r"float32\[4, 3, 8, 8\]"):
+    with pytest.raises(ag.GraphError, match=r"float32\[4, 3, 8, 8\]"):
         net(X)
 
 
 def test_nested_inputs_are_named():
-    class Nested(nn.Module):
-        def forward(self, batch, pair):
-            return batch["ids"] * 2 + pair[1]
+    @with_parts()
+    def Nested(self, batch, pair):
+        return batch["ids"] * 2 + pair[1]
 
     ids, y = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3)
-    net = build(*ag.trace(Nested(), {"ids": ids}, (y, y)))
+    net = build(*captured(Nested(), {"ids": ids}, (y, y)))
     assert net({"ids": ids}, (y, y)).shape == (2, 3)
-    with pytest.raises(GraphError, match=r"input batch\['ids'\]: .*int64\[2, 4\]"):
+    with pytest.raises(ag.GraphError, match=r"input batch\['ids'\]: .*int64\[2, 4\]"):
         net({"ids": torch.ones(2, 4, dtype=torch.int64)}, (y, y))
-    with pytest.raises(GraphError, match=r"batch\['ids'\]: is missing; found a dict without 'ids'"):
+    with pytest.raises(
+        ag.GraphError, match=r"batch\['ids'\]: is missing; found a dict without 'ids'"
+    ):
         net({"id": ids}, (y, y))
-    with pytest.raises(GraphError, match=r"input pair\[1\]: .*float64"):
+    with pytest.raises(ag.GraphError, match=r"input pair\[1\]: .*float64"):
         net({"ids": ids}, (y, y.double()))

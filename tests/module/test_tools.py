@@ -13,64 +13,69 @@ from torch.nn import functional as F
 
 import archgraph as ag
 from archgraph.capture.trace import Traced
-from archgraph.errors import GraphError
+from tests.nets import captured, with_parts
 
 CUTS = ("whole", "half")
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.out, self.heads = nn.Linear(width, width), heads
-
-    def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for f in (self.query, self.key, self.value)
-        )
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class Layer(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(width), Attention(width, 4)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-        )
-
-    def forward(self, x):
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+@with_parts(
+    lambda width, heads: {
+        **{name: nn.Linear(width, width) for name in ("query", "key", "value")},
+        "out": nn.Linear(width, width),
+        "heads": heads,
+    }
+)
+def Attention(self, x):
+    q, k, v = (
+        f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        for f in (self.query, self.key, self.value)
+    )
+    return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Conv2d(3, 32, 4, stride=4)
-        self.layers = nn.ModuleList(Layer(32) for _ in range(2))
-        self.head = nn.Linear(32, 10)
+@with_parts(
+    lambda width: {
+        "norm1": nn.LayerNorm(width),
+        "attn": Attention(width, 4),
+        "norm2": nn.LayerNorm(width),
+        "mlp": nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)),
+    }
+)
+def Layer(self, x):
+    x = x + self.attn(self.norm1(x))
+    return x + self.mlp(self.norm2(x))
 
-    def forward(self, x):
-        x = self.embed(x).flatten(2).transpose(1, 2)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean(1))
+
+@with_parts(
+    lambda: {
+        "embed": nn.Conv2d(3, 32, 4, stride=4),
+        "layers": nn.ModuleList(Layer(32) for _ in range(2)),
+        "head": nn.Linear(32, 10),
+    }
+)
+def Transformer(self, x):
+    x = self.embed(x).flatten(2).transpose(1, 2)
+    for layer in self.layers:
+        x = layer(x)
+    return self.head(x.mean(1))
 
 
-class Convolutional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(),
-        )  # fmt: skip
-        self.fc = nn.Linear(16 * 64, 10)
-
-    def forward(self, x):
-        return self.fc(self.features(x).flatten(1))
+@with_parts(
+    lambda: {
+        "features": nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.GroupNorm(4, 16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.GroupNorm(4, 16),
+            nn.ReLU(),
+        ),
+        "fc": nn.Linear(16 * 64, 10),
+    }
+)
+def Convolutional(self, x):
+    return self.fc(self.features(x).flatten(1))
 
 
 X = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -81,7 +86,7 @@ Y = torch.arange(6)
 def traced(kind: Any) -> Traced:
     """A traced model."""
     torch.manual_seed(0)
-    return ag.trace(kind(), X)
+    return captured(kind(), X)
 
 
 def built(kind: Any, cut: str) -> tuple[Any, Any]:
@@ -107,7 +112,7 @@ def test_adapters_of_peft_train_and_merge(cut):
         optimiser.step()
     trained = {k for k, p in model.named_parameters() if p.grad is not None and p.grad.any()}
     assert len(trained) == 2 * 2 * 3 and all("lora_" in k for k in trained)
-    with pytest.raises(GraphError, match=r"layers\.0\.attn\.query\.weight.*base_layer.*merge"):
+    with pytest.raises(ag.GraphError, match=r"layers\.0\.attn\.query\.weight.*base_layer.*merge"):
         ag.state_of(net)
     expected = model.eval()(X)
     merged = model.merge_and_unload()

@@ -28,7 +28,6 @@ from onnx.backend.test.case.node import collect_testcases
 from onnx.backend.test.loader import load_model_tests
 
 import archgraph as ag
-from archgraph.errors import ArchGraphError
 from archgraph.onnx.network import DOMAINS, REFUSED, OnnxModule
 from archgraph.onnx.operators.known import FOLDS, known_tensor
 from archgraph.onnx.tensors import DTYPES
@@ -122,7 +121,7 @@ def examine(case: Case) -> Outcome:
             compute = _loaded if case.group == "light" else _computed
             for result, number in zip(compute(case.model, given), expected, strict=True):
                 reason = reason or _difference(result, number, case)
-    except ArchGraphError as error:
+    except ag.ArchGraphError as error:
         found = f", {error.facts['found']}" if error.facts.get("found") is not None else ""
         return Outcome(case.group, case.name, kinds, "refused", f"{error.message}{found}")
     except Exception as error:  # capture refuses whatever PyTorch does not compute

@@ -13,14 +13,10 @@ from click.testing import CliRunner, Result
 import archgraph as ag
 from archgraph import cli
 from archgraph.capture.trace import Traced
-from archgraph.errors import GraphError, RunError, SpecError
-from archgraph.language import load_family
 from archgraph.language.loading import load_model
 from archgraph.language.yaml import read_document
-
-onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+from tests.nets import captured, with_parts
+from tests.onnx.files import onnx
 
 
 class Net(torch.nn.Module):
@@ -48,7 +44,7 @@ class Net(torch.nn.Module):
 @pytest.fixture(scope="module")
 def traced() -> Traced:
     torch.manual_seed(0)
-    return ag.trace(Net(), torch.randn(2, 3, 6, 6), torch.randn(2, 8))
+    return captured(Net(), torch.randn(2, 3, 6, 6), torch.randn(2, 8))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +89,7 @@ def test_weights_beside_the_file_and_only_in_its_folder(traced, file: Path, tmp_
         for entry in item.external_data:
             entry.value = entries.get(entry.key, entry.value)
         (tmp_path / "bad.onnx").write_bytes(proto.SerializeToString())
-        with pytest.raises(SpecError, match=words):
+        with pytest.raises(ag.SpecError, match=words):
             ag.load(tmp_path / "bad.onnx")
 
     outside = tmp_path.parent / "outside.data"
@@ -104,7 +100,7 @@ def test_weights_beside_the_file_and_only_in_its_folder(traced, file: Path, tmp_
     refused("ends before", offset=str(10**9))
     (tmp_path / "n.onnx.data").rename(tmp_path / "elsewhere.data")
     lacks = r"n\.onnx: lacks the file with its weights; expected .*n\.onnx\.data; copy that file"
-    with pytest.raises(SpecError, match=lacks):
+    with pytest.raises(ag.SpecError, match=lacks):
         ag.load(path)
     (tmp_path / "elsewhere.data").rename(tmp_path / "n.onnx.data")
     assert ag.load(path).graph == traced.graph
@@ -120,7 +116,7 @@ def test_new_weights_are_read_and_other_operators_are_refused(traced, file: Path
     relu = next(n for n in model.graph.node if n.op_type == "Relu")
     relu.op_type = "Sigmoid"
     onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(SpecError, match="other operators than the graph"):
+    with pytest.raises(ag.SpecError, match="other operators than the graph"):
         ag.load(tmp_path / "other.onnx")
 
 
@@ -131,7 +127,7 @@ def test_constants_of_the_architecture_are_part_of_the_fingerprint(file: Path, t
         if item.name not in names and item.raw_data:
             item.raw_data = bytes(len(item.raw_data))
     onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(SpecError, match="other operators than the graph"):
+    with pytest.raises(ag.SpecError, match="other operators than the graph"):
         ag.load(tmp_path / "other.onnx")
 
 
@@ -149,7 +145,7 @@ def test_a_client_and_the_parts_of_a_split(traced, tmp_path: Path):
 
 def _chain():
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    return ag.trace(net, torch.zeros(2, 4)).graph
+    return captured(net, torch.zeros(2, 4)).graph
 
 
 @pytest.mark.full
@@ -162,43 +158,43 @@ def test_optimised_files_are_read_as_files_of_another_program(traced, tmp_path: 
 
 def test_what_computes_something_else_is_not_written(traced, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("archgraph.onnx.session.outputs", lambda m, i: [torch.ones(2, 8)] * 2)
-    with pytest.raises(GraphError, match="computes something else in onnxruntime"):
+    with pytest.raises(ag.GraphError, match="computes something else in onnxruntime"):
         ag.export(traced.graph, traced.state, tmp_path / "x.onnx")
     assert [*tmp_path.iterdir()] == []
 
 
-class Features(torch.nn.Module):
+@with_parts(
+    lambda: {
+        "table": torch.nn.Embedding(3, 4),
+        "out": torch.nn.Linear(4, 2),
+    }
+)
+def Features(self, x):
     """A category and bytes among numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.out = torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.out(self.table(x[:, 0].long()) + x[:, 1:].to(torch.uint8) / 255)
+    return self.out(self.table(x[:, 0].long()) + x[:, 1:].to(torch.uint8) / 255)
 
 
 def test_inputs_that_become_whole_numbers_are_compared(tmp_path: Path):
-    graph, state = ag.trace(Features(), torch.rand(2, 5) * 3)
+    graph, state = captured(Features(), torch.rand(2, 5) * 3)
     assert ag.load(ag.export(graph, state, tmp_path / "features.onnx")).graph.params
 
 
 def test_operators_that_onnx_lacks_are_named(tmp_path: Path):
-    class Special(torch.nn.Module):
-        def forward(self, x):
-            return torch.special.bessel_j0(x)
+    @with_parts()
+    def Special(self, x):
+        return torch.special.bessel_j0(x)
 
-    graph, state = ag.trace(Special(), torch.zeros(2, 3))
-    with pytest.raises(GraphError, match=r"cannot be expressed in ONNX.*bessel_j0"):
+    graph, state = captured(Special(), torch.zeros(2, 3))
+    with pytest.raises(ag.GraphError, match=r"cannot be expressed in ONNX.*bessel_j0"):
         ag.export(graph, state, tmp_path / "x.onnx")
 
 
 def test_what_is_not_an_onnx_file(tmp_path: Path):
     for content in (b"", b"\x00" * 40, b"not a model", b"\x0a\xff\xff\xff\xff\x0f"):
         (tmp_path / "x.onnx").write_bytes(content)
-        with pytest.raises(SpecError, match="is not an ONNX file"):
+        with pytest.raises(ag.SpecError, match="is not an ONNX file"):
             ag.load(tmp_path / "x.onnx")
-    with pytest.raises(SpecError, match="is not a file"):
+    with pytest.raises(ag.SpecError, match="is not a file"):
         ag.load(tmp_path / "none.onnx")
 
 
@@ -208,7 +204,7 @@ def test_without_the_packages_it_says_what_to_install(traced, file, tmp_path, mo
         lambda: ag.load(file),
         lambda: ag.export(traced.graph, traced.state, tmp_path / "x.onnx"),
     ):
-        with pytest.raises(RunError, match=r"archgraph\[onnx\]"):
+        with pytest.raises(ag.RunError, match=r"archgraph\[onnx\]"):
             call()
 
 
@@ -226,7 +222,7 @@ def test_commands_and_families_take_it_as_a_model(file: Path, tmp_path: Path):
         f"archgraph: 1\nname: f\nmodel: {file}\n"
         "clients:\n  - {name: whole, count: 1}\n  - {name: half, count: 1, take: 0.5}\n"
     )
-    family = ag.resolve(load_family(tmp_path / "family.yaml"))
+    family = ag.resolve(ag.load_family(tmp_path / "family.yaml"))
     graph, state = ag.load(file)
     assert family.graph == graph and same(dict(family.state or {}), state)
     assert family.models["half"] != graph

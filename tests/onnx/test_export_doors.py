@@ -12,14 +12,9 @@ from torch import nn
 import archgraph as ag
 from archgraph.capture.trace import Traced
 from archgraph.data import load_dataset
-from archgraph.errors import GraphError, SpecError
-from archgraph.onnx.session import distance, open_session, run_session
 from tests.cli.terminal import call, refused
-
-onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
-
+from tests.nets import captured, with_parts
+from tests.onnx.files import onnx, onnxruntime, open_session, run_session
 
 RUN = """\
 name: exported
@@ -58,7 +53,7 @@ class Results(nn.Module):
 
 def traced(model: nn.Module, *inputs: torch.Tensor) -> Traced:
     torch.manual_seed(0)
-    return ag.trace(model, *inputs)
+    return captured(model, *inputs)
 
 
 def written(found: Traced, path: Path, **options: Any) -> Path:
@@ -82,7 +77,7 @@ def test_results_rename_neither_inputs_nor_weights(results, tmp_path: Path):
     new = onnx.numpy_helper.from_array(torch.zeros(3, 3).numpy(), "weight")
     next(t for t in model.graph.initializer if t.name == "weight").CopyFrom(new)
     onnx.save(model, tmp_path / "zeros.onnx")
-    session = runtime.InferenceSession(tmp_path / "zeros.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "zeros.onnx")
     given = {"weight_": torch.ones(5, 3).numpy(), "unused": torch.ones(5, 1).numpy()}
     found = session.run(None, given)
     assert not found[0].any() and found[2].all() and not found[3].any()
@@ -99,9 +94,9 @@ def test_a_file_does_not_say_on_which_machine_it_was_made(tmp_path: Path):
 
 @pytest.mark.full
 def test_a_batch_that_is_fixed_is_a_number_in_the_file(tmp_path: Path):
-    class Fixed(nn.Module):
-        def forward(self, x):
-            return x.view(2, 3) + torch.arange(2.0)[:, None]
+    @with_parts()
+    def Fixed(self, x):
+        return x.view(2, 3) + torch.arange(2.0)[:, None]
 
     path = written(traced(Fixed(), torch.randn(2, 3)), tmp_path / "f.onnx")
     assert [d.dim_value for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim] == [
@@ -109,31 +104,25 @@ def test_a_batch_that_is_fixed_is_a_number_in_the_file(tmp_path: Path):
         3,
     ]
     with pytest.raises(Exception, match="invalid dimensions"):
-        runtime.InferenceSession(path).run(None, {"x": torch.ones(4, 3).numpy()})
+        onnxruntime.InferenceSession(path).run(None, {"x": torch.ones(4, 3).numpy()})
 
 
 @pytest.mark.full
 def test_buffers_that_evaluation_writes_and_chance_are_named(tmp_path: Path):
-    class Counter(nn.Module):
-        seen: torch.Tensor
+    @with_parts(lambda: {"seen": torch.zeros(())})
+    def Counter(self, x):
+        self.seen += 1
+        return x * self.seen
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(()))
-
-        def forward(self, x):
-            self.seen += 1
-            return x * self.seen
-
-    class Chance(nn.Module):
-        def forward(self, x):
-            return nn.functional.dropout(x, 0.5, training=True)
+    @with_parts()
+    def Chance(self, x):
+        return nn.functional.dropout(x, 0.5, training=True)
 
     for verify in (True, False):
-        with pytest.raises(GraphError, match=r"writes into buffers.*seen"):
+        with pytest.raises(ag.GraphError, match=r"writes into buffers.*seen"):
             written(traced(Counter(), torch.ones(2, 3)), tmp_path / "c.onnx", verify=verify)
     chance = traced(Chance(), torch.ones(2, 3))
-    with pytest.raises(GraphError, match=r"draws random numbers.*verify=False"):
+    with pytest.raises(ag.GraphError, match=r"draws random numbers.*verify=False"):
         written(chance, tmp_path / "c.onnx")
     assert [*tmp_path.iterdir()] == []
     written(chance, tmp_path / "c.onnx", verify=False)
@@ -156,19 +145,15 @@ def test_double_precision_is_compared_as_such(tmp_path: Path, monkeypatch):
     graph, state = traced(nn.Linear(3, 2).double(), torch.randn(2, 3, dtype=torch.float64))
     run = session.run_session
     monkeypatch.setattr(session, "run_session", lambda *a: [t.float().double() for t in run(*a)])
-    with pytest.raises(GraphError, match="computes something else"):
+    with pytest.raises(ag.GraphError, match="computes something else"):
         ag.export(graph, state, tmp_path / "n.onnx")
 
 
 @pytest.mark.full
 def test_weights_have_the_graphs_types_those_of_training_too(tmp_path: Path):
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.helper = nn.Linear(3, 2), nn.Linear(3, 2)
-
-        def forward(self, x):
-            return (self.head(x), self.helper(x)) if self.training else self.head(x)
+    @with_parts(lambda: {"head": nn.Linear(3, 2), "helper": nn.Linear(3, 2)})
+    def Net(self, x):
+        return (self.head(x), self.helper(x)) if self.training else self.head(x)
 
     graph, state = traced(Net(), torch.randn(2, 3))
     double = {name: tensor.double() for name, tensor in state.items()}
@@ -181,29 +166,31 @@ def test_constants_beside_the_file_are_part_of_its_fingerprint(results, tmp_path
     assert ag.load(path).graph == results.graph
     data = tmp_path / "r.onnx.data"
     data.write_bytes(bytes(data.stat().st_size))
-    with pytest.raises(SpecError, match="other operators than the graph"):
+    with pytest.raises(ag.SpecError, match="other operators than the graph"):
         ag.load(path)
 
 
 def test_places_and_types_that_are_not_known_are_named(results, tmp_path: Path):
-    with pytest.raises(GraphError, match=r"nowhere; expected inside or beside"):
+    with pytest.raises(ag.GraphError, match=r"nowhere; expected inside or beside"):
         written(results, tmp_path / "r.onnx", weights="nowhere")
 
     graph, state = traced(nn.Linear(3, 2).bfloat16(), torch.randn(2, 3).bfloat16())
-    with pytest.raises(GraphError, match=r"^.*n\.onnx: cannot be run by onnxruntime.*verify=False"):
+    with pytest.raises(
+        ag.GraphError, match=r"^.*n\.onnx: cannot be run by onnxruntime.*verify=False"
+    ):
         ag.export(graph, state, tmp_path / "n.onnx")
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.full
 def test_complex_weights_come_back(tmp_path: Path):
-    class Filter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
-
-        def forward(self, x):
-            return torch.fft.irfft(torch.fft.rfft(x) * self.weight, 8)
+    @with_parts(
+        lambda: {
+            "weight": nn.Parameter(torch.randn(5, dtype=torch.complex64)),
+        }
+    )
+    def Filter(self, x):
+        return torch.fft.irfft(torch.fft.rfft(x) * self.weight, 8)
 
     graph, state = traced(Filter(), torch.randn(2, 8))
     again = ag.load(ag.export(graph, state, tmp_path / "f.onnx"))
@@ -211,6 +198,8 @@ def test_complex_weights_come_back(tmp_path: Path):
 
 
 def test_what_counts_as_the_same():
+    from archgraph.onnx.session import distance
+
     small, one, nan = torch.tensor([3e-5]), torch.ones(2), torch.tensor([float("nan"), 1.0])
     assert distance([small + 1e-7, nan], [small, nan], 1e-4) == 0
     assert distance([one * 1.001], [one], 1e-4) == pytest.approx(1e-3, rel=1e-3)
@@ -232,7 +221,7 @@ def test_what_onnxruntime_cannot_run_is_refused(results, tmp_path: Path, monkeyp
 
     monkeypatch.setattr("archgraph.onnx.session.run_session", fails)
     with pytest.raises(
-        GraphError, match=r"r\.onnx: cannot be run by onnxruntime; found no kernel;"
+        ag.GraphError, match=r"r\.onnx: cannot be run by onnxruntime; found no kernel;"
     ):
         written(results, tmp_path / "r.onnx")
 

@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 import archgraph as ag
-
-onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+from tests.nets import captured, with_parts
+from tests.onnx.files import node, written
 
 EXPERIMENT = """
 archgraph: 1
@@ -30,13 +28,14 @@ rounds: 2
 STRATEGIES = {"fedfa": "take: 0.5", "heterofl": "take: 0.5", "nefl": "skip: ['2']"}
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
-
-    def forward(self, x):
-        return x + torch.relu(self.norm(self.conv(x)))
+@with_parts(
+    lambda: {
+        "conv": nn.Conv2d(8, 8, 3, padding=1),
+        "norm": nn.BatchNorm2d(8),
+    }
+)
+def Residual(self, x):
+    return x + torch.relu(self.norm(self.conv(x)))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def file(tmp_path_factory) -> Path:
         nn.Conv2d(1, 8, 3, padding=1), Residual(), Residual(),
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10),
     )  # fmt: skip
-    traced = ag.trace(net, torch.randn(2, 1, 8, 8))
+    traced = captured(net, torch.randn(2, 1, 8, 8))
     folder = tmp_path_factory.mktemp("onnx")
     return ag.export(traced.graph, traced.state, folder / "digits.onnx", verify=False)
 
@@ -68,7 +67,6 @@ def test_two_rounds_begin_with_the_weights_of_the_file(strategy: str, file: Path
 
 def test_a_file_for_one_example_is_opened_in_a_family(tmp_path: Path):
     """As it is, a run says what to write; with an open batch it runs, and so does the command."""
-    real, shape = onnx.TensorProto.FLOAT, [1, 1, 8, 8]
     weights = {"w": torch.randn(64, 8).numpy(), "v": torch.randn(8, 10).numpy()}
     steps = [
         ("Flatten", "x", "a"),
@@ -76,15 +74,8 @@ def test_a_file_for_one_example_is_opened_in_a_family(tmp_path: Path):
         ("Relu", "b", "c"),
         ("MatMul", "cv", "y"),
     ]
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node(kind, [*inputs], [out]) for kind, inputs, out in steps], "g",
-        [onnx.helper.make_tensor_value_info("x", real, shape)],
-        [onnx.helper.make_tensor_value_info("y", real, [1, 10])],
-        [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    model.ir_version = 9
-    onnx.save(model, tmp_path / "net.onnx")
+    nodes = [node(*step) for step in steps]
+    written(tmp_path / "net.onnx", nodes, [1, 1, 8, 8], weights, rank=2)
     text = EXPERIMENT.format(strategy="heterofl", half="take: 0.5").replace(
         "digits.onnx", "net.onnx"
     )

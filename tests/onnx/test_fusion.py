@@ -9,12 +9,7 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.rewrites.laws import outputs, relative_difference
-
-onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-
-from archgraph.onnx.session import open_session, run_session  # noqa: E402 - after the package is there
+from tests.onnx.files import assert_like_onnxruntime, onnx
 
 SHAPES = {
     "before": (6, 8), "after": (8, 3), "w": (8,), "b": (8,), "column": (5, 1), "mask": (5, 5),
@@ -146,11 +141,8 @@ def written(nodes: str, folder: Path) -> Path:
 def loaded(path: Path) -> tuple[ag.ArchGraph, dict[str, torch.Tensor]]:
     """The graph of a file, which computes what onnxruntime makes of it."""
     graph, state = ag.load(path)
-    shape = graph.nodes[0].type.shape[1:]
     for batch in (1, 3):
-        x = torch.randn(batch, *shape)
-        made = outputs(ag.build(graph, state).eval(), {"x": x})
-        assert relative_difference(made, run_session(open_session(path), [x])) < 1e-5
+        assert_like_onnxruntime(path, torch.randn(batch, *graph.nodes[0].type.shape[1:]))
     return graph, state
 
 

@@ -13,48 +13,8 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import ArchGraphError, SpecError
-from archgraph.rewrites.laws import outputs, relative_difference
-
-onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-
-from archgraph.onnx.session import open_session, run_session  # noqa: E402 - after the package is there
-
-node = onnx.helper.make_node
-FLOAT, INT = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
-
-
-def written(
-    path: Path,
-    nodes: list[Any],
-    shape: list[Any],
-    constants: dict[str, Any] | None = None,
-    *,
-    kinds: tuple[int, int] = (FLOAT, FLOAT),
-    opset: int = 18,
-    rank: int | None = None,
-) -> Path:
-    """A file of one input and one result, of as many axes if nothing else is said."""
-    graph = onnx.helper.make_graph(
-        nodes, "g",
-        [onnx.helper.make_tensor_value_info("x", kinds[0], shape)],
-        [onnx.helper.make_tensor_value_info("y", kinds[1], [""] * (rank or len(shape)))],
-        [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    model.ir_version = 9
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-def assert_like_onnxruntime(path: Path, x: torch.Tensor) -> None:
-    graph, state = ag.load(path)
-    (expected,) = run_session(open_session(path), [x])
-    (found,) = outputs(ag.build(graph, state).eval(), {"x": x})
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    assert relative_difference([found], [expected]) < 1e-5
+from tests.nets import captured
+from tests.onnx.files import FLOAT, INT, assert_like_onnxruntime, node, onnx, written
 
 
 def real(*shape: int) -> np.ndarray[Any, Any]:
@@ -145,7 +105,7 @@ def test_a_file_for_one_example_is_not_taken_for_more(name: str, tmp_path: Path)
     nodes, shape, constants, kind = MEETS[name]
     rank = 2 if "squeezed" in name else None
     path = written(tmp_path / "b.onnx", nodes, shape, constants, kinds=(kind, FLOAT), rank=rank)
-    with pytest.raises(SpecError, match=r"(meet|cannot|not of size 1)"):
+    with pytest.raises(ag.SpecError, match=r"(meet|cannot|not of size 1)"):
         ag.load(path, {"batch": "open"})
     x = torch.ones(shape, dtype=torch.int64 if kind == INT else torch.float32)
     assert_like_onnxruntime(path, x)
@@ -177,7 +137,7 @@ def test_functions_that_double_are_refused_before_they_are_written_out(tmp_path:
         )
     model.opset_import.append(onnx.helper.make_opsetid("own", 1))
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(SpecError, match=r"functions of too many nodes; found 2,147,483,648"):
+    with pytest.raises(ag.SpecError, match=r"functions of too many nodes; found 2,147,483,648"):
         ag.load(path)
 
 
@@ -187,7 +147,7 @@ def test_long_names_and_wrong_sizes_end_in_an_error_of_ours_or_none(tmp_path: Pa
     assert_like_onnxruntime(path, torch.randn(2, 4))
     deep = [node("Relu", ["x"], ["y"], name="/" + "/".join("a" * 1500))]
     assert_like_onnxruntime(written(tmp_path / "n.onnx", deep, ["N", 4]), torch.randn(2, 4))
-    with pytest.raises(ArchGraphError, match="has no size to capture"):
+    with pytest.raises(ag.ArchGraphError, match="has no size to capture"):
         ag.load(written(tmp_path / "n.onnx", [node("Relu", ["x"], ["y"])], ["N", 2**62 + 1, 4]))
 
 
@@ -200,7 +160,7 @@ def test_a_long_expression_of_the_batch_is_refused(tmp_path: Path):
         ]
     nodes += [node("Cast", ["d12"], ["f"], to=FLOAT), node("Mul", ["x", "f"], ["y"])]
     path = written(tmp_path / "l.onnx", nodes, ["N", 4], {"zero": np.array(0)})
-    with pytest.raises(SpecError, match="too much from the size of the batch"):
+    with pytest.raises(ag.SpecError, match="too much from the size of the batch"):
         ag.load(path)
 
 
@@ -215,7 +175,7 @@ def test_a_weight_may_have_a_name_of_the_exporter(name: str, tmp_path: Path):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.layer_norm((x @ getattr(self, name)).relu() + 1, [4])
 
-    graph, state = ag.trace(Net(), torch.randn(2, 4))
+    graph, state = captured(Net(), torch.randn(2, 4))
     ag.export(graph, state, tmp_path / "n.onnx")
     again, weights = ag.load(tmp_path / "n.onnx")
     assert again == graph
@@ -235,8 +195,8 @@ def test_a_slice_that_runs_backwards(step: int, tmp_path: Path):
 
 
 def test_what_the_exporter_writes_with_control_flow_is_refused(tmp_path: Path):
-    graph, state = ag.trace(torch.nn.EmbeddingBag(10, 6).eval(), torch.randint(0, 10, (2, 7)))
-    with pytest.raises(ArchGraphError, match="cannot be expressed in ONNX; found If"):
+    graph, state = captured(torch.nn.EmbeddingBag(10, 6).eval(), torch.randint(0, 10, (2, 7)))
+    with pytest.raises(ag.ArchGraphError, match="cannot be expressed in ONNX; found If"):
         ag.export(graph, state, tmp_path / "e.onnx")
 
 
@@ -330,5 +290,5 @@ def test_attention_of_another_form_is_refused(results: Any, at: Any, found: str,
     nodes = [node("Attention", ["x", "k", "v"], results, **at)]
     constants = {"k": real(3, 2, 6, 8), "v": real(3, 2, 6, 8)}
     path = written(tmp_path / "a.onnx", nodes, [3, 4, 5, 8], constants, opset=23)
-    with pytest.raises(SpecError, match=found):
+    with pytest.raises(ag.SpecError, match=found):
         ag.load(path)

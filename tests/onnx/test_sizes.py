@@ -10,87 +10,59 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import SpecError
 from archgraph.rewrites.laws import outputs
-
-onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-
-from archgraph.onnx.session import open_session, run_session  # noqa: E402 - after the package is there
+from tests.onnx.files import (
+    FLOAT,
+    assert_like_onnxruntime,
+    node,
+    onnx,
+    open_session,
+    run_session,
+    written,
+)
 
 
 def recurrent(path: Path, batch: int, **other: tuple[int, ...]) -> Path:
     """An LSTM of two inputs and three cells, with a state; tensors of other shapes by name."""
     shapes = {"w": (1, 12, 2), "r": (1, 12, 3), "b": (1, 24), "h": (1, batch, 3)} | other
-    tensors = [
-        onnx.numpy_helper.from_array(np.ones(shape, np.float32), name)
-        for name, shape in shapes.items()
-    ]
-    node = onnx.helper.make_node("LSTM", ["x", "w", "r", "b", "", "h", "h"], ["y"], hidden_size=3)
-    real = onnx.TensorProto.FLOAT
-    graph = onnx.helper.make_graph(
-        [node], "g",
-        [onnx.helper.make_tensor_value_info("x", real, [4, batch, 2])],
-        [onnx.helper.make_tensor_value_info("y", real, [4, 1, batch, 3])], tensors,
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    path.write_bytes(model.SerializeToString())
-    return path
+    nodes = [node("LSTM", ["x", "w", "r", "b", "", "h", "h"], "y", hidden_size=3)]
+    tensors = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    return written(path, nodes, [4, batch, 2], tensors, rank=4)
 
 
 @pytest.mark.parametrize("name", ["w", "r", "b", "h"])
 def test_recurrent_layers_do_not_read_beyond_their_tensors(name: str, tmp_path: Path):
     wrong = {"w": (1, 12, 1), "r": (1, 8, 3), "b": (1, 20), "h": (1, 1, 3)}
-    with pytest.raises(SpecError, match=r"LSTM.*has other sizes"):
+    with pytest.raises(ag.SpecError, match=r"LSTM.*has other sizes"):
         ag.load(recurrent(tmp_path / "l.onnx", 2, **{name: wrong[name]}))
     assert len(ag.load(recurrent(tmp_path / "l.onnx", 2)).graph.nodes) > 1
 
 
 def test_a_negative_size_is_a_free_one(tmp_path: Path):
-    real = onnx.TensorProto.FLOAT
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["x"], ["y"])], "g",
-        [onnx.helper.make_tensor_value_info("x", real, [-1, 3])],
-        [onnx.helper.make_tensor_value_info("y", real, [-1, 3])],
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    (tmp_path / "n.onnx").write_bytes(model.SerializeToString())
-    assert str(ag.load(tmp_path / "n.onnx").graph.node["x"].type) == "float32[batch, 3]"
+    path = written(tmp_path / "n.onnx", [node("Relu", "x", "y")], [-1, 3])
+    assert str(ag.load(path).graph.node["x"].type) == "float32[batch, 3]"
 
 
-def file(
-    path: Path, nodes: list[tuple[Any, ...]], batch: int | str, opset: int = 17, **constants: object
-) -> Path:
+def file(path: Path, nodes: list[Any], batch: int | str, opset: int = 17, **given: Any) -> Path:
     """A file whose input and result have four values for each example."""
-    real = onnx.TensorProto.FLOAT
-    made = [onnx.helper.make_node(kind, [*given], [out], **at) for kind, given, out, at in nodes]
-    graph = onnx.helper.make_graph(
-        made, "g",
-        [onnx.helper.make_tensor_value_info("x", real, [batch, 4])],
-        [onnx.helper.make_tensor_value_info("y", real, ["", ""])],
-        [onnx.numpy_helper.from_array(np.array(v), k) for k, v in constants.items()],
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    model.ir_version = 9
-    path.write_bytes(model.SerializeToString())
-    return path
+    return written(path, nodes, [batch, 4], given, opset=opset)
 
 
-MEAN = [("ReduceMean", "x", "m", {"axes": [0]}), ("Add", "xm", "y", {})]
+MEAN = [node("ReduceMean", "x", "m", axes=[0]), node("Add", "xm", "y")]
 FOLDED = [
-    ("Reshape", "xs", "a", {}),
-    ("Softmax", "a", "b", {"axis": 0}),
-    ("Reshape", "bt", "y", {}),
+    node("Reshape", "xs", "a"),
+    node("Softmax", "a", "b", axis=0),
+    node("Reshape", "bt", "y"),
 ]
 TURNED = [
-    ("Transpose", "x", "a", {"perm": [1, 0]}),
-    ("Softmax", "a", "b", {"axis": 1}),
-    ("Transpose", "b", "y", {"perm": [1, 0]}),
+    node("Transpose", "x", "a", perm=[1, 0]),
+    node("Softmax", "a", "b", axis=1),
+    node("Transpose", "b", "y", perm=[1, 0]),
 ]
 BARE = [
-    ("Squeeze", "xs", "a", {}),
-    ("Softmax", "a", "b", {"axis": 0}),
-    ("Unsqueeze", "bs", "y", {}),
+    node("Squeeze", "xs", "a"),
+    node("Softmax", "a", "b", axis=0),
+    node("Unsqueeze", "bs", "y"),
 ]
 
 
@@ -106,13 +78,10 @@ BARE = [
 )
 def test_files_for_one_size_whose_examples_meet_are_refused(nodes, batch, constants, tmp_path):
     path = file(tmp_path / "m.onnx", nodes, batch, **constants)
-    with pytest.raises(SpecError, match=r"m\.onnx: is a file for one.*examples meet"):
+    with pytest.raises(ag.SpecError, match=r"m\.onnx: is a file for one.*examples meet"):
         ag.load(path, {"batch": "open"})
     if batch == 1:  # what the file says
-        graph, state = ag.load(path)
-        x = torch.randn(1, 4)
-        (expected,) = run_session(open_session(path), [x])
-        torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=0, atol=1e-6)
+        assert_like_onnxruntime(path, torch.randn(1, 4))
 
 
 ASKED: dict[str, tuple[dict[str, Any], str]] = {
@@ -125,7 +94,7 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", ASKED)
 def test_sizes_that_a_file_does_not_have(name: str, tmp_path: Path):
     sizes, message = ASKED[name]
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(ag.SpecError, match=message):
         ag.load(file(tmp_path / "m.onnx", TURNED, 1), sizes)
 
 
@@ -137,7 +106,7 @@ def test_any_dimension_of_a_number_is_opened_on_request(tmp_path: Path):
 
 
 def test_a_batch_and_another_dimension_are_opened_together(tmp_path: Path):
-    nodes = [("ReduceMean", "x", "m", {"axes": [1]}), ("Reshape", "ms", "y", {})]
+    nodes = [node("ReduceMean", "x", "m", axes=[1]), node("Reshape", "ms", "y")]
     sizes = {"batch": "open", "x_1": "open"}
     graph, state = ag.load(file(tmp_path / "m.onnx", nodes, 1, s=[1, 1, 1]), sizes)
     assert str(graph.node["x"].type) == "float32[batch, x_1]"
@@ -148,7 +117,7 @@ def test_a_batch_and_another_dimension_are_opened_together(tmp_path: Path):
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_file_for_one_batch_size_is_a_graph_for_it(batch: int, tmp_path: Path):
-    nodes = [("Reshape", "xs", "a", {}), ("Softmax", "a", "b", {"axis": 2}), ("Tanh", "b", "y", {})]
+    nodes = [node("Reshape", "xs", "a"), node("Softmax", "a", "b", axis=2), node("Tanh", "b", "y")]
     path = file(tmp_path / "m.onnx", nodes, batch, s=[batch, 2, 2])
     graph, _ = ag.load(path)
     assert str(graph.node["x"].type) == f"float32[{batch}, 4]"
@@ -159,7 +128,7 @@ def test_a_batch_that_is_squeezed_stays_one(tmp_path):
     graph, state = ag.load(file(tmp_path / "m.onnx", BARE, 1, s=[0]))
     assert str(graph.node["x"].type) == "float32[1, 4]"
     assert "batch size is fixed" in graph.notes[0]
-    with pytest.raises(SpecError, match="Squeeze: removes an axis that is not of size 1"):
+    with pytest.raises(ag.SpecError, match="Squeeze: removes an axis that is not of size 1"):
         ag.load(tmp_path / "m.onnx", {"batch": "open"})
     x = torch.randn(1, 4)
     torch.testing.assert_close(ag.build(graph, state)(x), x.softmax(1), rtol=0, atol=1e-6)
@@ -167,7 +136,7 @@ def test_a_batch_that_is_squeezed_stays_one(tmp_path):
 
 @pytest.mark.parametrize("batch", [1, "n"])
 def test_files_whose_examples_stay_alone_take_any_batch(batch, tmp_path):
-    nodes = [("Reshape", "xs", "a", {}), ("Softmax", "a", "b", {"axis": 2}), ("Tanh", "b", "y", {})]
+    nodes = [node("Reshape", "xs", "a"), node("Softmax", "a", "b", axis=2), node("Tanh", "b", "y")]
     graph, state = ag.load(file(tmp_path / "m.onnx", nodes, batch, s=[1, 2, 2]), {"batch": "open"})
     x = torch.randn(3, 4)
     expected = x.reshape(3, 2, 2).softmax(2).tanh()
@@ -182,11 +151,11 @@ def test_an_open_file_may_join_its_examples(tmp_path):
 
 def test_what_nothing_reads_is_not_computed(tmp_path: Path):
     """2²⁶ elements for two examples, of which no result has any."""
-    nodes: list[tuple[Any, ...]] = [
-        ("Tile", ["x", "r"], "big", {}),
-        ("Shape", ["big"], "shape", {}),
-        ("MatMul", ["x", "w"], "m", {}),
-        ("Mul", ["m", "m"], "y", {}),
+    nodes: list[Any] = [
+        node("Tile", ["x", "r"], "big"),
+        node("Shape", ["big"], "shape"),
+        node("MatMul", ["x", "w"], "m"),
+        node("Mul", ["m", "m"], "y"),
     ]
     path = file(
         tmp_path / "l.onnx", nodes, "N", 17, r=np.array([1, 2**23]), w=np.eye(4, dtype=np.float32)
@@ -198,36 +167,27 @@ def test_what_nothing_reads_is_not_computed(tmp_path: Path):
 @pytest.mark.parametrize("zero", [False, True], ids=["plain", "zero instead of not a number"])
 def test_attention_that_may_look_at_nothing(zero: bool, tmp_path: Path):
     """One head of keys for all: no fused operator, and what the file says where all is masked."""
-    real = onnx.TensorProto.FLOAT
     mask = np.zeros((4, 4), np.float32)
     mask[1] = -np.inf
-    nodes: list[tuple[str, list[str], str, dict[str, Any]]] = [
-        ("Transpose", ["k"], "t", {"perm": [0, 1, 3, 2]}),
-        ("MatMul", ["q", "t"], "s", {}),
-        ("Add", ["s", "mask"], "a", {}),
-        ("Softmax", ["a"], "p", {"axis": -1}),
-        ("IsNaN", ["p"], "n", {}),
-        ("Where", ["n", "zero", "p"], "z", {}),
-        ("MatMul", ["z" if zero else "p", "v"], "y", {}),
+    nodes: list[Any] = [
+        node("Transpose", ["k"], "t", perm=[0, 1, 3, 2]),
+        node("MatMul", ["q", "t"], "s"),
+        node("Add", ["s", "mask"], "a"),
+        node("Softmax", ["a"], "p", axis=-1),
+        node("IsNaN", ["p"], "n"),
+        node("Where", ["n", "zero", "p"], "z"),
+        node("MatMul", ["z" if zero else "p", "v"], "y"),
     ]
     shapes: dict[str, list[Any]] = {"q": ["N", 2, 4, 8], "k": ["N", 1, 4, 8], "v": ["N", 1, 4, 8]}
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node(kind, given, [out], **at) for kind, given, out, at in nodes], "g",
-        [onnx.helper.make_tensor_value_info(name, real, s) for name, s in shapes.items()],
-        [onnx.helper.make_tensor_value_info("y", real, ["N", 2, 4, 8])],
-        [onnx.numpy_helper.from_array(v, k)
-         for k, v in {"mask": mask, "zero": np.array(0, np.float32)}.items()],
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    model.ir_version = 9
-    (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
-    found, weights = ag.load(tmp_path / "a.onnx")
+    constants = {"mask": mask, "zero": np.array(0, np.float32)}
+    path = written(tmp_path / "a.onnx", nodes, shapes, constants, opset=17)
+    found, weights = ag.load(path)
     draw = np.random.default_rng(0)
     given = {
         k: torch.tensor(draw.standard_normal([2, *s[1:]]), dtype=torch.float32)
         for k, s in shapes.items()
     }
-    (expected,) = run_session(open_session(tmp_path / "a.onnx"), [*given.values()])
+    (expected,) = run_session(open_session(path), [*given.values()])
     (ours,) = outputs(ag.build(found, weights).eval(), given)
     assert expected.isnan().any() != zero
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -235,9 +195,9 @@ def test_attention_that_may_look_at_nothing(zero: bool, tmp_path: Path):
 
 def test_a_constant_of_many_axes_is_no_number(tmp_path: Path):
     """GELU whose half has three axes makes three of two, as the file says."""
-    nodes: list[tuple[Any, ...]] = [
-        ("Div", ["x", "root"], "a", {}), ("Erf", ["a"], "e", {}), ("Add", ["e", "one"], "g", {}),
-        ("Mul", ["x", "g"], "m", {}), ("Mul", ["m", "half"], "y", {}),
+    nodes: list[Any] = [
+        node("Div", ["x", "root"], "a"), node("Erf", ["a"], "e"), node("Add", ["e", "one"], "g"),
+        node("Mul", ["x", "g"], "m"), node("Mul", ["m", "half"], "y"),
     ]  # fmt: skip
     numbers = {"root": 2**0.5, "one": 1.0, "half": [[[0.5]]]}
     constants = {k: np.array(v, np.float32) for k, v in numbers.items()}
@@ -250,31 +210,31 @@ def test_a_constant_of_many_axes_is_no_number(tmp_path: Path):
 
 
 WIDE = 2**14
-TOO_LARGE: dict[str, tuple[list[tuple[Any, ...]], dict[str, Any], str]] = {
+TOO_LARGE: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "constants broadcast": (
-        [("Add", ["a", "b"], "big", {})],
+        [node("Add", ["a", "b"], "big")],
         {"a": np.zeros((WIDE, 1), np.int64), "b": np.zeros((1, WIDE), np.int64)},
         "computes too much from constants.*2,147,483,648 bytes",
     ),
     "constants gathered": (
-        [("Gather", ["a", "b"], "big", {"axis": 1})],
+        [node("Gather", ["a", "b"], "big", axis=1)],
         {"a": np.zeros((WIDE, 1), np.int64), "b": np.zeros(WIDE, np.int64)},
         "computes too much from constants",
     ),
     "what is folded broadcasts": (
         [
-            ("ConstantOfShape", ["l"], "r", {}),
-            ("Reshape", ["r", "column"], "a", {}),
-            ("Reshape", ["r", "row"], "b", {}),
-            ("Add", ["a", "b"], "big", {}),
+            node("ConstantOfShape", ["l"], "r"),
+            node("Reshape", ["r", "column"], "a"),
+            node("Reshape", ["r", "row"], "b"),
+            node("Add", ["a", "b"], "big"),
         ],
         {"l": np.array([WIDE]), "column": np.array([-1, 1]), "row": np.array([1, -1])},
         r"Add: is too large; found \[16384, 16384\]",
     ),
     "much is folded": (
-        [("ConstantOfShape", ["l"], "r0", {})]
-        + [("Add", [f"r{i}", f"r{i}"], f"r{i + 1}", {}) for i in range(20)]
-        + [("Add", ["r19", "r20"], "big", {})],
+        [node("ConstantOfShape", ["l"], "r0")]
+        + [node("Add", [f"r{i}", f"r{i}"], f"r{i + 1}") for i in range(20)]
+        + [node("Add", ["r19", "r20"], "big")],
         {"l": np.array([2**23])},
         "computes too much from constants",
     ),
@@ -287,16 +247,16 @@ TOO_LARGE: dict[str, tuple[list[tuple[Any, ...]], dict[str, Any], str]] = {
 def test_what_takes_too_much_memory_is_refused_before_it_does(name: str, shown: bool, tmp_path):
     nodes, constants, message = TOO_LARGE[name]
     shape = [
-        ("Shape", ["big"], "shape", {}),
-        ("Gather", ["shape", "last"], "many", {}),
-        ("ReduceMax", ["big"], "most", {"keepdims": 0}),
-        ("Cast", ["most" if shown else "many"], "real", {"to": onnx.TensorProto.FLOAT}),
-        ("Mul", ["x", "real"], "y", {}),
+        node("Shape", ["big"], "shape"),
+        node("Gather", ["shape", "last"], "many"),
+        node("ReduceMax", ["big"], "most", keepdims=0),
+        node("Cast", ["most" if shown else "many"], "real", to=FLOAT),
+        node("Mul", ["x", "real"], "y"),
     ]
     path = file(tmp_path / "l.onnx", [*nodes, *shape], "N", 23, last=np.array(-1), **constants)
     resource = pytest.importorskip("resource", reason="measures memory as Unix counts it")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(SpecError, match=f"(?s){message}"):
+    with pytest.raises(ag.SpecError, match=f"(?s){message}"):
         ag.load(path)
     most = 800 if name == "much is folded" else 400  # MiB
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < most * 1024
@@ -304,31 +264,26 @@ def test_what_takes_too_much_memory_is_refused_before_it_does(name: str, shown: 
 
 def test_sizes_overflow_as_those_of_the_file_do(tmp_path: Path):
     """Squares of squares of a size: whole numbers without bound would take years."""
-    squares: list[tuple[Any, ...]] = [
-        ("Mul", [f"n{i}", f"n{i}"], f"n{i + 1}", {}) for i in range(60)
-    ]
+    squares: list[Any] = [node("Mul", [f"n{i}", f"n{i}"], f"n{i + 1}") for i in range(60)]
     nodes = [
-        ("Shape", ["x"], "shape", {}),
-        ("Gather", ["shape", "last"], "n", {}),
-        ("Add", ["n", "last"], "n0", {}),
+        node("Shape", ["x"], "shape"),
+        node("Gather", ["shape", "last"], "n"),
+        node("Add", ["n", "last"], "n0"),
         *squares,
-        ("Cast", ["n60"], "real", {"to": onnx.TensorProto.FLOAT}),
-        ("Mul", ["x", "real"], "y", {}),
+        node("Cast", ["n60"], "real", to=FLOAT),
+        node("Mul", ["x", "real"], "y"),
     ]
     path = file(tmp_path / "s.onnx", nodes, "N", last=np.array(1))
-    graph, state = ag.load(path)
-    x = torch.randn(3, 4)
-    (expected,) = run_session(open_session(path), [x])
-    torch.testing.assert_close(ag.build(graph, state)(x), expected, rtol=1e-6, atol=0)
+    assert_like_onnxruntime(path, torch.randn(3, 4))
 
 
 @pytest.mark.full
 def test_large_weights_are_no_results(tmp_path: Path):
     """More elements than a result may have: of one value, and transposed by the node."""
     nodes = [
-        ("ConstantOfShape", ["shape"], "w", {"value": onnx.helper.make_tensor("v", 1, [1], [0.5])}),
-        ("Gemm", ["x", "w"], "m", {"transB": 1}),
-        ("ReduceMax", ["m"], "y", {"axes": [1]}),
+        node("ConstantOfShape", ["shape"], "w", value=onnx.helper.make_tensor("v", 1, [1], [0.5])),
+        node("Gemm", ["x", "w"], "m", transB=1),
+        node("ReduceMax", ["m"], "y", axes=[1]),
     ]
     path = file(tmp_path / "w.onnx", nodes, "N", shape=np.array([2**23 + 1, 4]))
     assert str(ag.load(path).graph.nodes[-1].type) == "float32[batch, 1]"
@@ -336,21 +291,12 @@ def test_large_weights_are_no_results(tmp_path: Path):
 
 def sequences(path: Path, kind: str, shape: list[int | str]) -> Path:
     """A file that takes sequences, and computes each of the second dimension alone, or together."""
-    real = onnx.TensorProto.FLOAT
-    nodes: dict[str, list[tuple[str, str, str, dict[str, int]]]] = {
-        "apart": [("Tanh", "x", "y", {})],
-        "meets": [("Softmax", "x", "y", {"axis": 1})],
-        "over time": [("Softmax", "x", "y", {"axis": 0})],
+    nodes = {
+        "apart": node("Tanh", "x", "y"),
+        "meets": node("Softmax", "x", "y", axis=1),
+        "over time": node("Softmax", "x", "y", axis=0),
     }
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node(op, [x], [y], **at) for op, x, y, at in nodes[kind]], "g",
-        [onnx.helper.make_tensor_value_info("x", real, shape)],
-        [onnx.helper.make_tensor_value_info("y", real, shape)],
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    model.ir_version = 9
-    path.write_bytes(model.SerializeToString())
-    return path
+    return written(path, [nodes[kind]], shape, opset=17)
 
 
 @pytest.mark.parametrize("kind", ["apart", "over time"])

@@ -15,6 +15,7 @@ from archgraph.graph.passes import specialise
 from archgraph.ops.operands import Counted
 from archgraph.ops.schema import from_atom, op_schema, torch_dtype
 from archgraph.ops.table import backward, base
+from tests.nets import captured
 from tests.ops.examples import EXAMPLES, PINNING, RECURRENT, Net, Pointwise
 from tests.ops.test_rows import OPERATORS, name
 
@@ -138,20 +139,20 @@ COMPOSED = set(
 @pytest.mark.parametrize("example", EXAMPLES + PINNING, ids=name)
 def test_rows_save_what_they_say(example):
     net = Net(example)
-    check(ag.trace(net, net.input(), train=False).graph)
+    check(captured(net, net.input(), train=False).graph)
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("start", range(0, len(OPERATORS), 16))
 def test_pointwise_operators_save_what_they_say(start):
     net = Pointwise(OPERATORS[start : start + 16])
-    check(ag.trace(net, torch.rand(2, 3), train=False).graph)
+    check(captured(net, torch.rand(2, 3), train=False).graph)
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_layers_save_what_they_say(kind):
-    check(ag.trace(RECURRENT[kind](), torch.rand(2, 5, 3), train=False).graph)
+    check(captured(RECURRENT[kind](), torch.rand(2, 5, 3), train=False).graph)
 
 
 @pytest.mark.parametrize("steps, batch, inside, hidden", [(50, 32, 64, 128), (20, 16, 48, 100)])
@@ -167,5 +168,5 @@ def test_an_lstm_saves_what_its_kernel_needs_without_padding(steps, batch, insid
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         net(x)
     found = sum(saved.values()) - sum(p.nbytes for p in net.parameters())
-    says = ag.cost(ag.trace(net, x).graph).training(batch).saved
+    says = ag.cost(captured(net, x).graph).training(batch).saved
     assert found == pytest.approx(says, rel=0.1)

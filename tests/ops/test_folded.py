@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
 from archgraph.ops.operator import unknown_axes
 from archgraph.ops.table import ROWS, base
 from archgraph.rewrites.laws import NOTHING
+from tests.nets import captured, with_parts
 from tests.ops.folded import (
     APART,
     ONE_ACTIVATION,
@@ -137,11 +137,11 @@ def expected_kind(use):
 @pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
 def test_what_is_folded_into_the_batch_is_one_axis_of_all_inputs(uses):
     model, x = Folded(uses).double().eval(), input_of()
-    graph, state = ag.trace(model, x, train=False, verify=False)
+    graph, state = captured(model, x, train=False)
     ops = {n.op for n in graph.nodes}
     names = {op.removeprefix("aten.") for op in ops} | set(map(base, ops))
     assert {use.key for use in uses} <= names
-    solved = axes(graph)
+    solved = ag.axes(graph)
     kinds = {use: kind_of(solved, use, i) for i, use in enumerate(uses)}
     assert {str(u): k for u, (k, _) in kinds.items()} == {str(u): expected_kind(u) for u in uses}
 
@@ -163,55 +163,56 @@ def test_what_is_folded_into_the_batch_is_one_axis_of_all_inputs(uses):
         runs_as(wide, state, model, input_of(1, batch=3), exact)
 
 
-class DeformableAttention(nn.Module):
+SIDES, COUNT, POINTS = (4, 2), 4, 2  # scales of a picture, heads, points of a head in a scale
+
+
+@with_parts(
+    lambda: {
+        "value": nn.Linear(16, 12),
+        "weights": nn.Linear(8, COUNT * len(SIDES) * POINTS),
+        "out": nn.Linear(12, 5),
+        "offsets": nn.Linear(8, 2 * COUNT * len(SIDES) * POINTS),
+    }
+)
+def DeformableAttention(self, queries, pictures):
     """Of several scales, with offsets from queries that are not the values.
 
     Source: Zhu et al., *Deformable DETR*, ICLR 2021, eq. 3.
     """
-
-    sides, heads, points = (4, 2), 4, 2
-
-    def __init__(self):
-        super().__init__()
-        size = self.heads * len(self.sides) * self.points
-        self.value, self.weights, self.out = nn.Linear(16, 12), nn.Linear(8, size), nn.Linear(12, 5)
-        self.offsets = nn.Linear(8, 2 * size)
-
-    def forward(self, queries, pictures):
-        batch, count, _ = queries.shape
-        values = self.value(pictures).view(batch, -1, self.heads, 3)
-        shape = batch, count, self.heads, len(self.sides), self.points
-        grids = self.offsets(queries).view(*shape, 2).tanh()
-        weights = self.weights(queries).view(batch, count, self.heads, -1).softmax(-1)
-        sampled = []
-        for scale, part in enumerate(values.split([n * n for n in self.sides], 1)):
-            side = self.sides[scale]
-            picture = part.flatten(2).transpose(1, 2).reshape(batch * self.heads, -1, side, side)
-            grid = grids[:, :, :, scale].transpose(1, 2).flatten(0, 1)
-            sampled.append(F.grid_sample(picture, grid, align_corners=False))
-        weights = weights.transpose(1, 2).reshape(batch * self.heads, 1, count, -1)
-        mixed = (torch.stack(sampled, -2).flatten(-2) * weights).sum(-1)
-        return self.out(mixed.view(batch, -1, count).transpose(1, 2))
+    batch, count, _ = queries.shape
+    values = self.value(pictures).view(batch, -1, COUNT, 3)
+    shape = batch, count, COUNT, len(SIDES), POINTS
+    grids = self.offsets(queries).view(*shape, 2).tanh()
+    weights = self.weights(queries).view(batch, count, COUNT, -1).softmax(-1)
+    sampled = []
+    for scale, part in enumerate(values.split([n * n for n in SIDES], 1)):
+        side = SIDES[scale]
+        picture = part.flatten(2).transpose(1, 2).reshape(batch * COUNT, -1, side, side)
+        grid = grids[:, :, :, scale].transpose(1, 2).flatten(0, 1)
+        sampled.append(F.grid_sample(picture, grid, align_corners=False))
+    weights = weights.transpose(1, 2).reshape(batch * COUNT, 1, count, -1)
+    mixed = (torch.stack(sampled, -2).flatten(-2) * weights).sum(-1)
+    return self.out(mixed.view(batch, -1, count).transpose(1, 2))
 
 
-class MaskedAttention(nn.Module):
+@with_parts(
+    lambda mask: {
+        "mask": mask,
+        **{name: nn.Linear(8, 8) for name in ("q", "k", "v", "out")},
+        "of_head": nn.Linear(8, 4),
+        "of_all": nn.Linear(8, 5),
+    }
+)
+def MaskedAttention(self, x):
     """Heads in the batch, and a mask that is made in one of several ways for each of them."""
-
-    def __init__(self, mask):
-        super().__init__()
-        self.mask = mask
-        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
-        self.of_head, self.of_all = nn.Linear(8, 4), nn.Linear(8, 5)
-
-    def forward(self, x):
-        batch, count, _ = x.shape
-        q, k, v = (
-            layer(x).view(batch, count, 4, 2).transpose(1, 2).flatten(0, 1)
-            for layer in (self.q, self.k, self.v)
-        )
-        mask = self.mask(self, x)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.out(mixed.view(batch, 4, count, 2).transpose(1, 2).flatten(2))
+    batch, count, _ = x.shape
+    q, k, v = (
+        layer(x).view(batch, count, 4, 2).transpose(1, 2).flatten(0, 1)
+        for layer in (self.q, self.k, self.v)
+    )
+    mask = self.mask(self, x)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return self.out(mixed.view(batch, 4, count, 2).transpose(1, 2).flatten(2))
 
 
 MASKS = {
@@ -222,39 +223,35 @@ MASKS = {
 }
 
 
-class TwoBranches(nn.Module):
+@with_parts(
+    lambda: {
+        **{name: nn.Linear(8, 8) for name in ("first", "second", "both")},
+        "out": nn.Linear(8, 3),
+    }
+)
+def TwoBranches(self, x):
     """Two branches in one batch, as for guidance without a classifier, with heads in it."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.both = (nn.Linear(8, 8) for _ in range(3))
-        self.out = nn.Linear(8, 3)
-
-    def forward(self, x):
-        first, second, both = (
-            layer(x).view(*x.shape[:2], 4, 2).transpose(1, 2).flatten(0, 1)
-            for layer in (self.first, self.second, self.both)
-        )
-        one, other = (torch.cat([first, second]) * both.repeat(2, 1, 1)).chunk(2)
-        mixed = (one - 2 * other).view(x.shape[0], 4, -1, 2).transpose(1, 2)
-        return self.out(mixed.flatten(2))
+    first, second, both = (
+        layer(x).view(*x.shape[:2], 4, 2).transpose(1, 2).flatten(0, 1)
+        for layer in (self.first, self.second, self.both)
+    )
+    one, other = (torch.cat([first, second]) * both.repeat(2, 1, 1)).chunk(2)
+    mixed = (one - 2 * other).view(x.shape[0], 4, -1, 2).transpose(1, 2)
+    return self.out(mixed.flatten(2))
 
 
-class FoldedSequences(nn.Module):
+@with_parts(
+    lambda: {
+        "make": nn.Linear(8, 8),
+        "run": nn.GRU(2, 3, batch_first=True),
+        "out": nn.Linear(12, 3),
+    }
+)
+def FoldedSequences(self, x):
     """A recurrent layer over the tokens of each head, from first states of zeros."""
-
-    def __init__(self):
-        super().__init__()
-        self.make, self.run, self.out = (
-            nn.Linear(8, 8),
-            nn.GRU(2, 3, batch_first=True),
-            nn.Linear(12, 3),
-        )
-
-    def forward(self, x):
-        heads = self.make(x).view(*x.shape[:2], 4, 2).transpose(1, 2).flatten(0, 1)
-        steps, _ = self.run(heads)
-        return self.out(steps.reshape(x.shape[0], 4, -1, 3).transpose(1, 2).flatten(2))
+    heads = self.make(x).view(*x.shape[:2], 4, 2).transpose(1, 2).flatten(0, 1)
+    steps, _ = self.run(heads)
+    return self.out(steps.reshape(x.shape[0], 4, -1, 3).transpose(1, 2).flatten(2))
 
 
 def masked_attention(mask):
@@ -272,11 +269,10 @@ NETS: dict[str, Callable[[], tuple[Any, ...]]] = {
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NETS)
 def test_heads_in_the_batch_of_several_tensors_are_cut_copied_and_matched(name):
-    torch.manual_seed(0)
     model, *inputs = NETS[name]()
     model, inputs = model.double().eval(), [x.double() for x in inputs]
-    graph, state = ag.trace(model, *inputs, train=False, verify=False)
-    (heads,) = (a for a in axes(graph).free if a.size == 4)
+    graph, state = captured(model, *inputs, train=False)
+    (heads,) = (a for a in ag.axes(graph).free if a.size == 4)
 
     def gives(rewritten, expected):
         net = ag.build(rewritten.graph, rewritten.transfer.pull(state)).eval()

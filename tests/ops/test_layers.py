@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import archgraph as ag
-from archgraph.graph.text import parse
+from tests.nets import captured, with_parts
 
 IMAGE = (2, 4, 9, 9)
 LAYERS = [
@@ -88,23 +88,17 @@ LAYERS = [
 ]
 
 
-class Wrapped(nn.Module):
+@with_parts(lambda layer: {"layer": layer})
+def Wrapped(self, x):
     """A layer beside something else, so that it is not the whole model."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x * 1.5)
+    return self.layer(x * 1.5)
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda v: str(v)[:60])
 def test_a_layer_comes_back_with_its_options(layer: nn.Module, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     model, x = Wrapped(layer), torch.randn(shape)
-    graph, state = ag.trace(model, x)
+    graph, state = captured(model, x)
     net = ag.build(graph, state)
     assert repr(net.layer) == repr(layer)
     for training in (False, True):
@@ -115,36 +109,28 @@ def test_a_layer_comes_back_with_its_options(layer: nn.Module, shape: tuple[int,
         torch.testing.assert_close(*results, rtol=0, atol=0)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(net.state_dict()[name], tensor, rtol=0, atol=0)
-    assert ag.trace(net, x).graph == graph
+    assert captured(net, x).graph == graph
 
 
-class Table(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, ids):
-        return self.layer(ids)
+@with_parts(lambda layer: {"layer": layer})
+def Table(self, ids):
+    return self.layer(ids)
 
 
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 0}, {"scale_grad_by_freq": True}])
 def test_an_embedding_keeps_what_concerns_its_gradient(options):
     ids = torch.tensor([[0, 2], [2, 2]])
     model = Table(nn.Embedding(5, 3, **options))
-    net: Any = ag.build(*ag.trace(model, ids))
+    net: Any = ag.build(*captured(model, ids))
     assert repr(net.layer) == repr(model.layer)
     for one in (model, net):
         one(ids).square().sum().backward()
     torch.testing.assert_close(net.layer.weight.grad, model.layer.weight.grad, rtol=0, atol=0)
 
 
-class Pair(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x, h):
-        return self.layer(x, h)
+@with_parts(lambda layer: {"layer": layer})
+def Pair(self, x, h):
+    return self.layer(x, h)
 
 
 @pytest.mark.sample(4)
@@ -153,99 +139,88 @@ class Pair(nn.Module):
 )
 def test_layers_of_two_inputs(layer):
     x, h = torch.randn(5, 4), torch.randn(5, 3)
-    graph, state = ag.trace(Pair(layer), x, h)
+    graph, state = captured(Pair(layer), x, h)
     net = ag.build(graph, state)
     assert repr(net.layer) == repr(layer)
     torch.testing.assert_close(net(x, h), layer(x, h), rtol=0, atol=0)
-    assert ag.trace(net, x, h).graph == graph
+    assert captured(net, x, h).graph == graph
 
 
-class Cell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(4, 3, bias=False)
-
-    def forward(self, x):
-        h, c = self.cell(x[:, 0])
-        for step in range(1, 3):
-            h, c = self.cell(x[:, step], (h, c))
-        return h
+@with_parts(lambda: {"cell": nn.LSTMCell(4, 3, bias=False)})
+def Cell(self, x):
+    h, c = self.cell(x[:, 0])
+    for step in range(1, 3):
+        h, c = self.cell(x[:, step], (h, c))
+    return h
 
 
 def test_a_cell_of_several_results_and_steps():
     x = torch.randn(5, 3, 4)
     model = Cell()
-    graph, state = ag.trace(model, x)
+    graph, state = captured(model, x)
     net = ag.build(graph, state)
     assert repr(net.cell) == repr(model.cell)
     torch.testing.assert_close(net(x), model(x), rtol=0, atol=0)
-    assert ag.trace(net, x).graph == graph
+    assert captured(net, x).graph == graph
 
 
-class Other(nn.Module):
+def _parts_like_a_layers(kind: str) -> dict[str, Any]:
+    matrix, vector = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+    kinds: dict[str, dict[str, Any]] = {
+        "extra": {"weight": matrix, "bias": vector, "scale": nn.Parameter(torch.ones(1))},
+        "scaled": {"weight": vector},
+        "shifted": {"bias": vector},
+        "buffer": {"weight": matrix, "bias": torch.randn(4)},
+    }
+    return {"kind": kind, **kinds.get(kind, {"weight": matrix, "bias": vector})}
+
+
+@with_parts(_parts_like_a_layers)
+def Other(self, x):
     """Modules that compute almost what a layer does."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
-        self.kind = kind
-        if kind == "extra":
-            self.scale = nn.Parameter(torch.ones(1))
-        if kind == "scaled":
-            del self.bias
-            self.weight = nn.Parameter(torch.randn(4))
-        if kind == "shifted":
-            del self.weight
-        if kind == "buffer":
-            del self.bias
-            self.register_buffer("bias", torch.randn(4))
-
-    def forward(self, x):
-        if self.kind == "twice unlike":
-            return F.linear(F.linear(x, self.weight, self.bias), self.weight)
-        if self.kind == "names":
-            return F.linear(x, self.weight.T, self.bias)
-        if self.kind == "scaled":
-            return F.batch_norm(x, None, None, self.weight, training=True)
-        if self.kind == "shifted":
-            return F.layer_norm(x, (4,), None, self.bias)
-        return F.linear(x, self.weight, self.bias)
+    if self.kind == "twice unlike":
+        return F.linear(F.linear(x, self.weight, self.bias), self.weight)
+    if self.kind == "names":
+        return F.linear(x, self.weight.T, self.bias)
+    if self.kind == "scaled":
+        return F.batch_norm(x, None, None, self.weight, training=True)
+    if self.kind == "shifted":
+        return F.layer_norm(x, (4,), None, self.bias)
+    return F.linear(x, self.weight, self.bias)
 
 
 @pytest.mark.parametrize("kind", ["extra", "buffer", "twice unlike", "names", "scaled", "shifted"])
 def test_what_is_not_quite_a_layer_stays_as_it_is(kind):
-    torch.manual_seed(0)
     model, x = nn.Sequential(Other(kind), nn.ReLU()), torch.randn(3, 4)
-    graph, state = ag.trace(model, x)
+    graph, state = captured(model, x)
     net = ag.build(graph, state)
     assert not isinstance(net.get_submodule("0"), nn.Linear | nn.BatchNorm1d | nn.LayerNorm)
     assert list(net.state_dict()) == list(model.state_dict())
     torch.testing.assert_close(net(x), model(x), rtol=0, atol=0)
 
 
-class Uncounted(nn.Module):
+@with_parts(
+    lambda step: {
+        "weight": nn.Parameter(torch.ones(4)),
+        "bias": nn.Parameter(torch.zeros(4)),
+        "running_mean": torch.zeros(4),
+        "running_var": torch.ones(4),
+        **({} if step is None else {"num_batches_tracked": torch.tensor(0)}),
+        "step": step,
+    }
+)
+def Uncounted(self, x):
     """A norm that leaves its counter alone, or advances it in steps of two, or has none."""
-
-    def __init__(self, step: int | None) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
-        self.register_buffer("running_mean", torch.zeros(4))
-        self.register_buffer("running_var", torch.ones(4))
-        if step is not None:
-            self.register_buffer("num_batches_tracked", torch.tensor(0))
-        self.step = step
-
-    def forward(self, x):
-        if self.training and self.step:
-            self.get_buffer("num_batches_tracked").add_(self.step)
-        statistics = self.get_buffer("running_mean"), self.get_buffer("running_var")
-        return F.batch_norm(x, *statistics, self.weight, self.bias, self.training)
+    if self.training and self.step:
+        self.num_batches_tracked.add_(self.step)
+    statistics = self.running_mean, self.running_var
+    return F.batch_norm(x, *statistics, self.weight, self.bias, self.training)
 
 
 @pytest.mark.parametrize("step", [None, 0, 2])
 def test_a_norm_that_counts_otherwise_is_not_a_layer(step):
     model, x = nn.Sequential(Uncounted(step), nn.ReLU()), torch.randn(3, 4)
-    net: Any = ag.build(*ag.trace(model, x))
+    net: Any = ag.build(*captured(model, x))
     for one in (model, net):
         one.train()(x)
     for name, tensor in model.state_dict().items():
@@ -255,39 +230,37 @@ def test_a_norm_that_counts_otherwise_is_not_a_layer(step):
     assert isinstance(net[0], nn.BatchNorm1d) == (step is None)
 
 
-class Stateful(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.GRU(3, 4, 2)
-
-    def forward(self, x, h):
-        return self.rnn(x, h)[0]
+@with_parts(lambda: {"rnn": nn.GRU(3, 4, 2)})
+def Stateful(self, x, h):
+    return self.rnn(x, h)[0]
 
 
 def test_first_states_in_another_order_are_not_one_layer():
     model, x, h = Stateful(), torch.randn(5, 2, 3), torch.randn(2, 2, 4)
-    graph, state = ag.trace(model, x, h)
+    graph, state = captured(model, x, h)
     text = str(graph).replace("start=1, end=2", "start=2, end=2").replace("start=0, end=1", "?")
-    swapped = parse(text.replace("start=2, end=2", "start=0, end=1").replace("?", "start=1, end=2"))
+    swapped = ag.parse(
+        text.replace("start=2, end=2", "start=0, end=1").replace("?", "start=1, end=2")
+    )
     nets = [ag.build(graph, state), ag.build(swapped, state)]
     assert [isinstance(net.rnn, nn.GRU) for net in nets] == [True, False]
     torch.testing.assert_close(nets[1](x, h), model(x, h.flip(0)), rtol=0, atol=0)
 
 
-class Softmax(nn.Module):
-    def forward(self, x):
-        return torch.softmax(x, -1, dtype=torch.float64)
+@with_parts()
+def Softmax(self, x):
+    return torch.softmax(x, -1, dtype=torch.float64)
 
 
-class AlwaysDropped(nn.Module):
-    def forward(self, x):
-        return F.dropout(x, 0.5, training=True)
+@with_parts()
+def AlwaysDropped(self, x):
+    return F.dropout(x, 0.5, training=True)
 
 
 @pytest.mark.parametrize("kind", [Softmax, AlwaysDropped])
 def test_options_that_no_layer_has_stay_operators(kind):
     model, x = Wrapped(kind()), torch.randn(3, 4)
-    net = ag.build(*ag.trace(model, x))
+    net = ag.build(*captured(model, x))
     assert not isinstance(net.layer, (nn.Softmax, nn.Dropout))
     results = []
     for one in (model.eval(), net.eval()):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
 from archgraph.ops.opaque import OPAQUE
@@ -18,6 +17,7 @@ from archgraph.ops.operator import unknown_axes
 from archgraph.ops.table import ROWS, base
 from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.laws import mask_equals_take
+from tests.nets import captured
 from tests.ops.examples import (
     ENDLESS,
     EXAMPLES,
@@ -55,14 +55,14 @@ ALIASES = {
 def random_cut(graph, rng, spanned=False):
     return {
         a.name: np.sort(rng.permutation(a.size)[: rng.integers(1, a.size + 1)])
-        for a in axes(graph).free
+        for a in ag.axes(graph).free
         if spanned or not a.spans
     }
 
 
 def state_of_axis(graph, leaf):
     """What the first dimension of a producer's weight is: free, spanned, partly free or pinned."""
-    solved = axes(graph)
+    solved = ag.axes(graph)
     own = [solved[a.name] for a in leaves(solved.of(leaf)[0]) if isinstance(a, AxisRef)]
     free = [a for a in own if a.free]
     if not free:
@@ -75,7 +75,7 @@ def state_of_axis(graph, leaf):
 
 def check_laws(graph, seeds=(0,)):
     """Cuts build, run, have the inferred types, and equal the masked network."""
-    spans = any(a.spans for a in axes(graph).free)
+    spans = any(a.spans for a in ag.axes(graph).free)
     for seed in seeds:
         rng = np.random.default_rng(seed)
         for spanned in (True, False) if spans else (False,):
@@ -94,7 +94,7 @@ def name(example):
 @pytest.mark.parametrize("example", EXAMPLES + PINNING, ids=name)
 def test_rows_cut_as_they_say(example):
     net = Net(example)
-    graph = ag.trace(net, net.input(), train=False).graph
+    graph = captured(net, net.input(), train=False).graph
     used = {n.op for n in graph.nodes}
     assert example.key in {op.removeprefix("aten.") for op in used} | set(map(base, used))
     found = [state_of_axis(graph, f"make.{i}.weight") for i in range(example.operands)]
@@ -110,7 +110,7 @@ OPERATORS = pointwise_operators(COVERED)
 @pytest.mark.parametrize("start", range(0, len(OPERATORS), 16))
 def test_pointwise_operators_need_no_row(start):
     names = OPERATORS[start : start + 16]
-    graph = ag.trace(Pointwise(names), torch.rand(2, 3), train=False).graph
+    graph = captured(Pointwise(names), torch.rand(2, 3), train=False).graph
     found = [state_of_axis(graph, f"make.{i}.weight") for i in range(len(names))]
     expected = ["spanned" if n.partition(".")[0] in ENDLESS else "free" for n in names]
     assert dict(zip(names, found, strict=True)) == dict(zip(names, expected, strict=True))
@@ -121,9 +121,9 @@ def test_pointwise_operators_need_no_row(start):
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_layers_cut_what_feeds_them_and_their_units(kind):
     net = RECURRENT[kind]()
-    graph = ag.trace(net, torch.rand(2, 5, 3), train=False).graph
+    graph = captured(net, torch.rand(2, 5, 3), train=False).graph
     assert any(base(n.op) == kind for n in graph.nodes)
-    assert {a.role for a in axes(graph).free} == {"channels", "hidden"}
+    assert {a.role for a in ag.axes(graph).free} == {"channels", "hidden"}
     assert state_of_axis(graph, "make.0.weight") == "free"
     check_laws(graph)
 
@@ -157,16 +157,15 @@ def test_rows_compose(data, seed):
     kind = data.draw(st.sampled_from(["image", "tokens"]))
     parts = data.draw(st.lists(st.sampled_from(SHAPE_PRESERVING[kind]), min_size=2, max_size=4))
     net = Net(*parts)
-    check_laws(ag.trace(net, net.input(), train=False).graph, seeds=(seed,))
+    check_laws(captured(net, net.input(), train=False).graph, seeds=(seed,))
 
 
 @pytest.mark.parametrize("shuffle", [nn.PixelShuffle(2), nn.PixelUnshuffle(2)])
 def test_pixels_that_are_channels_of_a_layer_are_cut_in_whole_blocks(shuffle):
-    torch.manual_seed(0)
     x = torch.randn(2, 4, 4, 6)
     width = shuffle(torch.zeros(1, 4, 4, 8)).shape[-1]
     model = nn.Sequential(nn.Linear(6, 8), shuffle, nn.Linear(width, 3))
-    graph, state = ag.trace(model, x)
+    graph, state = captured(model, x)
     (axis,) = (a for a in ag.axes(graph).free if a.name.startswith("0.out"))
     wide = ag.widen(graph, 2.0)
     torch.testing.assert_close(ag.build(wide.graph, wide.transfer.pull(state))(x), model(x))

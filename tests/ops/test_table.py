@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
 from archgraph.ops.operator import Operator, rows
 from archgraph.ops.table import ROWS, base, counters, initialiser, macs, row, variances
+from tests.nets import captured, with_parts
 from tests.ops.examples import C, Example, Net, aten, heads, image, joined, tokens
 
 SPELLINGS = {
@@ -48,7 +48,7 @@ SPELLINGS = {
 def test_spellings_become_one_operator(name):
     net = Net(SPELLINGS[name])
     x = net.input()
-    graph, state = ag.trace(net, x, train=False)
+    graph, state = captured(net, x, train=False)
     used = {base(n.op) for n in graph.nodes}
     assert SPELLINGS[name].key in used and name not in used - {SPELLINGS[name].key}
     torch.testing.assert_close(ag.build(graph, state)(x), net(x), rtol=0, atol=0)
@@ -83,7 +83,7 @@ def test_rows_name_operators_that_exist():
 def spans(call, operands=1, **params):
     example = Example("", call, "tokens", operands, params=params)
     net = Net(example)
-    solved = axes(ag.trace(net, net.input(), train=False).graph)
+    solved = ag.axes(captured(net, net.input(), train=False).graph)
     return [bool(solved[f"make.{i}.out"].spans) for i in range(operands)]
 
 
@@ -114,7 +114,7 @@ def test_outer_products_of_an_axis_with_itself_need_both_sides():
 
 def test_reasons_name_operator_place_and_remedy():
     net = Net(tokens("flip", lambda m, a: a.flip(-1)))
-    solved = axes(ag.trace(net, net.input(), train=False).graph)
+    solved = ag.axes(captured(net, net.input(), train=False).graph)
     reason = solved["make.0.out"].reason
     assert "aten.flip %flip" in reason and "test_table.py:" in reason
     assert reason.endswith("a linear layer or convolution between would free it")
@@ -137,7 +137,7 @@ def test_reasons_name_operator_place_and_remedy():
 )
 def test_attention_has_roles_however_it_is_spelt(attend):
     net = Net(tokens("", attend, operands=3))
-    solved = axes(ag.trace(net, net.input(), train=False).graph)
+    solved = ag.axes(captured(net, net.input(), train=False).graph)
     roles = [(a.name, a.role) for a in solved.free if a.name.startswith("make")]
     assert roles == [
         ("make.0.heads", "heads"),
@@ -147,15 +147,11 @@ def test_attention_has_roles_however_it_is_spelt(attend):
 
 
 def test_bilinear_layers_start_and_cost_as_torch_says():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Bilinear(3, 4, 5)
+    @with_parts(lambda: {"a": nn.Bilinear(3, 4, 5)})
+    def Two(self, x, y):
+        return self.a(x, y)
 
-        def forward(self, x, y):
-            return self.a(x, y)
-
-    graph, _ = ag.trace(Two(), torch.rand(2, 3), torch.rand(2, 4))
+    graph, _ = captured(Two(), torch.rand(2, 3), torch.rand(2, 4))
     found = initialiser(graph, graph.param["a.weight"])
     assert found is not None and found.kind == "uniform" and found.scale == pytest.approx(3**-0.5)
     assert macs(graph, graph.nodes[-1]) == 5 * (3 * 4 + 4)
@@ -167,6 +163,6 @@ def test_an_unknown_operator_has_the_empty_row():
 
 def test_variances_and_counters_are_told_from_other_buffers():
     net = nn.Sequential(nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3), nn.InstanceNorm1d(3))
-    graph = ag.trace(net, torch.zeros(4, 2, 5)).graph
+    graph = captured(net, torch.zeros(4, 2, 5)).graph
     assert variances(graph) == ("1.running_var",)
     assert counters(graph) == {"1.num_batches_tracked": 1}

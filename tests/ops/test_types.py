@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import archgraph as ag
 from archgraph.errors import GraphError
 from archgraph.graph.ir import BATCH, Leaf, Ref, TensorType, in_mode
 from archgraph.ops.infer import kernel_type, pattern
 from archgraph.ops.table import row
 from archgraph.ops.types import Uncertain
+from tests.nets import captured
 from tests.ops.examples import EXAMPLES, Net
 
 sizes = st.sampled_from([1, 2, 3, 4, 6, 8])
@@ -54,7 +54,7 @@ TYPES: dict[Ref | Leaf, TensorType] = {}
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.key}-{e.kind}")
 def test_examples(example):
     net = Net(example)
-    graph = ag.trace(net, net.input(), train=False).graph
+    graph = captured(net, net.input(), train=False).graph
     types = {Ref(n.name): n.type for n in graph.nodes} | {
         Leaf(p.name): p.type for p in graph.params
     }

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import archgraph as ag
 from archgraph.graph.ir import ArchGraph
+from tests.nets import captured, with_parts
 
 # Layers per stage (Simonyan, Zisserman, Table 1; 14, 15, 17, 18: one layer more each).
 VGG = {
@@ -50,7 +50,7 @@ def vgg(depths: Sequence[int], widths: Sequence[int] = WIDTHS, norm: bool = Fals
 
 
 def trace(net: nn.Module, size: int = 32) -> ArchGraph:
-    return ag.trace(net, torch.zeros(1, 3, size, size), train=False).graph
+    return captured(net, torch.zeros(1, 3, size, size), train=False).graph
 
 
 def shapes(graph: ArchGraph) -> list[tuple[int, ...]]:
@@ -62,25 +62,25 @@ def linear(*widths: int, prefix: str = "") -> ArchGraph:
     for a, b in itertools.pairwise((3, *widths)):
         layers += [nn.Linear(a, b), nn.ReLU()]
     net = nn.Sequential(*layers, nn.Linear(widths[-1], 2))
-    return ag.trace(net, torch.zeros(1, 3)).graph
+    return captured(net, torch.zeros(1, 3)).graph
 
 
-class Unit(nn.Module):
+@with_parts(
+    lambda c, out, stride: {
+        "norm_b": nn.BatchNorm2d(out),
+        "conv_b": nn.Conv2d(out, out, 3, 1, 1, bias=False),
+        "conv_a": nn.Conv2d(c, out, 3, stride, 1, bias=False),
+        "norm_a": nn.BatchNorm2d(out),
+        "side": nn.Sequential(nn.Conv2d(c, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        if stride > 1
+        else None,
+    }
+)
+def Unit(self, x):
     """A residual block as torchvision does not write it: shortcut first, layers in any order."""
-
-    def __init__(self, c: int, out: int, stride: int) -> None:
-        super().__init__()
-        self.norm_b, self.conv_b = nn.BatchNorm2d(out), nn.Conv2d(out, out, 3, 1, 1, bias=False)
-        self.conv_a = nn.Conv2d(c, out, 3, stride, 1, bias=False)
-        self.norm_a = nn.BatchNorm2d(out)
-        self.side = None
-        if stride > 1:
-            self.side = nn.Sequential(nn.Conv2d(c, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-
-    def forward(self, x):
-        rest = x if self.side is None else self.side(x)
-        x = self.norm_b(self.conv_b(F.relu(self.norm_a(self.conv_a(x)))))
-        return F.relu(rest + x)
+    rest = x if self.side is None else self.side(x)
+    x = self.norm_b(self.conv_b(F.relu(self.norm_a(self.conv_a(x)))))
+    return F.relu(rest + x)
 
 
 class Mine(nn.Module):
@@ -118,21 +118,20 @@ def resnet(*depths: int) -> ArchGraph:
 
 
 def flat(net: nn.Module) -> ArchGraph:
-    return ag.trace(net, torch.zeros(2, 6), train=False).graph
+    return captured(net, torch.zeros(2, 6), train=False).graph
 
 
-class Run(nn.Module):
+@with_parts(
+    lambda depth, unused=False: {
+        "a": nn.Linear(6, 8),
+        "b": nn.Linear(8, 2),
+        "m": nn.ModuleList(nn.Linear(8, 8) for _ in range(depth)),
+        **({"extra": nn.Parameter(torch.ones(3))} if unused else {}),
+    }
+)
+def Run(self, x):
     """Layers between two others; of one layer a section is made with the first."""
-
-    def __init__(self, depth: int, unused: bool = False) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 2)
-        self.m = nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
-        if unused:
-            self.extra = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        x = torch.relu(self.a(x))
-        for layer in self.m:
-            x = torch.relu(layer(x))
-        return self.b(x)
+    x = torch.relu(self.a(x))
+    for layer in self.m:
+        x = torch.relu(layer(x))
+    return self.b(x)

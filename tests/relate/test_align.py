@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
+from tests.nets import captured, with_parts
 from tests.relate.networks import VGG, WIDTHS, Mine, linear, resnet, trace, vgg
 
 
@@ -57,7 +56,7 @@ def test_without_a_common_form_there_is_a_reason() -> None:
         "no block of the other graph has this form (conv2d > relu vs conv2d > batch_norm > relu)"
     )
     with pytest.raises(
-        RewriteError, match=r"features\.0: has no counterpart in the larger graph; no block .*vs"
+        ag.RewriteError, match=r"features\.0: has no counterpart in the larger graph; no block .*vs"
     ):
         _ = found.transfer
     strided = trace(nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.Flatten(), nn.Linear(900, 2)))
@@ -73,7 +72,7 @@ def test_a_wider_client_is_aligned_but_not_contained() -> None:
     found = ag.align(linear(8, 8), linear(8, 4))
     assert found.score == 1 and not found.unmatched
     with pytest.raises(
-        RewriteError, match=r"2\.out: axis is wider than the larger graph's, of 4; found 8"
+        ag.RewriteError, match=r"2\.out: axis is wider than the larger graph's, of 4; found 8"
     ):
         _ = found.transfer
 
@@ -90,9 +89,9 @@ def test_a_dense_block_goes_with_what_it_appends() -> None:
 
 
 def test_a_section_without_any_counterpart_is_listed_once() -> None:
-    def net(depth: int) -> ArchGraph:
+    def net(depth: int) -> ag.ArchGraph:
         blocks = (nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(depth))
-        return ag.trace(
+        return captured(
             nn.Sequential(nn.Linear(3, 6), nn.Sequential(*blocks), nn.Linear(6, 2)),
             torch.zeros(2, 3),
         ).graph
@@ -103,7 +102,7 @@ def test_a_section_without_any_counterpart_is_listed_once() -> None:
 
 
 def test_reasons_name_what_is_there() -> None:
-    def net(groups: int) -> ArchGraph:
+    def net(groups: int) -> ag.ArchGraph:
         norm = nn.GroupNorm(groups, 8)
         return trace(nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1)), 8)
 
@@ -111,28 +110,29 @@ def test_reasons_name_what_is_there() -> None:
     assert "default" not in str(found)
 
 
-class Counted(nn.Module):
+@with_parts(
+    lambda form, steps=0: {
+        "form": form,
+        "first": nn.Linear(3, 8),
+        "last": nn.Linear(8, 2),
+        "bn0": nn.BatchNorm1d(8),
+        "bn1": nn.BatchNorm1d(8),
+        **{f"step{k}": torch.tensor(0) for k in range(steps)},
+    }
+)
+def Counted(self, x):
     """Norms of the same names in blocks of other forms, and counters of its own."""
-
-    def __init__(self, form: str, steps: int = 0) -> None:
-        super().__init__()
-        self.form, self.first, self.last = form, nn.Linear(3, 8), nn.Linear(8, 2)
-        self.bn0, self.bn1 = nn.BatchNorm1d(8), nn.BatchNorm1d(8)
-        for k in range(steps):
-            self.register_buffer(f"step{k}", torch.tensor(0))
-
-    def forward(self, x):
-        if self.training:
-            for step in self.buffers(recurse=False):
-                step.add_(1)
-        x = self.first(x)
-        if self.form == "relu":
-            return self.last(self.bn1(self.bn0(x).relu()).relu())
-        return self.last(self.bn1(self.bn0(x * x).sin()) * x).exp()
+    if self.training:
+        for step in self.buffers(recurse=False):
+            step.add_(1)
+    x = self.first(x)
+    if self.form == "relu":
+        return self.last(self.bn1(self.bn0(x).relu()).relu())
+    return self.last(self.bn1(self.bn0(x * x).sin()) * x).exp()
 
 
 def test_counters_are_no_reason_to_belong_together() -> None:
-    a, b = (ag.trace(Counted(form), torch.randn(4, 3)).graph for form in ("relu", "exp"))
+    a, b = (captured(Counted(form), torch.randn(4, 3)).graph for form in ("relu", "exp"))
     found = ag.align(a, b)
     assert not any("bn" in name for pair in found.leaves for name in pair)
     alone = ag.align(a, a)
@@ -142,15 +142,15 @@ def test_counters_are_no_reason_to_belong_together() -> None:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("steps", [(0, 4), (4, 0), (4, 4), (4, 2)])
 def test_counters_do_not_move_the_score(steps) -> None:
-    graphs = [ag.trace(Counted("relu", k), torch.randn(4, 3)).graph for k in steps]
+    graphs = [captured(Counted("relu", k), torch.randn(4, 3)).graph for k in steps]
     found = ag.align(*graphs)
     assert found.score == 1
     assert sum("step" in name for name, _ in found.leaves) == min(steps)
 
 
 def test_nothing_in_common_is_zero() -> None:
-    def net(*layers: nn.Module) -> ArchGraph:
-        return ag.trace(nn.Sequential(*layers), torch.randn(2, 3, 8, 8)).graph
+    def net(*layers: nn.Module) -> ag.ArchGraph:
+        return captured(nn.Sequential(*layers), torch.randn(2, 3, 8, 8)).graph
 
     a = net(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2))
     b = net(nn.Conv2d(3, 4, 5), nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import archgraph as ag
+from tests.nets import captured
 from tests.relate.networks import Run, flat, linear, resnet, shapes, vgg
 
 
@@ -33,7 +34,7 @@ def test_one_run_where_sections_differ() -> None:
 def test_blocks_may_be_cut_elsewhere() -> None:
     models = pytest.importorskip("torchvision.models")
     nets = (models.VisionTransformer(32, 16, n, 2, 8, 8, num_classes=3) for n in (1, 2))
-    one, two = (ag.trace(net, torch.zeros(1, 3, 32, 32)).graph for net in nets)
+    one, two = (captured(net, torch.zeros(1, 3, 32, 32)).graph for net in nets)
     assert len(ag.structure(one).blocks[0].nodes) != len(ag.structure(two).blocks[0].nodes)
     found = ag.align(one, two)
     assert all(u.side == "whole" for u in found.unmatched)

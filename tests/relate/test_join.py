@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import ArchGraphError, GraphError, RewriteError
-from archgraph.graph.ir import ArchGraph
+from tests.nets import captured
 from tests.relate.networks import (
     VGG,
     WIDER,
@@ -28,7 +27,7 @@ from tests.relate.networks import (
 )
 
 
-def stages(graph: ArchGraph) -> list[tuple[str, int]]:
+def stages(graph: ag.ArchGraph) -> list[tuple[str, int]]:
     return [(s.kind, len(s.blocks)) for s in ag.structure(graph).sections]
 
 
@@ -39,13 +38,13 @@ def test_what_evaluation_does_not_use_is_in_no_meet() -> None:
     assert all(set(t.entries) == set(met.graph.state_names) for t in met.transfers)
     assert "extra" in ag.join([small, large]).graph.state_names
 
-    def counted(count: bool, depth: int) -> ArchGraph:
+    def counted(count: bool, depth: int) -> ag.ArchGraph:
         norm = nn.BatchNorm1d(6)
         if not count:
             norm.num_batches_tracked = None
         layers = [layer for _ in range(depth) for layer in (nn.Linear(6, 6), nn.ReLU())]
         net = nn.Sequential(nn.Linear(6, 6), norm, nn.ReLU(), *layers, nn.Linear(6, 2))
-        return ag.trace(net, torch.zeros(2, 6)).graph
+        return captured(net, torch.zeros(2, 6)).graph
 
     met = ag.meet([counted(True, 0), counted(False, 2)])
     assert "3.weight" in met.graph.state_names  # names are those of the smaller
@@ -57,10 +56,10 @@ def test_only_graphs_are_aligned_and_joined() -> None:
     graph, net = flat(Run(1)), nn.Linear(2, 2)
     for make in (ag.join, ag.meet):
         for wrong in (graph, [net], net, [graph, None], 3):
-            with pytest.raises(ArchGraphError, match=r"not graphs to|is not an architecture"):
+            with pytest.raises(ag.ArchGraphError, match=r"not graphs to|is not an architecture"):
                 make(wrong)  # type: ignore[arg-type]
     for pair in ((torch.zeros(2), graph), (graph, net)):
-        with pytest.raises(GraphError, match="is not an architecture"):
+        with pytest.raises(ag.GraphError, match="is not an architecture"):
             ag.align(*pair)
 
 
@@ -96,7 +95,7 @@ def test_each_may_be_deepest_somewhere() -> None:
 
 
 def test_a_stage_that_only_one_has() -> None:
-    def net(*widths: int, pooled: bool = True) -> ArchGraph:
+    def net(*widths: int, pooled: bool = True) -> ag.ArchGraph:
         layers: list[nn.Module] = []
         for a, b in itertools.pairwise((3, *widths)):
             layers += [nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
@@ -109,7 +108,7 @@ def test_a_stage_that_only_one_has() -> None:
 
 
 def test_a_block_of_another_form_is_put_in() -> None:
-    def net(mixer: int, depth: int) -> ArchGraph:
+    def net(mixer: int, depth: int) -> ag.ArchGraph:
         layers: list[nn.Module] = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()]
         layers += [Unit(4, 4, 1) for _ in range(mixer)]
         layers += [nn.MaxPool2d(2)]
@@ -145,7 +144,7 @@ def test_two_users_resnets_join() -> None:
 
 
 def test_lenet_and_its_small_sister() -> None:
-    def net(a: int, b: int, c: int) -> ArchGraph:
+    def net(a: int, b: int, c: int) -> ag.ArchGraph:
         return trace(
             nn.Sequential(
                 nn.Conv2d(3, a, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(a, b, 5), nn.ReLU(),
@@ -167,12 +166,14 @@ def test_lenet_and_its_small_sister() -> None:
 @pytest.mark.parametrize("make", [ag.join, ag.meet])
 def test_strangers_are_refused_with_the_reason(make) -> None:
     models = pytest.importorskip("torchvision.models")
-    vit = ag.trace(
+    vit = captured(
         models.VisionTransformer(32, 16, 1, 2, 8, 8, num_classes=5), torch.zeros(1, 3, 32, 32)
     ).graph
-    with pytest.raises(RewriteError, match=r"conv_proj: graphs .*no block of the other graph has"):
+    with pytest.raises(
+        ag.RewriteError, match=r"conv_proj: graphs .*no block of the other graph has"
+    ):
         make([vit, vgg(VGG[11])])
-    with pytest.raises(RewriteError, match=r"conv2d > relu vs conv2d > batch_norm > relu"):
+    with pytest.raises(ag.RewriteError, match=r"conv2d > relu vs conv2d > batch_norm > relu"):
         make([vgg(VGG[11]), vgg(VGG[11], WIDTHS, True)])
-    with pytest.raises(RewriteError, match="at least one graph"):
+    with pytest.raises(ag.RewriteError, match="at least one graph"):
         make([])

@@ -7,16 +7,15 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
+from tests.nets import captured, with_parts
 from tests.relate.networks import flat, shapes
 
 
 def test_classes_do_not_shrink() -> None:
-    few = ag.trace(nn.Linear(3, 2), torch.zeros(1, 3)).graph
-    found = ag.align(few, ag.trace(nn.Linear(3, 5), torch.zeros(1, 3)).graph)
+    few = captured(nn.Linear(3, 2), torch.zeros(1, 3)).graph
+    found = ag.align(few, captured(nn.Linear(3, 5), torch.zeros(1, 3)).graph)
     assert "dimension 0 is weight.out[2] in weight and weight.out[5] in weight" in str(found)
-    with pytest.raises(RewriteError, match="has no counterpart"):
+    with pytest.raises(ag.RewriteError, match="has no counterpart"):
         _ = found.transfer
 
 
@@ -24,25 +23,25 @@ def test_the_last_layer_is_no_hidden_one() -> None:
     # Without activations all layers have one form, but for what they make.
     deep = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     flat = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    found = ag.align(*(ag.trace(n, torch.zeros(1, 3)).graph for n in (flat, deep)))
+    found = ag.align(*(captured(n, torch.zeros(1, 3)).graph for n in (flat, deep)))
     assert found.blocks == (("0", "0"), ("1", "2"))
 
 
-class Branches(nn.Module):
+@with_parts(
+    lambda a, b, names="ab", *, flip=False, product=False: {
+        "names": names[::-1] if flip else names,
+        "product": product,
+        **{
+            name: nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 6))
+            for name, width in zip(names, (a, b), strict=True)
+        },
+        "last": nn.Linear(6, 2),
+    }
+)
+def Branches(self, x):
     """Two layers of one form, brought together in one way or another."""
-
-    def __init__(self, a: int, b: int, names: str = "ab", *, flip: bool = False, product=False):
-        super().__init__()
-        self.names, self.flip, self.product = names[::-1] if flip else names, flip, product
-        for name, width in zip(names, (a, b), strict=True):
-            self.add_module(
-                name, nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 6))
-            )
-        self.last = nn.Linear(6, 2)
-
-    def forward(self, x):
-        one, other = (getattr(self, name)(x) for name in self.names)
-        return self.last(torch.relu(one * other if self.product else one + other))
+    one, other = (getattr(self, name)(x) for name in self.names)
+    return self.last(torch.relu(one * other if self.product else one + other))
 
 
 @pytest.mark.sample(2)
@@ -62,32 +61,34 @@ def test_operands_of_one_form_are_told_apart_by_name_then_by_width(product: bool
 
 
 def test_the_tenth_branch_comes_after_the_ninth() -> None:
-    class Net(nn.Module):
-        def __init__(self, begin: int) -> None:
-            super().__init__()
-            self.names = [str(begin), str(begin + 1)]
-            self.part = nn.ModuleDict({name: nn.Linear(6, 4) for name in self.names})
-            self.last = nn.Linear(4, 2)
-
-        def forward(self, x):
-            one, other = (self.part[name](x) for name in self.names)
-            return self.last(torch.relu(one + other))
+    @with_parts(
+        lambda begin: {
+            "names": [str(begin), str(begin + 1)],
+            "part": nn.ModuleDict({str(n): nn.Linear(6, 4) for n in (begin, begin + 1)}),
+            "last": nn.Linear(4, 2),
+        }
+    )
+    def Net(self, x):
+        one, other = (self.part[name](x) for name in self.names)
+        return self.last(torch.relu(one + other))
 
     found = ag.align(flat(Net(9)), flat(Net(10)))
     assert dict(found.leaves)["part.9.weight"] == "part.10.weight"
 
 
-class Scaled(nn.Module):
+@with_parts(
+    lambda alpha, flip=False: {
+        "a": nn.Linear(6, 4),
+        "b": nn.Sequential(nn.Linear(6, 4), nn.Tanh()),
+        "last": nn.Linear(4, 2),
+        "alpha": alpha,
+        "flip": flip,
+    }
+)
+def Scaled(self, x):
     """A sum in which the second operand counts more or less than the first."""
-
-    def __init__(self, alpha: float, flip: bool = False) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 4), nn.Sequential(nn.Linear(6, 4), nn.Tanh())
-        self.last, self.alpha, self.flip = nn.Linear(4, 2), alpha, flip
-
-    def forward(self, x):
-        one, other = (self.b(x), self.a(x)) if self.flip else (self.a(x), self.b(x))
-        return self.last(torch.relu(torch.add(one, other, alpha=self.alpha)))
+    one, other = (self.b(x), self.a(x)) if self.flip else (self.a(x), self.b(x))
+    return self.last(torch.relu(torch.add(one, other, alpha=self.alpha)))
 
 
 @pytest.mark.full
@@ -113,30 +114,29 @@ def test_numbers_belong_to_a_form(one: nn.Module, other: nn.Module, reason: str)
     graphs = [flat(nn.Sequential(nn.Linear(6, 4), a, nn.Linear(4, 2))) for a in (one, other)]
     found = ag.align(*graphs)
     assert found.score < 1 and reason in str(found)
-    with pytest.raises(RewriteError, match="has no counterpart"):
+    with pytest.raises(ag.RewriteError, match="has no counterpart"):
         _ = found.transfer
 
 
 def test_rates_do_not() -> None:
-    def net(p: float, eps: float = 1e-5, momentum: float = 0.1) -> ArchGraph:
+    def net(p: float, eps: float = 1e-5, momentum: float = 0.1) -> ag.ArchGraph:
         layers = (nn.Linear(6, 4), nn.BatchNorm1d(4, eps, momentum), nn.ReLU(), nn.Dropout(p))
         return flat(nn.Sequential(*layers, nn.Linear(4, 2)))
 
     assert ag.align(net(0.1), net(0.5, eps=0.1, momentum=0.5)).transfer
 
 
-class Masked(nn.Module):
+@with_parts(
+    lambda mask, factor=2.0: {
+        "a": nn.Linear(6, 6),
+        "b": nn.Linear(6, 2),
+        "factor": factor,
+        "mask": nn.Buffer(mask, persistent=False),
+    }
+)
+def Masked(self, x):
     """A product with a constant and a number."""
-
-    mask: torch.Tensor
-
-    def __init__(self, mask: torch.Tensor, factor: float = 2.0) -> None:
-        super().__init__()
-        self.a, self.b, self.factor = nn.Linear(6, 6), nn.Linear(6, 2), factor
-        self.register_buffer("mask", mask, persistent=False)
-
-    def forward(self, x):
-        return self.b(torch.relu(self.a(x) * self.factor) * self.mask)
+    return self.b(torch.relu(self.a(x) * self.factor) * self.mask)
 
 
 def test_constants_and_factors_are_compared() -> None:
@@ -146,21 +146,22 @@ def test_constants_and_factors_are_compared() -> None:
     assert "mask has other numbers" in str(ag.align(flat(Masked(mask.flip(0))), whole))
     found = ag.align(flat(Masked(mask, -3.0)), whole)
     assert "the factor is -3.0 in %mul and 2.0 in %mul" in str(found)
-    with pytest.raises(RewriteError, match="the factor is"):
+    with pytest.raises(ag.RewriteError, match="the factor is"):
         ag.join([flat(Masked(mask, -3.0)), whole])
 
 
 @pytest.mark.parametrize("divide", [False, True])
 def test_factors_may_be_roots_of_widths(divide: bool) -> None:
-    class Attention(nn.Module):
-        def __init__(self, size: int, factor: float) -> None:
-            super().__init__()
-            self.q, self.k, self.v = (nn.Linear(6, size) for _ in range(3))
-            self.last, self.factor = nn.Linear(size, 2), factor
-
-        def forward(self, x):
-            q = self.q(x) / self.factor if divide else self.q(x) * self.factor
-            return self.last(torch.softmax(q @ self.k(x).mT, -1) @ self.v(x))
+    @with_parts(
+        lambda size, factor: {
+            **{name: nn.Linear(6, size) for name in "qkv"},
+            "last": nn.Linear(size, 2),
+            "factor": factor,
+        }
+    )
+    def Attention(self, x):
+        q = self.q(x) / self.factor if divide else self.q(x) * self.factor
+        return self.last(torch.softmax(q @ self.k(x).mT, -1) @ self.v(x))
 
     root = 0.5 if divide else -0.5
     client, whole = (flat(Attention(size, size**root)) for size in (4, 9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.errors import RejectedUpdate, RewriteError
-from tests.nets import FOREIGN
+from tests.nets import FOREIGN, captured, with_parts
 from tests.zoo.handmade import HANDMADE
 
 State = dict[str, torch.Tensor]
@@ -79,62 +79,24 @@ def check(graph: ag.ArchGraph, *args: Any, **kwargs: Any) -> None:
     assert all(again[name].tolist() == order.tolist() for name, order in orders.items())
 
 
-@pytest.mark.sample(24)
-@pytest.mark.parametrize("name", HANDMADE)
-def test_hidden_orders_of_handmade_models_are_found(name):
-    made = HANDMADE[name]()
-    graph = ag.trace(made.model, *made.args, **made.kwargs).graph
-    # A few handmade models compute in one precision alone.
-    check(graph)
-
-
-SINGLE = {"experts_top_two", "gru_cell_loop", "mixed_precision_weights", "slices_filled"}
-
-
-@pytest.mark.sample(24)
-@pytest.mark.parametrize("name", [name for name in HANDMADE if name not in SINGLE])
-def test_an_order_keeps_function_and_graph(name):
-    """In double precision; a few models compute in one precision alone."""
-    made = HANDMADE[name]()
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor,
-        lambda t: t.double() if t.is_floating_point() else t,
-        (made.args, made.kwargs),
-    )
-    graph = ag.trace(made.model.double(), *args, **kwargs).graph
-    state = without_symmetry(graph, 0)
-    orders = hidden_orders(graph, state)
-    other = ag.take(graph, positions=orders, allow_nothing=True)
-    assert other.graph == graph
-    results = []
-    for weights in (state, other.transfer.pull(state)):
-        torch.manual_seed(0)
-        with torch.no_grad():
-            results.append(pytree.tree_leaves(ag.build(graph, weights).eval()(*args, **kwargs)))
-    for a, b in zip(*results, strict=True):
-        if isinstance(a, torch.Tensor):
-            largest = float(a.abs().max()) if a.is_floating_point() and a.numel() else 0.0
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * largest)
-
-
 @pytest.mark.parametrize(
     "name",
     ["bert", *(pytest.param(n, marks=pytest.mark.full) for n in ("mobilenet_v2", "resnet18"))],
 )
 def test_hidden_orders_of_foreign_models_are_found_and_keep_the_function(name):
     foreign = FOREIGN[name]()
-    graph = ag.trace(foreign.model, *foreign.args, **foreign.kwargs).graph
+    graph = captured(foreign.model, *foreign.args, **foreign.kwargs).graph
     check(graph, *foreign.args, **foreign.kwargs)
 
 
 # ------------------------------------------------------------------------------- what it is
 
 
+@functools.cache
 def perceptron(width: int) -> Any:
     torch.manual_seed(0)
-    return ag.trace(
-        nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)), torch.zeros(1, 5)
-    )
+    layers = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3))
+    return captured(layers, torch.zeros(1, 5))
 
 
 def test_a_network_matches_itself_as_it_is():
@@ -147,7 +109,7 @@ def test_a_network_matches_itself_as_it_is():
 
 def test_similarity_by_axis_and_equality_of_bits():
     layers = nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)
-    graph = ag.trace(nn.Sequential(*layers), torch.zeros(1, 3)).graph
+    graph = captured(nn.Sequential(*layers), torch.zeros(1, 3)).graph
     state = without_symmetry(graph, 0)
     other = ag.take(graph, positions={"0.out": [1, 2, 3, 0]}).transfer.pull(state)
     found = ag.match(graph, state, other)
@@ -187,23 +149,24 @@ def test_a_merger_brings_the_second_into_the_order_of_the_first():
 
 
 def test_an_axis_with_an_order_of_its_own_is_held():
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
-            self.register_buffer("angles", torch.arange(6.0), persistent=False)
+    @with_parts(
+        lambda: {
+            "a": nn.Linear(4, 6),
+            "b": nn.Linear(6, 2),
+            "angles": nn.Buffer(torch.arange(6.0), persistent=False),
+        }
+    )
+    def Turned(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x) * self.angles)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.b(self.a(x) * self.angles)
-
-    graph, state = ag.trace(Turned(), torch.zeros(1, 4))
+    graph, state = captured(Turned(), torch.zeros(1, 4))
     assert "a.out" in {axis.name for axis in ag.axes(graph).free}
     assert ag.match(graph, state, state).positions == {}
 
 
 def test_a_table_of_positions_in_a_buffer_holds_its_axes():
     made = HANDMADE["positions_learned_and_fixed"]()
-    graph = ag.trace(made.model, *made.args, **made.kwargs).graph
+    graph = captured(made.model, *made.args, **made.kwargs).graph
     assert graph.param["wave"].role == "buffer" and graph.param["wave"].value is not None
     held = {
         axis.name for axis in ag.axes(graph).free if axis.name in str(ag.axes(graph).leaf["wave"])
@@ -216,24 +179,28 @@ def test_a_table_of_positions_in_a_buffer_holds_its_axes():
 def test_other_forms_are_refused():
     graph, state = perceptron(6)
     wide, weights = perceptron(8)
-    with pytest.raises(RewriteError, match=r"^0\.out: the second network is wider; found 8"):
+    with pytest.raises(ag.RewriteError, match=r"^0\.out: the second network is wider; found 8"):
         ag.match(graph, state, weights, other=wide)
-    deep, more = ag.trace(
+    deep, more = captured(
         nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3), nn.Linear(3, 3)),
         torch.zeros(1, 5),
     )
-    with pytest.raises(RewriteError, match=r"^3\.weight: the first network has no such parameter"):
+    with pytest.raises(
+        ag.RewriteError, match=r"^3\.weight: the first network has no such parameter"
+    ):
         ag.match(graph, state, more, other=deep)
-    classes, last = ag.trace(
+    classes, last = captured(
         nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)), torch.zeros(1, 5)
     )
-    with pytest.raises(RewriteError, match=r"^2\.weight: the two networks are of different forms"):
+    with pytest.raises(
+        ag.RewriteError, match=r"^2\.weight: the two networks are of different forms"
+    ):
         ag.match(graph, state, last, other=classes)
 
 
 def test_states_are_checked():
     graph, state = perceptron(6)
-    with pytest.raises(RejectedUpdate, match=r"0\.bias"):
+    with pytest.raises(ag.RejectedUpdate, match=r"0\.bias"):
         ag.match(graph, state, {k: v for k, v in state.items() if k != "0.bias"})
-    with pytest.raises(RejectedUpdate, match=r"0\.weight"):
+    with pytest.raises(ag.RejectedUpdate, match=r"0\.weight"):
         ag.match(graph, perceptron(8).state, state)

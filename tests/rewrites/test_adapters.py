@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import RewriteError
 from tests import structures as nets
 from tests.rewrites.networks import traced
 
@@ -18,5 +17,5 @@ def test_adapters_start_at_zero():
     assert pulled["stage1.0.adapter.down.weight"].shape == (3, 8, 1, 1)
     assert pulled["stage1.0.adapter.down.weight"].abs().max() > 0
     assert not pulled["stage1.0.adapter.up.weight"].any()
-    with pytest.raises(RewriteError, match="adapter size out of range"):
+    with pytest.raises(ag.RewriteError, match="adapter size out of range"):
         ag.add_adapters(graph, 0)

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RewriteError
 from archgraph.rewrites.deepen import _covered
 from archgraph.rewrites.graft import grafted
 from tests import structures as nets
+from tests.nets import with_parts
 from tests.rewrites.networks import traced
 
 
@@ -46,7 +46,9 @@ def test_a_residual_block_starts_with_its_last_layer_at_zero():
 
 
 def test_activations_that_do_more_the_second_time_are_refused():
-    with pytest.raises(RewriteError, match=r"cannot start as the identity; found has aten\.gelu"):
+    with pytest.raises(
+        ag.RewriteError, match=r"cannot start as the identity; found has aten\.gelu"
+    ):
         deepened(plain(nn.GELU), torch.randn(2, 3, 8, 8))
 
 
@@ -58,7 +60,9 @@ def test_what_stands_in_front_of_the_first_block_is_copied_with_it():
     counters = {k for k in fresh if k.endswith("num_batches_tracked")}
     assert fresh - counters == {k for k, e in deep.transfer.entries.items() if e.init is not None}
     net = nn.Sequential(nn.Tanh(), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    with pytest.raises(RewriteError, match=r"cannot start as the identity; found has aten\.tanh"):
+    with pytest.raises(
+        ag.RewriteError, match=r"cannot start as the identity; found has aten\.tanh"
+    ):
         deepened(net, torch.randn(4, 6))
 
 
@@ -67,21 +71,22 @@ def test_nothing_new_may_lie_outside_of_the_new_blocks():
     graph = traced(nn.Sequential(*layers, nn.Linear(6, 3)), torch.randn(4, 6)).graph
     deep, blocks = grafted(graph, {"0": 4})
     _covered(graph, deep.graph, blocks, [])
-    with pytest.raises(RewriteError, match="a new leaf lies outside the new blocks"):
+    with pytest.raises(ag.RewriteError, match="a new leaf lies outside the new blocks"):
         _covered(graph, deep.graph, (), [])
-    with pytest.raises(RewriteError, match=r"2\.weight: a new block shares weights"):
+    with pytest.raises(ag.RewriteError, match=r"2\.weight: a new block shares weights"):
         _covered(graph, deep.graph, blocks, ["2.weight"])
 
 
-class Branch(nn.Module):
+@with_parts(
+    lambda function: {
+        "a": nn.Linear(6, 6),
+        "b": nn.Linear(6, 6),
+        "function": function,
+    }
+)
+def Branch(self, x):
     """A residual block that a test writes."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.a, self.b, self.function = nn.Linear(6, 6), nn.Linear(6, 6), function
-
-    def forward(self, x):
-        return self.function(self, x)
+    return self.function(self, x)
 
 
 def branched(function):
@@ -118,7 +123,7 @@ def test_branches_that_can_be_zero(function):
 
 @pytest.mark.parametrize(("function", "reason"), LOST.values(), ids=LOST)
 def test_branches_that_zeros_would_break(function, reason):
-    with pytest.raises(RewriteError, match=f"cannot start as the identity; found .*{reason}"):
+    with pytest.raises(ag.RewriteError, match=f"cannot start as the identity; found .*{reason}"):
         branched(function)
 
 
@@ -130,21 +135,22 @@ def layers() -> ag.ArchGraph:
 @pytest.mark.parametrize("depths", [{"0": 4.5}, {"0": True}, {"0": None}, ["0"], "0", 4])
 @pytest.mark.parametrize("rewrite", [ag.deepen, ag.graft, ag.shorten])
 def test_depths_are_whole_numbers_by_section(rewrite, depths, layers):
-    with pytest.raises(RewriteError, match=r"depth is not an integer|depths must map sections"):
+    with pytest.raises(ag.RewriteError, match=r"depth is not an integer|depths must map sections"):
         rewrite(layers, depths)
 
 
-class Side(nn.Module):
+@with_parts(
+    lambda offset=0.0: {
+        "norm": nn.LayerNorm(6),
+        "offset": offset,
+        "a": nn.Linear(6, 6),
+        "b": nn.Linear(6, 6),
+    }
+)
+def Side(self, x):
     """Attention and feed-forward side by side: a branch that is a sum."""
-
-    def __init__(self, offset=0.0) -> None:
-        super().__init__()
-        self.norm, self.offset = nn.LayerNorm(6), offset
-        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x):
-        h = self.norm(x)
-        return x + (self.a(h) + self.b(h).relu() + self.offset)
+    h = self.norm(x)
+    return x + (self.a(h) + self.b(h).relu() + self.offset)
 
 
 def side_by_side(offset=0.0):
@@ -160,19 +166,19 @@ def test_all_parts_of_a_branch_start_at_zero():
 
 
 def test_a_branch_that_is_not_zero_at_zero_is_refused():
-    with pytest.raises(RewriteError, match=r"has aten\.add\.Tensor .* behind the last layer"):
+    with pytest.raises(ag.RewriteError, match=r"has aten\.add\.Tensor .* behind the last layer"):
         deepened(side_by_side(1.0), torch.randn(2, 3))
 
 
-class Scaled(nn.Module):
+@with_parts(
+    lambda: {
+        "conv": nn.Conv2d(4, 4, 1),
+        "scale": nn.Parameter(torch.rand(4)),
+    }
+)
+def Scaled(self, x):
     """A residual branch behind a scale that is reshaped on its way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.scale = nn.Conv2d(4, 4, 1), nn.Parameter(torch.rand(4))
-
-    def forward(self, x):
-        return x + self.scale.unsqueeze(-1).unsqueeze(-1) * self.conv(x).sigmoid()
+    return x + self.scale.unsqueeze(-1).unsqueeze(-1) * self.conv(x).sigmoid()
 
 
 def test_a_reshaped_scale_starts_at_zero():

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
-from archgraph.errors import RewriteError
 from archgraph.ops.constants import constant
 from archgraph.rewrites import laws
 from archgraph.rewrites.cut import cut_axes
+from tests.nets import with_parts
 from tests.structures import graph_of
 
 
@@ -22,15 +21,16 @@ def traced(*layers: nn.Module, size: int = 3):
     return graph_of(nn.Sequential(*layers), torch.zeros(2, size))
 
 
-class Applied(nn.Module):
+@with_parts(
+    lambda function, into=4: {
+        "a": nn.Linear(into, 8),
+        "b": nn.Linear(8, 2),
+        "function": function,
+    }
+)
+def Applied(self, x):
     """A function behind a layer."""
-
-    def __init__(self, function, into: int = 4) -> None:
-        super().__init__()
-        self.a, self.b, self.function = nn.Linear(into, 8), nn.Linear(8, 2), function
-
-    def forward(self, x):
-        return self.b(self.a(self.function(x)))
+    return self.b(self.a(self.function(x)))
 
 
 # -- nothing is compared ------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def test_a_cut_that_leaves_nothing_is_refused():
     graph = traced(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     nothing = {"0.out": np.zeros(0, dtype=np.int64)}
     with pytest.raises(
-        RewriteError, match=r"0\.weight: tensor would be empty; found float32\[0, 3\]"
+        ag.RewriteError, match=r"0\.weight: tensor would be empty; found float32\[0, 3\]"
     ):
         laws.mask_equals_take(graph, cut_axes(graph, nothing), nothing)
 
@@ -50,7 +50,7 @@ def test_results_that_become_empty_are_refused():
     (linear,) = [n for n in graph.nodes if n.op != "input"]
     type_ = dataclasses.replace(linear.type, shape=(linear.shape[0], 0))
     nodes = [dataclasses.replace(n, type=type_) if n is linear else n for n in graph.nodes]
-    with pytest.raises(RewriteError, match=r"%linear: tensor would be empty"):
+    with pytest.raises(ag.RewriteError, match=r"%linear: tensor would be empty"):
         laws.refuse_empty(graph, graph.replace(nodes=tuple(nodes)))
     laws.refuse_empty(graph.replace(nodes=tuple(nodes)), graph.replace(nodes=tuple(nodes)))
     none = dataclasses.replace(graph.params[0], type=dataclasses.replace(type_, shape=(0, 2)))
@@ -61,17 +61,16 @@ def test_results_that_become_empty_are_refused():
 def test_an_output_that_loses_its_input_is_refused():
     """A norm over one position is zero whatever comes in, and so is all behind it."""
     graph = traced(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-    with pytest.raises(RewriteError, match="no longer depends on the input; found output 0 is"):
+    with pytest.raises(ag.RewriteError, match="no longer depends on the input; found output 0 is"):
         ag.take(graph, sizes={"0.out": 1}, verify=True)
     ag.take(graph, sizes={"0.out": 2}, verify=True)
 
 
 def test_an_original_that_never_depended_on_its_input_is_accepted():
-    class Gone(nn.Module):
+    @with_parts()
+    def Gone(self, x):
         """Multiplies by nothing."""
-
-        def forward(self, x):
-            return 0 * x
+        return 0 * x
 
     graph = traced(nn.Linear(3, 4), Gone(), nn.Linear(4, 2))
     assert laws.same_function(graph, ag.Rewritten.identity(graph)) == 0
@@ -82,10 +81,10 @@ def test_an_approximate_copy_is_still_seen_to_run(monkeypatch):
     ag.widen(graph, sizes={"0.out": 6}, approximate=True, verify=True)
 
     def broken(*_):
-        raise RewriteError("it runs")
+        raise ag.RewriteError("it runs")
 
     monkeypatch.setattr("archgraph.rewrites.widen.check_law", broken)
-    with pytest.raises(RewriteError, match="it runs"):
+    with pytest.raises(ag.RewriteError, match="it runs"):
         ag.widen(graph, sizes={"0.out": 6}, approximate=True, verify=True)
 
 
@@ -97,7 +96,7 @@ def test_narrow_networks_of_many_rectifiers_pass():
     graph = traced(*layers, nn.Linear(4, 2))
     stopped = 0
     for seed in range(6):
-        kept = {a.name: np.array([seed % 4]) for a in axes(graph).free}
+        kept = {a.name: np.array([seed % 4]) for a in ag.axes(graph).free}
         small = cut_axes(graph, kept)
         assert laws.mask_equals_take(graph, small, kept, seed=seed) <= 1e-10
         wide = laws.in_float64(graph)
@@ -142,16 +141,16 @@ def test_buffers_keep_the_value_that_a_graph_gives_them():
     assert state["0.bias"].tolist() == [7.0, 8.0]
 
 
-class Spectral(nn.Module):
+@with_parts(
+    lambda: {
+        "i": nn.Linear(4, 6),
+        "o": nn.Linear(6, 2),
+        "w": nn.Parameter(torch.randn(6, 6, dtype=torch.cfloat)),
+    }
+)
+def Spectral(self, x):
     """Complex weights between real layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.i, self.o = nn.Linear(4, 6), nn.Linear(6, 2)
-        self.w = nn.Parameter(torch.randn(6, 6, dtype=torch.cfloat))
-
-    def forward(self, x):
-        return self.o((self.i(x).to(torch.cfloat) @ self.w).abs())
+    return self.o((self.i(x).to(torch.cfloat) @ self.w).abs())
 
 
 def test_complex_weights_are_drawn_and_compared():
@@ -159,13 +158,13 @@ def test_complex_weights_are_drawn_and_compared():
     state = laws.random_state(laws.in_float64(graph))
     assert state["w"].dtype == torch.complex128
     assert state["w"].real.all() and state["w"].imag.all()
-    free = [a.name for a in axes(graph).free]
+    free = [a.name for a in ag.axes(graph).free]
     assert free
     for name in free:
         kept = {name: np.array([0, 2, 5])}
         assert laws.mask_equals_take(graph, cut_axes(graph, kept), kept) <= 1e-10
     wrong = {free[0]: np.array([0, 1, 2])}
-    with pytest.raises(RewriteError, match="mask ≡ take does not hold"):
+    with pytest.raises(ag.RewriteError, match="mask ≡ take does not hold"):
         laws.mask_equals_take(graph, cut_axes(graph, {free[0]: np.array([0, 2, 5])}), wrong)
 
 
@@ -197,14 +196,10 @@ def test_inputs_that_become_whole_numbers(function, dtype):
 
 
 def test_whole_numbers_are_not_all_alike_and_hide_no_row():
-    class Embedded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.e = nn.Embedding(2, 4)
-
-        def forward(self, ids, mask):
-            scores = (self.e(ids).sum(-1)).masked_fill(mask == 0, -torch.inf)
-            return scores.softmax(-1)
+    @with_parts(lambda: {"e": nn.Embedding(2, 4)})
+    def Embedded(self, ids, mask):
+        scores = (self.e(ids).sum(-1)).masked_fill(mask == 0, -torch.inf)
+        return scores.softmax(-1)
 
     ids = torch.zeros(2, 3, dtype=torch.int64)
     graph = graph_of(Embedded(), ids, torch.ones(2, 3, dtype=torch.int64))

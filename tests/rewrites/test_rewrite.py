@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ import archgraph as ag
 from archgraph.language import verdicts
 from archgraph.language.help import topic
 from archgraph.rewrites.registry import rewrite_rows
-from tests import structures as nets
 from tests.cli.terminal import call
+from tests.nets import captured
+from tests.rewrites.networks import sections
 
 # In any subset each finds what it names.
 VALUES: Mapping[str, Any] = {
@@ -65,18 +65,9 @@ ROW = RewriteRow(
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def graph() -> ag.ArchGraph:
-    layers = {
-        "stem": nn.Conv2d(3, 8, 3, padding=1),
-        "layer1": nn.Sequential(nets.Basic(8, 8), nets.Basic(8, 8)),
-        "layer2": nn.Sequential(nets.Basic(8, 12, 2), nets.Basic(12, 12), nets.Basic(12, 12)),
-        "pool": nn.AdaptiveAvgPool2d(1),
-        "flat": nn.Flatten(),
-        "fc": nn.Linear(12, 10),
-    }
-    graph = ag.trace(nn.Sequential(OrderedDict(layers)), torch.randn(2, 3, 8, 8)).graph
-    return graph.replace(name="net")
+    return sections().graph.replace(name="net", notes=())
 
 
 @pytest.fixture
@@ -136,7 +127,7 @@ def test_what_has_a_graph_is_rewritten_and_may_be_a_head(graph):
     half = ag.take(graph, 0.5)
     assert ag.rewrite(half, shorten={"layer2": 1}) == ag.shorten(half.graph, {"layer2": 1})
     head = nn.Sequential(nn.Flatten(), nn.Linear(12 * 16, 3))
-    traced = ag.trace(head, torch.zeros(2, 12, 4, 4))
+    traced = captured(head, torch.zeros(2, 12, 4, 4))
     for value in (traced, traced.graph, ag.Rewritten.identity(traced.graph)):
         expected = ag.add_exits(graph, {"layer2": traced.graph})
         assert ag.rewrite(graph, add_exits={"layer2": value}) == expected

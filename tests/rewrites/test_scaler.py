@@ -8,6 +8,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.rewrites import scaler
+from tests.nets import captured
 from tests.structures import graph_of
 
 
@@ -20,7 +21,7 @@ def test_the_last_layer_is_the_one_behind_which_all_is_pointwise(end, scaled):
 
 def test_it_divides_in_evaluation_where_that_is_asked_for():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    graph, state = ag.trace(net, torch.zeros(2, 3))
+    graph, state = captured(net, torch.zeros(2, 3))
     x = torch.randn(5, 3)
     always = ag.build(ag.add_scaler(graph, 0.5, always=True).graph, state)
     expected = net[2](2 * net[0](x).relu())

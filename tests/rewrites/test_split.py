@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import ArchGraphError, GraphError, RewriteError
 from tests import structures as nets
+from tests.nets import captured, with_parts
 from tests.rewrites.networks import mlp, traced
 
 
@@ -17,18 +17,18 @@ def test_only_architectures_are_chained(parts):
     net = mlp()
     graph = traced(net, torch.zeros(1, 3)).graph
     given = {"graph": graph, "rewritten": ag.take(graph, 0.5), "module": net, "modules": [net]}
-    with pytest.raises(ArchGraphError, match=r"cannot chain|trace it first"):
+    with pytest.raises(ag.ArchGraphError, match=r"cannot chain|trace it first"):
         ag.chain(given[parts])
 
 
 def test_split_says_what_is_wrong():
     graph = nets.net_graph(nets.Basic, (2, 2), (8, 12))
-    with pytest.raises(GraphError, match=r"no such section or block; found 'stage9'"):
+    with pytest.raises(ag.GraphError, match=r"no such section or block; found 'stage9'"):
         ag.split(graph, after="stage9")
-    with pytest.raises(RewriteError, match="cut leaves a part empty"):
+    with pytest.raises(ag.RewriteError, match="cut leaves a part empty"):
         ag.split(graph, before="stem")
     with pytest.raises(
-        RewriteError, match="the inputs of a part do not match the outputs of the part before it"
+        ag.RewriteError, match="the inputs of a part do not match the outputs of the part before it"
     ):
         ag.chain([p.graph for p in reversed(ag.split(graph, after="stage1").parts)])
 
@@ -42,31 +42,29 @@ def test_extractor_and_classifier_carry_their_own_leaves():
     assert parts[0].graph.inputs == graph.inputs
 
 
-class Folded(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(4, 4), nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.c(self.b(self.a(x).view(-1, 4)).relu().view(x.shape[0], -1))
+@with_parts(
+    lambda: {
+        "a": nn.Linear(6, 8),
+        "b": nn.Linear(4, 4),
+        "c": nn.Linear(8, 2),
+    }
+)
+def Folded(self, x):
+    return self.c(self.b(self.a(x).view(-1, 4)).relu().view(x.shape[0], -1))
 
 
 def test_a_cut_where_the_batch_is_folded_is_refused():
-    graph = ag.trace(Folded(), torch.randn(3, 6), train=False).graph
+    graph = captured(Folded(), torch.randn(3, 6), train=False).graph
     with pytest.raises(
-        RewriteError, match="the cut crosses values whose first axis is not the batch"
+        ag.RewriteError, match="the cut crosses values whose first axis is not the batch"
     ):
         ag.split(graph, after="a")
 
 
 def test_parts_keep_the_order_of_inputs_and_those_that_nothing_uses():
-    class Late(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, late, unused, early):
-            return self.b(self.a(early).relu()) + late
+    @with_parts(lambda: {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    def Late(self, late, unused, early):
+        return self.b(self.a(early).relu()) + late
 
     graph = traced(Late(), torch.zeros(2, 4), torch.zeros(2, 3), torch.zeros(2, 4)).graph
     parts = ag.split(graph, after="a")
@@ -74,15 +72,15 @@ def test_parts_keep_the_order_of_inputs_and_those_that_nothing_uses():
     assert ag.chain(parts) == graph
 
 
-class Spare(nn.Module):
+@with_parts(
+    lambda: {
+        "scale": nn.Parameter(torch.ones(6)),
+        "spare": nn.Parameter(torch.ones(3)),
+    }
+)
+def Spare(self, x):
     """A layer with a parameter that forward does not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.spare = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return (x * self.scale).relu()
+    return (x * self.scale).relu()
 
 
 def test_what_nothing_uses_goes_with_its_module():

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import archgraph as ag
-from archgraph.errors import RewriteError
 from tests import structures as nets
-from tests.rewrites.networks import mlp, traced
+from tests.rewrites.networks import traced, traced_mlp
 from tests.structures import graph_of
 
 
@@ -24,9 +23,9 @@ def test_step_sizes_start_where_they_are_told_and_learn():
     assert all(g is not None and g.abs() > 0 for g in learned.values())
     fixed = ag.add_step_sizes(graph, learnable=False).graph
     assert not any(p.trainable for p in fixed.params if p.name.endswith("step_size"))
-    with pytest.raises(RewriteError, match="already has its step size"):
+    with pytest.raises(ag.RewriteError, match="already has its step size"):
         ag.add_step_sizes(stepped.graph, "stage1.1")
-    with pytest.raises(RewriteError, match=r"stem: not a residual block"):
+    with pytest.raises(ag.RewriteError, match=r"stem: not a residual block"):
         ag.add_step_sizes(graph, "stem")
 
 
@@ -39,7 +38,7 @@ def test_a_transformer_layer_has_two_step_sizes():
 @pytest.mark.parametrize("start", [float("nan"), float("inf"), "a", None])
 def test_step_sizes_are_finite_numbers(start):
     graph = nets.net_graph(nets.Basic, (2, 2), (8, 12))
-    with pytest.raises(RewriteError, match="step size"):
+    with pytest.raises(ag.RewriteError, match="step size"):
         ag.add_step_sizes(graph, initial=start)
 
 
@@ -48,7 +47,9 @@ def test_step_sizes_are_finite_numbers(start):
     [(ag.add_step_sizes, "step size"), (lambda g, **k: ag.add_adapters(g, 2, **k), "adapter")],
 )
 def test_a_model_without_residual_blocks_is_refused_unless_nothing_is_meant(rewrite, what):
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
-    with pytest.raises(RewriteError, match=f"changes nothing: no branch gets its {what}; found no"):
+    graph = traced_mlp().graph
+    with pytest.raises(
+        ag.RewriteError, match=f"changes nothing: no branch gets its {what}; found no"
+    ):
         rewrite(graph)
     assert rewrite(graph, allow_nothing=True, verify=True).graph == graph

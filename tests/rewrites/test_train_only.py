@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import archgraph as ag
-from archgraph.capture.trace import trace
-from archgraph.errors import GraphError
 from archgraph.federation import (
     LocalOptions,
     Model,
@@ -20,17 +17,14 @@ from archgraph.federation import (
     training,
 )
 from archgraph.hypernet.graphs import local
-from archgraph.module.build import build
-from archgraph.module.initial import initial_state
-from archgraph.rewrites.train_only import train_only
-from archgraph.states import Transfer
+from tests.nets import captured, tied_head
 from tests.strategies.conftest import CLASSES, Net, toy
 
 
 @pytest.fixture(scope="module")
 def traced():
     torch.manual_seed(0)
-    return trace(Net(), torch.randn(2, 1, 8, 8))
+    return ag.trace(Net(), torch.randn(2, 1, 8, 8))
 
 
 def trained_names(graph: ag.ArchGraph) -> list[str]:
@@ -38,10 +32,10 @@ def trained_names(graph: ag.ArchGraph) -> list[str]:
 
 
 def test_only_what_is_named_is_trained_and_the_function_stays(traced):
-    new = train_only(traced.graph, ["fc.*", "layer2.0.short.weight"])
+    new = ag.train_only(traced.graph, ["fc.*", "layer2.0.short.weight"])
     assert trained_names(new.graph) == ["layer2.0.short.weight", "fc.weight", "fc.bias"]
-    assert new.transfer == Transfer.identity(traced.graph)
-    module, before = build(new.graph, traced.state), build(traced.graph, traced.state)
+    assert new.transfer == ag.Transfer.identity(traced.graph)
+    module, before = ag.build(new.graph, traced.state), ag.build(traced.graph, traced.state)
     wanted = {n for n, p in module.named_parameters() if p.requires_grad}
     assert wanted == {"layer2.0.short.weight", "fc.weight", "fc.bias"}
     x = torch.randn(3, 1, 8, 8, generator=seeded(0, "x"))
@@ -49,9 +43,9 @@ def test_only_what_is_named_is_trained_and_the_function_stays(traced):
 
 
 def test_the_choice_replaces_an_earlier_one_and_survives_text(traced):
-    first = train_only(traced.graph, "fc.*").graph
-    assert trained_names(train_only(first, "stem.*").graph) == ["stem.weight", "stem.bias"]
-    assert train_only(first, "*").graph == traced.graph
+    first = ag.train_only(traced.graph, "fc.*").graph
+    assert trained_names(ag.train_only(first, "stem.*").graph) == ["stem.weight", "stem.bias"]
+    assert ag.train_only(first, "*").graph == traced.graph
     assert ag.parse(str(first)) == first
 
 
@@ -65,25 +59,16 @@ def test_the_choice_replaces_an_earlier_one_and_survives_text(traced):
     ],
 )
 def test_a_pattern_of_nothing_is_an_error_with_the_nearest_names(traced, pattern, words):
-    with pytest.raises(GraphError, match=words):
-        train_only(traced.graph, ["fc.*", pattern])
+    with pytest.raises(ag.GraphError, match=words):
+        ag.train_only(traced.graph, ["fc.*", pattern])
 
 
 def test_a_tied_parameter_answers_to_each_of_its_names():
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-            self.head.weight = self.embed.weight
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.embed(x))
-
-    graph = trace(Tied(), torch.zeros(2, 3, dtype=torch.int64)).graph
+    graph = captured(tied_head(), torch.zeros(2, 3, dtype=torch.int64)).graph
     (owner,) = graph.params
     assert owner.aliases
     for name in (owner.name, *owner.aliases):
-        assert train_only(graph, name).graph == graph
+        assert ag.train_only(graph, name).graph == graph
 
 
 @pytest.mark.parametrize(
@@ -98,7 +83,7 @@ def test_a_tied_parameter_answers_to_each_of_its_names():
 )
 def test_local_training_leaves_frozen_entries_bit_for_bit(monkeypatch, traced, local_options):
     """Neither decay nor momentum nor clipping reaches them; the gradient is that of the others."""
-    graph = train_only(traced.graph, ["layer1.1.*", "fc.*"]).graph
+    graph = ag.train_only(traced.graph, ["layer1.1.*", "fc.*"]).graph
     work = Work(0, 1, 1, graph, traced.state, toy(1), local_options, seeded(0, "work"))
     seen: list[int] = []
 
@@ -120,7 +105,7 @@ def size(param: ag.Param) -> int:
 
 
 def test_the_hypernetwork_leaves_frozen_entries_at_the_client(traced):
-    rules = local(train_only(traced.graph, "fc.*").graph)
+    rules = local(ag.train_only(traced.graph, "fc.*").graph)
     assert rules["stem.weight"] == "frozen" and "fc.weight" not in rules
 
 
@@ -137,11 +122,11 @@ def test_the_hypernetwork_leaves_frozen_entries_at_the_client(traced):
 )
 def test_other_rewrites_keep_what_is_frozen(traced, rewrite):
     """Freezing and another rewrite commute, where both know the parameters."""
-    frozen = train_only(traced.graph, ["layer2.*", "fc.*"])
+    frozen = ag.train_only(traced.graph, ["layer2.*", "fc.*"])
     one = rewrite(frozen.graph)
     other = rewrite(traced.graph)
     assert one.transfer == other.transfer
-    assert one.graph == train_only(other.graph, ["layer2.*", "fc.*"]).graph
-    state = initial_state(traced.graph, seed=3)
+    assert one.graph == ag.train_only(other.graph, ["layer2.*", "fc.*"]).graph
+    state = ag.initial_state(traced.graph, seed=3)
     module = module_of(Model(one.graph, one.transfer.pull(state)))
     assert module(torch.zeros(2, 1, 8, 8)).shape == (2, CLASSES)

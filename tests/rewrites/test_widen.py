@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import AxisError, RewriteError
 from archgraph.rewrites.laws import same_function
-from tests.rewrites.networks import mlp, traced
+from tests.nets import captured, with_parts
+from tests.rewrites.networks import traced, traced_mlp
 from tests.structures import graph_of, refusals
 
 
 def test_copies_share_what_goes_out():
-    graph, state = traced(mlp(), torch.zeros(1, 3))
+    graph, state = traced_mlp()
     wide = ag.widen(graph, positions={"0.out": [0, 1, 2, 3, 1, 1]})
     found = wide.transfer.pull(state)
     torch.testing.assert_close(
@@ -29,27 +26,28 @@ def test_copies_share_what_goes_out():
 
 
 def test_copies_depend_on_seed_and_sizes_alone():
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    graph = traced_mlp().graph
     one, two = (ag.widen(graph, sizes={"0.out": 7}).transfer for _ in range(2))
     assert one == two
     assert one != ag.widen(graph, sizes={"0.out": 7}, seed=1).transfer
 
 
-class PerExample(nn.Module):
+@with_parts(
+    lambda: {
+        "stem": nn.Conv2d(3, 4, 1),
+        "style": nn.Linear(5, 4),
+        "kernel": nn.Parameter(torch.randn(6, 4, 1, 1)),
+        "head": nn.Conv2d(6, 2, 1),
+    }
+)
+def PerExample(self, x, style):
     """A normalised kernel per example: the batch becomes groups of one convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.style = nn.Conv2d(3, 4, 1), nn.Linear(5, 4)
-        self.kernel, self.head = nn.Parameter(torch.randn(6, 4, 1, 1)), nn.Conv2d(6, 2, 1)
-
-    def forward(self, x, style):
-        x = self.stem(x)
-        b, c, h, w = x.shape
-        kernels = self.kernel * self.style(style)[:, None, :, None, None]
-        kernels = (kernels * kernels.norm(dim=(3, 4), keepdim=True)).reshape(b * 6, c, 1, 1)
-        x = torch.conv2d(x.reshape(1, b * c, h, w), kernels, groups=b)
-        return self.head(x.view(b, 6, h, w))
+    x = self.stem(x)
+    b, c, h, w = x.shape
+    kernels = self.kernel * self.style(style)[:, None, :, None, None]
+    kernels = (kernels * kernels.norm(dim=(3, 4), keepdim=True)).reshape(b * 6, c, 1, 1)
+    x = torch.conv2d(x.reshape(1, b * c, h, w), kernels, groups=b)
+    return self.head(x.view(b, 6, h, w))
 
 
 def test_channels_that_lie_in_one_dimension_with_the_batch_are_not_widened():
@@ -57,19 +55,21 @@ def test_channels_that_lie_in_one_dimension_with_the_batch_are_not_widened():
     assert "stem.out" in refusals(graph)
 
 
-class Packed(nn.Module):
+def _packed(bias: bool = True) -> dict[str, nn.Module | nn.Parameter]:
+    return {
+        "qkv": nn.Linear(6, 36, bias=bias),
+        "out": nn.Linear(12, 6),
+        "offset": nn.Parameter(torch.randn(1, 3, 1, 4)),
+    }
+
+
+@with_parts(_packed)
+def Packed(self, x):
     """Queries, keys and values in one projection; scores written out."""
-
-    def __init__(self, bias=True) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(6, 36, bias=bias), nn.Linear(12, 6)
-        self.offset = nn.Parameter(torch.randn(1, 3, 1, 4))
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
-        scores = (q + self.offset) @ k.transpose(-2, -1) * 0.5
-        y = scores.softmax(-1) @ v
-        return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 12))
+    q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
+    scores = (q + self.offset) @ k.transpose(-2, -1) * 0.5
+    y = scores.softmax(-1) @ v
+    return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 12))
 
 
 def test_heads_and_their_size_widen():
@@ -82,21 +82,18 @@ def test_heads_and_their_size_widen():
 def test_a_norm_over_an_axis_needs_as_many_copies_of_each():
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     graph = traced(net, torch.zeros(1, 3)).graph
-    with pytest.raises(RewriteError, match=r"0\.out: cannot be widened exactly.*layer_norm in 1"):
+    with pytest.raises(
+        ag.RewriteError, match=r"0\.out: cannot be widened exactly.*layer_norm in 1"
+    ):
         ag.widen(graph, 1.5)
     assert same_function(graph, ag.widen(graph, 3.0), tolerance=1e-12) <= 1e-12
     assert ag.widen(graph, 1.5, approximate=True).graph.param["1.weight"].shape == (6,)
 
 
-class Tied(nn.Module):
+@with_parts(lambda between: {"embed": nn.Embedding(7, 4), "norm": between})
+def Tied(self, x):
     """The table that makes the stream also reads it."""
-
-    def __init__(self, between: nn.Module) -> None:
-        super().__init__()
-        self.embed, self.norm = nn.Embedding(7, 4), between
-
-    def forward(self, x):
-        return nn.functional.linear(self.norm(self.embed(x)), self.embed.weight)
+    return nn.functional.linear(self.norm(self.embed(x)), self.embed.weight)
 
 
 def test_a_tied_head_is_made_up_for_in_front_of_it():
@@ -135,29 +132,31 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
     ],
 )
 def test_impossible_growth(spec, message):
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
-    with pytest.raises((RewriteError, AxisError), match=message):
+    graph = traced_mlp().graph
+    with pytest.raises((ag.RewriteError, ag.AxisError), match=message):
         ag.widen(graph, **spec)
 
 
 def test_a_number_that_is_taken_for_a_factor_is_a_size_in_its_own_spelling():
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
+    graph = traced_mlp().graph
     assert ag.widen(graph, {"0.out": 16}).graph.param["0.weight"].shape == (64, 3)
     wide = ag.widen(graph, sizes={"0.out": 192}, verify=True)  # what the refusal of 192 says
     assert wide.graph.param["0.weight"].shape == (192, 3)
 
 
-class Between(nn.Module):
+@with_parts(
+    lambda function: {
+        "a": nn.Linear(3, 4),
+        "b": nn.Linear(4, 2),
+        "c": nn.Linear(4, 4),
+        "p": nn.Parameter(torch.randn(4)),
+        "w": nn.Parameter(torch.randn(2, 4)),
+        "function": function,
+    }
+)
+def Between(self, x):
     """Something of a test's own between two layers."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 4)
-        self.p, self.w = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(2, 4))
-        self.function = function
-
-    def forward(self, x):
-        return self.function(self, self.a(x))
+    return self.function(self, self.a(x))
 
 
 def between(function):
@@ -203,29 +202,18 @@ def test_what_is_multiplied_by_itself_is_not_divided_twice(function):
             ag.widen(graph, {axis.name: 2.0}, verify=True)
 
 
-def test_widths_are_numbers_of_any_kind():
-    graph = traced(mlp(), torch.zeros(1, 3)).graph
-    size: Any = np.int64(6)
-    factor: Any = np.float32(1.5)
-    wide = ag.widen(graph, sizes={"0.out": 6}).graph
-    assert ag.widen(graph, sizes={"0.out": size}).graph == wide
-    assert ag.widen(graph, {"0.out": factor}).graph == wide
-    few: Any = np.int32(3)
-    small = ag.narrow(graph, sizes={"0.out": few})
-    assert small.graph.param["0.weight"].shape == (3, 3)
-
-
-class Transposed(nn.Module):
+@with_parts(
+    lambda: {
+        "up": nn.Parameter(torch.randn(8, 4)),
+        "down": nn.Parameter(torch.randn(4, 8)),
+        "bias": nn.Parameter(torch.randn(4)),
+        "last": nn.Parameter(torch.randn(4, 4)),
+    }
+)
+def Transposed(self, x):
     """Layers written as products with a transposed weight, and with the bias first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(4, 8))
-        self.bias, self.last = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 4))
-
-    def forward(self, x):
-        y = nn.functional.gelu(x @ self.up.T) @ self.down.T
-        return torch.addmm(self.bias, y, self.last) @ torch.ones(4, 2)
+    y = nn.functional.gelu(x @ self.up.T) @ self.down.T
+    return torch.addmm(self.bias, y, self.last) @ torch.ones(4, 2)
 
 
 def test_products_with_transposed_weights_widen():
@@ -237,26 +225,27 @@ def test_products_with_transposed_weights_widen():
     ag.widen(graph, 1.5, verify=True)
 
 
-class Rotated(nn.Module):
+def _turned(x, angle):
+    half = torch.cat((-x[..., 4:], x[..., :4]), -1)
+    return x * angle.cos() + half * angle.sin()
+
+
+@with_parts(
+    lambda shared=False: {
+        "qkv": nn.Linear(6, 48),
+        "out": nn.Linear(16, 6),
+        "shared": shared,
+        "angle": torch.randn(5, 4).repeat(1, 2),
+    }
+)
+def Rotated(self, x):
     """Packed queries, keys and values; the first two turned by halves (rotary positions)."""
-
-    def __init__(self, shared=False) -> None:
-        super().__init__()
-        self.qkv, self.out, self.shared = nn.Linear(6, 48), nn.Linear(16, 6), shared
-        self.angle: torch.Tensor
-        self.register_buffer("angle", torch.randn(5, 4).repeat(1, 2))
-
-    def turned(self, x):
-        half = torch.cat((-x[..., 4:], x[..., :4]), -1)
-        return x * self.angle.cos() + half * self.angle.sin()
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
-        scores = self.turned(q) @ self.turned(k).transpose(-2, -1)
-        if self.shared:  # queries are wanted elsewhere too
-            scores = scores + q.sum(-1, keepdim=True) + k.sum(-1).unsqueeze(-2)
-        y = scores.softmax(-1) @ v
-        return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 16))
+    q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+    scores = _turned(q, self.angle) @ _turned(k, self.angle).transpose(-2, -1)
+    if self.shared:  # queries are wanted elsewhere too
+        scores = scores + q.sum(-1, keepdim=True) + k.sum(-1).unsqueeze(-2)
+    y = scores.softmax(-1) @ v
+    return x + self.out(y.transpose(1, 2).reshape(*x.shape[:2], 16))
 
 
 def test_rotated_packed_queries_widen():
@@ -267,32 +256,27 @@ def test_rotated_packed_queries_widen():
     assert any("head_dim" in axis for axis in reasons)
 
 
-class HalfTied(nn.Module):
-    """Queries and keys with one weight and a bias each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(6, 8)
-        self.k.weight, self.out = self.q.weight, nn.Linear(8, 6)
-
-    def forward(self, x):
-        return self.out((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))
+@with_parts(lambda: {**{n: nn.Linear(6, 8) for n in ("q", "k", "v")}, "out": nn.Linear(8, 6)})
+def HalfTied(self, x):
+    """Queries and keys with one weight and a bias each, once they are tied."""
+    return self.out((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))
 
 
 def test_a_weight_of_two_layers_is_not_divided_for_one():
-    graph = ag.trace(HalfTied(), torch.zeros(2, 5, 6)).graph
+    net = HalfTied()
+    net.k.weight = net.q.weight
+    graph = captured(net, torch.zeros(2, 5, 6)).graph
     assert {axis: why.count("shares its weight") for axis, why in refusals(graph).items()} == {
         "q.out": 2
     }
 
 
-class Watched(Packed):
+@with_parts(_packed)
+def Watched(self, x):
     """Packed queries and keys whose largest entries are added to the scores they make."""
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
-        scores = q @ k.mT + q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2)
-        return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(*x.shape[:2], 12))
+    q, k, v = self.qkv(x).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
+    scores = q @ k.mT + q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2)
+    return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(*x.shape[:2], 12))
 
 
 def test_what_is_also_used_elsewhere_is_not_divided():
@@ -309,25 +293,20 @@ def test_a_transposed_convolution_does_not_sum_over_its_groups():
         nn.ConvTranspose2d(16, 8, 2, stride=2, groups=4),
         nn.Conv2d(8, 2, 1),
     )
-    graph = ag.trace(net, torch.zeros(2, 3, 4, 4)).graph
+    graph = captured(net, torch.zeros(2, 3, 4, 4)).graph
     for axis in ag.axes(graph).free:
         wide = ag.widen(graph, {axis.name: 2.0})
         assert same_function(graph, wide) <= 1e-10
 
 
-class Products(nn.Module):
+@with_parts(lambda: {**{name: nn.Linear(3, 8) for name in "abcd"}})
+def Products(self, x):
     """A sum over products of two results: what makes up for copies has nowhere to go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.d = (nn.Linear(3, 8) for _ in range(4))
-
-    def forward(self, x):
-        return (self.a(x) * self.b(x)) @ (self.c(x) * self.d(x)).mT
+    return (self.a(x) * self.b(x)) @ (self.c(x) * self.d(x)).mT
 
 
 def test_a_sum_over_products_is_not_widened():
     graph = graph_of(Products(), torch.zeros(2, 5, 3))
     (axis,) = ag.axes(graph).free
-    with pytest.raises(RewriteError, match="multiplies two results"):
+    with pytest.raises(ag.RewriteError, match="multiplies two results"):
         ag.widen(graph, {axis.name: 1.5}, verify=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ from archgraph.states import (
     Update,
     check_update,
 )
-from archgraph.states.coverage import SMALL, _light_division
+from archgraph.states.coverage import SMALL, Coverage, _light_division
 from archgraph.states.entry import Initial
 from archgraph.states.merge import _plan
 
@@ -79,27 +81,48 @@ KINDS = {
 }
 
 
-class Client(NamedTuple):
-    transfer: Transfer
-    state: Tensors
-    weight: float
+KINDS["scaled"] = Transfer(
+    SLOTS,
+    KINDS["window"].target,
+    {
+        name: dataclasses.replace(entry, scale=0.5 if "weight" in name else 1.0)
+        for name, entry in KINDS["window"].entries.items()
+    },
+)
+
+
+def add(merger: Merger, update: Update) -> None:
+    """Check an update and add it."""
+    state, options = update[:3], update._asdict()
+    merger.add(*state, **{name: options[name] for name in ("scales", "rows", "unmerged")})
 
 
 def merge(
-    clients: list[Client],
-    old: Tensors,
-    slots: Signature = SLOTS,
-    dtype: torch.dtype = torch.float32,
-) -> Tensors:
-    merger = Merger(slots, old, dtype=dtype)
-    for client in clients:
-        merger.add(client.transfer, client.state, client.weight)
-    assert merger.clients == len(clients)
-    return merger.result()[0]
+    updates: Iterable[Update],
+    old: Tensors | None = None,
+    *,
+    multiply: Mapping[str, float] | None = None,
+    **options: Any,
+) -> tuple[Tensors, Coverage]:
+    """The mean of some updates and the coverage; the old state has zeros where nothing is said."""
+    updates = list(updates)
+    slots = updates[0].transfer.source
+    merger = Merger(slots, random(slots, 0) if old is None else old, **options)
+    for update in updates:
+        add(merger, update)
+    assert merger.clients == len(updates)
+    return merger.result(multiply or {})
 
 
-def client(kind: str, seed: int, weight: float = 1.0) -> Client:
-    return Client(KINDS[kind], random(KINDS[kind].target, seed), weight)
+def alone(*values: float, dtype: str = "float32") -> Update:
+    """An update whose only entry has these values."""
+    slots = (Slot("w", (len(values),), dtype),)
+    content = torch.tensor(values, dtype=torch.float64).to(slots[0].torch_dtype)
+    return Update(Transfer.identity(slots), {"w": content})
+
+
+def client(kind: str, seed: int, weight: float = 1.0, **options: Any) -> Update:
+    return Update(KINDS[kind], random(KINDS[kind].target, seed), weight, **options)
 
 
 clients = st.lists(
@@ -114,18 +137,18 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(*flat)
 
 
-def reference(clients: list[Client], old: Tensors) -> Tensors:
+def reference(clients: list[Update], old: Tensors) -> Tensors:
     """The covered mean as it is written, in double precision."""
     result = dict(old)
     for slot in (s for s in SLOTS if s.averaged):
         above = torch.zeros(slot.shape, dtype=torch.float64)
         below = torch.zeros(slot.shape, dtype=torch.float64)
-        for transfer, state, weight in clients:
-            numerator, coverage = transfer.push(
-                {k: v.double() if v.is_floating_point() else v for k, v in state.items()}
+        for client in clients:
+            numerator, coverage = client.transfer.push(
+                {k: v.double() if v.is_floating_point() else v for k, v in client.state.items()}
             )
-            above += weight * numerator[slot.name]
-            below += weight * coverage[slot.name]
+            above += client.weight * numerator[slot.name]
+            below += client.weight * coverage[slot.name]
         mean = (above / below).float()
         result[slot.name] = torch.where(below > 0, mean, old[slot.name])
     return result
@@ -135,9 +158,9 @@ def reference(clients: list[Client], old: Tensors) -> Tensors:
 
 
 @given(clients)
-def test_it_is_the_covered_mean(clients: list[Client]):
+def test_it_is_the_covered_mean(clients: list[Update]):
     old = random(SLOTS, 100)
-    found, expected = merge(clients, old), reference(clients, old)
+    found, expected = merge(clients, old)[0], reference(clients, old)
     assert list(found) == [s.name for s in SLOTS]
     for slot in SLOTS:
         if slot.averaged:
@@ -147,7 +170,7 @@ def test_it_is_the_covered_mean(clients: list[Client]):
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8, unique=True), st.floats(1e-3, 1e6))
 def test_equal_weights_are_the_uniform_mean_bit_for_bit(seeds: list[int], weight: float):
     states = [random(SLOTS, seed) for seed in seeds]
-    new = merge([Client(FULL, s, weight) for s in states], random(SLOTS, 1))
+    new, _ = merge(Update(FULL, s, weight) for s in states)
     for slot in (s for s in SLOTS if s.averaged):
         total = states[0][slot.name].clone()
         for state in states[1:]:
@@ -155,47 +178,34 @@ def test_equal_weights_are_the_uniform_mean_bit_for_bit(seeds: list[int], weight
         assert torch.equal(new[slot.name], total / len(states))
 
 
-@given(st.lists(st.integers(1, 500), min_size=1, max_size=8))
-def test_full_clients_give_fedavg(examples: list[int]):
-    states = [random(SLOTS, seed) for seed in range(len(examples))]
-    pairs = list(zip(states, map(float, examples), strict=True))
-    new = merge([Client(FULL, s, n) for s, n in pairs], random(SLOTS, 1))
-    for slot in (s for s in SLOTS if s.averaged):
-        mean = sum(s[slot.name].double() * n for s, n in pairs) / sum(examples)
-        torch.testing.assert_close(new[slot.name].double(), mean, rtol=1e-5, atol=1e-6)
-
-
 @given(clients, st.randoms(use_true_random=False))
-def test_the_order_of_clients_does_not_matter(clients: list[Client], random_):
+def test_the_order_of_clients_does_not_matter(clients: list[Update], random_):
     old = random(SLOTS, 100)
     shuffled = clients.copy()
     random_.shuffle(shuffled)
-    a, b = merge(clients, old), merge(shuffled, old)
+    (a, _), (b, _) = merge(clients, old), merge(shuffled, old)
     for name, value in a.items():
         scale = max(float(c.state[n].abs().max()) for c in clients for n in c.state)
         torch.testing.assert_close(value, b[name], rtol=1e-6, atol=1e-6 * scale)
 
 
 @given(clients)
-def test_sums_of_few_transfers_give_the_same(clients: list[Client]):
+def test_sums_of_few_transfers_give_the_same(clients: list[Update]):
     old = random(SLOTS, 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("archgraph.states.merge.GROUPS", 1)
-        a = merge(clients, old)
-    b = merge(clients, old)
+        a, _ = merge(clients, old)
+    b, _ = merge(clients, old)
     for name, value in a.items():
         torch.testing.assert_close(value, b[name], rtol=1e-5, atol=1e-5)
 
 
 @given(clients)
-def test_what_no_client_covers_keeps_its_bits(clients: list[Client]):
+def test_what_no_client_covers_keeps_its_bits(clients: list[Update]):
     old = random(SLOTS, 100)
     old["conv.weight"].view(-1)[::3] = -0.0
     old["fc.weight"].view(-1)[::5] = math.nan
-    merger = Merger(SLOTS, old)
-    for one in clients:
-        merger.add(*one)
-    new, coverage = merger.result()
+    new, coverage = merge(clients, old)
     for slot in (s for s in SLOTS if s.averaged):
         left = coverage[slot.name] == 0
         assert same_bits(new[slot.name][left], old[slot.name][left])
@@ -212,21 +222,14 @@ def test_no_client_at_all_changes_nothing():
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"folded"}))
 def test_what_was_sent_and_not_trained_comes_back(kind):
-    old = random(SLOTS, 3)
-    transfer = KINDS[kind]
-    merger = Merger(SLOTS, old)
-    for weight in (3.0, 10.0):
-        merger.add(transfer, transfer.pull(old), weight)
-    new, _ = merger.result()
+    old, transfer = random(SLOTS, 3), KINDS[kind]
+    new, _ = merge([Update(transfer, transfer.pull(old), weight) for weight in (3.0, 10.0)], old)
     for name, value in new.items():
         torch.testing.assert_close(value, old[name], rtol=1e-6, atol=0)
 
 
 def test_coverage_is_in_the_weights_given():
-    merger = Merger(SLOTS, random(SLOTS, 0))
-    merger.add(*client("full", 1, 20.0))
-    merger.add(*client("window", 2, 5.0))
-    _, coverage = merger.result()
+    _, coverage = merge([client("full", 1, 20.0), client("window", 2, 5.0)])
     assert coverage["norm.mean"].tolist() == [20, 20, 25, 25, 25, 20]
     assert coverage["conv.weight"].shape == (6, 4, 3, 3)
     assert coverage["norm.steps"].item() == 0
@@ -239,22 +242,17 @@ def test_more_cells_than_are_worth_slicing():
         (Slot("w", (150,), "float32"),),
         {"w": Entry("w", (DimMap.of(range(0, 300, 2), 300),))},
     )
-    old = random(slots, 0)
-    merger = Merger(slots, old)
-    merger.add(every, {"w": torch.ones(150)})
-    merger.add(every, {"w": torch.full((150,), 2.0)})
-    new, _ = merger.result({"w": 2.0})
+    updates = [Update(every, {"w": torch.full((150,), value)}) for value in (1.0, 2.0)]
+    new, _ = merge(updates, multiply={"w": 2.0})
     assert new["w"][::2].tolist() == [3.0] * 150
-    assert same_bits(new["w"][1::2], old["w"][1::2])
+    assert same_bits(new["w"][1::2], random(slots, 0)["w"][1::2])
 
 
 @given(clients, st.integers(1, 80))
-def test_a_sum_is_divided_by_its_coverage_wherever_there_is_any(clients: list[Client], bands: int):
+def test_a_sum_is_divided_by_its_coverage_wherever_there_is_any(clients: list[Update], bands: int):
     """By bands of rows or by a dense tensor, and what is not covered keeps the old value."""
-    merger, old = Merger(SLOTS, random(SLOTS, 100)), random(SLOTS, 100)
-    for one in clients:
-        merger.add(*one)
-    _, coverage = merger.result()
+    old = random(SLOTS, 100)
+    _, coverage = merge(clients, old)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("archgraph.states.coverage.MAX_BANDS", bands)
         patch.setattr("archgraph.states.coverage.SMALL", bands % 2 * SMALL)
@@ -283,25 +281,21 @@ def test_a_sum_is_divided_by_its_coverage_wherever_there_is_any(clients: list[Cl
 def merged_bits(dtype: str, seed: int, *, wait: int = 0, rows: bool = False) -> Tensors:
     """Merge clients of all kinds, the same entries masked for some of them, from another state."""
     slots = tuple(s._replace(dtype=dtype) if s.averaged else s for s in SLOTS)
-    low = slots[0].torch_dtype
-    merger = Merger(slots, random(slots, seed), wait=wait)
+    low, updates = slots[0].torch_dtype, []
     for i, kind in enumerate(("full", *KINDS, *reversed(KINDS))):
-        transfer, update, _ = client(kind, seed + i)
+        transfer, state, *_ = client(kind, seed + i)
         target = tuple(s._replace(dtype=dtype) if s.averaged else s for s in transfer.target)
-        update = {n: v.to(low) if v.is_floating_point() else v for n, v in update.items()}
-        masks = {"fc.weight": torch.tensor([1, 0, 1, 0, 1])} if rows and i % 3 else {}
-        scales = {"conv.weight": 0.5 + i} if i % 2 else {}
-        merger.accumulate(
+        updates.append(
             Update(
                 Transfer(slots, target, transfer.entries),
-                update,
+                {n: v.to(low) if v.is_floating_point() else v for n, v in state.items()},
                 weight=(10, 30, 7)[i % 3],
-                scales=scales,
-                rows=masks,
+                scales={"conv.weight": 0.5 + i} if i % 2 else {},
+                rows={"fc.weight": torch.tensor([1, 0, 1, 0, 1])} if rows and i % 3 else {},
                 unmerged=("norm.mean",) if i % 4 == 3 else (),
             )
         )
-    return merger.result()[0]
+    return merge(updates, random(slots, seed), wait=wait)[0]
 
 
 def forget() -> None:
@@ -366,7 +360,7 @@ def test_what_makes_the_entries_may_be_said_beside_the_state(kind, seed, weight)
     results = []
     for through in (None, grow):
         merger = Merger(SLOTS, random(SLOTS, 100))
-        merger.add(*client("full", 7))
+        add(merger, client("full", 7))
         for state in states:
             sent = state if through else grow.pull(state)
             merger.accumulate(Update(FULL, sent, weight, unmerged=["fc.weight"]), through=through)
@@ -386,21 +380,22 @@ def test_two_entries_of_one_global_entry_add_up_in_their_order():
     slots = (Slot("w", (2,), "float32"),)
     twice = tuple(slot._replace(name=name) for slot in slots for name in ("a", "b"))
     both = Transfer(slots, twice, {name: Entry("w", (None,)) for name in ("a", "b")})
-    merger, values = Merger(slots, {"w": torch.zeros(2)}), [1e8, 1.0, -1e8, 3.0, 1e8, -1e8]
-    for a, b in zip(values[::2], values[1::2], strict=True):
-        merger.add(both, {"a": torch.full((2,), a), "b": torch.full((2,), b)})
-    total = torch.zeros(())
+    values, total = [1e8, 1.0, -1e8, 3.0, 1e8, -1e8], torch.zeros(())
     for value in values:
         total += torch.tensor(value)
-    assert merger.result()[0]["w"].tolist() == [float(total / 6)] * 2
+    updates = [
+        Update(both, {"a": torch.full((2,), a), "b": torch.full((2,), b)})
+        for a, b in zip(values[::2], values[1::2], strict=True)
+    ]
+    assert merge(updates)[0]["w"].tolist() == [float(total / 6)] * 2
 
 
 def test_scales_count_in_the_numerator_alone():
-    old = random(SLOTS, 0)
-    merger = Merger(SLOTS, old)
-    merger.add(*client("full", 1, 2.0), scales={"fc.weight": 0.25})
-    merger.add(*client("full", 2, 6.0), scales={"fc.weight": 0.5})
-    new, coverage = merger.result({"fc.weight": 3.0, "norm.mean": 1.0})
+    updates = [
+        client("full", 1, 2.0, scales={"fc.weight": 0.25}),
+        client("full", 2, 6.0, scales={"fc.weight": 0.5}),
+    ]
+    new, coverage = merge(updates, multiply={"fc.weight": 3.0, "norm.mean": 1.0})
     a, b = random(SLOTS, 1), random(SLOTS, 2)
     expected = 3 * (2 * 0.25 * a["fc.weight"] + 6 * 0.5 * b["fc.weight"]) / 8
     torch.testing.assert_close(new["fc.weight"], expected, rtol=1e-6, atol=1e-6)
@@ -411,30 +406,27 @@ def test_scales_count_in_the_numerator_alone():
 
 @pytest.mark.parametrize("kind", ["full", "prefix", "scattered"])
 def test_factors_of_one_change_no_bit(kind):
-    old = random(SLOTS, 0)
     ones = {s.name: 1.0 for s in SLOTS if s.averaged}
-    rows = {"fc.weight": torch.ones(5, dtype=torch.bool)}
-    results = []
-    for options in ({}, {"scales": ones}, {"rows": rows}):
-        merger = Merger(SLOTS, old)
-        for seed in range(3):
-            merger.add(*client(kind, seed, 7.0), **options)
-        results.append(merger.result(ones if options else None)[0])
-    for other in results[1:]:
-        assert all(torch.equal(results[0][name], other[name]) for name in old)
+    options: list[dict[str, Any]] = [
+        {}, {"scales": ones}, {"rows": {"fc.weight": torch.ones(5, dtype=torch.bool)}},
+    ]  # fmt: skip
+    plain, *others = (
+        merge([client(kind, seed, 7.0, **o) for seed in range(3)], multiply=ones if o else None)[0]
+        for o in options
+    )
+    assert all(torch.equal(plain[name], other[name]) for other in others for name in plain)
 
 
 @pytest.mark.parametrize("kind", ["full", "prefix", "scattered"])
 def test_rows_come_only_from_those_who_give_them(kind):
-    old, transfer = random(SLOTS, 0), KINDS[kind]
-    states = [random(transfer.target, seed) for seed in (1, 2, 3)]
-    given_rows = ([1, 1, 0, 0, 0], [0, 1, 0, 1, 0])
-    merger = Merger(SLOTS, old)
-    for state, rows in zip(states, given_rows, strict=False):
-        merger.add(transfer, state, 2.0, rows={"fc.weight": torch.tensor(rows)})
-    new, coverage = merger.result()
-    sent = transfer.pull(new)["fc.weight"]
-    a, b = (s["fc.weight"] for s in states[:2])
+    old, given_rows = random(SLOTS, 0), {1: [1, 1, 0, 0, 0], 2: [0, 1, 0, 1, 0]}
+    updates = [
+        client(kind, seed, 2.0, rows={"fc.weight": torch.tensor(rows)})
+        for seed, rows in given_rows.items()
+    ]
+    new, coverage = merge(updates)
+    sent = KINDS[kind].pull(new)["fc.weight"]
+    a, b = (update.state["fc.weight"] for update in updates)
     expected = [a[0], (a[1] + b[1]) / 2, None, b[3], None]
     for row, value in enumerate(expected):
         if value is None:
@@ -445,10 +437,8 @@ def test_rows_come_only_from_those_who_give_them(kind):
 
 
 def test_rows_of_some_and_whole_entries_of_others_mix():
-    merger = Merger(SLOTS, random(SLOTS, 0))
-    merger.add(*client("full", 1), rows={"fc.weight": torch.tensor([1, 0, 0, 0, 0])})
-    merger.add(*client("full", 2, 3.0))
-    new, coverage = merger.result()
+    first = client("full", 1, rows={"fc.weight": torch.tensor([1, 0, 0, 0, 0])})
+    new, coverage = merge([first, client("full", 2, 3.0)])
     a, b = random(SLOTS, 1)["fc.weight"], random(SLOTS, 2)["fc.weight"]
     torch.testing.assert_close(new["fc.weight"][0], (a[0] + 3 * b[0]) / 4, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(new["fc.weight"][1:], b[1:], rtol=1e-6, atol=1e-6)
@@ -456,11 +446,8 @@ def test_rows_of_some_and_whole_entries_of_others_mix():
 
 
 def test_skipped_entries_are_not_given():
-    old = random(SLOTS, 0)
-    merger = Merger(SLOTS, old)
-    merger.add(*client("full", 1), unmerged={"norm.mean", "norm.steps"})
-    merger.add(*client("full", 9), unmerged={"norm.steps"})
-    new, _ = merger.result()
+    first = client("full", 1, unmerged={"norm.mean", "norm.steps"})
+    new, _ = merge([first, client("full", 9, unmerged={"norm.steps"})])
     assert torch.equal(new["norm.mean"], random(SLOTS, 9)["norm.mean"])
     assert new["norm.steps"] == 0
 
@@ -469,18 +456,18 @@ def test_skipped_entries_may_be_missing():
     """What a client keeps to itself is left out as if it had sent it and it were skipped."""
     private = {"norm.mean", "norm.steps"}
     old, results = random(SLOTS, 0), []
+    clients = [
+        client(kind, seed, 3.0, unmerged=private)
+        for kind, seed in (("prefix", 1), ("scattered", 2))
+    ]
     for sent in (SLOTS, [slot for slot in SLOTS if slot.name not in private]):
-        merger = Merger(SLOTS, old)
-        for kind, seed in (("prefix", 1), ("scattered", 2)):
-            transfer, state, weight = client(kind, seed, 3.0)
-            merger.add(transfer, {s.name: state[s.name] for s in sent}, weight, unmerged=private)
-        results.append(merger.result()[0])
+        given = [c._replace(state={s.name: c.state[s.name] for s in sent}) for c in clients]
+        results.append(merge(given, old)[0])
     whole, part = results
     assert all(torch.equal(part[name], whole[name]) for name in old)
     assert all(torch.equal(part[name], old[name]) for name in private)
-    del state["norm.mean"]
     with pytest.raises(RejectedUpdate, match=r"norm.mean: missing entry"):
-        Merger(SLOTS, old).add(transfer, state, unmerged={"norm.steps"})
+        add(Merger(SLOTS, old), given[-1]._replace(unmerged={"norm.steps"}))
 
 
 def test_integers_take_the_maximum_of_those_who_have_them():
@@ -489,38 +476,26 @@ def test_integers_take_the_maximum_of_those_who_have_them():
         counts, (Slot("n", (3,), "int64", "buffer"),), {"n": Entry("n", (DimMap.of([2, 0, 2], 4),))}
     )
     old = {"n": torch.tensor([50, 60, 70, 80]), "flag": torch.tensor([True, False])}
-    merger = Merger(counts, old)
-    merger.add(some, {"n": torch.tensor([5, -3, 7])})
-    merger.add(some, {"n": torch.tensor([9, -4, 1])})
-    new, _ = merger.result()
+    sent = [Update(some, {"n": torch.tensor(n)}) for n in ([5, -3, 7], [9, -4, 1], [5, 6, 70])]
+    new, _ = merge(sent[:2], old)
     assert new["n"].tolist() == [-3, 60, 9, 80]
     assert new["flag"].tolist() == [True, False]
-    merger = Merger(counts, old)
-    merger.add(some, {"n": torch.tensor([5, 6, 70])})
-    merger.add(Transfer.identity(counts), {**old, "n": torch.tensor([1, 2, 3, 4])})
-    assert merger.result()[0]["n"].tolist() == [6, 2, 70, 4]
+    every = Update(Transfer.identity(counts), {**old, "n": torch.tensor([1, 2, 3, 4])})
+    assert merge([sent[2], every], old)[0]["n"].tolist() == [6, 2, 70, 4]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_summed_in_single(dtype):
     slots = (Slot("w", (3,), dtype), Slot("v", (3,), dtype))
     one = Transfer(slots, slots[:1], {"w": Entry("w", (None,))})
-    old = random(slots, 0)
-    merger = Merger(slots, old)
-    for _ in range(3000):
-        merger.add(one, {"w": torch.ones(3, dtype=slots[0].torch_dtype)})
-    new, _ = merger.result()
+    new, _ = merge([Update(one, {"w": torch.ones(3, dtype=slots[0].torch_dtype)})] * 3000)
     assert new["w"].tolist() == [1, 1, 1]
     assert new["w"].dtype == slots[0].torch_dtype
-    assert torch.equal(new["v"], old["v"])
+    assert torch.equal(new["v"], random(slots, 0)["v"])
 
 
 def test_sums_can_be_kept_in_double():
-    slots = (Slot("w", (1,), "float32"),)
-    merger = Merger(slots, {"w": torch.zeros(1)}, dtype=torch.float64)
-    for value in (1e8, 1.0, -1e8):
-        merger.add(Transfer.identity(slots), {"w": torch.tensor([value])})
-    new, _ = merger.result()
+    new, _ = merge([alone(value) for value in (1e8, 1.0, -1e8)], dtype=torch.float64)
     assert new["w"].dtype == torch.float32
     assert new["w"].item() == pytest.approx(1 / 3, rel=1e-6)
 
@@ -528,10 +503,7 @@ def test_sums_can_be_kept_in_double():
 def test_the_updates_stay_as_they_are():
     old, update = random(SLOTS, 0), random(SLOTS, 1)
     copies = {k: v.clone() for k, v in update.items()}
-    merger = Merger(SLOTS, old)
-    for weight in (1.0, 4.0):
-        merger.add(FULL, update, weight)
-    merger.result()
+    merge([Update(FULL, update, weight) for weight in (1.0, 4.0)], old)
     assert all(torch.equal(update[k], copies[k]) for k in update)
     assert all(torch.equal(old[k], random(SLOTS, 0)[k]) for k in old)
 
@@ -542,23 +514,15 @@ def test_the_updates_stay_as_they_are():
 WIDE = st.floats(2.0**-39, 2.0**39)
 
 
-def one(value: float | list[float], dtype: str = "float32") -> tuple[Signature, Tensors]:
-    values = torch.tensor(value if isinstance(value, list) else [value], dtype=torch.float64)
-    slots = (Slot("w", tuple(values.shape), dtype),)
-    return slots, {"w": values.to(slots[0].torch_dtype)}
-
-
 @pytest.mark.parametrize("kind", ["full", "window", "scattered"])
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (1.0, 1e6, 3e9)])
 def test_sums_of_the_largest_values_do_not_overflow(kind, weights):
     """Values just below the bound have a mean, with whatever transfer."""
-    old, transfer, values = random(SLOTS, 0), KINDS[kind], (1.2e24, -1.1e24, 1e23)
-    merger = Merger(SLOTS, old)
-    for value, weight in zip(values, weights, strict=True):
-        update = random(transfer.target, 1)
-        update["norm.mean"].fill_(value)
-        merger.add(transfer, update, weight)
-    sent = transfer.pull(merger.result()[0])["norm.mean"]
+    values = (1.2e24, -1.1e24, 1e23)
+    updates = [client(kind, 1, weight) for weight in weights]
+    for update, value in zip(updates, values, strict=True):
+        update.state["norm.mean"].fill_(value)
+    sent = KINDS[kind].pull(merge(updates)[0])["norm.mean"]
     mean = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
     torch.testing.assert_close(sent, torch.full_like(sent, mean), rtol=1e-5, atol=1e18)
 
@@ -566,64 +530,49 @@ def test_sums_of_the_largest_values_do_not_overflow(kind, weights):
 @pytest.mark.parametrize("kind", ["full", "window", "scattered"])
 @pytest.mark.parametrize("heavy", [2.0**39, 2.0**41, 2.0**60])
 def test_the_mean_is_that_of_the_heavy_weights(kind, heavy):
-    transfer, merger = KINDS[kind], Merger(SLOTS, random(SLOTS, 0))
-    states = [random(transfer.target, seed) for seed in range(3)]
-    merger.add(transfer, states[0], 1.0)
-    merger.add(FULL, random(SLOTS, 7), 0.5)
-    merger.add(transfer, states[1], heavy)
-    merger.add(transfer, states[2], 3 * heavy)
-    sent = transfer.pull(merger.result()[0])
+    light = [client(kind, 0), client("full", 7, 0.5)]
+    a, b = (client(kind, i, i * heavy) for i in (1, 3))
+    sent = KINDS[kind].pull(merge([*light, a, b])[0])
     for name in ("conv.weight", "norm.mean", "fc.weight"):
-        mean = (states[1][name].double() + 3 * states[2][name].double()) / 4
+        mean = (a.state[name].double() + 3 * b.state[name].double()) / 4
         torch.testing.assert_close(sent[name], mean.float(), rtol=1e-5, atol=1e-6)
     assert sent["conv.weight"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("value", [1.21e24, -3e38])
 def test_values_that_no_sum_holds_are_refused_by_name(value):
-    slots, state = one([1.0, value])
-    merger = Merger(slots, {"w": torch.zeros(2)})
+    update = alone(1.0, value)
+    merger = Merger(update.transfer.source, {"w": torch.zeros(2)})
     with pytest.raises(RejectedUpdate, match="w: too large to be averaged; found a value of"):
-        merger.add(Transfer.identity(slots), state)
+        add(merger, update)
     assert merger.clients == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_steep_scales_and_heavy_weights_together_never_overflow_unseen(dtype):
     """Each below its bound: the sum leaves float32 only because the weights add up."""
-    slots, _ = one(0.0)
-    merger = Merger(slots, {"w": torch.zeros(1)}, dtype=dtype)
     values = [(-1) ** (n // 16) * 2.0**79 for n in range(24)]
-    for value in values:
-        update = {"w": torch.tensor([value])}
-        merger.add(Transfer.identity(slots), update, 1.0, scales={"w": 1.0})
-        merger.add(Transfer.identity(slots), update, 2.0**25, scales={"w": 2.0**20})
+    kinds: list[dict[str, Any]] = [{}, {"weight": 2.0**25, "scales": {"w": 2.0**20}}]
+    updates = [alone(value)._replace(**kind) for value in values for kind in kinds]
     if dtype == torch.float32:
         with pytest.raises(ArchGraphError, match="w: the mean is not finite"):
-            merger.result()
+            merge(updates)
         return
-    new, _ = merger.result()
+    new, _ = merge(updates, dtype=dtype)
     mean = sum(values) / len(values) * 2.0**20
     assert new["w"].item() == pytest.approx(mean, rel=1e-5)
 
 
 def test_a_steep_scale_does_not_overflow():
     """FedFA divides by a size and multiplies with the mean size."""
-    slots, state = one([3.0, -2.0])
-    merger = Merger(slots, {"w": torch.zeros(2)})
-    for _ in range(2):
-        merger.add(Transfer.identity(slots), {"w": state["w"] * 1e12}, scales={"w": 1e24})
-    new, _ = merger.result({"w": 1e-24})
+    steep = alone(3e12, -2e12)._replace(scales={"w": 1e24})
+    new, _ = merge([steep] * 2, multiply={"w": 1e-24})
     torch.testing.assert_close(new["w"], torch.tensor([3e12, -2e12]), rtol=1e-5, atol=0)
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), WIDE), min_size=1, max_size=6))
 def test_weights_of_any_size_give_the_weighted_mean(pairs):
-    slots, _ = one(0.0)
-    merger = Merger(slots, {"w": torch.tensor([7.0])})
-    for value, weight in pairs:
-        merger.add(Transfer.identity(slots), {"w": torch.tensor([value])}, weight)
-    new, coverage = merger.result()
+    new, coverage = merge(alone(value)._replace(weight=weight) for value, weight in pairs)
     total = sum(Fraction(weight) for _, weight in pairs)
     mean = float(sum(Fraction(value) * Fraction(weight) for value, weight in pairs) / total)
     largest = max(abs(value) for value, _ in pairs)
@@ -633,46 +582,35 @@ def test_weights_of_any_size_give_the_weighted_mean(pairs):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_weight_that_vanishes_beside_the_first_one_is_refused(dtype):
-    merger = Merger(SLOTS, random(SLOTS, 0), dtype=dtype)
-    merger.add(*client("window", 1, 1e12))
+    light, heavy = client("full", 2, 1e-13), client("window", 1, 1e12)
     if dtype == torch.float32:
         with pytest.raises(ArchGraphError, match="it vanishes beside the first one; found"):
-            merger.add(*client("full", 2, 1e-13))
-        other = Merger(SLOTS, random(SLOTS, 0))
-        other.add(*client("window", 1, 1e-13))
+            merge([heavy, light])
         # Twenty of them would add up to more than float32 holds, and every mean to zero.
         with pytest.raises(ArchGraphError, match="the first one vanishes; found"):
-            other.add(*client("full", 2, 1e12))
+            merge([light, heavy])
         return
-    merger.add(*client("full", 2, 1e-13))
-    new, alone = merger.result()[0], random(SLOTS, 2)
-    assert torch.equal(new["fc.weight"][:, :2], alone["fc.weight"][:, :2])
+    new, _ = merge([heavy, light], dtype=dtype)
+    assert torch.equal(new["fc.weight"][:, :2], light.state["fc.weight"][:, :2])
 
 
 @pytest.mark.parametrize("weights", [(1e-11, 1e11), (1e11, 1e-11)])
 @pytest.mark.parametrize("kind", ["window", "scattered"])
 def test_a_light_client_decides_where_it_is_alone(weights, kind):
-    old, (light, heavy) = random(SLOTS, 0), sorted(weights)
-    states = {light: random(SLOTS, 1), heavy: random(KINDS[kind].target, 2)}
-    merger = Merger(SLOTS, old)
-    for weight in weights:
-        merger.add(FULL if weight == light else KINDS[kind], states[weight], weight)
-    new, coverage = merger.result()
+    pair = [client("full" if weight < 1 else kind, 1, weight) for weight in weights]
+    light, heavy = sorted(pair, key=lambda update: update.weight)
+    new, coverage = merge(pair)
     sent = KINDS[kind].pull(new)["norm.mean"]
-    torch.testing.assert_close(sent, states[heavy]["norm.mean"], rtol=1e-6, atol=0)
-    alone = coverage["norm.mean"] < heavy / 2
-    assert alone.any()
-    lone = states[light]["norm.mean"][alone]
-    torch.testing.assert_close(new["norm.mean"][alone], lone, rtol=1e-6, atol=0)
+    torch.testing.assert_close(sent, heavy.state["norm.mean"], rtol=1e-6, atol=0)
+    apart = coverage["norm.mean"] < heavy.weight / 2
+    assert apart.any()
+    lone = light.state["norm.mean"][apart]
+    torch.testing.assert_close(new["norm.mean"][apart], lone, rtol=1e-6, atol=0)
 
 
 def test_many_light_weights_do_not_grow_without_bound():
     """A first client with one example, and others with many."""
-    slots, state = one([2.0])
-    merger = Merger(slots, state)
-    for weight in (1e-3, *[1e6] * 200):
-        merger.add(Transfer.identity(slots), {"w": torch.tensor([1e24])}, weight)
-    new, coverage = merger.result()
+    new, coverage = merge(alone(1e24)._replace(weight=w) for w in (1e-3, *[1e6] * 200))
     assert new["w"].item() == pytest.approx(1e24, rel=3e-6)
     assert coverage["w"].item() == pytest.approx(2e8)
 
@@ -683,21 +621,17 @@ def test_many_light_weights_do_not_grow_without_bound():
     st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12),
 )
 def test_the_mean_of_equal_updates_is_that_update(kind, value, weights):
-    old, transfer = random(SLOTS, 0), KINDS[kind]
-    update = random(transfer.target, 1)
-    update["norm.mean"].fill_(value)
-    merger = Merger(SLOTS, old)
-    for weight in weights:
-        merger.add(transfer, update, weight)
-    sent = transfer.pull(merger.result()[0])
-    for slot in transfer.target:
-        torch.testing.assert_close(sent[slot.name], update[slot.name], rtol=2e-6, atol=1e-36)
+    update = client(kind, 1)
+    update.state["norm.mean"].fill_(value)
+    sent = KINDS[kind].pull(merge(update._replace(weight=weight) for weight in weights)[0])
+    for name in sent:
+        torch.testing.assert_close(sent[name], update.state[name], rtol=2e-6, atol=1e-36)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.sampled_from(["full", "prefix", "scattered"]))
 def test_equal_updates_before_and_after_another_count_each(before, after, kind):
     old, same, other = random(SLOTS, 0), client("full", 1, 3.0), client(kind, 2, 3.0)
-    found = merge([same] * before + [other] + [same] * after, old)
+    found, _ = merge([same] * before + [other] + [same] * after, old)
     expected = reference([same] * before + [other] + [same] * after, old)
     for slot in SLOTS:
         if slot.averaged:
@@ -706,15 +640,13 @@ def test_equal_updates_before_and_after_another_count_each(before, after, kind):
 
 @pytest.mark.parametrize("heavy", [2.0**20, 2.0**30, 2.0**50])
 def test_rows_keep_their_weight_beside_a_heavy_client(heavy):
-    states = [random(SLOTS, seed) for seed in (1, 2)]
-    merger = Merger(SLOTS, random(SLOTS, 0))
-    merger.add(FULL, states[0], 1.0, rows={"fc.weight": torch.tensor([1, 0, 1, 0, 1])})
-    merger.add(FULL, states[1], heavy)
-    found, coverage = merger.result()
+    first = client("full", 1, rows={"fc.weight": torch.tensor([1, 0, 1, 0, 1])})
+    second = client("full", 2, heavy)
+    found, coverage = merge([first, second])
     whole = torch.tensor([1.0, 0, 1, 0, 1], dtype=torch.float64) + heavy
     assert torch.allclose(coverage["fc.weight"], whole[:, None].expand(5, 6), rtol=1e-12)
-    mean = (states[0]["fc.weight"].double() * (whole - heavy)[:, None]) / whole[:, None]
-    mean += states[1]["fc.weight"].double() * (heavy / whole)[:, None]
+    mean = (first.state["fc.weight"].double() * (whole - heavy)[:, None]) / whole[:, None]
+    mean += second.state["fc.weight"].double() * (heavy / whole)[:, None]
     torch.testing.assert_close(found["fc.weight"], mean.float(), rtol=1e-5, atol=1e-6)
 
 
@@ -723,41 +655,34 @@ def test_what_a_client_makes_up_is_not_merged():
     own = Slot("own", (2,), "float32")
     made = Entry(None, (None,), init=Initial("constant", (("val", 0.5),), (2,), "own"))
     more = Transfer(SLOTS, (*SLOTS, own), {**FULL.entries, "own": made})
-    merger = Merger(SLOTS, random(SLOTS, 0))
-    merger.add(more, {**random(SLOTS, 1), "own": torch.ones(2)})
-    assert merger.result()[0].keys() == random(SLOTS, 0).keys()
+    found, _ = merge([Update(more, {**random(SLOTS, 1), "own": torch.ones(2)})])
+    assert found.keys() == random(SLOTS, 0).keys()
 
 
 def test_rows_may_have_any_dtype():
     """They are 0 or 1, so no bit depends on it."""
     found = []
     for dtype in (torch.bool, torch.uint8, torch.float32, torch.float64):
-        merger = Merger(SLOTS, random(SLOTS, 0))
-        for seed in (1, 2, 3):
-            rows = {"fc.weight": torch.tensor([1, 0, 1, 0, 1]).to(dtype)}
-            merger.add(FULL, random(SLOTS, seed), seed / 3, rows=rows)
-        found.append(merger.result()[0]["fc.weight"])
+        rows = {"fc.weight": torch.tensor([1, 0, 1, 0, 1]).to(dtype)}
+        merged, _ = merge(client("full", seed, seed / 3, rows=rows) for seed in (1, 2, 3))
+        found.append(merged["fc.weight"])
     assert all(torch.equal(value, found[0]) for value in found)
 
 
 def test_equal_updates_with_other_scales_or_rows_are_not_one_value():
-    old, state = random(SLOTS, 0), random(SLOTS, 1)
-    merger = Merger(SLOTS, old)
-    merger.add(FULL, state, 1.0)
-    merger.add(FULL, state, 1.0, scales={"norm.mean": 3.0})
-    merger.add(FULL, state, 1.0, rows={"fc.weight": torch.tensor([1, 0, 0, 0, 0])})
-    new, _ = merger.result()
+    one, state = client("full", 1), random(SLOTS, 1)
+    rows = {"fc.weight": torch.tensor([1, 0, 0, 0, 0])}
+    new, _ = merge([one, one._replace(scales={"norm.mean": 3.0}), one._replace(rows=rows)])
     torch.testing.assert_close(new["norm.mean"], state["norm.mean"] * 5 / 3)
     torch.testing.assert_close(new["fc.weight"], state["fc.weight"])
 
 
 @given(clients, st.randoms(use_true_random=False))
-def test_in_double_the_order_changes_one_rounding(clients: list[Client], random_):
+def test_in_double_the_order_changes_one_rounding(clients: list[Update], random_):
     old = random(SLOTS, 100)
     shuffled = clients.copy()
     random_.shuffle(shuffled)
-    double: dict[str, Any] = {"dtype": torch.float64}
-    a, b = merge(clients, old, **double), merge(shuffled, old, **double)
+    a, b = (merge(each, old, dtype=torch.float64)[0] for each in (clients, shuffled))
     for name, value in a.items():
         if value.is_floating_point():
             torch.testing.assert_close(value, b[name], rtol=2**-23, atol=1e-12)
@@ -854,13 +779,10 @@ def test_a_refused_update_leaves_no_trace(fault, when):
         if index == (0 if when == "first" else 2):
             with pytest.raises(RejectedUpdate, match=FAULTS.get(fault, fault)):
                 merger.add(FULL, broken(fault), **OPTIONS.get(fault, {}))
-        merger.add(*one)
+        add(merger, one)
     new, coverage = merger.result()
     assert merger.clients == 3
-    expected = Merger(SLOTS, old)
-    for one in good:
-        expected.add(*one)
-    state, covered = expected.result()
+    state, covered = merge(good, old)
     assert all(same_bits(new[name], state[name]) for name in old)
     assert all(torch.equal(coverage[name], covered[name]) for name in old)
 
@@ -905,7 +827,7 @@ def test_the_result_is_taken_once():
     with pytest.raises(ArchGraphError, match="already taken; make a new Merger"):
         merger.result()
     with pytest.raises(ArchGraphError, match="already taken"):
-        merger.add(*client("full", 1))
+        add(merger, client("full", 1))
 
 
 # ------------------------------------------------------------------------------------- memory
@@ -945,10 +867,8 @@ def test_sums_of_no_more_transfers_than_allowed_are_kept(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
 def test_updates_may_come_from_another_device():
-    old, update = random(SLOTS, 0), random(SLOTS, 1)
-    merger = Merger(SLOTS, old)
-    merger.add(FULL, {name: value.cuda() for name, value in update.items()})
-    new, _ = merger.result()
+    update = random(SLOTS, 1)
+    new, _ = merge([Update(FULL, {name: value.cuda() for name, value in update.items()})])
     assert all(torch.equal(new[s.name], update[s.name]) for s in SLOTS if s.averaged)
 
 
@@ -956,7 +876,7 @@ def test_bytes_kept_do_not_depend_on_the_number_of_clients():
     def kept(count: int) -> int:
         merger = Merger(SLOTS, random(SLOTS, 0))
         for seed in range(count):
-            merger.add(*client(("full", "prefix", "scattered")[seed % 3], seed))
+            add(merger, client(("full", "prefix", "scattered")[seed % 3], seed))
         sums = sum(v.nbytes for v in merger._sums.values())
         pairs = [
             pair
@@ -972,23 +892,15 @@ def test_bytes_kept_do_not_depend_on_the_number_of_clients():
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("size", [1.0, 2.0**70])
 def test_a_factor_that_overflows_is_an_error_by_name(dtype: str, size: float):
-    slots = (Slot("w", (2,), dtype),)
-    merger = Merger(slots, {"w": torch.zeros(2, dtype=slots[0].torch_dtype)})
     size = min(size, 2.0**15) if dtype == "float16" else size
-    for sign in (1.0, 0.5):
-        merger.add(
-            Transfer.identity(slots), {"w": torch.full((2,), size * sign).to(slots[0].torch_dtype)}
-        )
+    updates = [alone(size * part, size * part, dtype=dtype) for part in (1.0, 0.5)]
     with pytest.raises(ArchGraphError, match=r"w: the mean is not finite; found factor 1e\+39"):
-        merger.result(multiply={"w": 1e39})
+        merge(updates, multiply={"w": 1e39})
 
 
 def test_a_scale_that_leaves_half_precision_is_refused() -> None:
-    slots = (Slot("w", (2,), "float16"),)
-    merger = Merger(slots, {"w": torch.zeros(2).half()})
-    merger.add(Transfer.identity(slots), {"w": torch.full((2,), 1e3).half()}, scales={"w": 1e3})
     with pytest.raises(ArchGraphError, match="w: the mean is not finite"):
-        merger.result()
+        merge([alone(1e3, 1e3, dtype="float16")._replace(scales={"w": 1e3})])
 
 
 EIGHT_BITS = [f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")]
@@ -1012,17 +924,12 @@ def test_eight_bits_are_summed_in_single(kind, wait):
         )
         for rows in ([0, 1, 2], [1, 3, 4], range(6))
     ]
-    merger = Merger(slots, state, wait=wait)
-    for part, weight in zip([*parts, parts[-1]], (3.7, 0.3, 11.0, 1e-3), strict=True):
-        merger.add(part, part.pull(state), weight)
-    merged, _ = merger.result()
+    weights = zip([*parts, parts[-1]], (3.7, 0.3, 11.0, 1e-3), strict=True)
+    merged, _ = merge([Update(p, p.pull(state), weight) for p, weight in weights], state, wait=wait)
     for name, value in state.items():
         assert torch.equal(merged[name].view(torch.uint8), value.view(torch.uint8)), name
-    merger = Merger(slots, state)
-    for factor in (1.0, 4.0):
-        changed = {k: (v.float() * factor).to(v.dtype) for k, v in state.items()}
-        merger.add(parts[-1], changed, weight=1 + (factor == 1.0))
-    merged, _ = merger.result()
+    changed = {k: (v.float() * 4).to(v.dtype) for k, v in state.items()}
+    merged, _ = merge([Update(parts[-1], state, 2.0), Update(parts[-1], changed)], state)
     for name, value in state.items():
         assert torch.equal(merged[name].float(), (2 * value.float()).to(value.dtype).float())
     broken = {**state, "b": torch.full((6,), math.nan).to(state["b"].dtype)}

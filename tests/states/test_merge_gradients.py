@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 import archgraph as ag
+from tests.nets import captured
 
 
 @pytest.mark.parametrize("scales", [None, {"0.weight": 0.5}])
 def test_parameters_are_merged_without_their_history(scales):
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    graph, state = ag.trace(net, torch.zeros(1, 3))
+    graph, state = captured(net, torch.zeros(1, 3))
     merger = ag.Merger(graph, state)
     merger.add(ag.Transfer.identity(graph), dict(net.named_parameters()), 2.0, scales=scales)
     merged, _ = merger.result()

@@ -8,6 +8,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.layout.layouts import AxisRef
+from tests.nets import captured
 
 
 def first_axis(graph):
@@ -19,7 +20,7 @@ def first_axis(graph):
 @pytest.fixture(scope="module")
 def graph():
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-    return ag.trace(net, torch.zeros(1, 3)).graph
+    return captured(net, torch.zeros(1, 3)).graph
 
 
 def test_the_larger_part_and_what_is_nested_in_it_compose_to_the_smaller(graph):

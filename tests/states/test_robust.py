@@ -18,14 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import archgraph as ag
-from archgraph.errors import RunError
 from archgraph.language.aggregate import MedianOptions, TrimmedMeanOptions
-from archgraph.states import DimMap, Entry, Merger, Slot, Transfer, Update
+from archgraph.states import DimMap, Entry, Slot, Transfer, Update
 from archgraph.states.pool import Pool
 from archgraph.states.robust import distances, krum, middle
 from archgraph.states.spill import Spill
 from tests.examples import at_most
-from tests.states.test_merge import FULL, KINDS, SLOTS, Client, Tensors, random, same_bits
+from tests.nets import captured
+from tests.states.test_merge import FULL, KINDS, SLOTS, Tensors, client, merge, random, same_bits
+from tests.states.test_merge import alone as lone
 
 MEDIAN, NOTHING = MedianOptions().cut, TrimmedMeanOptions(share=0).cut
 CUTS = {
@@ -37,23 +38,19 @@ CUTS = {
 OLD = random(SLOTS, 100)
 
 
-def client(kind: str, seed: int, weight: float = 1.0) -> Client:
-    return Client(KINDS[kind], random(KINDS[kind].target, seed), weight)
-
-
 fleets = st.lists(
     st.builds(client, st.sampled_from(sorted(KINDS)), st.integers(0, 99)), min_size=1, max_size=7
 )
 
 
-def pooled(clients: list[Client], old: Tensors = OLD, slots: Any = SLOTS, **options: Any) -> Pool:
+def pooled(clients: list[Update], old: Tensors = OLD, slots: Any = SLOTS, **options: Any) -> Pool:
     pool = Pool(slots, old, **options)
     for number, one in enumerate(clients):
-        pool.add(number, Update(one.transfer, one.state, one.weight))
+        pool.add(number, one)
     return pool
 
 
-def alone(one: Client) -> dict[str, np.ndarray]:
+def alone(one: Update) -> dict[str, np.ndarray]:
     """What the global state would be if a client were the only one; NaN where it has nothing."""
     values, coverage = one.transfer.push(
         {k: v.double() if v.is_floating_point() else v for k, v in one.state.items()}
@@ -97,9 +94,9 @@ def test_a_fold_is_undone_in_the_precision_of_its_entry():
     """``Aᵀ θ / |A|ᵀ|A| 1``: 0.1 · 5 / (0.1 · 0.8)."""
     slots, one = (Slot("w", (2,), "float64"),), (Slot("w", (1,), "float64"),)
     fold = DimMap.sparse([0, 0], [0, 1], [0.1, 0.7], size=2, length=1)
-    pool = Pool(slots, {"w": torch.zeros(2, dtype=torch.float64)})
     folded = Transfer(slots, one, {"w": Entry("w", (fold,))})
-    pool.add(0, Update(folded, {"w": torch.tensor([5.0]).double()}))
+    update = Update(folded, {"w": torch.tensor([5.0]).double()})
+    pool = pooled([update], {"w": torch.zeros(2, dtype=torch.float64)}, slots)
     expected = torch.tensor([5 / 0.8, 5 / 0.8], dtype=torch.float64)
     torch.testing.assert_close(pool.middle(MEDIAN)["w"], expected, rtol=1e-14, atol=0)
 
@@ -118,7 +115,7 @@ def test_values_that_are_not_covered_do_not_count():
 
 @given(fleets, st.sampled_from(sorted(CUTS)))
 @at_most(25)
-def test_every_position_is_averaged_over_those_who_cover_it(clients: list[Client], name: str):
+def test_every_position_is_averaged_over_those_who_cover_it(clients: list[Update], name: str):
     cut = CUTS[name]
     found = pooled(clients).middle(cut)
     every = [alone(one) for one in clients]
@@ -137,21 +134,18 @@ def test_every_position_is_averaged_over_those_who_cover_it(clients: list[Client
 
 
 @given(fleets)
-def test_nothing_trimmed_is_the_covered_mean(clients: list[Client]):
+def test_nothing_trimmed_is_the_covered_mean(clients: list[Update]):
     """Of those who take positions; a fold counts more than once in the mean, once here."""
-    plain = [c for c in clients if c.transfer not in (KINDS["weighted"], KINDS["replicated"])]
-    plain = [c for c in plain if c.transfer != KINDS["folded"]]
-    merger = Merger(SLOTS, OLD)
-    for one in plain:
-        merger.add(one.transfer, one.state, one.weight)
-    expected = merger.result()[0]
+    others = [KINDS[name] for name in ("weighted", "replicated", "folded", "scaled")]
+    plain = [c for c in clients if c.transfer not in others]
+    expected = merge(plain, OLD)[0] if plain else OLD
     found = pooled(plain).middle(NOTHING)
     for slot in (s for s in SLOTS if s.averaged):
         torch.testing.assert_close(found[slot.name], expected[slot.name], rtol=1e-5, atol=1e-6)
 
 
 @given(fleets, st.randoms(), st.sampled_from(sorted(CUTS)))
-def test_the_order_of_clients_changes_no_bit(clients: list[Client], order: Any, name: str):
+def test_the_order_of_clients_changes_no_bit(clients: list[Update], order: Any, name: str):
     """Neither that in which they arrive nor that of their numbers."""
     mixed = list(clients)
     order.shuffle(mixed)
@@ -161,7 +155,7 @@ def test_the_order_of_clients_changes_no_bit(clients: list[Client], order: Any, 
 
 @given(fleets, st.integers(1, 60), st.sampled_from(sorted(CUTS)))
 @at_most(12)
-def test_the_size_of_a_slab_changes_no_bit(clients: list[Client], slab: int, name: str):
+def test_the_size_of_a_slab_changes_no_bit(clients: list[Update], slab: int, name: str):
     a, b = pooled(clients).middle(CUTS[name]), pooled(clients, slab=slab).middle(CUTS[name])
     assert all(same_bits(a[s.name], b[s.name]) for s in SLOTS)
     few, many = (
@@ -181,7 +175,7 @@ def test_the_size_of_a_slab_changes_no_bit(clients: list[Client], slab: int, nam
 def test_the_middle_of_equal_updates_is_that_update(dtype: str, count: int, seed: int, name: str):
     slots = (Slot("w", (3, 2), dtype), Slot("x", (), dtype), Slot("n", (), "int64", "buffer"))
     state = random(slots, seed)
-    pool = pooled([Client(Transfer.identity(slots), state, 1.0)] * count, random(slots, 0), slots)
+    pool = pooled([Update(Transfer.identity(slots), state, 1.0)] * count, random(slots, 0), slots)
     found = pool.middle(CUTS[name])
     assert all(torch.equal(found[k], state[k]) and found[k].dtype == state[k].dtype for k in state)
 
@@ -236,35 +230,33 @@ def test_integers_take_the_lower_median_of_those_who_have_them():
 
 def test_frozen_parameters_and_bools_are_left_alone():
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
-    graph, state = ag.trace(net, torch.zeros(1, 3))
+    graph, state = captured(net, torch.zeros(1, 3))
     graph = ag.train_only(graph, ["1.*"]).graph
-    pool = Pool(graph, state)
-    for number in range(3):
-        moved = {k: v + number for k, v in state.items()}
-        pool.add(number, Update(Transfer.identity(graph), moved))
-    found = pool.middle(MEDIAN)
+    moved = [{k: v + number for k, v in state.items()} for number in range(3)]
+    updates = [Update(Transfer.identity(graph), each) for each in moved]
+    found = pooled(updates, state, graph).middle(MEDIAN)
     assert torch.equal(found["0.weight"], state["0.weight"])
     assert torch.equal(found["1.weight"], state["1.weight"] + 1)
     slots = (Slot("mask", (2,), "bool", "buffer"),)
     old = {"mask": torch.tensor([True, False])}
-    one = Client(Transfer.identity(slots), {"mask": torch.tensor([False, True])}, 1.0)
+    one = Update(Transfer.identity(slots), {"mask": torch.tensor([False, True])}, 1.0)
     assert torch.equal(pooled([one] * 3, old, slots).middle(MEDIAN)["mask"], old["mask"])
 
 
 def test_rows_skip_scales_and_factors_are_honoured():
-    pool = Pool(SLOTS, OLD)
     states = [random(SLOTS, seed) for seed in range(3)]
     owned = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
-    for number, state in enumerate(states):
-        update = Update(
+    updates = [
+        Update(
             FULL,
             {k: v for k, v in state.items() if k != "norm.mean"},
             scales={"conv.weight": 0.5},
             rows={"fc.weight": owned if number else 1 - owned},
             unmerged={"norm.mean"},
         )
-        pool.add(number, update)
-    found = pool.middle(NOTHING, multiply={"conv.weight": 4.0})
+        for number, state in enumerate(states)
+    ]
+    found = pooled(updates).middle(NOTHING, multiply={"conv.weight": 4.0})
     assert same_bits(found["norm.mean"], OLD["norm.mean"])
     mean = torch.stack([s["conv.weight"] for s in states]).double().mean(0) * 2
     torch.testing.assert_close(found["conv.weight"], mean.float())
@@ -277,19 +269,15 @@ def test_rows_skip_scales_and_factors_are_honoured():
 def test_rows_that_a_client_does_not_give_do_not_count_where_rows_are_copies():
     slots, wide = (Slot("w", (2,), "float32"),), (Slot("w", (3,), "float32"),)
     copied = Transfer(slots, wide, {"w": Entry("w", (DimMap.of([0, 1, 0], 2),))})
-    pool = Pool(slots, {"w": torch.zeros(2)})
     mask = torch.tensor([1.0, 1.0, 0.0])
-    pool.add(0, Update(copied, {"w": torch.tensor([1.0, 2.0, 30.0])}, rows={"w": mask}))
+    update = Update(copied, {"w": torch.tensor([1.0, 2.0, 30.0])}, rows={"w": mask})
+    pool = pooled([update], {"w": torch.zeros(2)}, slots)
     assert pool.middle(MEDIAN)["w"].tolist() == [1.0, 2.0]
 
 
 def test_a_position_whose_mean_is_not_finite_stays():
-    slots = (Slot("w", (2,), "float32"),)
-    pool = Pool(slots, {"w": torch.tensor([7.0, 8.0])})
-    same = Transfer.identity(slots)
-    for number in range(3):
-        update = Update(same, {"w": torch.tensor([1e30, 1.0])}, scales={"w": 1e10})
-        pool.add(number, update)
+    large = lone(1e30, 1.0)._replace(scales={"w": 1e10})
+    pool = pooled([large] * 3, {"w": torch.tensor([7.0, 8.0])}, large.transfer.source)
     assert pool.middle(MEDIAN, multiply={"w": 1e-5})["w"].tolist() == [7.0, 1e5]
 
 
@@ -380,7 +368,7 @@ def test_a_full_disk_is_said(call):
 
     spill = Spill()
     real, spill._file = spill._file, Full()  # type: ignore[assignment]
-    with pytest.raises(RunError, match=r"cannot be written to .*; found a full disk"):
+    with pytest.raises(ag.RunError, match=r"cannot be written to .*; found a full disk"):
         spill.put({"x": torch.ones(2)})
 
 
@@ -402,18 +390,15 @@ def test_entries_of_one_source_are_all_read_however_it_is_cut(slab):
         "a": Entry("w", (DimMap.of([0, 1], 4),)),
         "b": Entry("w", (DimMap.of([2, 3], 4),)),
     }
-    pool = Pool(whole, {"w": torch.zeros(4)}, slab=slab)
     state = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 4.0])}
-    pool.add(0, Update(Transfer(whole, parts, halves), state))
+    update = Update(Transfer(whole, parts, halves), state)
+    pool = pooled([update], {"w": torch.zeros(4)}, whole, slab=slab)
     assert pool.middle(lambda count: 0)["w"].tolist() == [1, 2, 3, 4]
 
 
 def test_distances_are_in_double_precision():
-    slots = (Slot("w", (2,), "float32"),)
-    pool = Pool(slots, {"w": torch.zeros(2)})
-    for client, value in enumerate((1.0, 1.0 + 2.0**-20)):
-        update = Update(Transfer.identity(slots), {"w": torch.tensor([value, 1e4 * client])})
-        pool.add(client, update)
+    updates = [lone(1.0, 0.0), lone(1.0 + 2.0**-20, 1e4)]
+    pool = pooled(updates, {"w": torch.zeros(2)}, updates[0].transfer.source)
     sums, counts = pool.squared_distances([0, 1])
     assert (sums.dtype, counts.dtype) == (torch.float64, torch.float64)
     assert sums[0, 1].item() == 1e8 + 2.0**-40
@@ -425,7 +410,7 @@ def test_entries_of_one_source_count_as_one_client():
     split = Transfer(
         slots, small, {"a": Entry("w", (DimMap.of([0, 1], 4),)), "b": Entry("w", (None,))}
     )
-    both = Client(split, {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([3.0] * 4)}, 1.0)
+    both = Update(split, {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([3.0] * 4)}, 1.0)
     assert pooled([both], {"w": torch.zeros(4)}, slots).middle(MEDIAN)["w"].tolist() == [2, 2, 3, 3]
 
 

@@ -81,16 +81,6 @@ def test_half_precision_is_pushed_in_single():
     assert numerator["w"].dtype == torch.float32 == accumulator(torch.float16)
 
 
-def test_several_entries_of_one_source_add_up():
-    block = Slot("a", (2,), "float32")
-    copies = (block, block._replace(name="b"))
-    graft = Transfer((block,), copies, {n: Entry("a", (None,)) for n in ("a", "b")})
-    state = {"a": torch.tensor([1.0, 2.0])}
-    assert torch.equal(graft.pull(state)["b"], state["a"])
-    numerator, coverage = graft.push({"a": torch.ones(2), "b": torch.full((2,), 3.0)})
-    assert (numerator["a"] / coverage["a"]).tolist() == [2, 2]
-
-
 # -------------------------------------------------------------------------------- initialising
 
 
@@ -272,19 +262,6 @@ def test_one_entry_is_made_as_all_are():
     assert Transfer.identity((W,)).entry("w", state) is state["w"]
     with pytest.raises(RewriteError, match="w: the state lacks an entry"):
         half.entry("w", {})
-
-
-@pytest.mark.parametrize("shape", [(5,), (5, 2), (3, 5, 2, 2)])
-def test_weights_of_a_map_stand_along_its_dimension(shape):
-    dim = shape.index(5)
-    map_ = DimMap.of([4, 0, 0], 5, weights=[0.5, 2.0, -1.0])
-    assert map_ is not None
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    factors = torch.tensor([0.5, 2.0, -1.0]).view(
-        [-1 if d == dim else 1 for d in range(len(shape))]
-    )
-    expected = x.index_select(dim, torch.tensor([4, 0, 0])) * factors
-    assert torch.equal(map_.gather(x, dim), expected)
 
 
 def test_what_is_covered_evenly_is_looked_up_as_one_number():

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import archgraph as ag
-from archgraph.errors import RunError
 from archgraph.states import wire
+from tests.nets import captured, with_parts
 
 
 @pytest.mark.parametrize("dtype", wire.DTYPES)
@@ -46,24 +46,23 @@ def strange() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("message", list(strange()))
 def test_what_the_format_lacks_is_named(message: str, tmp_path: Path) -> None:
     value = strange()[message]
-    with pytest.raises(RunError, match=rf"^clients: 1: fc\.weight: {message}"):
+    with pytest.raises(ag.RunError, match=rf"^clients: 1: fc\.weight: {message}"):
         wire.encode({"clients": [{}, {"fc.weight": value}]})
-    with pytest.raises(RunError, match=rf"^fc\.weight: {message}"):
+    with pytest.raises(ag.RunError, match=rf"^fc\.weight: {message}"):
         wire.save_tensors(tmp_path / "a.safetensors", {"fc.weight": value})
     assert not any(tmp_path.iterdir())
 
 
-class Filter(nn.Module):
+@with_parts(
+    lambda dtype: {
+        "fc": nn.Linear(4, 3),
+        "filter": nn.Parameter(torch.ones(4, dtype=dtype)),
+    }
+)
+def Filter(self, x: torch.Tensor) -> torch.Tensor:
     """A layer in the frequency domain."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 3)
-        self.filter = nn.Parameter(torch.ones(4, dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.fc(torch.fft.ifft(torch.fft.fft(x) * self.filter).real.float())
-        return y
+    y: torch.Tensor = self.fc(torch.fft.ifft(torch.fft.fft(x) * self.filter).real.float())
+    return y
 
 
 def test_a_run_with_complex_weights_is_recorded_or_refused_before_it_begins(tmp_path: Path) -> None:
@@ -72,7 +71,7 @@ def test_a_run_with_complex_weights_is_recorded_or_refused_before_it_begins(tmp_
         experiment = {
             "name": "filters",
             "family": {
-                "model": ag.trace(Filter(dtype), x[:2]),
+                "model": captured(Filter(dtype), x[:2]),
                 "clients": [{"name": "a", "count": 2}],
             },
             "strategy": {"fedavg": {}},
@@ -86,6 +85,6 @@ def test_a_run_with_complex_weights_is_recorded_or_refused_before_it_begins(tmp_
             ag.run(experiment, data=pair, out=out, progress=False)
             assert (out / "metrics.jsonl").exists()
         else:
-            with pytest.raises(RunError, match=r"^global/filter: .* found complex128"):
+            with pytest.raises(ag.RunError, match=r"^global/filter: .* found complex128"):
                 ag.run(experiment, data=pair, out=out, progress=False)
             assert not out.exists()

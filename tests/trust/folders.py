@@ -18,7 +18,6 @@ import archgraph as ag
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.local import execute
 from archgraph.engine.world import prepare
-from archgraph.language import load_experiment
 from archgraph.record.checkpoint import SUMS
 from archgraph.record.proof import sha256
 from archgraph.reports.run_tables import tiers
@@ -55,7 +54,7 @@ def broken_folder() -> tuple[Experiment, Path]:
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "experiment.yaml").write_text(SPEC)
-    setup = prepare(load_experiment(folder / "experiment.yaml"))
+    setup = prepare(ag.load_experiment(folder / "experiment.yaml"))
     execute(setup, out=folder / "run", progress=False)
     shutil.rmtree(folder / "run" / "checkpoints" / "round-000003")
     return setup, folder / "run"

@@ -18,9 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import archgraph as ag
 from archgraph.analysis.axes import Axis
-from archgraph.graph.text import parse
 from archgraph.layout.layouts import AxisRef, leaves
-from archgraph.module.build import state_of
 from archgraph.ops.infer import infer
 from archgraph.rewrites.cut import cut_axes
 from archgraph.rewrites.laws import (
@@ -156,7 +154,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         again = infer(graph)
         assert again == graph, _first_difference(again, graph)
     with exam.check("text"):
-        again = parse(str(graph))
+        again = ag.parse(str(graph))
         assert again == graph, _first_difference(again, graph)
     with exam.check("yaml"), TemporaryDirectory() as folder:
         ag.save(graph, Path(folder) / "net.yaml")
@@ -388,7 +386,7 @@ class _Step:
         wrong = [n for n, p in own.items() if p.grad is not None and not p.grad.isfinite().all()]
         assert not wrong, f"gradient not finite for {', '.join(wrong[:3])}"
         torch.optim.SGD(net.parameters(), 1e-4).step()
-        floats = [t for t in state_of(net).values() if t.is_floating_point()]
+        floats = [t for t in ag.state_of(net).values() if t.is_floating_point()]
         assert all(t.isfinite().all() for t in floats), "weights not finite after a step"
         count, cost = sum(p.numel() for p in net.parameters()), ag.cost(small.graph).parameters
         assert cost == count, f"cost counts {cost} parameters, the module has {count}"

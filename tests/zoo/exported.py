@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,17 +17,24 @@ import onnx
 import torch
 
 import archgraph as ag
-from archgraph.errors import GraphError
-from archgraph.graph.ir import ArchGraph
 from archgraph.onnx.session import TOLERANCES, check_file, distance, open_session, run_session
 from archgraph.rewrites.laws import outputs, random_inputs
 from archgraph.states import State
 from tests.nets import Foreign
-from tests.zoo.collection import GROUPS, Entry
+from tests.zoo.collection import Entry
 from tests.zoo.exam import Level, seed_of, tensors
 from tests.zoo.growth import unsettled
 from tests.zoo.report import Checks, Findings
-from tests.zoo.table import cells, escaped
+from tests.zoo.tables import (
+    Found,
+    by_group,
+    each_group,
+    failures,
+    grid,
+    listing,
+    not_examined,
+    told,
+)
 
 BESIDE = 2**30  # bytes of weights above which they stand beside the file
 REFUSED = ("cannot be expressed in ONNX", "cannot be exported with a free batch size")
@@ -98,7 +104,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     )
 
 
-def _steady(graph: ArchGraph, state: State) -> bool:
+def _steady(graph: ag.ArchGraph, state: State) -> bool:
     """Whether single precision gives what double precision does, to a tenth of what is allowed."""
     module = ag.build(graph, state).eval()
     inputs = random_inputs(graph)
@@ -124,7 +130,7 @@ class _Work:
     def __call__(
         self,
         what: str,
-        graph: ArchGraph,
+        graph: ag.ArchGraph,
         state: State,
         example: tuple[list[torch.Tensor], list[torch.Tensor]] | None,
     ) -> File | None:
@@ -136,7 +142,7 @@ class _Work:
                 try:
                     place: Literal["inside", "beside"] = "beside" if beside else "inside"
                     ag.export(graph, state, path, weights=place, verify=False)
-                except GraphError as error:
+                except ag.GraphError as error:
                     if error.message not in REFUSED:
                         raise
                     self.refused.append((what, f"{error.message}: {error.facts.get('found')}"))
@@ -164,7 +170,7 @@ def _example(path: Path, inputs: list[torch.Tensor], expected: list[torch.Tensor
     return gap
 
 
-def _round_trip(path: Path, graph: ArchGraph, state: State) -> None:
+def _round_trip(path: Path, graph: ag.ArchGraph, state: State) -> None:
     """The file becomes the same graph, with equal weights, axes and blocks."""
     again, weights = ag.load(path)
     assert again == graph and again.name == graph.name, "another graph"
@@ -176,13 +182,11 @@ def _round_trip(path: Path, graph: ArchGraph, state: State) -> None:
     assert ag.structure(again).blocks == ag.structure(graph).blocks, "other blocks"
 
 
-def _axes(graph: ArchGraph) -> list[tuple[object, ...]]:
+def _axes(graph: ag.ArchGraph) -> list[tuple[object, ...]]:
     return [(a.name, a.size, a.role, a.free, len(a.spans)) for a in ag.axes(graph).all]
 
 
 # -- all models -------------------------------------------------------------------------------
-
-Found = Sequence[tuple[Entry, Report]]
 
 _COLUMNS = (
     "model", "parameters", "operators: graph", "file", "MB", "file − PyTorch", "half: parameters",
@@ -196,7 +200,7 @@ def line(entry: Entry, report: Report, seconds: float) -> str:
     size = f"{report.memory / 2**30:.1f} GiB"
     head = f"{_verdict(report)} {entry.group}/{entry.name} ({seconds:.0f} s, {size}; {gaps})"
     refused = [f"        {what} refused: {why}" for what, why in report.refused]
-    return "\n".join([head, *refused, *(f"        {f.check}: {f.error}" for f in report.failures)])
+    return told(report, head, *refused)
 
 
 def table(found: Found, level: Level, models: int) -> str:
@@ -215,18 +219,9 @@ def table(found: Found, level: Level, models: int) -> str:
         "file. Processor seconds on one core, for the whole.",
         _summary(found),
     ]
-    if len(found) < models:
-        parts.append(f"{models - len(found)} of {models} models have not been examined.")
-    for group in GROUPS:
-        rows = [_row(e, r) for e, r in found if e.group == group]
-        if rows:
-            rule = "|" + "---|" * len(_COLUMNS)
-            parts.append("\n".join([f"## {group}\n", cells(_COLUMNS), rule, *rows]))
     refused = [f"- {e.group}/{e.name}, {what}: {why}" for e, r in found for what, why in r.refused]
-    failed = [f"- {e.group}/{e.name}: {f.check}: {f.error}" for e, r in found for f in r.failures]
-    for title, items in (("Refused", refused), ("Failures", failed)):
-        if items:
-            parts.append(f"## {title}\n\n" + "\n".join(map(escaped, items)))
+    parts += [*not_examined(found, models), *by_group(found, _COLUMNS, _row)]
+    parts += [*listing("Refused", refused), *failures(found)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -236,34 +231,30 @@ def _verdict(report: Report) -> str:
 
 def _summary(found: Found) -> str:
     heads = ("group", "models", "pass", "refused", "worst difference: whole", "half")
-    rows = [cells(heads), "|" + "---|" * len(heads)]
-    for group in (*GROUPS, "all"):
-        own = [r for e, r in found if group in (e.group, "all")]
-        if own:
-            verdicts = Counter(map(_verdict, own))
-            worst = (
-                f"{max((f.gap for r in own if (f := getattr(r, key))), default=0.0):.0e}"
-                for key in ("whole", "half")
-            )
-            counts = str(len(own)), str(verdicts["pass"]), str(verdicts["refused"])
-            rows.append(cells((group, *counts, *worst)))
-    return "\n".join(rows)
+    rows = []
+    for group, own in each_group(found):
+        verdicts = Counter(map(_verdict, own))
+        worst = (
+            f"{max((f.gap for r in own if (f := getattr(r, key))), default=0.0):.0e}"
+            for key in ("whole", "half")
+        )
+        counts = str(len(own)), str(verdicts["pass"]), str(verdicts["refused"])
+        rows.append((group, *counts, *worst))
+    return grid(heads, rows)
 
 
-def _row(entry: Entry, report: Report) -> str:
+def _row(entry: Entry, report: Report) -> tuple[str, ...]:
     whole, half = report.whole, report.half
     verdict = _verdict(report)
-    return cells(
-        (
-            entry.name,
-            f"{report.parameters:,}",
-            str(report.nodes),
-            str(whole.operators) if whole else "",
-            f"{whole.bytes / 1e6:.1f}" if whole else "",
-            f"{whole.gap:.0e}" if whole else "",
-            f"{half.parameters:,}" if half else "",
-            f"{half.gap:.0e}" if half else "",
-            f"{report.seconds.get('whole: export', 0.0):.1f}",
-            "**fail**" if verdict == "FAIL" else verdict,
-        )
+    return (
+        entry.name,
+        f"{report.parameters:,}",
+        str(report.nodes),
+        str(whole.operators) if whole else "",
+        f"{whole.bytes / 1e6:.1f}" if whole else "",
+        f"{whole.gap:.0e}" if whole else "",
+        f"{half.parameters:,}" if half else "",
+        f"{half.gap:.0e}" if half else "",
+        f"{report.seconds.get('whole: export', 0.0):.1f}",
+        "**fail**" if verdict == "FAIL" else verdict,
     )

@@ -20,18 +20,16 @@ import torch
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.errors import RewriteError
-from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
 from archgraph.rewrites.laws import in_float64, relative_difference, to_float64
 from archgraph.states import DimMap, State
 from archgraph.states import Entry as Source
 from tests.nets import Foreign
 from tests.structures import refusals
-from tests.zoo.collection import GROUPS, Entry
+from tests.zoo.collection import Entry
 from tests.zoo.exam import Level, dropout_off, seed_of, tensors
 from tests.zoo.report import Checks, Findings
-from tests.zoo.table import cells, escaped
+from tests.zoo.tables import Found, by_group, failures, grid, listing, not_examined, told
 
 FACTOR = 1.5
 TWICE = 2.0  # what runs over an axis bears copies that are equally many
@@ -168,7 +166,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         with exam.check(f"deepen {section.name}"):
             try:
                 deep = ag.deepen(graph, {section.name: len(section.blocks) + 1})
-            except RewriteError as error:
+            except ag.RewriteError as error:
                 stays.append((section.name, f"{error.message}: {error.found}"))
                 continue
             gaps = work(deep)
@@ -185,7 +183,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
         with exam.check(f"split {section.name}"):
             try:
                 parts = ag.split(graph, after=section.name)
-            except RewriteError as error:
+            except ag.RewriteError as error:
                 uncut.append((section.name, f"{error.message}: {error.found}"))
                 continue
             assert ag.chain(parts) == graph, "chain(split(g)) is not g"
@@ -212,7 +210,7 @@ def held(gap64: float, gap32: float, rounding: float) -> None:
     assert gap32 <= allowed, f"float32 differs by {gap32:.2g}, allowed {allowed:g}"
 
 
-def kind_of(graph: ArchGraph) -> str:
+def kind_of(graph: ag.ArchGraph) -> str:
     """What family an architecture is of, by what it computes."""
     ops = {n.op.split(".")[1] for n in graph.nodes if n.op.startswith("aten.")}
     if ops & set(ATTENTION):
@@ -238,7 +236,7 @@ def unsettled(state: State, *, enlarged: bool = True) -> dict[str, torch.Tensor]
     return made
 
 
-def smaller(graph: ArchGraph, state: State) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
+def smaller(graph: ag.ArchGraph, state: State) -> tuple[ag.ArchGraph, dict[str, torch.Tensor]]:
     """The model, narrowed where it is large: a law does not depend on sizes."""
     count = ag.cost(graph).parameters
     if count <= PARAMETERS:
@@ -248,14 +246,14 @@ def smaller(graph: ArchGraph, state: State) -> tuple[ArchGraph, dict[str, torch.
 
 
 def together(
-    graph: ArchGraph, names: Sequence[str], factor: float = FACTOR
+    graph: ag.ArchGraph, names: Sequence[str], factor: float = FACTOR
 ) -> tuple[list[str], dict[str, str]]:
     """Axes that can be widened at once, and why others cannot join them."""
     chosen, left = list(names), dict[str, str]()
     while chosen:
         try:
             ag.widen(graph, dict.fromkeys(chosen, factor))
-        except RewriteError as error:
+        except ag.RewriteError as error:
             chosen.remove(str(error.where))
             left[str(error.where)] = str(error.found)
         else:
@@ -269,14 +267,14 @@ def plain_entry(entry: Source) -> Source:
     return dataclasses.replace(entry, dims=tuple(dims))
 
 
-def plain(graph: ArchGraph, names: Sequence[str]) -> ag.Rewritten:
+def plain(graph: ag.ArchGraph, names: Sequence[str]) -> ag.Rewritten:
     """The same copies, with nothing that makes up for them."""
     graph, transfer = ag.widen(graph, dict.fromkeys(names, FACTOR))
     entries = {name: plain_entry(entry) for name, entry in transfer.entries.items()}
     return ag.Rewritten(graph, ag.Transfer(transfer.source, transfer.target, entries))
 
 
-def narrowed_back(graph: ArchGraph, names: Sequence[str], state: State) -> bool:
+def narrowed_back(graph: ag.ArchGraph, names: Sequence[str], state: State) -> bool:
     """Whether narrowing in Net2Net's mode undoes widening, graph and state, bit for bit."""
     wide = ag.widen(graph, dict.fromkeys(names, FACTOR))
     sizes = {name: ag.axes(graph)[name].size for name in names}
@@ -289,7 +287,7 @@ def narrowed_back(graph: ArchGraph, names: Sequence[str], state: State) -> bool:
 class _Function:
     """What a model computes in evaluation, in both precisions, and what it becomes."""
 
-    def __init__(self, graph: ArchGraph, state: State, inputs: Any) -> None:
+    def __init__(self, graph: ag.ArchGraph, state: State, inputs: Any) -> None:
         def wide(x: Any) -> Any:
             return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
@@ -303,7 +301,7 @@ class _Function:
         assert moved or not pairs, "vacuous: no output depends on its input"
 
     @staticmethod
-    def _run(graph: ArchGraph, state: State, inputs: Any) -> list[torch.Tensor]:
+    def _run(graph: ag.ArchGraph, state: State, inputs: Any) -> list[torch.Tensor]:
         with torch.no_grad():
             return tensors(ag.build(graph, state).eval()(*inputs[0], **inputs[1]))
 
@@ -346,8 +344,6 @@ class _Function:
 
 # -- all models -------------------------------------------------------------------------------
 
-Found = Sequence[tuple[Entry, Report]]
-
 _COLUMNS = (
     "model", "kind", "parameters", "wider: free axes", "exact", "tried alone", "alone 64 / 32",
     "at once", "at once 64 / 32", "doubled", "doubled 64 / 32", "bare copies", "deeper: sections",
@@ -366,7 +362,7 @@ def line(entry: Entry, report: Report, seconds: float) -> str:
         f"deeper {report.deeper.tried}/{report.sections} ({_gaps(report.deeper)}); "
         f"cuts {report.parts.tried}; rounding {report.rounding:.0e}, effect {report.effect:.0e}"
     )
-    return "\n".join([head, *(f"        {f.check}: {f.error}" for f in report.failures)])
+    return told(report, head)
 
 
 def table(found: Found, level: Level, models: int) -> str:
@@ -394,35 +390,22 @@ def table(found: Found, level: Level, models: int) -> str:
         "and state bit for bit.",
         _by_kind(found),
     ]
-    if len(found) < models:
-        parts.append(
-            f"{models - len(found)} of {models} models were not examined for want of time."
-        )
+    parts += not_examined(found, models)
     for title, key in (
         ("Axes that are not widened", "not_wider"),
         ("Sections that are not deepened", "not_deeper"),
         ("Sections behind which no cut is made", "not_cut"),
     ):
         parts.append(f"## {title}\n\n" + _reasons(found, key))
-    for group in GROUPS:
-        rows = [_row(e, r) for e, r in found if e.group == group]
-        if rows:
-            rule = "|" + "---|" * len(_COLUMNS)
-            parts.append("\n".join([f"## {group}\n", cells(_COLUMNS), rule, *rows]))
-    wrong = [f"- {e.group}/{e.name}: {f.check}: {f.error}" for e, r in found for f in r.failures]
-    if wrong:
-        parts.append("## Failures\n\n" + "\n".join(map(escaped, wrong)))
+    parts += [*by_group(found, _COLUMNS, _row), *failures(found)]
     notes = [f"- {e.group}/{e.name}: {text}" for e, r in found for text in r.notes]
-    if notes:
-        parts.append(
-            "## Axes that cannot grow with the others\n\n" + "\n".join(map(escaped, notes))
-        )
+    parts += listing("Axes that cannot grow with the others", notes)
     return "\n\n".join(parts) + "\n"
 
 
 def _by_kind(found: Found) -> str:
     heads = ("kind", "models", "pass", "free axes", "exact", "share", "worst 64 / 32", "deepened")
-    rows = [cells(heads), "|" + "---|" * len(heads)]
+    rows = []
     for kind in ("residual CNN", "transformer", "other", "all"):
         own = [r for _, r in found if kind in (r.kind, "all")]
         if not own:
@@ -432,12 +415,11 @@ def _by_kind(found: Found) -> str:
         laws = [law for r in own for law in (r.alone, r.together, r.doubled, r.deeper, r.parts)]
         worst = Law(1, max(law.gap64 for law in laws), max(law.gap32 for law in laws))
         sections, deep = sum(r.sections for r in own), sum(r.deeper.tried for r in own)
-        row = (
+        rows.append((
             kind, str(len(own)), str(sum(r.ok for r in own)), f"{free:,}", f"{exact:,}",
             f"{exact / max(free, 1):.1%}", _gaps(worst), f"{deep} of {sections} sections",
-        )  # fmt: skip
-        rows.append(cells(row))
-    return "\n".join(rows)
+        ))  # fmt: skip
+    return grid(heads, rows)
 
 
 def _reasons(found: Found, key: str) -> str:
@@ -449,11 +431,11 @@ def _reasons(found: Found, key: str) -> str:
             text = general(reason)
             count[text] = count.get(text, 0) + 1
             models.setdefault(text, []).append(entry.name)
-    rows = [cells(("reason", "times", "models")), "|---|---|---|"]
-    for text in sorted(count, key=lambda t: -count[t]):
-        names = list(dict.fromkeys(models[text]))
-        rows.append(cells((text, str(count[text]), listed(names))))
-    return "\n".join(rows) if count else "None."
+    rows = [
+        (text, str(count[text]), listed(list(dict.fromkeys(models[text]))))
+        for text in sorted(count, key=lambda t: -count[t])
+    ]
+    return grid(("reason", "times", "models"), rows) if count else "None."
 
 
 def general(reason: str) -> str:
@@ -472,11 +454,10 @@ def _gaps(law: Law) -> str:
     return f"{law.gap64:.0e} / {law.gap32:.0e}" if law.tried else ""
 
 
-def _row(entry: Entry, report: Report) -> str:
+def _row(entry: Entry, report: Report) -> tuple[str, ...]:
     back = {None: "", True: "equal", False: "**differs**"}[report.narrowed_back]
     cuts = max(report.sections - 1, 0)
-    return cells(
-        (
+    return (
             entry.name, report.kind, f"{report.parameters:,}", str(report.free),
             str(report.free - len(report.not_wider)), str(report.alone.tried),
             _gaps(report.alone), str(report.axes_together), _gaps(report.together),
@@ -484,5 +465,4 @@ def _row(entry: Entry, report: Report) -> str:
             f"{report.effect:.0e}" if report.together.tried else "",
             str(report.sections), str(report.deeper.tried), _gaps(report.deeper),
             f"{report.parts.tried} of {cuts}", back, "pass" if report.ok else "**fail**",
-        )
-    )  # fmt: skip
+        )  # fmt: skip

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from tests.nets import Foreign
+from tests.nets import Foreign, Parts, with_parts
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,6 @@ HANDMADE: dict[str, Callable[[], Foreign]] = {}
 EXPECTED: dict[str, Expected] = {}
 
 
-class Parts(nn.Module):
-    """Base of the cases: named parts; a bare tensor becomes a buffer, other values attributes."""
-
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-
 def case(
     parts: Callable[[], Mapping[str, Any]],
     *args: Any,
@@ -70,12 +58,12 @@ def case(
     def enter(forward: Callable[..., Any]) -> type[Parts]:
         name = forward.__name__
         assert name not in HANDMADE, f"two cases are called {name}"
-        title = name.title().replace("_", "")
-        model = type(title, (Parts,), {"forward": forward, "__doc__": forward.__doc__})
+        model = with_parts(parts)(forward)
+        model.__name__ = name.title().replace("_", "")
 
         def make() -> Foreign:
             torch.manual_seed(0)
-            return Foreign(model(parts()), args, kwargs)
+            return Foreign(model(), args, kwargs)
 
         HANDMADE[name] = make
         EXPECTED[name] = Expected(half or {}, share, spanned, because)
@@ -1909,17 +1897,11 @@ def siamese(self, x, other):
 # -- 18. linear layers by another name --------------------------------------------------------
 
 
-class TransposedLinear(nn.Module):
+@with_parts(lambda outputs, inputs: {"weight": weight(inputs, outputs), "bias": weight(outputs)})
+def TransposedLinear(self, x):
     """GPT-2's `Conv1D`: a linear layer with its weight the other way round."""
-
-    def __init__(self, outputs: int, inputs: int) -> None:
-        super().__init__()
-        self.outputs = outputs
-        self.weight, self.bias = weight(inputs, outputs), weight(outputs)
-
-    def forward(self, x):
-        size = (*x.size()[:-1], self.outputs)
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size)
+    size = (*x.size()[:-1], self.weight.shape[1])
+    return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size)
 
 
 @case(
@@ -1970,16 +1952,16 @@ def subclasses(self, x):
     return self.c(self.b(self.a(x).mean((2, 3))).relu())
 
 
-class LowRank(nn.Module):
+@with_parts(
+    lambda inputs, outputs, rank: {
+        "base": nn.Linear(inputs, outputs).requires_grad_(False),
+        "down": weight(rank, inputs),
+        "up": weight(outputs, rank),
+    }
+)
+def LowRank(self, x):
     """A frozen linear layer and a trained update of low rank (LoRA)."""
-
-    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
-        super().__init__()
-        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
-        self.down, self.up = weight(rank, inputs), weight(outputs, rank)
-
-    def forward(self, x):
-        return self.base(x) + (x @ self.down.T) @ self.up.T * 0.5
+    return self.base(x) + (x @ self.down.T) @ self.up.T * 0.5
 
 
 @case(

@@ -6,7 +6,8 @@ import re
 import statistics
 
 from tests.zoo.collection import GROUPS, entries
-from tests.zoo.table import COLUMNS, cells
+from tests.zoo.table import COLUMNS
+from tests.zoo.tables import grid
 
 Rows = dict[tuple[str, str], str]  # a line by group and model
 LISTS = ("Failures", "Left out and noted")
@@ -63,13 +64,12 @@ def _model(item: str) -> tuple[str, str]:
 
 def _summary(rows: Rows) -> str:
     """Pass rate and median share by group, from the columns of the tables."""
-    lines = [cells(("group", "models", "pass", "rate", "median share")), "|---|---|---|---|---|"]
+    lines = []
     for group in (*GROUPS, "all"):
         own = [row.split(" | ") for key, row in rows.items() if group in (key[0], "all")]
         if own:
             passed = sum(row[-1] == "pass |" for row in own)
             shares = [float(row[SHARE].rstrip("%")) for row in own if row[SHARE]]
             share = f"{statistics.median(shares):.2f}%" if shares else ""
-            line = (group, str(len(own)), str(passed), f"{passed / len(own):.1%}", share)
-            lines.append(cells(line))
-    return "\n".join(lines)
+            lines.append((group, str(len(own)), str(passed), f"{passed / len(own):.1%}", share))
+    return grid(("group", "models", "pass", "rate", "median share"), lines)

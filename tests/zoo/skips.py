@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,8 @@ from tests.nets import Foreign
 from tests.zoo.collection import GROUPS, Entry
 from tests.zoo.exam import Level, dropout_off
 from tests.zoo.report import Checks, Findings
-from tests.zoo.table import cells, escaped
+from tests.zoo.tables import Found, failures, grid, not_examined, told
 
-Found = Sequence[tuple[Entry, "Report"]]
 LARGE = 3_000_000  # parameters; above, a quarter of every width has the same blocks
 
 
@@ -67,25 +65,24 @@ def line(entry: Entry, report: Report, seconds: float) -> str:
     """One model in one line, its failures below."""
     verdict = "pass" if report.ok else "FAIL"
     head = f"{verdict} {entry.group}/{entry.name} ({seconds:.0f} s): {report.removable} removable"
-    return "\n".join([head, *(f"        {f.check}: {f.error}" for f in report.failures)])
+    return told(report, head)
 
 
 def table(found: Found, level: Level, models: int) -> str:
     """The page: blocks by group, and what is wrong."""
     heads = ("group", "models", "blocks", "removable", "wrong")
-    rows = [cells(heads), "|" + "---|" * len(heads)]
+    rows = []
     for group in (*GROUPS, "all"):
         own = [r for e, r in found if group in (e.group, "all")]
         sums = (sum(getattr(r, name) for r in own) for name in heads[2:])
-        rows.append(cells((group, str(len(own)), *(f"{number:,}" for number in sums))))
-    failed = [f"- {e.group}/{e.name}: {f.check}: {f.error}" for e, r in found for f in r.failures]
+        rows.append((group, str(len(own)), *(f"{number:,}" for number in sums)))
     parts = [
         "# Skipping on the zoo",
         "Written by `python -m tests.zoo --exam skips`; do not edit.",
         "Every removable block is left out alone, and the network compared in float64 with the "
         "unchanged one whose branches are multiplied by zero where they are added.",
-        "\n".join(rows),
-        *([f"{models - len(found)} of {models} models were not examined."] * (len(found) < models)),
-        *(["## Failures", "\n".join(map(escaped, failed))] * bool(failed)),
+        grid(heads, rows),
+        *not_examined(found, models),
+        *failures(found),
     ]
     return "\n\n".join(parts) + "\n"

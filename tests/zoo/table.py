@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
 
-from tests.zoo.collection import GROUPS, Entry
+from tests.zoo.collection import Entry
 from tests.zoo.exam import AXES, LAW, Report
-
-Found = Sequence[tuple[Entry, Report]]
+from tests.zoo.tables import Found, by_group, each_group, escaped, grid, not_examined, told
 
 COLUMNS = (
     "model", "parameters", "nodes", "layers back", "axes free / pinned / spanned",
@@ -24,7 +22,7 @@ def line(entry: Entry, report: Report, seconds: float) -> str:
     gap = f", law {report.gap:.0e}" if report.gap is not None else ""
     size = f", {report.memory / 2**30:.1f} GiB" if report.memory else ""
     head = f"{verdict} {entry.group}/{entry.name} ({seconds:.0f} s{size}{gap})"
-    return "\n".join([head, *(f"        {f.check}: {f.error}" for f in report.failures)])
+    return told(report, head)
 
 
 def table(found: Found, level: str, models: int) -> str:
@@ -53,15 +51,7 @@ def table(found: Found, level: str, models: int) -> str:
         "Processor seconds on one core.",
         summary(found),
     ]
-    if len(found) < models:
-        parts.append(
-            f"{models - len(found)} of {models} models were not examined for want of time."
-        )
-    for group in GROUPS:
-        rows = [_row(e, r) for e, r in found if e.group == group]
-        if rows:
-            rule = "|" + "---|" * len(COLUMNS)
-            parts.append("\n".join([f"## {group}\n", cells(COLUMNS), rule, *rows]))
+    parts += [*not_examined(found, models), *by_group(found, COLUMNS, _row)]
     failed = [(e, r) for e, r in found if not r.ok]
     if failed:
         parts.append("## Failures\n\n" + "\n".join(_failures(e, r) for e, r in failed))
@@ -79,51 +69,36 @@ def table(found: Found, level: str, models: int) -> str:
 
 def summary(found: Found) -> str:
     """Pass rate and median share by group."""
-    rows = [cells(("group", "models", "pass", "rate", "median share")), "|---|---|---|---|---|"]
-    for group in (*GROUPS, "all"):
-        own = [r for e, r in found if group in (e.group, "all")]
-        if own:
-            passed = sum(r.ok for r in own)
-            shares = [r.share for r in own if r.share is not None]
-            share = f"{statistics.median(shares):.2%}" if shares else ""
-            row = (group, str(len(own)), str(passed), f"{passed / len(own):.1%}", share)
-            rows.append(cells(row))
-    return "\n".join(rows)
+    rows = []
+    for group, own in each_group(found):
+        passed = sum(r.ok for r in own)
+        shares = [r.share for r in own if r.share is not None]
+        share = f"{statistics.median(shares):.2%}" if shares else ""
+        rows.append((group, str(len(own)), str(passed), f"{passed / len(own):.1%}", share))
+    return grid(("group", "models", "pass", "rate", "median share"), rows)
 
 
-def _row(entry: Entry, report: Report) -> str:
+def _row(entry: Entry, report: Report) -> tuple[str, ...]:
     def seconds(check: str, digits: int) -> str:
         return f"{report.seconds[check]:.{digits}f}" if check in report.seconds else ""
 
     gap = "" if report.gap is None else f"{report.gap:.0e}" if report.gap else "0"
-    return cells(
-        (
-            entry.name,
-            f"{report.parameters:,}",
-            str(report.nodes),
-            f"{report.returned} / {report.layers}",
-            f"{report.free} / {report.pinned} / {report.spanned}",
-            f"{report.blocks} / {report.removable} / {report.sections}",
-            gap,
-            "" if report.share is None else f"{report.share:.2%}",
-            seconds("trace", 1),
-            seconds("axes", 2),
-            seconds("structure", 2),
-            "pass" if report.ok else "**fail**",
-        )
+    return (
+        entry.name,
+        f"{report.parameters:,}",
+        str(report.nodes),
+        f"{report.returned} / {report.layers}",
+        f"{report.free} / {report.pinned} / {report.spanned}",
+        f"{report.blocks} / {report.removable} / {report.sections}",
+        gap,
+        "" if report.share is None else f"{report.share:.2%}",
+        seconds("trace", 1),
+        seconds("axes", 2),
+        seconds("structure", 2),
+        "pass" if report.ok else "**fail**",
     )
 
 
 def _failures(entry: Entry, report: Report) -> str:
     heads = [f"- {entry.group}/{entry.name}"]
     return "\n".join([*heads, *(escaped(f"  - {f.check}: {f.error}") for f in report.failures)])
-
-
-def cells(texts: Sequence[str]) -> str:
-    """A row of a table."""
-    return f"| {' | '.join(escaped(t) for t in texts)} |"
-
-
-def escaped(text: str) -> str:
-    """Text that Markdown leaves as it is."""
-    return text.replace("|", "\\|").replace("<", "&lt;")

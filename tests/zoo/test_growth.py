@@ -50,7 +50,6 @@ def test_a_grown_model_computes_the_same(name, monkeypatch):
 
 def test_the_examination_sees_what_is_wrong(monkeypatch):
     """Copies with nothing that makes up for them fail, alone and together."""
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     widen = ag.widen
 

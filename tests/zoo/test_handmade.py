@@ -1,21 +1,24 @@
-"""Hand-made hard cases: traced, kept as text, cut; and what a person would cut is free."""
+"""Hand-made hard cases: each is traced once, and all laws hold of its graph."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 import archgraph as ag
-from archgraph.analysis.axes import axes
-from archgraph.graph.ir import ArchGraph
+from archgraph.analysis.side_branches import side_branches
+from archgraph.hypernet import entries, local
 from archgraph.layout.layouts import AxisRef, leaves
 from archgraph.ops.infer import infer
 from archgraph.rewrites.cut import cut_axes
@@ -27,7 +30,11 @@ from archgraph.rewrites.laws import (
     random_state,
     relative_difference,
 )
-from tests.nets import Foreign
+from tests.examples import at_most
+from tests.laws import test_cost_laws, test_memory_laws
+from tests.nets import Foreign, captured
+from tests.relate import test_match
+from tests.rewrites import test_lora
 from tests.zoo.handmade import EXPECTED, HANDMADE
 
 pytestmark = [
@@ -62,15 +69,15 @@ class _Traced:
 
     name: str
     foreign: Foreign
-    graph: ArchGraph
+    graph: ag.ArchGraph
     state: dict[str, torch.Tensor]
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_handmade_model(name: str, tmp_path: Path) -> None:
     foreign = HANDMADE[name]()
-    graph, state = ag.trace(
+    graph, state = captured(
         foreign.model, *foreign.args, train=_has_modes(foreign.model), **foreign.kwargs
     )
     assert not any("could not be captured" in note for note in graph.notes), graph.notes
@@ -82,6 +89,12 @@ def test_handmade_model(name: str, tmp_path: Path) -> None:
     check_mask_equals_take(model)
     check_dropped_positions_mattered(model)
     check_free_axes(model)
+    check_budget(model)
+    check_costs_of_submodels(model)
+    check_saved_memory(model)
+    check_folded_adapters(model)
+    check_hidden_orders(model)
+    check_generated_weights(model)
 
 
 def check_values(traced: _Traced, training: bool) -> None:
@@ -148,7 +161,7 @@ def check_mask_equals_take(traced: _Traced) -> None:
     """A random half of all axes together, and of each alone."""
     graph = traced.graph
     rng = np.random.default_rng(7)
-    free = axes(graph).free
+    free = ag.axes(graph).free
     together = {a.name: _some(a, rng) for a in free if not a.spans}
     small = cut_axes(graph, together)
     mask_equals_take(graph, small, together, tolerance=1e-9)
@@ -164,7 +177,7 @@ def check_dropped_positions_mattered(traced: _Traced) -> None:
     graph = traced.graph
     kept = {
         a.name: np.arange(2 if a.role == "cell" else 1)  # more units than a projection has outputs
-        for a in axes(graph).free
+        for a in ag.axes(graph).free
         if not a.spans
     }
     if kept:
@@ -176,9 +189,9 @@ def check_dropped_positions_mattered(traced: _Traced) -> None:
         assert relative_difference(narrow, wide) > 1e-6
 
 
-def _share(graph: ArchGraph) -> float:
+def _share(graph: ag.ArchGraph) -> float:
     """Share of the parameters' elements with a free axis."""
-    solved = axes(graph)
+    solved = ag.axes(graph)
     free = {a.name for a in solved.free}
     total = covered = 0
     for param in graph.params:
@@ -197,7 +210,7 @@ def _share(graph: ArchGraph) -> float:
 def check_free_axes(traced: _Traced) -> None:
     """What a person would cut is free."""
     graph, expected = traced.graph, EXPECTED[traced.name]
-    solved = axes(graph)
+    solved = ag.axes(graph)
     assert all(a.reason for a in solved.pinned)
     assert expected.because or (expected.share >= 0.9 and not expected.spanned)
     small = ag.take(graph, 0.5, allow_nothing=True).graph
@@ -212,3 +225,80 @@ def check_free_axes(traced: _Traced) -> None:
     assert _share(graph) >= expected.share
     spanned = [a for a in solved.free if a.spans]
     assert len(spanned) <= expected.spanned, spanned
+
+
+def check_budget(traced: _Traced) -> None:
+    """A submodel for a budget exists, and obeys the laws."""
+    if ag.axes(traced.graph).free:
+        small = ag.fit(traced.graph, parameters=0.6, verify=True).graph
+        assert ag.cost(small).parameters <= 0.6 * ag.cost(traced.graph).parameters
+
+
+def check_costs_of_submodels(traced: _Traced) -> None:
+    """Costs and memory of submodels are known without making them."""
+
+    @given(st.data())
+    @at_most(2)
+    def law(data: st.DataObject) -> None:
+        test_cost_laws.agree(traced.graph, ag.cost(traced.graph).polynomial, data)
+        test_memory_laws.agree(traced.graph, data)
+
+    law()
+
+
+def check_saved_memory(traced: _Traced) -> None:
+    """Autograd saves as many bytes as the cost says."""
+    foreign = traced.foreign
+    tensors = not foreign.kwargs and all(isinstance(arg, torch.Tensor) for arg in foreign.args)
+    if tensors and traced.name not in test_memory_laws.APPROXIMATE:
+        saved = test_memory_laws.saved_by_torch(ag.build(traced.graph), *foreign.args)
+        assert saved == ag.cost(traced.graph).training(2).saved
+
+
+def _double(tree: Any) -> Any:
+    return pytree.tree_map_only(
+        torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, tree
+    )
+
+
+def _answer(graph: ag.ArchGraph, state: Any, foreign: Foreign) -> list[torch.Tensor]:
+    """Results in evaluation of a graph in double precision."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        net = ag.build(graph, state).eval()
+        return _tensors(net(*_double(foreign.args), **_double(foreign.kwargs)))
+
+
+def check_folded_adapters(traced: _Traced) -> None:
+    """Weights with their adapters folded in compute what both do."""
+    graph, foreign = in_float64(traced.graph), traced.foreign
+    adapted = ag.add_lora(graph, 2, alpha=3, allow_nothing=True)
+    tuned = test_lora.randomised(adapted, _double(traced.state))
+    folded = ag.fold(adapted.graph, tuned)
+    assert len(folded.graph.params) == len(graph.params)
+    assert not [b for b in side_branches(folded.graph) if b.low_rank]
+    results = _answer(folded.graph, folded.state, foreign), _answer(adapted.graph, tuned, foreign)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def check_hidden_orders(traced: _Traced) -> None:
+    """Another order of hidden units is the same network, and is found."""
+    test_match.check(traced.graph)
+    graph = in_float64(traced.graph)
+    state = test_match.without_symmetry(graph, 0)
+    orders = test_match.hidden_orders(graph, state)
+    other = ag.take(graph, positions=orders, allow_nothing=True)
+    assert other.graph == graph
+    moved = _answer(graph, other.transfer.pull(state), traced.foreign)
+    for a, b in zip(moved, _answer(graph, state, traced.foreign), strict=True):
+        largest = float(b.abs().max()) if b.is_floating_point() and b.numel() else 0.0
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * largest)
+
+
+def check_generated_weights(traced: _Traced) -> None:
+    """A hypernetwork generates what is trained and used; all else stays local."""
+    graph = traced.graph
+    names = [entry.name for entry in entries(graph)]
+    assert sorted([*names, *local(graph)]) == sorted(graph.state_names)
+    trained = (p.name for p in graph.params if p.role == "parameter" and p.trainable)
+    assert {*names} == {name for name in trained if graph.leaf_users[name]}

@@ -82,7 +82,6 @@ class Wrong(GraphHypernetwork):
     ],
 )
 def test_the_examination_sees_what_is_wrong(fault, check, monkeypatch):
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
     monkeypatch.setattr("tests.zoo.hypernet.GraphHypernetwork", Wrong)
     monkeypatch.setattr(Wrong, "fault", fault)

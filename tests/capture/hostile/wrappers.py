@@ -12,13 +12,13 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils import checkpoint
 
 from tests.capture.hostile.table import PLACE, Net, body, module, net
+from tests.nets import with_parts
 
 
-class Symmetric(nn.Module):
+@with_parts()
+def Symmetric(self, weight: torch.Tensor) -> torch.Tensor:
     """A parametrisation."""
-
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.triu() + weight.triu(1).mT
+    return weight.triu() + weight.triu(1).mT
 
 
 @net(refused=None)
