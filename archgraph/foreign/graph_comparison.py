@@ -56,9 +56,8 @@ def first_unequal(graph: ArchGraph, other: ArchGraph, names: Mapping[str, str]) 
         name, mate = waiting.pop()
         if pairs.get(name) == mate:
             continue
-        again = draws(graph.node[name].op) and mate in pairs.values()  # 2
-        operands = None if again or name in pairs else both.operands(name, mate)
-        if operands is None:
+        drawn = draws(graph.node[name].op) and mate in pairs.values()
+        if drawn or name in pairs or (operands := both.operands(name, mate)) is None:  # 2
             return _label(graph, name)
         pairs[name] = mate
         waiting += operands
