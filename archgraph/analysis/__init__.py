@@ -1,6 +1,7 @@
-"""What belongs together in a graph; each function is in the file of its name.
+"""What belongs together in a graph.
 
-A graph goes in. Each arrow is a value that is cached with the graph; nothing is changed::
+A graph goes in; nothing is changed. ``axes``, ``structure``, ``presence``, ``cost_polynomial``,
+``cost`` and ``training_step`` are cached with it::
 
     graph ──▶ equations of ops ──▶ naming ──▶ axes        what is cut together, what is pinned
       ├─────▶ precision, unadapted                        the graph without casts and adapters

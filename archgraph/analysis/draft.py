@@ -89,7 +89,7 @@ def draft(
 
 
 def _work(modules: Modules, heads: Sequence[Piece], pieces: Sequence[Piece]) -> list[str]:
-    """Return the operators of a block that work; without any those that learn, or else all."""
+    """Return a block's layers; without layers, its operators with leaves; else all of them."""
     nodes = [n for p in heads or pieces for n in p.nodes]
     if heads:
         return [n for n in nodes if n in modules.stream.heavy]

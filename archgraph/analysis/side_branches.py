@@ -127,7 +127,7 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
 
 
 def _factor(total: Node, branch: Ref) -> float | None:
-    """Return what a sum multiplies a branch by; None if that is no number, or the base has one."""
+    """Return what a sum multiplies a branch by; None if no number, or one that scales the base."""
     alpha = total.arg("alpha", 1)
     if isinstance(alpha, (int, float)) and (alpha == 1 or total.arg("other") == branch):
         return alpha

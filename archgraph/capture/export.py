@@ -126,7 +126,7 @@ def export_program(
        example of at least two; then the size of the example. A forward that goes by the values of
        a size leads to the last of them. Where one input alone has a batch, ``AUTO`` comes first:
        nothing has to be equal, and a restriction may turn out to restrict nothing (3). If it fixes
-       the batch, the other one fails and says why.
+       the batch, the other one fails and says why, and the example's size is exported.
     2. If leading axes turn out to be independent, only the first one is the batch: export again
        with the others fixed.
     3. Find the batch sizes for which the program holds. If that is the example's alone, go on with
@@ -142,7 +142,8 @@ def export_program(
     with neutral(), attributes_first(model):
         grown = grow(example, axes)  # here: a copy that is made in inference mode stays in it
         free = [(grown, torch.export.Dim("batch", min=2)), (grown, torch.export.Dim.AUTO)]
-        if sum(axis_of(mine) is not None for mine in axes) == 1:
+        batches = sum(axis_of(mine) is not None for mine in axes)
+        if batches == 1:
             free.reverse()
         for inputs, dim in [*([] if fixed else free), (example, None)]:  # 1
             # Fixed sizes help only if sizes were the obstacle: one that forward goes by, or the two
@@ -166,8 +167,12 @@ def export_program(
                 obstacles.location = " and ".join(dict.fromkeys(observed.narrowed))
                 continue
             is_fixed = BATCH_WORD not in names.values()
-            if is_fixed and dim is not None and (not obstacles.first or leading(example, axes)):
-                # Nothing says why yet, or the example's one was grown to two: try that.
+            # Nothing says why yet, or the example's one was grown to two: go on.
+            if (
+                is_fixed
+                and dim is not None
+                and (leading(example, axes) or (batches and not obstacles.first))
+            ):
                 obstacles.fixes = True
                 continue
             captured = Captured(program, names, opened, inputs, fixed, bounds, (), observed)
@@ -195,7 +200,7 @@ class _Obstacles:
 
     @property
     def of_sizes(self) -> bool:
-        """Whether forward goes by a size."""
+        """Whether sizes are what stands in the way."""
         return bool(self.asked) or self.fixes
 
     def add(self, error: Exception, location: str, by_size: bool) -> bool:
@@ -225,7 +230,7 @@ class _Obstacles:
 
 
 def _with_notes(model: nn.Module, captured: Captured, reason: str) -> Captured:
-    """Return a capture with what it does otherwise than the module.
+    """Return a capture with notes on how it differs from the module.
 
     ``reason`` says why the batch would have the example's size.
     """

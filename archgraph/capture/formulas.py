@@ -194,7 +194,7 @@ class Formulas(TorchDispatchMode):
         tensors: list[Tensor] = []
         settings = _described((args, tuple(kwargs.items())), tensors)
         known = any(_address(tensor) in self._memory for tensor in tensors)
-        if _is_as_ever(func) or not known:  # 1
+        if _reads_no_numbers(func) or not known:  # 1
             result = func(*args, **kwargs)
             if known and func not in _FILLED and not self._shares(result):
                 raise self._stop(f"{func}, which copies in inference mode")
@@ -389,8 +389,8 @@ class Formulas(TorchDispatchMode):
 
 
 @functools.cache
-def _is_as_ever(func: torch._ops.OpOverload) -> bool:
-    """Return whether an operator reads no number: a view, or what takes nothing but a shape."""
+def _reads_no_numbers(func: torch._ops.OpOverload) -> bool:
+    """Return whether an operator is a view, or takes nothing but a shape."""
     views = func.is_view or torch.Tag.inplace_view in func.tags or func in _VIEWS | _FILLED
     return views and func._overloadpacket not in _MEMORY
 

@@ -29,7 +29,7 @@ class Readers:
 
     Attributes:
         flagged: Modules whose operators have a flag for their mode, by the addresses of their
-            attributes: while a capture runs, other objects have those of a module that is shared.
+            tables of attributes: an export wraps shared modules in objects with the same table.
         others: Whether other code reads a mode, or sets one.
     """
 

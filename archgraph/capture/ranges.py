@@ -118,26 +118,30 @@ def ranges(
 
 
 def _range_of(name: str, tests: Mapping[str, str], size: int, rest: Mapping[str, int]) -> Range:
-    """Find the values around the example's for which a size's guards hold, the others fixed."""
+    """Find the values around the example's for which a size's guards hold, the others fixed.
+
+    Raises:
+        TraceError: If they hold for the example's value alone.
+    """
     tried = {*range(2, max(_DENSE, 2 * size)), size, *_all_boundaries(tests.values(), name, rest)}
     failing = {guard: _failing(test, name, tried, rest) for guard, test in tests.items()}
     holding = tried.difference(*failing.values())
     asked = ", ".join(guard for guard, values in failing.items() if values)
     low, high = _around(size, tried, holding | {size})
-    found = Range(max(low or 2, 2), high, asked or f"{name} >= 2")
-    if found.single:
+    range_ = Range(max(low or 2, 2), high, asked or f"{name} >= 2")
+    if range_.single:
         others = sorted(holding - {size}, key=lambda n: abs(n - size))[:3]
         reason = f"forward needs it to be {size}"
         if others:
             some = ", ".join(map(str, sorted(others)))
             reason = f"forward takes {some}, but not every size between"
-        strict = (t for t in tests.values() if _failing(t, name, (size - 1, size + 1), rest))
+        beside = (t for t in tests.values() if _failing(t, name, (size - 1, size + 1), rest))
         raise TraceError(
             f"{name} cannot be open: {reason}",
-            found=min(strict, key=len),
+            found=min(beside, key=len),
             hint="leave it out of open, or change the code that asks for it",
         )
-    return found
+    return range_
 
 
 def _check_together(
@@ -211,7 +215,9 @@ def _batches(
     holding = holding_of(tests.values(), tried) | {size}
     ours = canonical_graph(model, program, names)
     left = tried - holding
-    for _ in range(_EXPORTS if left else 0):  # 2
+    for _ in range(_EXPORTS):  # 2
+        if not left:
+            break
         other = min(left, key=lambda n: (abs(n - size), n))
         exported, valid = export_at(other), {other}
         if exported is not None and BATCH_WORD in exported[1].values():
@@ -223,8 +229,6 @@ def _batches(
             if ours is not None and canonical_graph(model, *exported) == ours:  # 3
                 holding |= valid
         left -= valid
-        if not left:
-            break
     low, high = _around(size, tried, holding)
     return Range() if low is None and high is None else Range(low, high, asked)
 

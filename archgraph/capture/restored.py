@@ -154,19 +154,19 @@ def _caches(model: nn.Module) -> set[_Cached]:
 
     Those of the capture's modules are left out.
     """
-    installed, users = _loaded(tuple(sys.modules))
+    installed, users = _loaded(tuple(map(id, [*sys.modules.values()])))
     classes = [base for module in model.modules() for base in type(module).__mro__]
     return {*installed, *_cached([*map(vars, users), *map(vars, classes)])}
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(names: tuple[str, ...]) -> tuple[set[_Cached], list[ModuleType]]:
-    """Return the cached functions of installed packages, and the modules that are no packages'.
+def _loaded(ids: tuple[int, ...]) -> tuple[set[_Cached], list[ModuleType]]:
+    """Return the cached functions of installed packages, and the modules outside of them.
 
-    Only these may define further functions without a further module.
+    Only these may define further functions without a further module. ``ids`` of all modules tell
+    whether one has come or was loaded anew: as long as this is remembered, no id is given again.
     """
-    modules = [sys.modules[name] for name in names if _is_others(name) and name in sys.modules]
-    modules = [module for module in modules if is_users(_file(module))]
+    modules = [m for n, m in [*sys.modules.items()] if _is_others(n) and is_users(_file(m))]
     installed = [module for module in modules if "site-packages" in _file(module)]
     return _cached(map(vars, installed)), [m for m in modules if "site-packages" not in _file(m)]
 
@@ -175,13 +175,13 @@ def _cached(tables: Iterable[Mapping[str, object]]) -> set[_Cached]:
     """Return the cached functions in tables of attributes and in the classes among these."""
     # Lists: another thread may define something meanwhile.
     values = [value for table in tables for value in [*table.values()]]
-    classes = [value for value in values if isinstance(value, type)]
-    values += [value for class_ in classes for value in [*vars(class_).values()]]
+    classes = {id(value): value for value in values if isinstance(value, type)}  # once each
+    values += [value for class_ in classes.values() for value in [*vars(class_).values()]]
     return {value for value in values if type(value) is _CACHE and _is_others(value.__module__)}
 
 
 def _is_others(name: str) -> bool:
-    """Return whether a module belongs to no package whose caches fill in a capture."""
+    """Return whether a module is outside the packages whose caches a capture fills."""
     return name.partition(".")[0] not in _CAPTURE
 
 

@@ -39,8 +39,8 @@ def with_signature(model: nn.Module, captured: Captured, spelt: OneMode) -> OneM
     bound = signature.bind(*args, **kwargs)
     examples = signature.bind(*captured.inputs[0], **captured.inputs[1])
     for key in bound.arguments:
-        given = pytree.tree_leaves(examples.arguments[key])
-        fixed = [repr(x) for x in given if x is not None and not isinstance(x, Tensor)]
+        leaves = pytree.tree_leaves(examples.arguments[key])
+        fixed = [repr(x) for x in leaves if x is not None and not isinstance(x, Tensor)]
         if fixed and examples.arguments[key] is not signature.parameters[key].default:
             notes.append(f"argument {key} is fixed in the graph: {', '.join(fixed)}")
     result = [

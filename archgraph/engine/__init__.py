@@ -5,9 +5,9 @@ What goes in: a file, a spec, or its keys and values; data, where they come as a
 1. Prepare (``world``): method, data, what fits what, rounds, shares of the clients. An
    ``Experiment``, frozen: graphs and weights (its ``World``), data, settings.
 2. Run rounds (``rounds``), one after the other. In each the strategy sends a ``Task`` to each
-   client; a worker process or another machine turns it into a ``Result`` (``clientwork``; the
-   training itself is :mod:`archgraph.federation.training`); the strategy merges the results, read
-   one by one (``stream``), into the next ``ServerState``.
+   client; a worker process or another machine returns its outcome, a ``Result`` (``clientwork``;
+   the training itself is :mod:`archgraph.federation.training`); the strategy merges the results,
+   read one by one (``stream``), into the next ``ServerState``.
 3. Test (``evaluate``, ``testing``) when a test is due; record the line of the round.
 
 What comes out: a ``Run`` (``local``): the last server state, a line per round, a folder.
@@ -15,10 +15,10 @@ What comes out: a ``Run`` (``local``): the last server state, a line per round, 
 What holds between the stages:
 
 - All randomness follows from seed, purpose, round and client: a run has the same bits whatever the
-  number of workers, and when it is resumed.
+  number of workers, and when it is resumed. Only ``privacy: {entropy: system}`` draws other noise.
 - Nothing unchecked is merged: an update is checked alone in ``clientwork``, its size beside the
   others of the round in ``rounds``, what strategies and programs return in ``returned``.
-- What a run would refuse, ``check`` refuses: it takes the same way to the first round, on shapes.
+- ``check`` goes as far as the first round, on shapes where it can: a run refuses little else.
 
 Names are imported on first use, because torch and its friends take seconds.
 """

@@ -90,7 +90,7 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
 def _check_names(
     file: str, sources: Mapping[str, str], leaves: Collection[str], fresh: Collection[str]
 ) -> None:
-    """Raise unless a file has the model's weights, those apart that start anew, and nothing else.
+    """Raise unless a file has exactly the model's weights except those that start anew.
 
     Args:
         file: The file.

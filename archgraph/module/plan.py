@@ -322,7 +322,7 @@ class _Paths:
         self.stacks: dict[str, Stack] = {}
 
     def layers(self) -> dict[str, dict[str, TorchLayer]]:
-        """Return the layers by path and operator; a path with another one inside is none."""
+        """Return the layers by path and operator; a path that contains others is not a layer."""
         inner = {"", *(outer for p in (*self.work, *self.leaves) for outer in ancestors(p))}
         layers = {p: self.layer(p) or self.stack(p) for p in self.work if p not in inner}
         return {path: by_operator for path, by_operator in layers.items() if by_operator}
@@ -353,7 +353,7 @@ class _Paths:
         return layers if fits else {}
 
     def stack(self, path: str) -> dict[str, TorchLayer]:
-        """Return the recurrent layer of several operators that all work of a path is, likewise."""
+        """Return the recurrent layer that several operators of a path are, as ``layers`` does."""
         first, *others = self.work[path]
         recurrent = stack(self.graph, path, self.work[path])
         if recurrent is None or not self._has_leaves(path, recurrent.layer):

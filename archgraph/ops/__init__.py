@@ -3,7 +3,7 @@
 What goes in: a node, that is an operator and its arguments by the names of ``schema``.
 
 1. Look up (``table``): each family of operators has a file with its rows. A row is an ``Operator``
-   (``operator``): rules as functions, and facts as fields. An operator without one is unknown:
+   (``operator``): rules as functions, and facts as fields. An operator without a row is unknown:
    nothing that it touches is cut.
 2. Infer types (``infer``): in closed form where the row has one (``types``), else on tensors that
    have no data (``kernels``), with sizes as symbols where several are open (``symbols``).
@@ -16,7 +16,8 @@ What comes out: types, layouts, amounts, calls; never a graph, which rooms above
 
 What holds:
 
-- All that is known of an operator stands in one file; families do not import one another.
+- What an operator means stands in one file; families share helpers of ``pointwise`` and
+  ``weighted``.
 - A rule that does not understand its arguments pins axes instead: to pin is always right.
 - A graph that passed ``check`` has nodes of known schemas and of the types that ``infer`` gives.
 """

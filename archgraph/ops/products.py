@@ -465,7 +465,7 @@ def _einsum_roles(
     for weights, (scores, other) in zip(refs, itertools.permutations(parts), strict=True):
         if weights.name in eq.attends:
             weighed = letters.keys() & set(right) - set(scores)
-            for c in filter(weighed.__contains__, other):
+            for c in (c for c in other if c in weighed):
                 eq.role(axes[c], "value_dim")
                 eq.attention[eq.node.name] = (shared, axes[c])
     summed = sorted(letters.keys() - set(right))

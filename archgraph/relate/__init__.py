@@ -15,8 +15,8 @@ Two graphs go in, whoever wrote them; what belongs together comes out, with reas
 
 1. Networks that are equal up to their widths match operator by operator. Others match block by
    block, in order: no pair of blocks crosses another one, no pair of leaves contradicts another.
-2. Each block and leaf of the client and each block of the whole is matched, or it is listed as
-   ``Unmatched`` with the reason.
+2. Each block and leaf of the client and each block of the whole is matched, or it, or the block or
+   section around it, is listed as ``Unmatched`` with the reason.
 3. The transfers of a join start at its states, those of a meet end there. They only select: blocks
    are left out, and of each axis a prefix is taken.
 """

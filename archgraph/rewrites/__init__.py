@@ -1,7 +1,8 @@
 """From a graph to another graph and the linear map between their states, one file each.
 
 In: a graph, and what to change: by axis, block, section, layer or leaf. Out: ``Rewritten``, the new
-graph and the transfer from states of the old one to states of the new one.
+graph and the transfer from states of the old one to states of the new one (``fold`` takes and gives
+a state, ``split`` gives several graphs).
 
 1. A row of ``registry`` says which function a keyword, a key of a file or an option calls, and how
    its value is read (``options``).
@@ -11,7 +12,8 @@ graph and the transfer from states of the old one to states of the new one.
    depth (``skip``, ``shorten``, ``graft``, ``deepen``): blocks go or are copied. ``splice`` plans a
    copy and inserts it, ``lengthen`` names it, ``sections`` keeps the sections.
    additions (``lora``, ``adapters``, ``step_sizes``, ``scaler``, ``exits``, ``ends_after``):
-   operators beside a layer, on ``branches``, or ``heads``; ``fold`` puts them into weights.
+   operators beside a layer, on ``branches``, or ``heads``; ``fold`` puts low-rank layers
+   and step sizes into weights.
    parts (``split``, ``train_only``): operators and leaves as they are.
 3. ``insert`` starts new leaves and removes those that lost their module; the graph is checked.
 4. With ``verify``, ``laws`` runs both networks on random weights in float64.

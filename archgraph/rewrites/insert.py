@@ -1,4 +1,4 @@
-"""What rewrites share: free names, where channels are, how new leaves start and which ones go."""
+"""What rewrites share: names and patterns of names, stand-ins, where channels are, new leaves."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def operands_in(graph: ArchGraph) -> Callable[[str], Iterable[str]]:
 
 
 def following(stands_in: Mapping[str, Value]) -> Callable[[Value], Value]:
-    """Return what replaces results by what stands in for them, which may be replaced itself."""
+    """Return a function that replaces results by their stand-ins, through chains of them."""
 
     def follow(value: Value) -> Value:
         while isinstance(value, Ref) and value.name in stands_in:
@@ -125,7 +125,7 @@ def following(stands_in: Mapping[str, Value]) -> Callable[[Value], Value]:
 
 
 def matching(patterns: str | Iterable[str], names: Mapping[str, str], problem: str) -> set[str]:
-    """Return what has a name that is one of some patterns or fits it.
+    """Return the values whose names equal or match a pattern.
 
     Raises:
         GraphError: Says the problem if a pattern fits none; names the nearest.

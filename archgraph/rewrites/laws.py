@@ -120,7 +120,10 @@ def random_state(
 def random_inputs(
     graph: ArchGraph, batch: int = 2, seed: int = 0, sizes: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Draw inputs of the graph's types, by argument name (:func:`_drawn`).
+    """Draw inputs of the graph's types, by argument name.
+
+    Complex and floating-point inputs are drawn from a normal distribution, integers are 0 or 1,
+    which any embedding has, and numbers that forward rounds to integers are drawn from [0, 2).
 
     Args:
         graph: The graph.

@@ -137,7 +137,7 @@ def _foreign(graph: ArchGraph, block: Block, inside: Collection[str]) -> Iterato
 
 
 def _are_own(
-    graph: ArchGraph, nodes: set[str], results: Iterable[str], leaves: Iterable[str]
+    graph: ArchGraph, nodes: set[str], results: Collection[str], leaves: Iterable[str]
 ) -> bool:
     """Return whether a block's operators alone make results, and use the modules of all leaves."""
     made_of = reachable(results, operands_in(graph), nodes)

@@ -56,17 +56,17 @@ SKIP, LAWS = "archgraph/rewrites/skip.py", "archgraph/rewrites/laws.py"
 PLANTED = (
     Planted(
         "rewrites", SKIP,
-        "terms.update(block.terms)", "terms.update(block.terms[:1])",
+        "for term in block.terms}", "for term in block.terms[:1]}",
         "one of several terms of a dense block goes",
     ),
     Planted(
         "rewrites", SKIP,
-        "= block.bypass", "= block.entry",
+        "Ref(b.bypass) for", "Ref(b.entry) for",
         "what a dense block prepares is lost",
     ),
     Planted(
         "rewrites", SKIP,
-        "if not block.terms or passes_on(graph, block):", "if True:",
+        "if not b.terms or passes_on(graph, b)}", "}",
         "a value that is joined twice is joined once",
     ),
     Planted(
@@ -165,7 +165,8 @@ PLANTED = (
         "a checkpoint is taken for that of the next round",
     ),
     Planted(
-        "rewrites", "archgraph/rewrites/splice.py", "copied |= noise", "copied |= set()",
+        "rewrites", "archgraph/rewrites/splice.py",
+        "copied | noise | reachable", "copied | reachable",
         "noise is not copied with its block",
     ),
     Planted(
