@@ -199,7 +199,7 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
 
 
 def _copied(graph: ArchGraph, block: Block, members: set[str]) -> set[str]:
-    """Return the operators that every copy of a block has of its own, but for what only updates need.
+    """Return the operators that each copy of a block has; those that only updates need are apart.
 
     1. What leads from the entry to the exit: only this changes with the block's input.
     2. Of what serves nothing else: operators with weights or random numbers, and what they and

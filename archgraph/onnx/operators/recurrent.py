@@ -101,7 +101,7 @@ def _recurrent(
     """
     # 1.
     direction = at.get("direction", "forward")
-    ways = 2 if direction == "bidirectional" else 1
+    ways = 1 + (direction == "bidirectional")
     layer = _layer(kind, at, ways)
     if lengths is not None or peepholes is not None:
         raise SpecError("has lengths or peepholes", expected="neither")
