@@ -136,11 +136,10 @@ class AdaptiveFLPool(fl.Averaging, fl.Masking):
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and for each tier the largest member that fits it."""
 
-        def model(tier: fl.Tier) -> fl.Model:
-            part = self._tier(world, tier, self.fitting(world, tier)[-1])
-            return fl.Model(part.graph, part.transfer.pull(state.group("global"), copy=False))
+        def largest(tier: fl.Tier) -> fl.Tier:
+            return self._tier(world, tier, self.fitting(world, tier)[-1])
 
-        return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
+        return fl.by_tier(world, state, norm=self.norm, submodel=largest, idle=True)
 
     def pool(self, world: fl.World) -> tuple[Member, ...]:
         """Return the members of all levels."""

@@ -123,12 +123,8 @@ class FedRolex(fl.Averaging, fl.Masking):
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and each tier's window of the round."""
-
-        def model(tier: fl.Tier) -> fl.Model:
-            rolled = self._rolled(world, tier, state.values["round"])
-            return fl.Model(rolled.graph, rolled.transfer.pull(state.group("global"), copy=False))
-
-        return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
+        rolled = functools.partial(self._rolled, world, round=state.values["round"])
+        return fl.by_tier(world, state, norm=self.norm, submodel=rolled, idle=True)
 
     def _rolled(self, world: fl.World, tier: fl.Tier, round: int) -> fl.Tier:
         """Return a tier with the window of a round."""

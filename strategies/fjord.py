@@ -130,8 +130,7 @@ class FjORD(fl.Weighted, fl.Masking):
             return fl.Model(tier.graph, weights | state.group(f"statistics/{tier.name}"))
 
         norm: Literal["static", "averaged"] = "static" if self.norm == "static" else "averaged"
-        largest = world.by_size[-1]
-        return fl.by_tier(world, state, norm=norm, model=model, whole=largest, idle=True)
+        return fl.by_tier(world, state, norm=norm, model=model, whole=world.by_size[-1], idle=True)
 
     def _statistics(self, graph: ag.ArchGraph) -> frozenset[str]:
         """Return the running statistics that the server holds for a width."""

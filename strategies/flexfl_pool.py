@@ -189,12 +189,8 @@ class FlexFLPool(fl.Averaging, fl.Masking):
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and the submodel of each tier."""
-
-        def model(tier: fl.Tier) -> fl.Model:
-            part = self._tier(world, state, tier)
-            return fl.Model(part.graph, part.transfer.pull(state.group("global"), copy=False))
-
-        return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
+        submodel = functools.partial(self._tier, world, state)
+        return fl.by_tier(world, state, norm=self.norm, submodel=submodel, idle=True)
 
     def _tier(self, world: fl.World, state: fl.ServerState, tier: fl.Tier) -> fl.Tier:
         """Return a tier with the widths of its submodel."""

@@ -123,8 +123,9 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(tier.graph, self._weights(state, tier))
 
-        largest = world.by_size[-1]
-        return fl.by_tier(world, state, norm=self.norm, model=model, whole=largest, idle=True)
+        return fl.by_tier(
+            world, state, norm=self.norm, model=model, whole=world.by_size[-1], idle=True
+        )
 
     def _weights(self, state: fl.ServerState, tier: fl.Tier) -> fl.State:
         """Return a size's weights: shared and private."""
@@ -208,7 +209,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
         raise ag.RunError(
             "InclusiveFL shares a network's first layers at full width (`shorten`)",
             where=f"tier {tier.name}",
-            found=odd[0] if odd else f"a narrower {rest[0]}",
+            found=[*odd, *(f"a narrower {name}" for name in rest), "none of its layers"][0],
             hint="nefl and fedfa serve other depths, heterofl and fedrolex other widths",
         )
     return result, tuple(rest)

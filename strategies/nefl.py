@@ -155,8 +155,9 @@ class NeFL(fl.Weighted):
         def model(tier: fl.Tier) -> fl.Model:
             return fl.Model(self._submodel(world, tier).graph, self._state(world, state, tier))
 
-        largest = world.by_size[-1]
-        return fl.by_tier(world, state, norm=self.norm, model=model, whole=largest, idle=True)
+        return fl.by_tier(
+            world, state, norm=self.norm, model=model, whole=world.by_size[-1], idle=True
+        )
 
     def _submodel(self, world: fl.World, tier: fl.Tier) -> NestedSubmodel:
         options = self.steps, self.initial, self.inconsistent, self.norm

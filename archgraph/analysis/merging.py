@@ -157,8 +157,8 @@ class Merging:
         if "residual" in kinds:
             numbered = is_numbered(module[-1]) and (several or set(kinds) == {"residual"})
             pairs = itertools.pairwise(zip(paths, looks, strict=True))
-            equal = [look == after for (a, look), (b, after) in pairs if siblings(a, b)]
-            return numbered and not any(equal) and (twin or not equal)
+            repeats = [look == after for (a, look), (b, after) in pairs if siblings(a, b)]
+            return numbered and not any(repeats) and (twin or not repeats)
         listed = all(len(p) > len(module) and p[len(module)].isdigit() for p in paths)
         item = any(part.isdigit() for part in module)
         return several and (set(kinds) == {"parallel", "step"} or (item and not listed))

@@ -68,9 +68,8 @@ class _Collector:
         members: dict[str, list[str]] = {}
         for axis in every.values():
             members.setdefault(axis.block, []).append(axis.name)
-        reached = sum(
-            map(pricing.numel, {k for a in self.solved.free for k in pricing.leaves_of[a.name]})
-        )
+        wide = {leaf for axis in self.solved.free for leaf in pricing.leaves_of[axis.name]}
+        reached = sum(map(pricing.numel, wide))
         order = {a.name: i for i, a in enumerate(self.solved.all)}
         return Facts(
             pricing.cost.parameters,

@@ -81,11 +81,8 @@ class ClientWork:
 
     def on(self, device: str) -> ClientWork:
         """Return the same work on a device."""
-        return ClientWork(
-            dataclasses.replace(
-                self.experiment, world=dataclasses.replace(self.experiment.world, device=device)
-            )
-        )
+        world = dataclasses.replace(self.experiment.world, device=device)
+        return ClientWork(dataclasses.replace(self.experiment, world=world))
 
     def __call__(self, what: Assignment) -> Returned:
         """Do what a client is assigned, and check what comes of it."""

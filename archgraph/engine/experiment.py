@@ -78,11 +78,8 @@ class Experiment:
             return frozenset()
         clients = self.world.participants
         tiers = [client.name for client in clients] if self.attack.within else []
-        return frozenset(
-            self.world.with_further(
-                drawn_attackers(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
-            )
-        )
+        drawn = drawn_attackers(range(len(clients)), self.attack.fraction, self.world.seed, tiers)
+        return frozenset(self.world.with_further(drawn))
 
     @functools.cached_property
     def exchanged(self) -> Mapping[int, torch.Tensor]:
@@ -117,15 +114,14 @@ class Experiment:
 
     def shard(self, client: int) -> Shard:
         """Training data of a client, copied on each call: the memory of one shard, not of all."""
-        if self.data.train.stream is not None:
-            train, share = self.data.train, self.shares[client]
-            stream = functools.partial(train.streamed, int(share[0]))
-            targets = train.targets[: len(share)].to(self.world.device)
-            return Shard((), targets, self.world.clients[client].histogram, stream=stream)
-        # `examples` makes tensors of its own, so no client sees another's data.
-        inputs, targets = self.data.train.examples(self.shares[client])
+        train, share = self.data.train, self.shares[client]
         device, histogram = self.world.device, self.world.clients[client].histogram
-        train = self.data.train
+        if train.stream is not None:
+            stream = functools.partial(train.streamed, int(share[0]))
+            targets = train.targets[: len(share)].to(device)
+            return Shard((), targets, histogram, stream=stream)
+        # `examples` makes tensors of its own, so no client sees another's data.
+        inputs, targets = train.examples(share)
         there = tuple(to_device(x, device) for x in inputs)
         again = functools.partial(self._again, client) if train.again else None
         targets = to_device(targets, device)

@@ -176,6 +176,7 @@ def by_tier(
     *,
     norm: NormName = "averaged",
     runs: Sequence[str] = (),
+    submodel: Callable[[Tier], Tier] | None = None,
     model: Callable[[Tier], Model] | None = None,
     private: bool | None = None,
     whole: Tier | bool = True,
@@ -188,13 +189,19 @@ def by_tier(
         state: Holds the global weights.
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         runs: The tier that each client runs, by id; empty: the one that the family gives it.
-        model: A tier's model. Default: its part of the global one.
+        submodel: The tier with the graph and the transfer that it is tested with. Default: its own.
+        model: A tier's model. Default: its submodel with the global weights.
         private: Whether private entries are laid over its model. Default: as the norm policy says.
         whole: Whether the global model is tested, too; a tier: its model, as the global one.
         idle: Whether tiers that no client runs are tested, too.
     """
     policy, weights = NormPolicy(norm), state.group(GLOBAL)
-    model = model or (lambda tier: Model(tier.graph, tier.transfer.pull(weights, copy=False)))
+
+    def pulled(tier: Tier) -> Model:
+        part = tier if submodel is None else submodel(tier)
+        return Model(part.graph, part.transfer.pull(weights, copy=False))
+
+    model = model or pulled
     if whole:
         tested = Model(world.graph, weights) if whole is True else model(whole)
         yield Evaluated(GLOBAL, tested.graph, tested.state, statistics=policy.evaluation)

@@ -57,7 +57,8 @@ def first_unequal(graph: ArchGraph, other: ArchGraph, names: Mapping[str, str]) 
         if pairs.get(name) == mate:
             continue
         drawn = draws(graph.node[name].op) and mate in pairs.values()
-        if drawn or name in pairs or (operands := both.operands(name, mate)) is None:  # 2
+        operands = None if drawn or name in pairs else both.operands(name, mate)  # 2
+        if operands is None:
             return _label(graph, name)
         pairs[name] = mate
         waiting += operands

@@ -23,11 +23,8 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
     if not value.is_cpu or where.type not in ASYNCHRONOUS:
         return value.to(where)
     # PyTorch uses this memory again once the device has read it.
-    return (
-        torch.empty_like(value, pin_memory=where.type == "cuda")
-        .copy_(value)
-        .to(where, non_blocking=True)
-    )
+    pinned = torch.empty_like(value, pin_memory=where.type == "cuda").copy_(value)
+    return pinned.to(where, non_blocking=True)
 
 
 def state_to_device(

@@ -223,8 +223,7 @@ def _scores(name: str, values: object) -> tuple[float, ...]:
 
 def _bars(scores: Sequence[float]) -> str:
     """Draw scores as bars, neighbours together where there are many."""
-    heights = np.array(
-        [group.mean() for group in np.array_split(np.asarray(scores), min(len(scores), _COLUMNS))]
-    )
+    columns = np.array_split(np.asarray(scores), min(len(scores), _COLUMNS))
+    heights = np.array([column.mean() for column in columns])
     top = max(float(heights.max()), 1e-300)
     return "".join(_BARS[math.ceil(round(h / top * (len(_BARS) - 1), 9))] for h in heights)
