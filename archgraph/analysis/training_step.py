@@ -164,13 +164,13 @@ class _Record:
         """Return the operators that use a leaf."""
         return self.graph.leaf_users[leaf]
 
-    def result(self, name: str, index: int) -> Polynomial:
+    def bytes_of_result(self, name: str, index: int) -> Polynomial:
         """Return the bytes of a result."""
         dtype = self.graph.node[name].types[index].dtype
         count = numel(self.sizes.of(self.sizes.solved.value[name][index]))
         return Polynomial({}) + count * torch_dtype(dtype).itemsize
 
-    def leaf(self, name: str) -> Polynomial:
+    def bytes_of_leaf(self, name: str) -> Polynomial:
         """Return the bytes of a leaf."""
         count = numel(self.sizes.operand(Leaf(name)))
         return Polynomial({}) + count * torch_dtype(self.graph.param[name].dtype).itemsize
@@ -226,9 +226,9 @@ class _Record:
         for param in self.both.params:
             needs = any_needs(there[node] for node in self.both.leaf_users[param.name])
             kind = "weights" if param.role == "parameter" else "buffers"
-            stays(kind, self.leaf(param.name), needs)
+            stays(kind, self.bytes_of_leaf(param.name), needs)
         for number, param in enumerate(self.trained):
-            users, size = self.users(param.name), self.leaf(param.name)
+            users, size = self.users(param.name), self.bytes_of_leaf(param.name)
             needs = any_needs(there[node] for node in users)
             stays("optimizer", self.state.tensors * size + self.state.bytes, needs)
             last = max(users, key=self.index.__getitem__)
@@ -237,7 +237,7 @@ class _Record:
             self.add("transient", self.state.working * size, needs, update, update)
         for node in self.graph.nodes:
             if node.op == "input":
-                stays("inputs", self.result(node.name, 0), ALWAYS)
+                stays("inputs", self.bytes_of_result(node.name, 0), ALWAYS)
 
     # -- forward: 2, 3 ------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class _Record:
                 if node.op != "input" and self.storages.of(Ref(node.name), number) == storage:
                     self.result_of(node, number, read, saved)
         for name in self.outputs:
-            self.add("transient", self.result(name, 0), ALWAYS, self.loss, self.loss)
+            self.add("transient", self.bytes_of_result(name, 0), ALWAYS, self.loss, self.loss)
 
     def result_of(
         self,
@@ -278,7 +278,7 @@ class _Record:
         """
         there, inside = self.presence.there, self.presence.within.get(node.name, ALWAYS)
         storage, start = (node.name, number), self.index[node.name]
-        size = self.result(node.name, number)
+        size = self.bytes_of_result(node.name, number)
         later = list(self.stands_for(storage))
         instead = [s for end, _ in later for s in saved.get(end, ())]
         savers, last = self.lifetime(storage, read, saved, start)
@@ -448,7 +448,7 @@ class _Record:
         """Return the bytes of the gradients of a node's results."""
         return sum(
             (
-                self.result(node.name, number)
+                self.bytes_of_result(node.name, number)
                 for number, type_ in enumerate(node.types)
                 if torch_dtype(type_.dtype).is_floating_point
             ),

@@ -199,7 +199,7 @@ class _Functions:
     """Functions with a gradient of their own that are running: their forward records none."""
 
     def __init__(self) -> None:
-        self._graded: dict[types.FrameType, bool] = {}  # of ``Function.apply``
+        self._recorded: dict[types.FrameType, bool] = {}  # of ``Function.apply``
         self._defined = torch.autograd.function._is_setup_context_defined
         self._apply = vars(torch.autograd.Function)["apply"].__func__.__code__
 
@@ -207,20 +207,20 @@ class _Functions:
         """Note that ``Function.apply`` begins: this is its first call, under any name."""
         frame = sys._getframe(1)
         if frame.f_code is self._apply:
-            self._graded[frame] = torch.is_grad_enabled()
+            self._recorded[frame] = torch.is_grad_enabled()
         return self._defined(setup)
 
-    def graded(self) -> bool:
+    def records_gradients(self) -> bool:
         """Return whether gradients are recorded here, or around the function that is running."""
         frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame not in self._graded:
+        while frame is not None and frame not in self._recorded:
             frame = frame.f_back
-        return torch.is_grad_enabled() or (frame is not None and self._graded[frame])
+        return torch.is_grad_enabled() or (frame is not None and self._recorded[frame])
 
     def frames(self, stack: traceback.StackSummary) -> traceback.StackSummary:
         """Filter a tracer's frames: the user's own, and whether gradients are recorded."""
         start = next((i for i, f in enumerate(stack) if f.name == "forward"), len(stack))
-        marks = [] if self.graded() else [NO_GRAD]
+        marks = [] if self.records_gradients() else [NO_GRAD]
         return traceback.StackSummary.from_list(
             [*(f for f in stack[start:] if is_users(f.filename)), *marks]
         )

@@ -105,17 +105,17 @@ class Attack:
         second_work = dataclasses.replace(work, data=data, generator=second).copied()
         backdoor = returned(Outcome, self.program(second_work), self.program)
         others = {
-            name: self._add(work.others[name].graph, work.others[name].state, state, bad)
+            name: self._poisoned(work.others[name].graph, work.others[name].state, state, bad)
             for name, state in honest.others.items()
             if (bad := backdoor.others.get(name)) is not None
         }
         return dataclasses.replace(
             honest,
-            state=self._add(work.graph, work.state, honest.state, backdoor.state),
+            state=self._poisoned(work.graph, work.state, honest.state, backdoor.state),
             others={**honest.others, **others},
         )
 
-    def _add(
+    def _poisoned(
         self, graph: ArchGraph, sent: State, honest: State, backdoor: State
     ) -> dict[str, torch.Tensor]:
         """``sent + ΔM_c + λ·ΔM_backdoor`` for trainable floating point entries."""

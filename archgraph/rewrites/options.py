@@ -228,7 +228,7 @@ class FitOptions(Base):
         return value
 
 
-def _or(main: str) -> Callable[[Any], Any]:
+def _main_or_options(main: str) -> Callable[[Any], Any]:
     """Accept the value of the main option alone."""
     return lambda value: value if isinstance(value, Mapping | Base) else {main: value}
 
@@ -257,12 +257,12 @@ def _key(options: type[Base], before: Callable[[Any], Any], short: Any) -> Any:
 
 
 # The value of a key, by rewrite.
-Skip = _key(SkipOptions, _or("blocks"), str | tuple[str, ...])
+Skip = _key(SkipOptions, _main_or_options("blocks"), str | tuple[str, ...])
 Take = _key(TakeOptions, _by_axis("shares"), ShareChoice)
 Narrow = _key(NarrowOptions, _by_axis("shares"), ShareChoice)
 Widen = _key(WidenOptions, _by_axis("factors"), FactorChoice)
-Lora = _key(LoraOptions, _or("rank"), Count)
-Rank = _key(RankOptions, _or("size"), Count)
+Lora = _key(LoraOptions, _main_or_options("rank"), Count)
+Rank = _key(RankOptions, _main_or_options("size"), Count)
 NumberBySection = dict[str, Count]
 OrderBySection = dict[str, Count | tuple[Annotated[int, Field(ge=0)], ...]]
 
