@@ -121,7 +121,7 @@ class InputTypes:
         """Refuse inputs of another type than the graph's; missing ones are forward's to refuse.
 
         1. A module that was converted to another dtype takes its inputs in that dtype.
-        2. All tensors are on the device of the module.
+        2. All tensors are on the device of the module, unless its weights are offloaded (on meta).
         3. An open size is the same everywhere, and one for which the graph holds.
 
         Raises:
@@ -163,7 +163,8 @@ class InputTypes:
         if not item.fits(value, dtype):
             raise item.refusal(value, dtype)
         assert isinstance(value, Tensor)
-        if leaf is not None and value.device != leaf.device:
+        # On meta: offloaded, and loaded by a hook when its layer runs.
+        if leaf is not None and not leaf.is_meta and value.device != leaf.device:
             raise GraphError(
                 f"is on {value.device} and the module on {leaf.device}",
                 where=f"input {item.label}",

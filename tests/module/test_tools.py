@@ -165,6 +165,25 @@ def test_torch_and_torchao_quantise_linear_layers(cut):
     assert 0 < float((net(X) - expected).abs().max()) < 0.2 * spread
 
 
+@pytest.mark.parametrize("weights_on", ["processor", "disk", "both"])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("make", [Convolutional, Transformer])
+def test_accelerate_offloads_weights(make, cut, weights_on, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    net, other = built(make, cut)
+    net, device = net.eval(), torch.device("cpu")
+    if weights_on == "processor":
+        accelerate.cpu_offload(net, execution_device=device)
+    elif weights_on == "disk":
+        accelerate.disk_offload(net, str(tmp_path), execution_device=device)
+    else:
+        layers = [name for name, layer in net.named_children() if [*layer.parameters()]]
+        places = dict.fromkeys(layers, "cpu") | {layers[0]: "disk"}
+        accelerate.dispatch_model(net, places, "cpu", offload_dir=str(tmp_path), force_hooks=True)
+    assert any(parameter.is_meta for parameter in net.parameters())
+    torch.testing.assert_close(net(X), other.eval()(X), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("cut", CUTS)
 def test_torch_compile_and_export(cut):
     net, other = built(Convolutional, cut)
