@@ -20,7 +20,8 @@ ModelType: TypeAlias = type[pydantic.BaseModel]
 # Pydantic's words, and YAML's.
 WORDS = (
     (r"tuple|list|array", "a list"),
-    (r"dictionary|mapping|object|dictionary or (object|instance of .*)", "a mapping"),
+    (r"dictionary|mapping|object|dictionary or (object.*|instance of .*)", "a mapping"),
+    (r"Unable to extract tag using discriminator ('.*')", r"a mapping with the key \1"),
     (r"string", "text"),
     (r"integer(, (got a number with|unable to parse) .*)?", "an integer"),
     (r"number(, unable to parse string as a number)?|finite number", "a number"),

@@ -32,10 +32,9 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
             )
         )
     worst = evaluation.get("worst", {}).get("name")
-    columns = ("clients", "parameters", "MACs", judge, "local")
     return Table(
         title,
-        ("model", *columns),
+        ("model", "clients", "parameters", "MACs", judge, "local"),
         tuple(rows),
         right=frozenset(range(1, 6)),
         strong=frozenset(i for i, row in enumerate(rows) if row[0] == GLOBAL),
@@ -115,14 +114,8 @@ def _rounds(numbers: Iterable[int]) -> str:
 
 
 def judge_of(evaluation: Mapping[str, Json]) -> str:
-    """Return the figure by which models are judged: the first metric of the task.
-
-    Evaluations that do not say so are older: perplexity for text, else accuracy.
-    """
-    if evaluation.get("better"):
-        return str(next(iter(evaluation["better"])))
-    models = evaluation.get("models", {}).values()
-    return "perplexity" if any("perplexity" in model for model in models) else "accuracy"
+    """Return the figure by which models are judged: the first metric of the task."""
+    return next(iter(evaluation.get("better") or ()), "accuracy")
 
 
 def measured(name: str, value: float | None) -> str:

@@ -200,16 +200,21 @@ def tracker(choice: object) -> Tracker:
         return choice  # type: ignore[return-value]  # it has the methods
     else:
         expected = "a name, or an object with begin, round and end"
-        kind = type(choice).__name__
-        raise RunError("is not a tracker", where="trackers", found=kind, expected=expected)
+        raise RunError(
+            "is not a tracker", where="trackers", found=type(choice).__name__, expected=expected
+        )
     if name not in TRACKERS:
         mistake = unknown(str(name), TRACKERS)
         mistake["hint"] = suggestion(str(name), TRACKERS)
         raise RunError("unknown tracker", where="trackers", **mistake)
-    try:
-        return TRACKERS[name](**(options or {}))
-    except TypeError as error:
-        raise RunError("has other options", where="trackers", found=f"{name}: {error}") from error
+    takes = ("path",) if hasattr(TRACKERS[name], "path") else ()
+    for key, value in (options or {}).items():
+        where = f"trackers.{name}.{key}"
+        if key not in takes:
+            raise RunError("unknown option", where=where, **unknown(key, takes))
+        if not isinstance(value, str):
+            raise RunError("has a wrong value", where=where, found=repr(value), expected="text")
+    return TRACKERS[name](**(options or {}))
 
 
 class Trackers:

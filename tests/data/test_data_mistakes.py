@@ -405,6 +405,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "experiment.yaml:7: data: the family has another number of clients than the data; "
         "found 2 clients in the family; expected 3: ann, cid, bob",
     ),
+    "a_partition_without_a_scheme": (
+        table(partition={"alpha": 0.5}),
+        "experiment.yaml:10: data.partition: has a wrong value; found a mapping; expected a "
+        "mapping with the key 'scheme'",
+    ),
     "partitioned_twice": (
         table(client="who", partition={"scheme": "iid"}),
         "experiment.yaml:11: data.partition: the data is partitioned by client already (rows, 3 "

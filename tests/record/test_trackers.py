@@ -146,13 +146,15 @@ def test_tensorboard_holds_the_scalars_of_every_round(run, tmp_path):
     ("choice", "said"),
     [
         ("tensorbord", "e.yaml:8: trackers: unknown tracker; found 'tensorbord'; expected one of"),
-        ("{csv: {paht: a}}", "e.yaml:8: trackers: has other options; found csv: "),
+        ("{csv: {paht: a}}", "e.yaml:8: trackers.csv.paht: unknown option; found 'paht'; expected"),
+        ("{csv: {path: 3}}", "e.yaml:8: trackers.csv.path: has a wrong value; found 3; expected"),
+        ("{console: {stream: a}}", "trackers.console.stream: unknown option; found 'stream'"),
         ("csv", "trackers: csv: has nowhere to write to: the run has no folder; name a run"),
         ("tensorboard", "trackers: tensorboard: needs the package tensorboard; found import"),
         ("wandb", "one of console, csv, tensorboard; it is gone: an object of your own logs to it"),
         ("{csv: {}, console: {}}", "e.yaml:8: trackers[0]: must be one name with its options"),
     ],
-    ids=["unknown", "option", "folder", "package", "gone", "two"],
+    ids=["unknown", "option", "value", "none", "folder", "package", "gone", "two"],
 )
 def test_mistakes(run, monkeypatch, choice, said):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
