@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -106,8 +106,44 @@ def check_sizes(
             message,
             where=where,
             found=str(sizes),
-            hint="say the sizes: " + ", ".join(f"{name}=N" for name in sizes),
+            hint=give_sizes(sizes),
         )
+
+
+def check_range(
+    graph: ArchGraph, module: OnnxModule, where: str, values: Iterable[int], batch: int | None
+) -> None:
+    """Refuse a graph that does not hold for sizes at which the file's nodes compute.
+
+    A map that is made smaller, larger again and joined with what it was, say, fits where its
+    height is a multiple of four, and no range has these alone.
+
+    Args:
+        graph: What became of the file.
+        module: The file's nodes.
+        where: The file.
+        values: Of open sizes, at which the nodes are tried.
+        batch: Number of examples that the file is for; None where it says none.
+
+    Raises:
+        SpecError: If it does not; names the sizes that have to be given.
+    """
+    opened = {name: size for name, size in open_sizes(graph).items() if name != BATCH_WORD}
+    for value in values:
+        outside = [f"{n} {s.range}" for n, s in opened.items() if not s.low <= value <= s.high]
+        inputs = random_inputs(graph, batch or 2, sizes=dict.fromkeys(opened, value))
+        if outside and _computed_by_nodes(module, inputs) is not None:
+            raise SpecError(
+                "no graph holds for all open sizes that the file takes",
+                where=where,
+                found=f"{', '.join(outside)}, and {value}",
+                hint=give_sizes(opened),
+            )
+
+
+def give_sizes(names: Iterable[str]) -> str:
+    """Return the hint to give the sizes that a file leaves open."""
+    return f"say sizes that the file leaves open: {', '.join(f'{name}=N' for name in names)}"
 
 
 def _check_results(graph: ArchGraph, where: str, sizes: Mapping[str, int]) -> None:

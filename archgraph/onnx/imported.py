@@ -21,7 +21,7 @@ from archgraph.graph.sizes import is_size_name
 from archgraph.graph.values import BATCH_WORD
 from archgraph.hints import unknown
 from archgraph.limits import LIMITS
-from archgraph.onnx.batches import are_apart, check_batches, check_sizes
+from archgraph.onnx.batches import are_apart, check_batches, check_range, check_sizes, give_sizes
 from archgraph.onnx.network import STEP, OnnxModule
 from archgraph.onnx.tensors import dtype_of
 
@@ -141,7 +141,7 @@ def _captured(
 
     1. Dimensions that stay open are captured under their names.
     2. An example has to fit through all layers: the first value that does is one.
-    3. At other values, the graph computes what the nodes do.
+    3. At other values, the graph computes what the nodes do, wherever these compute.
 
     Raises:
         SpecError: If they cannot be captured; says why no dimension can stay open.
@@ -163,11 +163,11 @@ def _captured(
             refusal = refusal or _cause(error, module, where)
             continue
         check_sizes(traced.graph, traced.state, module, where, dims.batch)  # 3.
+        check_range(traced.graph, module, where, OPEN_EXAMPLES, dims.batch)
         return traced
     assert refusal is not None
     if left := sorted({*opened} - {*dims.examples}):
-        words = ", ".join(f"{word}=N" for word in left)
-        refusal.hint = f"say sizes that the file leaves open: {words}"
+        refusal.hint = give_sizes(left)
     raise refusal
 
 

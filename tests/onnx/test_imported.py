@@ -224,6 +224,36 @@ def test_sizes_that_a_file_leaves_open_stay_open_or_are_given(tmp_path: Path):
     assert ag.load(fixed, {"width": 7}).graph.nodes[-1].type.shape[1:] == (3,)
 
 
+@pytest.mark.parametrize("by", ["factor", "size"])
+def test_a_map_made_smaller_and_larger_again_is_joined_with_what_it_was(by: str, tmp_path: Path):
+    nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    target = ["", "twice"] if by == "factor" else ["", "", "shape"]
+    half = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+    nodes = [
+        node("MaxPool", ["x"], ["map"], **half),
+        node("MaxPool", ["map"], ["small"], **half),
+        node("Shape", ["map"], ["shape"]),
+        node("Resize", ["small", *target], ["large"], **nearest),
+        node("Concat", ["large", "map"], ["y"], axis=1),
+    ]
+    sizes = {"twice": np.array([1, 1, 2, 2], np.float32)} if by == "factor" else {}
+    path = written(tmp_path / "x.onnx", nodes, ["n", 3, "height", "width"], constants=sizes)
+    expected = onnxruntime.InferenceSession(path)
+    if by == "factor":  # fits where both are four times a number, or one less: no range says so
+        hint = "and 64; say sizes that the file leaves open: height=N, width=N"
+        with pytest.raises(ag.SpecError, match=hint):
+            ag.load(path)
+        graph, state = ag.load(path, {"height": 8, "width": 11})
+        tried: tuple[tuple[int, int], ...] = ((8, 11),)
+    else:
+        graph, state = ag.load(path)
+        tried = ((6, 8), (5, 9), (64, 31))
+    for height, width in tried:
+        x = torch.randn(2, 3, height, width)
+        (theirs,) = expected.run(None, {"x": x.numpy()})
+        assert torch.equal(ag.build(graph, state).eval()(x), torch.from_numpy(theirs))
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's own
 @pytest.mark.parametrize("name", ["tokens", "pixels"])

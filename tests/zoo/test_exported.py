@@ -62,7 +62,7 @@ def test_a_refusal_is_not_a_failure():
     assert report.ok and "bessel_j0" in dict(report.refused)["whole"]
     item = entry("transformers/bert")
     page = table([(item, report)], "quick", 2)
-    assert "| transformers | 1 | 0 | 1 |" in page and "1 of 2 models have not been examined" in page
+    assert "| transformers | 1 | 0 | 1 |" in page and "1 of 2 models were not examined" in page
     assert "- transformers/bert, whole: cannot be expressed in ONNX" in page
     assert line(item, report, 1.0).startswith("refused transformers/bert")
 

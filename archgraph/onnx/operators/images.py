@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 from archgraph.errors import SpecError
@@ -28,7 +30,7 @@ def _resize(at: Attributes, x: Tensor, *rest: Known | None) -> Tensor:
     _, scales, sizes = (*((None, *rest) if len(rest) == 1 else rest), None, None, None)[:3]
     at.refuse("keep_aspect_ratio_policy", "stretch")
     factors, targets = _sizes(at, x, scales, integers(sizes))
-    if all(factor == 1 for factor in factors):
+    if not factors:
         return x
     name = _native(at, x, factors, targets)
     if name is None:
@@ -53,37 +55,48 @@ def _options(at: Attributes) -> tuple[str, str, str]:
 
 def _sizes(
     at: Attributes, x: Tensor, scales: Known | None, sizes: list[int]
-) -> tuple[list[float], list[int]]:
-    """Return factor and size of each axis; the batch keeps its size."""
+) -> tuple[dict[int, float | None], list[int]]:
+    """Return the factor of each axis that changes, None if its new size is given; and all sizes."""
     axes = [a % x.dim() for a in at.get("axes") or range(x.dim())]
     shares = [float(v) for v in np.ravel(scales)] if scales is not None else at.get("scales") or []
-    factors, targets = [1.0] * x.dim(), list(x.shape)
-    for i, axis in enumerate(axes):
-        size = x.shape[axis]
-        if isinstance(size, torch.SymInt):
-            factor = shares[i] if shares else 1.0
-            if factor != 1 and not (axis and float(factor).is_integer()):
-                raise SpecError("resizes an open size", found=factor, expected="a whole number")
-            targets[axis], factors[axis] = size * int(factor), factor
-            continue
+    targets: list[int] = list(x.shape)
+    if not sizes:
+        factors = dict(zip(axes, shares, strict=True))
+        targets = [_scaled(size, factors.get(axis, 1.0), axis) for axis, size in enumerate(x.shape)]
+        return {axis: factor for axis, factor in factors.items() if factor != 1}, targets
+    for axis, size in zip(axes, sizes, strict=True):
+        targets[axis] = size
+    # Sizes that follow from open ones are compared as expressions: `==` would fix them.
+    same = [statically_known_true(a == b) for a, b in zip(targets, x.shape, strict=True)]
+    return {axis: None for axis in axes if not same[axis]}, targets
+
+
+def _scaled(size: int, factor: float, axis: int) -> int:
+    """Return a size times a factor."""
+    if not isinstance(size, torch.SymInt):
         # In the file's single precision: rounding decides between two sizes.
-        targets[axis] = sizes[i] if sizes else int(size * np.float32(shares[i]))
-        factors[axis] = shares[i] if shares else targets[axis] / size
-    return factors, targets
+        return int(size * np.float32(factor))
+    if factor != 1 and not (axis and float(factor).is_integer()):
+        raise SpecError("resizes an open size", found=factor, expected="a whole number")
+    return size * int(factor)
 
 
-def _native(at: Attributes, x: Tensor, factors: list[float], targets: list[int]) -> str | None:
+def _native(
+    at: Attributes, x: Tensor, factors: Mapping[int, float | None], targets: list[int]
+) -> str | None:
     """Return the mode in which PyTorch computes the same, or None if it has none."""
-    changed = [i for i, factor in enumerate(factors) if factor != 1]
     # Up to the rounding of a factor, which may be that of two sizes.
-    exact = all(math.isclose(targets[i], x.shape[i] * factors[i], rel_tol=1e-6) for i in changed)
-    if not 3 <= x.dim() <= 5 or min(changed, default=2) < 2 or not exact or at.get("antialias", 0):
+    exact = all(
+        factor is None or math.isclose(targets[axis], x.shape[axis] * factor, rel_tol=1e-6)
+        for axis, factor in factors.items()
+    )
+    if not 3 <= x.dim() <= 5 or min(factors) < 2 or not exact or at.get("antialias", 0):
         return None
     mode, *nearest = _options(at)
     if mode == "nearest":
-        multiple = all(targets[i] % x.shape[i] == 0 for i in changed)
+        multiple = all(statically_known_true(targets[a] % x.shape[a] == 0) for a in factors)
         return "nearest" if nearest in _NEAREST[: 1 + multiple] else None
-    if any(targets[i] == 1 for i in changed):
+    if any(statically_known_true(targets[a] == 1) for a in factors):
         return None
     return _smooth(at, x)
 
