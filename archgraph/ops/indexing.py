@@ -329,11 +329,13 @@ def _constant_along(eq: Equations, name: str, back: int) -> bool:
 _scatter = Operator(_written_axes("index", "src"), zeros.every)
 
 _BY_VALUE = {
-    "index": Operator(_index_axes, zeros.first, growth=Growth(), backward=saves("indices")),
+    "index": Operator(_index_axes, zeros.first, growth=Growth("first"), backward=saves("indices")),
     "index_select": Operator(
-        _index_select_axes, zeros.first, growth=Growth(), backward=saves("index")
+        _index_select_axes, zeros.first, growth=Growth("first"), backward=saves("index")
     ),
-    "gather": Operator(_gather_axes, zeros.first, growth=Growth(), backward=saves("self", "index")),
+    "gather": Operator(
+        _gather_axes, zeros.first, growth=Growth("first"), backward=saves("self", "index")
+    ),
     "take_along_dim": Operator(_take_along_axes, zeros.first),
     # What is written, and what it is written into, both have to be zero.
     "scatter scatter_add": replace(_scatter, backward=saves("index")),

@@ -19,7 +19,7 @@ from archgraph.analysis.axes import Contraction
 from archgraph.analysis.positions import touched
 from archgraph.graph.ir import Leaf, Node, Ref
 from archgraph.graph.passes import reachable
-from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
+from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, leaves
 from archgraph.ops.operator import Growth
 from archgraph.ops.table import growth, offset
 from archgraph.rewrites.copies import Copies
@@ -62,7 +62,7 @@ def _runs_over(copies: Copies, node: Node, layout: Layout) -> str:
         return f"{where} runs over it"
     # Equal parts differ in their last bits, since they add up to one exactly.
     if kind == "uniform" and any(np.ptp(part) > 1e-12 for part in _factor_parts(copies, layout)):
-        return f"{where} runs over it: copies must be equally many"
+        return f"{where} runs over it: copies must be equally many, as in a multiple of its size"
     return ""
 
 
@@ -141,10 +141,10 @@ def _squares(contraction: Contraction, name: str) -> bool:
 class _Upstream:
     """What makes an operand of a contraction, back to the leaves that can be divided instead.
 
-    Walk back from the operand. A layer with a weight is divided itself; an operator that is
-    multiplied when its operands are hands the factor on to them; what is only moved about is
-    numbered (:mod:`archgraph.rewrites.moves`). In the end nothing off these ways may use a value on
-    them.
+    Walk back from the operand. A layer with a weight is divided itself, and so is a weight that
+    multiplies a result position by position (of a norm, say); an operator that is multiplied when
+    its operands are hands the factor on to them; what is only moved about is numbered
+    (:mod:`archgraph.rewrites.moves`). In the end nothing off these ways may use a value on them.
 
     Attributes:
         axes: Axes with copies that are summed over.
@@ -221,13 +221,20 @@ class _Upstream:
         if fact.scales == "first":
             return operands[:1]
         if fact.scales == "one":
-            learned = [i for i in operands if isinstance(i, Ref) and self._has_weights(i.name)]
-            if len(learned) > 1:
-                raise Refusal(f"{node.op} %{node.name} multiplies two results")
-            return learned or operands[:1]
+            return self._one_factor(node, operands)
         if fact.bilinear and len(bringing := self._bringing(node, operands)) == 1:
             return bringing
         raise Refusal(f"{node.op} %{node.name} does not hand on a factor")
+
+    def _one_factor(self, node: Node, operands: Sequence[Ref | Leaf]) -> Sequence[Ref | Leaf]:
+        """Return the operand of a product to divide: a weight of its own, or the learned result."""
+        weights = [i for i in operands if isinstance(i, Leaf) and self._can_divide(node, i)]
+        learned = [i for i in operands if isinstance(i, Ref) and self._has_weights(i.name)]
+        if weights or len(learned) < 2:
+            return weights[:1] or learned or operands[:1]
+        if shifted := [leaf for item in learned for leaf in self._shifted(item.name)]:
+            raise Refusal(f"{shifted[0]} is added to a number: a factor on it would not reach both")
+        raise Refusal(f"{node.op} %{node.name} multiplies two results")
 
     def _bringing(self, node: Node, operands: Sequence[Ref | Leaf]) -> list[Ref | Leaf]:
         """Return operands of a product that bring axes into its result, not summed over."""
@@ -243,6 +250,27 @@ class _Upstream:
             for i in operands
             if has(solved.of(i.name) if isinstance(i, Leaf) else solved.value[i.name][0])
         ]
+
+    def _can_divide(self, node: Node, leaf: Leaf) -> bool:
+        """Return whether one dimension of a leaf of its own multiplies the axes alone."""
+        layouts = self.copies.solved.of(leaf.name)
+        (dim, *others) = [d for d in layouts if self.copies.axes_in(d) & self.axes] or [Fixed(1)]
+        return (
+            not others
+            and self.axes <= self.copies.axes_in(dim)
+            and self.graph.param[leaf.name].role != "constant"
+            and self.copies.only_user(node, leaf.name)
+        )
+
+    def _shifted(self, name: str) -> list[str]:
+        """Return the leaf of which a result is a number plus it, if it is."""
+        node, is_shifted = self.graph.node[name], False
+        while len(operands := [*node.operands()]) == 1:
+            is_shifted |= offset(node)
+            if isinstance(operands[0], Leaf):
+                return [operands[0].name] if is_shifted else []
+            node = self.graph.node[operands[0].name]
+        return []
 
     def _divide_layer(self, node: Node, affine: Mapping[str, int]) -> None:
         """Divide the leaves that multiply a layer's result position by position."""

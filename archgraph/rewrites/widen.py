@@ -69,7 +69,7 @@ def widen(
     if refused and not approximate:
         axis, reason = next(iter(refused.items()))
         inexact = "approximate: true (in Python approximate=True)"
-        hint = f"a multiple of its size, {inexact}, or leave it out"
+        hint = f"{inexact}, or leave the axis out"
         raise RewriteError("cannot be widened exactly", where=axis, found=reason, hint=hint)
     wide = copies.rewritten
     entries = dict(wide.transfer.entries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import archgraph as ag
 from archgraph.rewrites.laws import same_function
@@ -310,3 +311,92 @@ def test_a_sum_over_products_is_not_widened():
     (axis,) = ag.axes(graph).free
     with pytest.raises(ag.RewriteError, match="multiplies two results"):
         ag.widen(graph, {axis.name: 1.5}, verify=True)
+
+
+@with_parts(
+    lambda offset=0.0: {
+        "embed": nn.Embedding(9, 8),
+        "scale": nn.Parameter(torch.rand(8) + 0.5),
+        "offset": offset,
+    }
+)
+def TiedWeight(self, ids):
+    """A head that is the embedding; between them is one weight that can make up for copies."""
+    x = self.embed(ids)
+    scale = self.scale if not self.offset else self.offset + self.scale
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+    return F.linear(x * scale, self.embed.weight)
+
+
+@with_parts(
+    lambda: {
+        **{name: nn.Linear(6, 8) for name in ("query", "key", "value")},
+        **{f"{name}_scale": nn.Parameter(torch.rand(4) + 0.5) for name in ("query", "key")},
+        "out": nn.Linear(8, 3),
+    }
+)
+def Normed(self, x):
+    """Attention whose queries and keys are normed head by head."""
+    q, k, v = (
+        layer(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        for layer in (self.query, self.key, self.value)
+    )
+    q, k = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) for x in (q, k))
+    x = F.scaled_dot_product_attention(q * self.query_scale, k * self.key_scale, v)
+    return self.out(x.transpose(1, 2).flatten(2))
+
+
+@with_parts(
+    lambda: {
+        "route": nn.Linear(6, 4),
+        "up": nn.Parameter(torch.randn(4, 10, 6)),
+        "down": nn.Parameter(torch.randn(4, 6, 10)),
+    }
+)
+def Experts(self, x):
+    """Weights of the expert that each row chooses."""
+    chosen = self.route(x).argmax(-1)
+    hidden = (self.up[chosen] @ x[..., None]).sigmoid()
+    return (self.down[chosen] @ (hidden * hidden)).squeeze(-1)
+
+
+@with_parts(
+    lambda: {"first": nn.Linear(3, 8), "scale": nn.Parameter(torch.rand(8)), "h": nn.Linear(8, 2)}
+)
+def Returned(self, x):
+    """What a weight multiplies is a result, too: the weight cannot make up for copies."""
+    x = self.first(x).sigmoid() * self.scale
+    return (x @ x.mT), self.h(x)
+
+
+@pytest.mark.parametrize(
+    ("net", "example", "axes"),
+    [
+        (TiedWeight, torch.zeros(2, 3).long(), 1),
+        (Normed, torch.zeros(2, 5, 6), 3),
+        (Experts, torch.zeros(5, 6), 1),
+    ],
+)
+def test_the_nearest_weight_makes_up_for_copies(net, example, axes):
+    torch.manual_seed(0)
+    graph = graph_of(net(), example)
+    free = ag.axes(graph).free
+    assert len(free) == axes
+    for axis in free:
+        assert same_function(graph, ag.widen(graph, {axis.name: 2.0})) <= 1e-10
+
+
+def test_a_weight_that_is_added_to_a_number_makes_up_for_nothing():
+    graph = graph_of(TiedWeight(1.0), torch.zeros(2, 3).long())
+    (axis,) = ag.axes(graph).free
+    message = r"scale is added to a number.*; approximate: true .*, or leave the axis out"
+    with pytest.raises(ag.RewriteError, match=message):
+        ag.widen(graph, {axis.name: 2.0})
+    ag.widen(graph, {axis.name: 2.0}, approximate=True, verify=True)
+
+
+def test_a_weight_whose_product_is_multiplied_by_itself_is_not_divided():
+    graph = graph_of(Returned(), torch.zeros(2, 5, 3))
+    (axis,) = ag.axes(graph).free
+    with pytest.raises(ag.RewriteError, match="cannot be widened exactly"):
+        ag.widen(graph, {axis.name: 2.0})
