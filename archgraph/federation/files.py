@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def checked_family(
     spec: FamilySpec, path: Path, cache: dict[str, Json]
 ) -> tuple[str, Family | None]:
-    """Resolve a family, once for all files that use it.
+    """Resolve a family, once for all that have its content.
 
     Args:
         spec: The family.
@@ -35,17 +35,18 @@ def checked_family(
     Raises:
         ArchGraphError: If it cannot be resolved; again for every file that uses it.
     """
-    families: dict[Path, tuple[str, Family | None] | ArchGraphError]
+    families: dict[str, tuple[str, Family | None] | ArchGraphError]
     families = cache.setdefault("families", {})
-    if path not in families:
+    content = repr((path.parent, spec.model_dump()))
+    if content not in families:
         clients = plural(sum(member.number for member in spec.clients), "client")
         text = f"{clients} on {plural(len(spec.clients), 'architecture')}"
         try:
-            families[path] = _resolved(spec, text)
+            families[content] = _resolved(spec, text)
         except ArchGraphError as error:
-            families[path] = error
+            families[content] = error
     # A mistake of a shared family is a mistake of every file that uses it.
-    result = families[path]
+    result = families[content]
     if isinstance(result, ArchGraphError):
         raise result
     return result

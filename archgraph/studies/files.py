@@ -71,9 +71,12 @@ def _checked_size(
 def _start(spec: ExperimentSpec) -> ExperimentSpec:
     """Reduce an experiment to what a strategy's first state and its models' tests depend on.
 
-    Strategies do not hear of attacks; in its first state none of ours asks who has which examples,
-    how many clients a round or how many rounds a run has. A bound on privacy does.
+    Strategies do not hear of attacks, or of how clients train before they send work; in its first
+    state none of ours asks who has which examples, how many clients a round or how many rounds a
+    run has. A bound on privacy does.
     """
+    from archgraph.federation import LocalOptions
+
     if spec.privacy is not None:
         return spec.model_copy(update={"attack": None})
     return spec.model_copy(
@@ -83,6 +86,7 @@ def _start(spec: ExperimentSpec) -> ExperimentSpec:
             "sample": 1.0,
             "rounds": 1,
             "seed": 0,
+            "local": LocalOptions(),
         }
     )
 
