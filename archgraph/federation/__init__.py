@@ -5,10 +5,10 @@ No loop lives here. :mod:`archgraph.engine` makes a world and calls the rest, fr
     family     a file as read ──▶ Family: the global graph, a Tier with a transfer for each kind
     world      World: clients, tiers, seed, what the experiment says of means
     strategy   init, survey, surveyed; each round begin, and for each client send ──▶ Task
-    tasks      Program(Work) ──▶ Outcome ──▶ Result; ``training`` has the usual program
+    tasks      Program(Work) ──▶ Outcome ──▶ Result; training has the usual program
     strategy   examine each result; receive all of them, as a stream
-    average    covered_mean, group_means of Contributions: the plain mean, ``robust_means`` or
-               ``private_means``, then ``server_optimiser`` ──▶ the next ServerState
+    average    covered_mean, group_means of Contributions: the plain mean, robust_means or
+               private_means, then server_optimiser ──▶ the next ServerState
     strategy   evaluated ──▶ the models that are tested
 
 ``low_rank``, ``personal``, ``private_parts``, ``by_class``, ``norms``, ``scaler`` and ``options``
