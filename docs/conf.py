@@ -25,6 +25,7 @@ exclude_patterns = [
     "_generated/gallery.md",
     "_generated/language.md",
     "_generated/rewrites.md",
+    "_generated/rooms.md",
     "_generated/rules.md",
     "_generated/strategies.md",
     "_generated/strategy-table.md",

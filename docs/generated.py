@@ -16,6 +16,7 @@ import inspect
 import json
 import pkgutil
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def write(out: Path) -> None:
         "language.md": language.markdown(),
         "data-sets.md": data_sets(),
         "rewrites.md": rewrite_table().markdown() + "\n",
+        "rooms.md": rooms(),
         "rules.md": rule_table().markdown() + "\n",
         "strategies.md": strategies(),
         "strategy-table.md": strategy_table().markdown() + "\n",
@@ -125,6 +127,21 @@ def data_sets() -> str:
     for known in map(source, DATASETS):
         files = "with archgraph" if known.shipped else f"`{known.folders[0]}/`"
         rows.append(f"| `{known.name}` | {known.about} | {len(known.labels) or ''} | {files} |")
+    return "\n".join(rows) + "\n"
+
+
+def rooms() -> str:
+    """Return the table of rooms in the order of imports, each with its first sentence."""
+    settings = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    described = {name.removesuffix(".md") for name in reference()}
+    rows = ["| room | what is inside |", "|---|---|"]
+    for name in re.findall(r"\w+(?=\s|$)", "\n".join(layers)):
+        module = importlib.import_module(full := f"archgraph.{name}")
+        if hasattr(module, "__path__"):
+            about = (inspect.getdoc(module) or "").split("\n\n")[0]
+            link = f"{{doc}}`{name} </_generated/{full}>`" if full in described else name
+            rows.append(f"| {link} | {_cell(_inline(about))} |")
     return "\n".join(rows) + "\n"
 
 

@@ -132,7 +132,8 @@ class FedADP(fl.Averaging, fl.Masking):
         """Average the grown models; return the mean and its coverage, empty without results.
 
         Growing is linear but for what it initialises, and weights add up to one: the mean of grown
-        models is the grown mean. So an architecture is grown once, however many clients run it.
+        models is the grown mean. So an architecture is grown once, however many clients run it, and
+        no client sends a model of the global size.
         """
         means: dict[NetChange, ag.Merger] = {}
         totals: dict[NetChange, float] = {}

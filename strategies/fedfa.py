@@ -43,7 +43,7 @@ Architecture: TypeAlias = tuple[int, ...]  # blocks of sections, then sizes of a
 Choice: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # what varies together, its values
 
 # Largest weight of a layer in units of its inner norm, which α divides by. In trained layers it is
-# a fraction of it.
+# a fraction of it; a single weight of 1 among weights of 1e-20 would add 1e20 to the mean.
 STEEPEST = 2.0**20
 
 

@@ -102,7 +102,11 @@ class FIARSE(fl.Weighted, fl.Masking):
         return self._with_limits(world, fl.ServerState().with_group("global", world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the weights above θ_i, with their positions."""
+        """Send the weights above θ_i, with their positions.
+
+        The tensors are dense, with 0 where nothing is sent: programs, checks and attacks need to
+        know nothing of masks, and ``Task.indexed`` says what bytes count.
+        """
         tier, limits = self._masked(world, state, world.tier_of(client))
         objective = fl.TaskLoss(mask_absent=self.mask_absent)
         program = TrainMasked(objective) if limits else fl.Train(objective)
@@ -113,7 +117,10 @@ class FIARSE(fl.Weighted, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Average every entry over the clients whose masks cover it."""
+        """Average every entry over the clients whose masks cover it.
+
+        Here and not in ``ag.Merger``, where it would be a coverage that no other method has.
+        """
         old, limits = state.group("global"), state.values["limits"]
         masked = frozenset(name for tier in limits.values() for name in tier)
         sums, covered = ({k: torch.zeros_like(old[k]) for k in masked} for _ in range(2))

@@ -79,7 +79,8 @@ class RecipFL(fl.Masking):
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
         decoders: ``tiled`` (paper) or ``low_rank``.
-        tile: Longest side of a tile.
+        tile: Longest side of a tile. In a longer layer it is repeated, which ties neurons: studies
+            of LeNet-5, with a layer of 120 × 256, have 256.
         rank: Terms of a low-rank weight.
         mixing: How words and codes of weights become features: ``concat`` (paper) or ``sum`` with
             an embedding of shapes (code).

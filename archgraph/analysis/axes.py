@@ -31,7 +31,8 @@ class Axis:
             ``rank`` (of a low-rank adapter).
         reason: Why it cannot be cut; empty where it can.
         spans: Norms, softmaxes and reductions that run over it, as ``what in place``: cutting it
-            changes what they compute, so that mask ≡ take does not hold for it.
+            changes what they compute, so that mask ≡ take does not hold for it. It is not pinned:
+            HeteroFL and NeFL cut such axes in Transformers.
     """
 
     name: str

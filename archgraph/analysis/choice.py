@@ -42,7 +42,8 @@ def chosen_axes(
     Each is a choice by axis name, role or pattern, of which a later entry wins; positions win over
     sizes, sizes over shares. To ``grow`` is to read factors from 1 on instead of shares and sizes
     that are not smaller, and every old position has to occur among the new ones; otherwise each may
-    occur once. One position always stays.
+    occur once. One position always stays. What changes nothing is refused: a client whose share
+    meets pinned axes alone would train the whole model, and nothing would say so.
 
     Raises:
         RewriteError: For an empty choice, or what is not a share, a factor, a possible size or

@@ -1,4 +1,8 @@
-"""Which pieces of the stream are one building block, by the module hierarchy."""
+"""Which pieces of the stream are one building block, by the module hierarchy.
+
+Attention and feed-forward of a Transformer's layer are one block, since users and papers count
+layers, and NeFL leaves out whole ones. A file's sections may name the halves.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,12 @@ class Removal:
         return ""
 
     def _other(self, entry: str, end: str) -> str:
-        """Return why what enters a block cannot stand in for what leaves it."""
+        """Return why what enters a block cannot stand in for what leaves it.
+
+        Both need one type, and no fixed dimension where the other has an axis that can be cut. That
+        their axes are the same is not asked: then no block of a plain chain (VGG) could be left
+        out.
+        """
         a, b = self.graph.node[entry], self.graph.node[end]
         if a.type != b.type:
             before, after = (", ".join(map(str, node.types)) for node in (a, b))

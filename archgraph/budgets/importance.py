@@ -1,4 +1,9 @@
-"""Importance of positions and blocks: from weights or gradients."""
+"""Importance of positions and blocks: from weights or gradients.
+
+Weights need no data and are the default: half of every axis, chosen by them, was better than the
+first half in each of four networks, and after an epoch of training within a point of what was best.
+Deviations of activations, and the loss of each cut measured by itself, were not shown to be better.
+"""
 
 from __future__ import annotations
 
@@ -117,6 +122,8 @@ def _trained(graph: ArchGraph) -> list[str]:
 
 
 def _norms(graph: ArchGraph, state: State) -> dict[str, Tensor]:
+    # Not shares of each tensor's norm, which stay when a layer is scaled up and the next one down:
+    # they give a bias as much say as a kernel, and were worse in three of four networks.
     parameters = _parameters(build(graph, state))
     squares = {name: _wide(parameters[name].detach()).abs() ** 2 for name in _trained(graph)}
     return {axis: total.sqrt() for axis, total in _sums(graph, squares).items()}

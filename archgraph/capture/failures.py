@@ -141,7 +141,8 @@ def uncached(model: nn.Module) -> Iterator[list[str]]:
     """Switch ``config.use_cache`` of all modules off for a while, and give the note on it.
 
     Keys and values of generation are objects that a graph cannot hold; a model that returns them
-    also has a switch for them.
+    also has a switch for them. To drop them from the results would not do: a cache joins earlier
+    keys to those of the call, and a ``cat`` with an empty tensor in each layer would tie axes.
     """
     every = [getattr(module, "config", None) for module in model.modules()]
     configs = [c for c in every if getattr(c, "use_cache", None) is True]

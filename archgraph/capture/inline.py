@@ -2,7 +2,8 @@
 
 Needs an exported program. Promises a tape without submodules: ``no_grad`` and ``autocast`` regions
 are run in place (each call knows its :class:`~archgraph.capture.tape.Region`), ``torch.cond`` runs
-both branches and picks with ``torch.where``, and each view knows what it is a view of.
+both branches and picks with ``torch.where``, and each view knows what it is a view of. (A region
+that stayed one opaque operator would pin every axis that it touches.)
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Their operators have a flag for the mode. Torch's attention reads it as well; without dropout it
 computes the same in both, as a capture takes no fast path. All other code that reads ``training``
-may do whatever it likes with it, and only a capture in train mode shows what.
+may do whatever it likes with it, and only a capture in train mode shows what. (Two exports are nine
+tenths of a trace without verification.)
 """
 
 from __future__ import annotations

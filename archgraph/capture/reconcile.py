@@ -1,4 +1,8 @@
-"""Two captures of one model, in eval and in train mode, become one: what differs is a ``Mode``."""
+"""Two captures of one model, in eval and in train mode, become one: what differs is a ``Mode``.
+
+So nothing that one mode alone has needs a case of its own: dropout inside attention, stochastic
+depth, auxiliary heads.
+"""
 
 from __future__ import annotations
 

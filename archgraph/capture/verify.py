@@ -6,6 +6,12 @@ whatever a capture cannot show (a function with a gradient of its own, a hook, a
 next call reads) is found by what it does. Formulas are compared first, then numbers if formulas do
 not agree. What acts only at a later call, at another hour or in larger batches is out of reach. The
 built module has the parameters of the state itself: nothing writes to them.
+
+Backward passes run without numbers, too. While they were left out where both forwards recorded
+equal autograd graphs, gradients of forty models differed without a word: by calls of ``backward``
+in forward, by writes after a tensor was saved, by slices of equal digest. Code is not analysed for
+what it may do later: 1,357 lines that did refused none of 341 models of other packages, and missed
+a function whose ``apply`` was bound to another name.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 Encoding follows transformers: marks by the tokenizer's own template, the longer text of a pair cut
 first, padding and its side as the tokenizer says. Nothing is downloaded and nothing unpickled.
+
+No vocabulary is learned from rows: it would differ from that of a pretrained model, silently.
+Folders are read by transformers, since classes of some models change what their tokenizer.json
+says. What counts follows from masks, not from the padding token, which often is the mark of an end.
 """
 
 from __future__ import annotations

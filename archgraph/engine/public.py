@@ -1,4 +1,8 @@
-"""The examples that every client has beside its own (``public`` of an experiment)."""
+"""The examples that every client has beside its own (``public`` of an experiment).
+
+They are a key of the experiment, not an option of a strategy: other methods are compared on the
+rest. As extras of tasks they would be in every checkpoint, once for each client.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,28 @@
 """What a federated method is made of: worlds, tasks, results, objectives, programs, strategies.
 
-No loop lives here. An engine asks a :class:`Strategy` for tasks, lets clients run their programs,
-and hands the results back. Every value is frozen and travels: a :class:`ServerState` is tensors and
-plain values (safetensors + JSON), a :class:`Program` is a frozen dataclass that pickles.
+No loop lives here. :mod:`archgraph.engine` makes a world and calls the rest, from top to bottom::
 
-The table in ``docs/methods.md`` shows how each published method maps onto these types, and what it
-asks of them.
+    family     a file as read ──▶ Family: the global graph, a Tier with a transfer for each kind
+    world      World: clients, tiers, seed, what the experiment says of means
+    strategy   init, survey, surveyed; each round begin, and for each client send ──▶ Task
+    tasks      Program(Work) ──▶ Outcome ──▶ Result; training has the usual program
+    strategy   examine each result; receive all of them, as a stream
+    average    covered_mean, group_means of Contributions: the plain mean, robust_means or
+               private_means, then server_optimiser ──▶ the next ServerState
+    strategy   evaluated ──▶ the models that are tested
 
-The names below are all that a strategy needs beside ``archgraph`` itself; they are imported on
-first use.
+``low_rank``, ``personal``, ``private_parts``, ``by_class``, ``norms``, ``scaler`` and ``options``
+are shared by several methods. ``learning`` has a row for each task (``objectives``, ``metrics``).
+
+1. A strategy is frozen and pure. A :class:`ServerState` is tensors and plain values (safetensors
+   and JSON), a :class:`Program` a frozen dataclass that pickles; randomness follows from labels.
+2. ``privacy``, ``server`` and the rules of ``aggregate`` that need all updates act inside
+   ``group_means``: a method that averages there has them without a line of its own. Clipping is the
+   engine's.
+3. ``LearningTask.counts`` alone says how much an example counts, in losses, weights and tests.
+
+``docs/methods.md`` maps the published methods onto these types. A strategy needs only the names
+below and ``archgraph`` itself; they are imported on first use.
 """
 
 import lazy_loader

@@ -1,7 +1,8 @@
 """What stays with clients: entries by pattern, a model's head, what the global model lacks.
 
 A strategy says which entries of an architecture are private (:meth:`Strategy.private_entries`); the
-engine adds them to its tasks, and lays each client's over the models that are tested.
+engine adds them to its tasks, and lays each client's over the models that are tested. An argument
+of :func:`part` and :func:`by_tier` would have to be passed on by every strategy, and be forgotten.
 """
 
 from __future__ import annotations

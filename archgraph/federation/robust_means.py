@@ -3,7 +3,8 @@
 The updates of a round are written to disk (:class:`Pool`). Krum chooses clients by all that they
 add, to any group. The chosen updates are averaged, or their median or trimmed mean is taken, value
 by value over the clients that cover it. Sizes of entries (FedFA's α) are averaged in the same way,
-else one client could move all of them.
+else one client could move all of them. Clients count alike in Krum, median and trimmed mean: a
+weight is a number that a client states itself.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ symbol       here
 ``η, τ``     ``ServerSpec``
 ===========  =====================================================================================
 
-Values that no client of a round covers keep their bits, and their moments theirs. Running
-statistics, counters and all that is not a parameter take the mean: momentum could overshoot a
-variance below 0.
+It follows the mean, whatever made that; a strategy FedOpt would exist once for each method. Values
+that no client of a round covers keep their bits, and their moments theirs. Running statistics,
+counters and all that is not a parameter take the mean: momentum could overshoot a variance below 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The abstract class of all federated methods, and the models that they answer for."""
+"""The abstract class of all federated methods, and the models that they answer for.
+
+A method is not a set of hooks around one training loop, which FjORD, FedGKT and FedIN would have to
+work around; nor is there an object for each client, since tensors by name suffice and can be
+written to disk.
+"""
 
 from __future__ import annotations
 

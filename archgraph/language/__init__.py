@@ -1,8 +1,25 @@
 """What a person writes: models, families and experiments as YAML.
 
-A model file has one of three forms: *authored* (blocks and sections), *flat* (every operator, as
-:func:`save` writes it) or *python* (a callable that returns a module). Names are imported on first
-use: a file that is only shown needs no families.
+In: a file, or keys and values from Python. Out: graphs with their weights, a ``FamilySpec``, an
+``ExperimentSpec``; the other way, graphs and models as files.
+
+1. ``yaml`` reads a parser's events as plain data; a ``document`` knows the line of each key.
+   ``kinds`` tells by top-level keys which kind of file it is.
+2. Pydantic models check it: ``model``, ``family``, ``experiment`` and those of their parts
+   (``data``, ``task``, ``local``, ``aggregate``, ``privacy``, ``server``, …). Classes of libraries
+   are ``named``. ``linked`` reads the files that a file names; ``mistakes`` puts pydantic's errors
+   into words.
+3. ``loading`` makes graphs. *Authored* models (blocks and sections) go through ``lowering``, which
+   appends ``steps`` to a ``draft``; *flat* ones list every operator (``flat``); *python* ones are
+   imported and traced (``python``). ONNX files and saved folders are read here, too.
+4. ``rewriting`` applies rewrites in the order of their registry. Families become graphs in
+   :mod:`archgraph.federation`.
+5. ``save`` writes the flat form or a folder (``saved``), ``exporting`` what the ending says.
+
+A file runs code only through ``python:``, and only with the caller's consent (``consent``); models
+and strategies of archgraph's own need none. Every mistake names file, line and key. A draft appends
+what a trace would capture, so that tracing the built module gives the graph back. Validation, JSON
+schema and ``help`` come from the same models and tables. Names are imported on first use.
 """
 
 import lazy_loader

@@ -1,4 +1,7 @@
-"""Consent to run code that a file names: given by who loads the file, never by the file."""
+"""Consent to run code that a file names: given by who loads the file, never by the file.
+
+No folder is trusted either: that would be to trust everyone who can write into it.
+"""
 
 from __future__ import annotations
 

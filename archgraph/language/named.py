@@ -3,7 +3,7 @@
 A key has a role, and a row of :data:`ROLES` says which classes it may name: public subclasses of a
 base class in a few modules. Nothing else is imported and no attribute path is followed. Arguments
 are plain data, checked against the class's signature; what they mean, the library's documentation
-says.
+says. (jsonargparse would not do: it imports what a file names before it refuses it.)
 """
 
 from __future__ import annotations

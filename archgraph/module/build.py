@@ -3,6 +3,10 @@
 What is built consists of layers of ``torch.nn`` at the paths of the model, of blocks for the paths
 whose work stands together, and of containers otherwise. A graph keeps a template of its module,
 with the classes and the generated code; to build is to copy the template and to give it tensors.
+
+Hooks, pruning, adapters and per-example gradients work on layers. A module with the right weights
+and without layers accepted them and did nothing. A ``torch.fx.GraphModule`` has one graph, so that
+what training alone has would run in evaluation, too; and each copy would generate its code anew.
 """
 
 from __future__ import annotations

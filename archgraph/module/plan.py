@@ -3,6 +3,8 @@
 A path is a *layer* where all its work is one operator that a layer of ``torch.nn`` computes with
 leaves of that path. It is a *block* where its work stands together in the graph's order: a module
 whose arguments are what that work reads from outside, and whose results are what is read of it.
+Work that is spread over the order stays in the forward around it. If it were moved together, random
+numbers would be drawn in another order, and tracing the built module would give another graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Export: a graph and its weights become an ONNX file, through PyTorch's own exporter."""
+"""Export: a graph and its weights become an ONNX file, through PyTorch's own exporter.
+
+A table of our own would repeat what onnxscript maintains for 500 operators. Without ``optimize``
+every weight keeps its name; with it, norms are folded into other weights.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A spelling is replaced only where it is exactly one of :data:`SPELLINGS` and no other node reads a
 value inside it; else it stays as it is. Norms are then seen as norms, and constants of a spelling
-(a scale of scores, the ones of a norm of groups) are no weights that training changes.
+(a scale of scores, the ones of a norm of groups) are no weights that training changes. Only files
+are treated so: a module that is traced and built again has to be the same graph.
 """
 
 from __future__ import annotations

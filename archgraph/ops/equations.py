@@ -1,4 +1,12 @@
-"""What an operator's row sees while axes are solved: its arguments as layouts, verbs for them."""
+"""What an operator's row sees while axes are solved: its arguments as layouts, verbs for them.
+
+A row says which argument states the sizes of which layouts (``view``, ``groups``, split sizes), and
+after a cut it is recomputed from them: no row needs an inverse rule.
+
+An operator of several tensors ties every dimension that they share, batches included: heads are
+often folded into the batch. While ``grid_sample`` did not relate its two batches, the heads of
+values and of offsets were two axes, and cuts gave networks that did not run.
+"""
 
 from __future__ import annotations
 

@@ -596,7 +596,10 @@ def _written_out(of: Counted) -> list[tuple[Amount, str]]:
 
 
 def _attention_spelling(call: Spelling) -> Call:
-    """Attention with its scale, which is 1/√(width of a head) by default."""
+    """Attention with its scale, which is 1/√(width of a head) by default.
+
+    Written out, it stays when heads are cut, so that the cut network is the masked one.
+    """
     args = dict(call.args)
     width = call.sizes["query"][-1]
     if args.get("scale") is None and isinstance(width, int):

@@ -114,7 +114,7 @@ class Process:
             target=_serve, args=(theirs, job, device, item)
         )
         with warnings.catch_warnings(), contextlib.nullcontext() if job.script else _no_script():
-            # Python warns of threads; see `workers._forkable`.
+            # Python warns of threads; see `Workers._job_of`.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()

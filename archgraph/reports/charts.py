@@ -1,4 +1,8 @@
-"""The pictures of pages, drawn by matplotlib: one panel each, narrow enough for a telephone."""
+"""The pictures of pages, drawn by matplotlib: one panel each, narrow enough for a telephone.
+
+SVG written by hand took 400 statements and 212 lines of script, for values at a pointer that are in
+the tables below.
+"""
 
 from __future__ import annotations
 

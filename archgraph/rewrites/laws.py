@@ -36,7 +36,9 @@ from archgraph.ops.schema import canonical_args, op_schema, torch_dtype
 from archgraph.rewrites.cut import cut_axes
 from archgraph.states import Rewritten, State, Transfer
 
-NOTHING = 1e-100  # its square is still a float64
+# What dropped positions are multiplied by. Its square is still a float64; with 0, a direction of
+# dropped weights alone (weight norm's v / ‖v‖) would be 0 / 0.
+NOTHING = 1e-100
 VISIBLE = 1e-9  # a relative change that is not rounding
 # In single precision, the rounding of a deep network would hide a wrong rule.
 _WIDE = {

@@ -1,4 +1,8 @@
-"""What weights are: tensors by leaf name, and the signature that says which ones."""
+"""What weights are: tensors by leaf name, and the signature that says which ones.
+
+A tied tensor is in a state once. Under all of its names it would count twice in each sum, norm and
+distance, and a client could send two values for one weight. ``ag.state_dict`` adds the other names.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class Paired:
 
     The differences are taken as independent draws from one normal distribution. With mean d,
     standard deviation s and n seeds, t = d √n / s follows Student's distribution with n - 1 degrees
-    of freedom if the methods are equal. Source: Student, *The probable error of a mean*,
-    Biometrika 6, 1908.
+    of freedom if the methods are equal. (A sign test of three seeds cannot reach 5 %.) Source:
+    Student, *The probable error of a mean*, Biometrika 6, 1908.
 
     Attributes:
         differences: By seed.

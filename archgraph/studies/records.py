@@ -1,7 +1,7 @@
 """What a finished run of a study leaves for good: one line of a tracked file, in text.
 
-Tables, verdicts and plots are computed from these lines alone, so they outlive the run folders, and
-a measure that is thought of later needs no new runs. A file holds the runs of one study; other
+Tables, differences and plots are computed from these lines alone, so they outlive the run folders,
+and a measure that is thought of later needs no new runs. A file holds the runs of one study; other
 studies that share a run read it there.
 """
 

@@ -3,6 +3,9 @@
 The data are compressed and in base64, so that no name in a graph can end the element that holds
 them; the script sets texts, never markup. A policy in the file forbids every request, and every
 script but this one.
+
+The layout (``page/layout.js``) is our own: 9 kB, where dagre is 49 kB. Encoders and decoders stand
+in columns and not in a U: each arrow into a decoder that is drawn upwards would have to go round.
 """
 
 from __future__ import annotations

@@ -57,6 +57,12 @@ def test_every_public_name_belongs_to_one_task(generated: Any) -> None:
     assert sorted(names) == sorted(generated._stub_names("archgraph"))
 
 
+def test_every_room_has_a_row(generated: Any) -> None:
+    names = re.findall(r"^\| (?:\{doc\}`)?(\w+)", generated.rooms(), re.M)
+    rooms = {path.parent.name for path in (ROOT / "archgraph").glob("*/__init__.py")}
+    assert len(names) == len(set(names)) and set(names) == rooms | {"room"}
+
+
 def test_a_model_of_the_gallery_is_a_link_once_its_page_is_written(
     generated: Any, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Laws of structure and depth on random networks (DESIGN §4, §5)."""
+"""Laws of structure and depth on random networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of capture, building and width on random networks (DESIGN §8)."""
+"""Laws of capture, building and width on random networks."""
 
 from __future__ import annotations
 
