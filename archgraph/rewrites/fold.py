@@ -21,6 +21,7 @@ from archgraph.graph.ir import (
     Value,
     in_mode,
     replace,
+    walk,
 )
 from archgraph.graph.passes import renumber
 from archgraph.module.build import state_dict
@@ -121,7 +122,7 @@ class _Folding:
                 continue
             factor, value = node.arg("other"), node.arg("self")
             if isinstance(factor, Leaf) and is_branch_leaf(factor.name, STEP_SIZE):
-                self._scale(value, self.state[factor.name].double(), factor.name)
+                self._scale(in_mode(value, False), self.state[factor.name].double(), factor.name)
                 leaves.add(factor.name)
                 gone[node.name] = value
             elif isinstance(factor, Mode) and factor.eval == 1:
@@ -131,23 +132,25 @@ class _Folding:
     def _scale(self, value: Value, factor: Tensor, where: str) -> None:
         """Multiply a result by a factor, in the weights of the layers that make it.
 
-        1. A layer that is affine in its weights: multiply them.
+        1. A leaf that nothing else uses, or a layer that is affine in its weights: multiply them.
         2. An operator whose result is multiplied by what its operands are: go on to those.
         """
-        value = in_mode(value, False)
+        if isinstance(value, Leaf) and value.name in self.state:  # 1
+            if len(self.graph.leaf_users[value.name]) != 1:
+                raise _refused(where, f"{value.name} is also used elsewhere")
+            self._changed(value.name, self.state[value.name].double() * factor)
+            return
         if not isinstance(value, Ref):
             raise _refused(where, "what it multiplies is no layer's result")
         node = self.graph.node[value.name]
         if len(self.graph.users[node.name]) != 1 or node.name in self.graph.output_refs():
             raise _refused(where, f"the result of {node.scope or node.name} is also used elsewhere")
         growth = row(node.op).growth
-        if growth.affine:  # 1
+        if growth.affine:
             for name in self._weights(node, where):
                 self._changed(name, self.state[name].double() * factor)
-        elif growth.scales in ("all", "one", "first") and not offset(node):  # 2
-            values = (in_mode(v, False) for _, v in node.args)
-            operands = [v for v in values if isinstance(v, Ref)]
-            for operand in operands if growth.scales == "all" else operands[:1]:
+        elif operands := _multiplying(node):  # 2
+            for operand in operands:
                 self._scale(operand, factor, where)
         else:
             raise _refused(where, f"{node.op} is not multiplied by what its operand is")
@@ -161,6 +164,18 @@ class _Folding:
         if not isinstance(growth.weight(node), Leaf) or len(names) != len(values) or not alone:
             raise _refused(where, f"{node.scope or node.name} has no weights of its own")
         return names
+
+
+def _multiplying(node: Node) -> list[Value]:
+    """Return the operands to multiply so that an operator's result is multiplied, each once."""
+    scales = row(node.op).growth.scales
+    if not scales or (scales == "all" and offset(node)):
+        return []
+    values = (item for _, v in node.args for item in walk(in_mode(v, False)))
+    operands = [v for v in dict.fromkeys(values) if isinstance(v, Ref | Leaf)]
+    if scales == "one":  # of a product, a result rather than a leaf
+        operands.sort(key=lambda v: isinstance(v, Leaf))
+    return [*operands] if scales == "all" else [*operands[:1]]
 
 
 def _refused(where: str, reason: str) -> RewriteError:

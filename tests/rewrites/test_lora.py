@@ -215,6 +215,51 @@ def test_a_step_size_of_a_result_that_is_also_used_elsewhere_is_not_folded():
 
 
 @with_parts(
+    lambda end: {
+        "up": nn.Linear(8, 8),
+        "down": nn.Linear(8, 8, bias=False),
+        "halves": nn.ModuleList(nn.Linear(8, 4) for _ in range(2)),
+        "shift": nn.Parameter(torch.randn(8)),
+        "end": end,
+    }
+)
+def Ending(self, x):
+    """A residual block whose branch ends as it is told."""
+    return x + self.end(self, x, self.down(torch.relu(self.up(x))))
+
+
+# How a branch ends, and why its step size cannot be folded; empty where it can.
+ENDS = {
+    "shift": (lambda net, x, y: y + net.shift, ""),
+    "minus": (lambda net, x, y: y - net.shift, ""),
+    "factor": (lambda net, x, y: torch.add(y, net.shift, alpha=2), ""),
+    "cat": (lambda net, x, y: torch.cat([half(x) for half in net.halves], 1), ""),
+    "twice": (lambda net, x, y: torch.cat(2 * [net.halves[0](x)], 1), ""),
+    "number": (lambda net, x, y: 0.1 * y / 3, ""),
+    "order": (lambda net, x, y: y[:, torch.arange(8).flip(0)], ""),
+    "constant": (lambda net, x, y: y + torch.ones(8), "is no layer's result"),
+    "gate": (lambda net, x, y: (y + net.shift) * net.shift.sigmoid(), "also used elsewhere"),
+    "clamp": (lambda net, x, y: y.clamp(max=1.0), "is not multiplied by what"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_step_size_is_folded_into_all_that_makes_the_branch_or_refused(end):
+    torch.manual_seed(0)
+    (ends, why), x = ENDS[end], torch.randn(4, 8)
+    graph, state = captured(nn.Sequential(Ending(ends), Ending(ends), nn.Linear(8, 3)).eval(), x)
+    stepped = ag.add_step_sizes(graph)
+    sizes = dict(stepped.transfer.pull(state))
+    sizes |= {name: v.fill_(0.3) for name, v in sizes.items() if name.endswith("step_size")}
+    if why:
+        with pytest.raises(ag.RewriteError, match=why):
+            ag.fold(stepped.graph, sizes)
+        return
+    folded = ag.fold(stepped.graph, sizes)
+    torch.testing.assert_close(answer(*folded, x), answer(stepped.graph, sizes, x))
+
+
+@with_parts(
     lambda alpha, beta: {
         "weight": nn.Parameter(torch.randn(4, 3)),
         "bias": nn.Parameter(torch.randn(3)),
