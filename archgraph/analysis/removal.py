@@ -10,10 +10,10 @@ from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft, list_items
 from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.precision import Casts
-from archgraph.graph.ir import ArchGraph, refs
+from archgraph.graph.ir import ArchGraph, Ref, refs
 from archgraph.graph.passes import reachable
 from archgraph.layout.layouts import AxisRef, Layout, Prod
-from archgraph.ops.table import row
+from archgraph.ops.table import growth, multiplied, row
 
 
 class Removal:
@@ -40,9 +40,12 @@ class Removal:
             stays.add(last.entry)
         else:
             reason = self._other(entry, end)
+            if terms and not reason:  # the mean over a stack, say
+                reason = f"makes %{end} of what it appends and what it appends that to"
         return (
             self._long_connection(draft, members, entry)
             or self._added(draft, members)
+            or self._altered(draft)
             or reason
             or self._leak(nodes, set(draft.stream) - stays, end, terms)
         )
@@ -74,6 +77,24 @@ class Removal:
                 not members.issuperset(graph.leaf_users[leaf]) for leaf in leaves
             ):
                 return f"holds %{piece.exit}, which adds what is used elsewhere"
+        return ""
+
+    def _altered(self, draft: BlockDraft) -> str:
+        """Return which sum adds to another value than what enters: then no branch is not zero.
+
+        What only changes the values position by position (a norm, half of what enters) is the
+        block's work; a projection is looked at by its type.
+        """
+        node = self.graph.node
+        for piece in draft.heads:
+            if piece.kind != "residual":
+                continue
+            if multiplied(node[piece.exit], Ref(piece.shortcut)):
+                return f"multiplies what it adds to in %{piece.exit}"
+            way = reachable([piece.shortcut], lambda n: node[n].uses(), set(piece.nodes))
+            moves = bool(way) and all(growth(node[n].op).picks for n in way)
+            if moves and node[piece.shortcut].type == node[piece.entry].type:
+                return f"adds to %{piece.shortcut}, which moves what enters"
         return ""
 
     def _other(self, entry: str, end: str) -> str:

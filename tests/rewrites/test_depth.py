@@ -192,6 +192,37 @@ def test_a_dense_block_keeps_what_it_passes_on(block):
     assert infer(less.graph) == less.graph
 
 
+@with_parts(
+    lambda end: {"body": nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), "end": end}
+)
+def Joining(self, x):
+    """A block that joins its branch to what enters as it is told."""
+    return self.end(x, self.body(x))
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (lambda x, y: torch.stack([x, y]).mean(0), "makes %mean_1 of what it appends"),
+        (lambda x, y: torch.add(y, x, alpha=0.5), "multiplies what it adds to"),
+        (lambda x, y: x.roll(1, -1) + y, "which moves what enters"),
+        (lambda x, y: torch.add(x, y, alpha=0.5), ""),
+        (lambda x, y: (x + y).relu(), ""),
+        (lambda x, y: y - x, ""),
+    ],
+)
+def test_a_block_that_adds_to_something_else_than_what_enters_stays(end, why):
+    torch.manual_seed(0)
+    first = nn.Identity() if why else nn.ReLU()  # relu(x) is x after it
+    layers = (nn.Linear(5, 8), first, Joining(end), Joining(end), nn.Linear(8, 3))
+    graph = graph_of(nn.Sequential(*layers), torch.zeros(2, 5))
+    if why:
+        with pytest.raises(ag.RewriteError, match=f"cannot be left out; found .*{why}"):
+            ag.skip(graph, "3")
+    else:
+        ag.skip(graph, "3", verify=True)
+
+
 class Prepared(nn.Linear):
     """In single precision, and cast back, whatever the weights are."""
 
