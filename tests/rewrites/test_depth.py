@@ -192,12 +192,10 @@ def test_a_dense_block_keeps_what_it_passes_on(block):
     assert infer(less.graph) == less.graph
 
 
-@with_parts(
-    lambda end: {"body": nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), "end": end}
-)
+@with_parts(lambda end: {"up": nn.Linear(8, 8), "down": nn.Linear(8, 8), "end": end})
 def Joining(self, x):
     """A block that joins its branch to what enters as it is told."""
-    return self.end(x, self.body(x))
+    return self.end(x, self.down(self.up(x).relu()))
 
 
 @pytest.mark.parametrize(
