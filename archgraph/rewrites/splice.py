@@ -218,9 +218,8 @@ def _copied(graph: ArchGraph, block: Block, members: set[str]) -> set[str]:
     random = {n for n in private if _random(graph.node[n])}
     learned = {n for n in private if _learned(graph, n)}
     copied = reachable((needed & below) | random | learned, users, private)  # 2
-    noise = random - below  # 3
-    before = (used for name in noise for used in uses(name))
-    return copied | noise | reachable(before, uses, private & fixed(graph).keys())
+    before = (used for name in random - below for used in uses(name))  # 3
+    return copied | reachable(before, uses, private & fixed(graph).keys())
 
 
 def _learned(graph: ArchGraph, name: str) -> list[str]:

@@ -166,7 +166,7 @@ PLANTED = (
     ),
     Planted(
         "rewrites", "archgraph/rewrites/splice.py",
-        "copied | noise | reachable", "copied | reachable",
+        "| random | learned", "| learned",
         "noise is not copied with its block",
     ),
     Planted(
