@@ -31,11 +31,8 @@ _KEY = r"\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"]*)\]"
 _SIZE = re.compile(rf"L{_KEY}(?:{_KEY}|\.\w+)*\.size\(\)\[\d+\]")
 _NUMBER = re.compile(rf"({_SIZE.pattern}) == (\d+)")
 _CONSTANT = re.compile(r"\(?(\d+\*)?\w+\)? == \d+")  # of an axis that is not open
-# Values for which guards are tried, besides those that they name: batches of up to 128, as people
-# train.
-_USUAL = range(2, 130)
 _PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # between which guards may change
-_DENSE = 4096  # below which each value of an open size is tried
+_DENSE = 4096  # below which guards are tried at each value of an open size
 _EXPORTS = 4  # of other sizes, at most
 
 _NAMES = {
@@ -197,18 +194,18 @@ def _batches(
 ) -> Range:
     """Find the batch sizes for which an exported program holds; ``rest``: the other open sizes.
 
-    1. Try guards at usual sizes and where they change. Sizes for which they hold belong to the
-       program.
+    1. Try guards at all sizes up to a large one and where they change. Sizes for which they hold
+       belong to the program.
     2. Export at the nearest size that is left: what counts is how far the range around the
        example's goes. All sizes for which that export's guards hold have its graph.
     3. The same graph: whatever the branch decides, it is the same on both of its sides.
     """
 
-    def holding_of(tests: Collection[str], sizes: Iterable[int]) -> set[int]:
-        return {n for n in sizes if _all_hold(tests, {**rest, BATCH_WORD: n})}
+    def holding_of(tests: Collection[str], sizes: set[int]) -> set[int]:
+        return sizes.difference(*(_failing(test, BATCH_WORD, sizes, rest) for test in tests))
 
     tests = _tests(program, names)
-    tried = {*_USUAL, size, *_all_boundaries(tests.values(), BATCH_WORD, rest)}  # 1
+    tried = {*range(2, _DENSE), size, *_all_boundaries(tests.values(), BATCH_WORD, rest)}  # 1
     asked = ", ".join(g for g, test in tests.items() if holding_of([test], tried) != tried)
     if not asked:
         return Range()
@@ -308,10 +305,6 @@ def _holds(test: str, sizes: Mapping[str, int]) -> bool:
         return bool(eval(_code(test), dict(_NAMES), dict(sizes)))
     except (AttributeError, NameError, SyntaxError, TypeError, ZeroDivisionError):
         return False
-
-
-def _all_hold(tests: Iterable[str], sizes: Mapping[str, int]) -> bool:
-    return all(_holds(test, sizes) for test in tests)
 
 
 def canonical_graph(

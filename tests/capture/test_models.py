@@ -769,6 +769,11 @@ def test_a_branch_on_the_batch_size_that_computes_the_same_leaves_it_free(batch)
     assert not traced.notes
 
 
+def test_a_branch_at_a_size_that_its_guard_does_not_name_ends_the_range():
+    graph, _ = ag.trace(ByBatch(lambda n: 7 * n % 2100 == 0), torch.randn(3, 3))
+    assert graph.notes[0].startswith("the graph holds for batch < 300;")
+
+
 def test_a_part_that_forward_casts_to_what_it_is_stays():
     def body(net, x):
         net.layer = net.layer.to(torch.float32)
