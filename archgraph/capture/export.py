@@ -311,6 +311,9 @@ def _one_batch(
     same = _only(axes, [symbol == batch != "" for symbol in batches])
     if {*batches} - {"", batch}:
         program = _export(model, inputs, _dims(same, torch.export.Dim.AUTO), observed)
+        # One that follows from the others is a number now.
+        left = zip(_fakes(program), same, strict=True)
+        same = _only(same, [bool(_symbol(t, axis_of(a))) for t, a in left])
     return program, same
 
 

@@ -26,6 +26,7 @@ _KINDS: tuple[Container, ...] = (OrderedDict, dict, list, set, deque)
 _CACHE = functools._lru_cache_wrapper
 _Cached: TypeAlias = "functools._lru_cache_wrapper[object]"
 _PARTS = frozenset(("training", "_parameters", "_buffers", "_modules"))  # not attributes
+_SHARED = 4096  # items of a dictionary outside of the model that is copied: caches are shorter
 _CAPTURE = ("torch", "sympy", "mpmath", "archgraph")  # packages whose caches fill in a capture
 
 
@@ -35,7 +36,8 @@ def restored(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
 
     Attributes of every module and of the user's objects in them, what lists and dictionaries hold,
     values of all tensors and arrays but parameters, ``requires_grad`` and ``grad`` of parameters,
-    results of functions with ``functools.cache``, random numbers of torch, Python and NumPy.
+    results of functions with ``functools.cache``, dictionaries of the modules' classes and of the
+    files that define them, random numbers of torch, Python and NumPy.
     """
     before = _Snapshot.of(model)
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
@@ -70,6 +72,7 @@ class _Snapshot:
     @staticmethod
     def of(model: nn.Module) -> _Snapshot:
         holders, memory = reachable_values(model)
+        holders += ((table, ":") for table in _shared_tables(model))
         containers = [(holder, path, _contents(holder)) for holder, path in holders]
         trained = [value for value, _ in memory if isinstance(value, nn.Parameter)]
         others = (value for value, _ in memory if not isinstance(value, nn.Parameter))
@@ -155,8 +158,18 @@ def _caches(model: nn.Module) -> set[_Cached]:
     Those of the capture's modules are left out.
     """
     installed, users = _loaded(tuple(map(id, [*sys.modules.values()])))
-    classes = [base for module in model.modules() for base in type(module).__mro__]
-    return {*installed, *_cached([*map(vars, users), *map(vars, classes)])}
+    classes = {base for module in model.modules() for base in type(module).__mro__}
+    return {*installed, *_cached(map(vars, [*users, *classes, *model.modules()]))}
+
+
+def _shared_tables(model: nn.Module) -> list[Container]:
+    """Return the dictionaries of the user's classes, and of the files that define them: caches."""
+    every = {base for module in model.modules() for base in type(module).__mro__}
+    classes = [class_ for class_ in every if is_own(class_)]
+    files = (sys.modules.get(class_.__module__) for class_ in classes)
+    tables = [*map(vars, classes), *map(vars, filter(None, {id(f): f for f in files}.values()))]
+    values = {id(v): v for table in tables for v in [*table.values()] if isinstance(v, dict)}
+    return [value for value in values.values() if len(value) <= _SHARED]
 
 
 @functools.lru_cache(maxsize=1)
@@ -177,7 +190,15 @@ def _cached(tables: Iterable[Mapping[str, object]]) -> set[_Cached]:
     values = [value for table in tables for value in [*table.values()]]
     classes = {id(value): value for value in values if isinstance(value, type)}  # once each
     values += [value for class_ in classes.values() for value in [*vars(class_).values()]]
+    values = [_function_of(value) for value in values]
     return {value for value in values if type(value) is _CACHE and _is_others(value.__module__)}
+
+
+def _function_of(value: object) -> object:
+    """Return what a static method, a class method or a property calls; any other value itself."""
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value
 
 
 def _is_others(name: str) -> bool:

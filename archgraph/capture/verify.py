@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
@@ -369,6 +370,10 @@ class _Verification:
             reason = f"the model raises {type(error).__name__}: {first_line(error)}"
             self.notes.append(f"not verified in {call.name}: {reason}")
             return
+        if lasting := self._lasting(expected):
+            self.failed |= {False, True}
+            self.notes.append(lasting)
+            return
         try:
             actual = self._run(self.built, theirs, call)
         except Exception as error:  # whatever the operators raise
@@ -376,13 +381,6 @@ class _Verification:
             reason = f"{type(error).__name__}: {first_line(error)}"
             text = f"the built module raises in {call.name} and the model does not: {reason}"
             self.notes.append(TraceError(text, where=type(self.model).__name__))
-            return
-        replaced = sorted(_parts(self.model).items() ^ self.parts.items())
-        if replaced:
-            self.failed |= {False, True}
-            text = "forward makes or replaces this part, which the graph does not; do it once first"
-            forward = definition_of(type(self.model).forward)
-            self.notes.append(TraceError(text, where=replaced[0][0], found=forward))
             return
         differences = [*self._differences(actual, expected, call)]
         if differences and expected.drew and not call.second:
@@ -401,6 +399,18 @@ class _Verification:
                 "with autograd in the two calls compared; for other values it may not"
                 for function in expected.functions
             ]
+
+    def _lasting(self, results: _Results) -> TraceError | None:
+        """Return an error for what forward left behind in the model, or kept of a capture."""
+        forward = definition_of(type(self.model).forward)
+        if replaced := sorted(_parts(self.model).items() ^ self.parts.items()):
+            text = "forward makes or replaces this part, which the graph does not; do it once first"
+            return TraceError(text, where=replaced[0][0], found=forward)
+        if any(isinstance(tensor, FakeTensor) for tensor in results.outputs.values()):
+            text = "forward keeps what it makes where a trace cannot take it back"
+            hint = "make the model anew and call it once before it is traced"
+            return TraceError(text, where=forward, hint=hint)
+        return None
 
     def _built_parameters(self) -> dict[str, Tensor]:
         """Return the parameters of the built module that the model has, too."""

@@ -319,6 +319,16 @@ def test_an_independent_leading_axis_keeps_its_size():
         torch.testing.assert_close(ag.build(graph, state)(x, other), net(x, other))
 
 
+def test_a_leading_axis_that_follows_from_the_batch_fixes_it():
+    @with_parts(lambda: {"layer": nn.Linear(3, 3)})
+    def Doubled(self, x, other):
+        return torch.cat(2 * [self.layer(x)]) + other
+
+    traced = ag.trace(Doubled(), torch.randn(3, 3), torch.randn(6, 3))
+    assert [n.shape for n in traced.graph.nodes[:2]] == [(3, 3), (6, 3)]
+    assert traced.notes[0].startswith("the batch size is fixed at that of the example")
+
+
 def test_a_leading_axis_of_one_stays_one_beside_a_larger_batch():
     @with_parts()
     def Scaled(self, x, scale):

@@ -8,7 +8,7 @@ import functools
 import random
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -136,6 +136,74 @@ def test_a_trace_leaves_everything_as_it_was(name, verify):
         ag.trace(net, example, strict=False, verify=verify)
     assert (shown(net), surroundings()) == before
     assert torch.equal(example, seen)
+
+
+TABLE: dict[int, torch.Tensor] = {}
+
+
+class Rows(nn.Module):
+    """Multiplies by a row of numbers that is made once for each width, and kept somewhere."""
+
+    SHARED: ClassVar[dict[int, torch.Tensor]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.own = functools.cache(lambda width: torch.arange(width) + 1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.row(x.shape[1])
+
+    def row(self, width: int) -> torch.Tensor:
+        return self.own(width)
+
+    def kept(self, table: dict[int, torch.Tensor], width: int) -> torch.Tensor:
+        if width not in table:
+            table[width] = torch.arange(width) + 1.0
+        return table[width]
+
+
+class OfStatic(Rows):
+    row = staticmethod(functools.cache(lambda width: torch.arange(width) + 1.0))
+
+
+class OfProperty(Rows):
+    rows = property(functools.cache(lambda self: torch.arange(3) + 1.0))
+
+    def row(self, width: int) -> torch.Tensor:
+        return self.rows
+
+
+class OfFile(Rows):
+    def row(self, width: int) -> torch.Tensor:
+        return self.kept(TABLE, width)
+
+
+class OfClass(Rows):
+    def row(self, width: int) -> torch.Tensor:
+        return self.kept(self.SHARED, width)
+
+
+class OfDefault(Rows):
+    def row(self, width: int, table: dict[int, torch.Tensor] = {}) -> torch.Tensor:  # noqa: B006
+        return self.kept(table, width)
+
+
+@pytest.mark.parametrize("kind", [Rows, OfStatic, OfProperty, OfFile, OfClass])
+def test_what_forward_keeps_outside_of_the_model_is_taken_back(kind):
+    net, x = kind(), torch.randn(4, 3)
+    traced = ag.trace(net, x)
+    torch.testing.assert_close(ag.build(*traced)(x), net(x))
+    assert type(net.row(3)) is torch.Tensor
+
+
+def test_what_cannot_be_taken_back_is_refused():
+    with pytest.raises(ag.TraceError, match="where a trace cannot take it back; make the model"):
+        ag.trace(OfDefault(), X)
+    (table,) = OfDefault.row.__defaults__ or ()
+    table.clear()
+    net = OfDefault()
+    torch.testing.assert_close(net(X), ag.build(*ag.trace(net, X))(X))
 
 
 def test_what_forward_changes_has_a_name():
