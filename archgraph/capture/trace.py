@@ -319,7 +319,39 @@ def _traced(
     axes: OpenAxes = (),
     fixed: str = "",
 ) -> tuple[Traced, list[Note]]:
-    """Capture a model; ``limit``: bytes of all that folding may compute."""
+    """Capture a model; ``limit``: bytes of all that folding may compute.
+
+    If the graph does not hold for a batch of one or two (half of the batch, the third example), the
+    batch has the example's size.
+    """
+    again = functools.partial(
+        _traced_as, model, inputs, name, train=train, verify=verify, limit=limit, axes=axes
+    )
+    try:
+        return again(fixed=fixed)
+    except GraphError as error:
+        if fixed:
+            raise
+        reason = f"{error.where} does not hold for every other ({error.found})"
+        return again(fixed=f"the batch size is fixed at that of the example: {reason}")
+
+
+def _traced_as(
+    model: nn.Module,
+    inputs: ExampleInputs,
+    name: str,
+    *,
+    train: bool,
+    verify: bool,
+    limit: float,
+    axes: OpenAxes,
+    fixed: str,
+) -> tuple[Traced, list[Note]]:
+    """Capture a model with an open batch, unless it is said to be ``fixed``.
+
+    Raises:
+        GraphError: If the graph does not hold for all batches.
+    """
     # Before the capture, which sets modes and, on the meta device, replaces buffers.
     flags, leaves = _flags(model), Leaves.of(model)
     with buffers_on_meta(model) as values:

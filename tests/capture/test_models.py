@@ -779,6 +779,23 @@ def test_a_branch_on_the_batch_size_that_computes_the_same_leaves_it_free(batch)
     assert not traced.notes
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda y: y[: y.shape[0] // 2],
+        lambda y: y[1:] - y[:-1],
+        lambda y: y[-3:],
+        lambda y: y + y[2],
+        lambda y: y.chunk(2)[0],
+    ],
+)
+def test_what_no_batch_of_one_has_fixes_the_batch(rows):
+    net, x = Net(lambda net, x: rows(net.layer(x))), torch.randn(6, 3)
+    traced = ag.trace(net, x)
+    assert "the batch size is fixed at that of the example: %" in traced.notes[0]
+    torch.testing.assert_close(ag.build(*traced)(x), net(x), rtol=0, atol=0)
+
+
 def test_a_branch_at_a_size_that_its_guard_does_not_name_ends_the_range():
     graph, _ = ag.trace(ByBatch(lambda n: 7 * n % 2100 == 0), torch.randn(3, 3))
     assert graph.notes[0].startswith("the graph holds for batch < 300;")
