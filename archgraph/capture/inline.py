@@ -231,7 +231,10 @@ class _Inlining:
                 yes = calls.insert(self.graph, _WHERE, args, {}, like=node, val=val, **flags)
             picked.append(yes)
         line = calls.where(node)
-        note = f"torch.cond at {line}: the graph runs both branches and picks with torch.where"
+        note = (
+            f"torch.cond at {line}: the graph runs both branches and picks with torch.where; where "
+            "the other branch has a gradient of NaN, so has the graph"
+        )
         self.notes[note] = None
         return picked
 
