@@ -92,7 +92,8 @@ class Removal:
             if multiplied(node[piece.exit], Ref(piece.shortcut)):
                 return f"multiplies what it adds to in %{piece.exit}"
             way = reachable([piece.shortcut], lambda n: node[n].uses(), set(piece.nodes))
-            moves = bool(way) and all(growth(node[n].op).picks for n in way)
+            facts = [growth(node[n].op) for n in way]
+            moves = all(f.picks for f in facts) and not all(f.pointwise for f in facts)
             if moves and node[piece.shortcut].type == node[piece.entry].type:
                 return f"adds to %{piece.shortcut}, which moves what enters"
         return ""
