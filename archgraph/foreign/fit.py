@@ -201,11 +201,17 @@ class Fit:
         """Return an error about arguments that give the right shapes."""
         wrong = unequal_sizes(self.target, self._original)
         block = extra_child(self.target, self._original)
-        fails = f"raises {type(error).__name__}: {error}".splitlines()[0]
+        where = str(self._layout(*next(iter(wrong)))) if wrong else block
+        if error is not None:
+            return RewriteError(
+                f"no {self.label} of these shapes runs",
+                where=where,
+                found=f"{type(error).__name__}: {error}, {self._entries(arguments)}",
+            )
         return RewriteError(
             f"every {self.label} of these shapes computes something else",
-            where=str(self._layout(*next(iter(wrong)))) if wrong else block,
-            found=self._entries(arguments) + (f", which {fails}" if error else ""),
+            where=where,
+            found=self._entries(arguments),
             hint="the class computes from its sizes what the network keeps of the uncut one (a "
             "scale of attention or of an embedding) or has positions in another order",
         )
@@ -260,14 +266,13 @@ class Fit:
                 if shapes[name] == self._original.get(name) == self.target.get(name)
             ]
             if wrong in moved and uncut:  # 1
-                axis = next(
-                    (a for a in axes(self.graph).all if uncut[0] == f"{a.name}[{a.size}]"), None
-                )
-                both = f"the class computes it and {uncut[0]} from {'.'.join(map(str, way))}"
-                if axis is not None and axis.reason.endswith("output"):  # 2
-                    both += (
-                        f", and that is {axis.reason}: trace a wrapper that returns logits alone"
-                    )
+                other = min(
+                    uncut, key=lambda layout: len(layout.split())
+                )  # an axis, if there is one
+                reasons = {f"{a.name}[{a.size}]": a.reason for a in axes(self.graph).all}
+                both = f"the class computes it and {other} from {'.'.join(map(str, way))}"
+                if (reason := reasons.get(other, "")).endswith("output"):  # 2
+                    both += f", and that is {reason}: trace a wrapper that returns logits alone"
                 return f"{both}; cut both by one factor"
         return "ag.save writes the network as it is"
 

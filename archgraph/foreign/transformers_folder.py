@@ -349,7 +349,14 @@ def _rewrite_folder(
     arguments = fit.arguments(same, TRACED)
     net = original.made(arguments)
     weights = FolderWeights(original.folder, original.model)
-    lazy = state if isinstance(state, LazyState) else _in_memory(state)
+    lazy = (
+        LazyState(
+            {name: tensor.to("meta") for name, tensor in state.items()},
+            lambda name, start, stop: _rows(state[name], start, stop),
+        )
+        if not isinstance(state, LazyState)
+        else state
+    )
     size = min(max_shard_size or weights.shards.shard_size, MAX_SHARD)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -420,11 +427,6 @@ class _Arranged(LazyState):
         """Compute a tensor as the state that it comes from does."""
         state, old = self._sources[name]
         return state.bands(old)
-
-
-def _in_memory(state: State) -> LazyState:
-    types = {name: tensor.to("meta") for name, tensor in state.items()}
-    return LazyState(types, lambda name, start, stop: _rows(state[name], start, stop))
 
 
 def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.foreign.fit import Fit
+from archgraph.foreign.search import ArgumentSearch
 from tests.nets import captured
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -61,12 +62,12 @@ FOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
     "Olmo2ForCausalLM": (DECODER, ("heads",), HEADS),
     "CohereForCausalLM": (DECODER, ("heads",), HEADS),
     # Fewer heads, where the width is right already and their size is not.
+    "GPTBigCodeForCausalLM": (
+        BIGCODE, ("heads", "channels"), {"n_embd": 8, "n_head": 2, "n_inner": 12},
+    ),
     "RoFormerForMaskedLM": (
         {**ENCODER, "embedding_size": 16}, ("heads", "channels"),
         {"hidden_size": 8, "embedding_size": 8, "num_attention_heads": 2, "intermediate_size": 12},
-    ),
-    "GPTBigCodeForCausalLM": (
-        BIGCODE, ("heads", "channels"), {"n_embd": 8, "n_head": 2, "n_inner": 12},
     ),
 }  # fmt: skip
 
@@ -145,6 +146,14 @@ def test_a_width_that_is_returned_is_cut_behind_a_wrapper(wrapped, tmp_path):
         torch.testing.assert_close(again(**WORDS).logits, expected, atol=1e-6, rtol=1e-6)
 
 
+def test_a_number_of_parts_falls_where_their_size_rises():
+    def shapes(arguments: dict[str, int]) -> dict[str, tuple[int, ...]]:
+        return {"a": (arguments["width"],), "b": (arguments["width"] // arguments["parts"],)}
+
+    search = ArgumentSearch(shapes, {"width": 16, "parts": 4}, {"a": (16,), "b": (8,)}, {})
+    assert search.nearest() == {"width": 16, "parts": 2}
+
+
 class Blocks(nn.Module):
     """A class that fixes its depth and, in forward, its width."""
 
@@ -171,8 +180,8 @@ REASONS = {
     ),
     "forward": (
         lambda g: ag.take(g, 0.5),
-        r"stem\.out\[2\]: every Net of these shapes computes something else; found in the nearest "
-        r"configuration \(width: 2\), which raises ValueError: the width is not 4",
+        r"stem\.out\[2\]: no Net of these shapes runs; found ValueError: the width is not 4, in "
+        r"the nearest configuration \(width: 2\)",
     ),
 }
 
