@@ -29,10 +29,11 @@ class FunctionComparison:
     """
 
     def __init__(self, graph: ArchGraph, names: Mapping[str, str]) -> None:
-        dtypes = {p.name: torch_dtype(p.dtype) for p in graph.params}
-        state = {name: value.to(dtypes[name]) for name, value in random_state(graph).items()}
-        drawn = random_inputs(graph)
-        self._inputs = {k: pytree.tree_map_only(Tensor, _single, v) for k, v in drawn.items()}
+        state = {
+            name: value.to(torch_dtype(graph.param[name].dtype))
+            for name, value in random_state(graph).items()
+        }
+        self._inputs = random_inputs(graph)
         full = state_dict(graph, state)
         self._state = {new: full[name] for name, new in names.items()}
         with torch.no_grad():
@@ -45,15 +46,11 @@ class FunctionComparison:
             actual = module.eval()(**self._inputs)
         expected = self._expected
         if isinstance(expected, Mapping):  # a cache for the next call is not part of the graph
-            if not expected.keys() <= actual.keys():
-                return False
-            expected, actual = dict(expected), {key: actual[key] for key in expected}
+            expected, actual = dict(expected), {key: actual.get(key) for key in expected}
         ones, others = _tensors(expected), _tensors(actual)
+        if isinstance(expected, Tensor):  # of a wrapper: one of the results that the class names
+            return any(_close(expected, other) for other in others)
         return len(ones) == len(others) and all(map(_close, ones, others))
-
-
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _tensors(value: object) -> list[Tensor]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from archgraph.analysis.axes import axes
-from archgraph.errors import ErrorFacts, RewriteError
+from archgraph.errors import RewriteError
 from archgraph.foreign.compare import FunctionComparison
 from archgraph.foreign.search import (
     Arguments,
     ArgumentSearch,
     StateShapes,
-    get,
+    changed,
+    differences,
+    extra_child,
     numbers_in,
     renumbered,
     runs,
@@ -24,11 +28,14 @@ from archgraph.foreign.search import (
 )
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
+from archgraph.layout.layouts import Layout
 from archgraph.module.build import state_dict
 from archgraph.states import State
 
 # Configurations of the right shapes whose results are compared before the search is given up.
 COMPARED = 64
+# What configurations of transformers may lack and many classes read with a default.
+OPEN = "head_dim"
 
 
 class Fit:
@@ -65,18 +72,21 @@ class Fit:
         self._make, self._derived, self._origins = make, derived, dict(origins or {})
         params = [graph.param[name] for name in graph.state_names]
         shapes = {name: p.shape for p in params for name in (p.name, *p.aliases)}
-        original = shapes_of(model)
+        original = self._original = shapes_of(model)
         # Tables that a class computes are buffers which its state lacks.
         computed = {name for name, _ in model.named_buffers()} - original.keys()
         # What forward does not read is not cut with the rest.
         unread = {p.name for p in graph.params if not graph.leaf_users[p.name]}
-        self.names = {
-            name: new
-            for name, new in renumbered(self._in_order(shapes), set(original)).items()
-            if new not in computed and name not in unread
-        }
         # A layer more is as those before it.
         alike = {_unnumbered(name) for name in original}
+        self._wrapper = _wrapper(shapes, alike)
+        bare = {name.removeprefix(self._wrapper): name for name in self._in_order(shapes)}
+        self.names = {
+            bare[name]: new
+            for name, new in renumbered(bare, set(original)).items()
+            if new not in computed and bare[name] not in unread
+        }
+        self._leaves = {new: name for name, new in self.names.items()}
         foreign = sorted(n for n, new in self.names.items() if _unnumbered(new) not in alike)
         if foreign:
             raise RewriteError(
@@ -99,22 +109,30 @@ class Fit:
         Raises:
             RewriteError: If there are none; says which axis is in the way.
         """
-        search = ArgumentSearch(
-            self._meta, self.start, self.target, self._remaining(), self._derived
-        )
         same = same or FunctionComparison(self.graph, self.names)
-        tried = 0
-        for arguments in itertools.islice(search.fitting(), most):
-            if same(self.module(arguments)):
-                return arguments
-            tried += 1
-        raise self._no_fit(search, tried)
+        tried = list[tuple[Arguments, Exception | None]]()
+        for search in self._searches():
+            for arguments in itertools.islice(search.fitting(), most):
+                try:
+                    if same(self.module(arguments)):
+                        return arguments
+                    tried.append((arguments, None))
+                except Exception as error:  # whatever a class raises for what it was given
+                    tried.append((arguments, error))
+        raise self._other_function(*tried[0]) if tried else self._other_shapes(search)
 
     def module(self, arguments: Arguments) -> nn.Module:
-        """Construct the network of some arguments; the caller's random numbers stay."""
+        """Construct the network of some arguments in the types of the original model.
+
+        The caller's random numbers stay.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return self._make(arguments)
+            net = self._make(arguments)
+        types = {_unnumbered(name): tensor.dtype for name, tensor in _tensors(self.model)}
+        for name, tensor in _tensors(net):
+            tensor.data = tensor.data.to(types.get(_unnumbered(name), tensor.dtype))
+        return net
 
     def filled(self, arguments: Arguments, state: State) -> nn.Module:
         """Construct the network of some arguments, with the weights.
@@ -132,9 +150,8 @@ class Fit:
         return net
 
     def changes(self, arguments: Arguments) -> dict[str, Any]:
-        """Return the numbers of arguments that differ from the original ones."""
-        pairs = ((way, value, get(arguments, way)) for way, value in numbers_in(self.start))
-        return {".".join(map(str, w)): new for w, old, new in pairs if new not in (old, None)}
+        """Return the entries of arguments that differ from the original ones."""
+        return {".".join(map(str, way)): value for way, value in differences(self.start, arguments)}
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
         """Return the names in the order in which forward reads them, then the others."""
@@ -147,8 +164,8 @@ class Fit:
         """Return the number that each layer had in the original, by the module that holds them."""
         origin: dict[tuple[str, str], int] = {}
         for name in self._in_order(self.names):
-            source = self._origins.get(name, name).split(".")
-            for i, part in enumerate(name.split(".")):
+            source = self._origins.get(name, name).removeprefix(self._wrapper).split(".")
+            for i, part in enumerate(name.removeprefix(self._wrapper).split(".")):
                 if part.isdecimal() and len(source) > i and source[i].isdecimal():
                     prefix = "".join(f"{p}." for p in self.names[name].split(".")[:i])
                     origin.setdefault((prefix, self.names[name].split(".")[i]), int(source[i]))
@@ -161,47 +178,130 @@ class Fit:
         with torch.device("meta"):
             return shapes_of(self.module(arguments))
 
-    def _no_fit(self, search: ArgumentSearch, compared: int) -> RewriteError:
-        """Return an error that says which axis is in the way."""
+    def _searches(self) -> Iterator[ArgumentSearch]:
+        """Yield a search from the arguments of the original, then one that starts with one more.
+
+        The value of ``OPEN`` that changes no shape is the default of the class; the search can
+        change it. If several values change none, the class does not read the entry.
+        """
+        first = ArgumentSearch(
+            self._meta, self.start, self.target, self._remaining(), self._derived
+        )
+        yield first
+        shapes = first.shapes(self.start) or {}
+        sizes = {size for shape in shapes.values() for size in shape}
+        numbers = {value for _, value in numbers_in(self.start) if isinstance(value, int)}
+        values = sorted({a // b for a, b in itertools.product(sizes, numbers) if a % b == 0})
+        options = ({**self.start, OPEN: value} for value in values if self.start.get(OPEN) is None)
+        equal = [*itertools.islice((o for o in options if first.shapes(o) == shapes), 2)]
+        if len(equal) == 1:
+            yield replace(first, start=equal[0])
+
+    def _other_function(self, arguments: Arguments, error: Exception | None) -> RewriteError:
+        """Return an error about arguments that give the right shapes."""
+        wrong = unequal_sizes(self.target, self._original)
+        block = extra_child(self.target, self._original)
+        where = str(self._layout(*next(iter(wrong)))) if wrong else block
+        if error is not None:
+            return RewriteError(
+                f"no {self.label} of these shapes runs",
+                where=where,
+                found=f"{type(error).__name__}: {error}, {self._entries(arguments)}",
+            )
+        return RewriteError(
+            f"every {self.label} of these shapes computes something else",
+            where=where,
+            found=self._entries(arguments),
+            hint="the class computes from its sizes what the network keeps of the uncut one (a "
+            "scale of attention or of an embedding) or has positions in another order",
+        )
+
+    def _other_shapes(self, search: ArgumentSearch) -> RewriteError:
+        """Return an error that says which axis or block is in the way of the nearest arguments."""
         nearest = search.nearest()
-        name = self.label
-        layouts = axes(self.graph)
-        graph_name = {new: old for old, new in self.names.items()}
-        if compared:
-            sizes = {a.name: a.size for a in layouts.all if a.role in ("head_dim", "value_dim")}
-            facts: ErrorFacts = {"found": listed(f"{k} = {v}" for k, v in sizes.items()) or None}
-            facts["hint"] = (
-                "the class computes from its sizes what the network keeps of the uncut one (a "
-                "scale of attention or of an embedding) or has positions in another order"
-            )
-            return RewriteError(
-                f"every {name} of these shapes computes something else",
-                where=graph_name[next(iter(self.target))] if not sizes else next(iter(sizes)),
-                **facts,
-            )
         shapes = search.shapes(nearest) or {}
-        wrong = unequal_sizes(self.target, shapes)
-        lacking = sorted(n for n in self.target if n not in shapes)
-        if not wrong:
-            left = [n for n, s in self.target.items() if shapes.get(n) != s] or lacking
+        ranks = {name: len(shape) for name, shape in shapes.items()}
+        lacking = [self._leaves[n] for n, s in self.target.items() if ranks.get(n) != len(s)]
+        for (tensor, dim), (has, goal) in unequal_sizes(self.target, shapes).items():
             return RewriteError(
-                f"no {name} has this tensor beside the others",
-                where=graph_name[left[0]],
-                found=listed(graph_name[n] for n in left),
+                f"no {self.label} has these shapes: this axis is in the way",
+                where=str(self._layout(tensor, dim)),
+                found=f"{self._leaves[tensor]} with {goal} in dimension {dim}",
+                expected=f"{has}, {self._entries(nearest)}",
+                hint=self._way_out(search, shapes, (tensor, dim)),
+            )
+        if lacking:
+            return RewriteError(
+                f"no {self.label} has this tensor beside the others",
+                where=lacking[0],
+                found=listed(lacking),
+                expected=self._entries(nearest),
                 hint="leave out the same blocks wherever the class repeats them",
             )
-        changes = listed(f"{k}: {v}" for k, v in self.changes(nearest).items())
-        (tensor, dim), (has, goal) = next(iter(wrong.items()))
-        leaf = graph_name[tensor]
-        owner = next(p.name for p in self.graph.params if leaf in (p.name, *p.aliases))
         return RewriteError(
-            f"no {name} has these shapes: this axis is in the way",
-            where=str(layouts.of(owner)[dim]),
-            found=f"{leaf} with {goal} in dimension {dim}",
-            expected=f"{has}, in the nearest configuration ({changes or 'the original one'})",
-            hint="cut it as the configuration can: everywhere alike, or heads instead of their "
-            "size; ag.save writes the network as it is",
+            f"every {self.label} has this block",
+            where=extra_child(self.target, shapes),
+            expected=self._entries(nearest),
+            hint="no entry says how many there are: leave out none of them",
         )
+
+    def _way_out(self, search: ArgumentSearch, shapes: StateShapes, wrong: tuple[str, int]) -> str:
+        """Return what helps where the class has another size in a dimension.
+
+        1. An axis that is computed from the same entry, and is uncut, has to be cut as well.
+        2. That one may be pinned by a result of the network.
+
+        Args:
+            search: The search that came nearest.
+            shapes: The nearest ones.
+            wrong: The tensor, and its dimension.
+        """
+        nearest = search.nearest()
+        for way, value in numbers_in(nearest):
+            larger = search.shapes(changed(nearest, way, value and 2 * value)) or {}
+            moved = unequal_sizes(shapes, larger)
+            uncut = [
+                str(self._layout(name, dim))
+                for name, dim in moved
+                if shapes[name] == self._original.get(name) == self.target.get(name)
+            ]
+            if wrong in moved and uncut:  # 1
+                other = min(
+                    uncut, key=lambda layout: len(layout.split())
+                )  # an axis, if there is one
+                reasons = {f"{a.name}[{a.size}]": a.reason for a in axes(self.graph).all}
+                both = f"the class computes it and {other} from {'.'.join(map(str, way))}"
+                if (reason := reasons.get(other, "")).endswith("output"):  # 2
+                    both += f", and that is {reason}: trace a wrapper that returns logits alone"
+                return f"{both}; cut both by one factor"
+        return "ag.save writes the network as it is"
+
+    def _entries(self, arguments: Arguments) -> str:
+        """Return what arguments are, in words."""
+        changes = listed(f"{k}: {v}" for k, v in self.changes(arguments).items())
+        return f"in the nearest configuration ({changes or 'the original one'})"
+
+    def _layout(self, tensor: str, dim: int) -> Layout:
+        """Return the axes of a dimension of a tensor that the class names."""
+        leaf = self._leaves[tensor]
+        owner = next(p.name for p in self.graph.params if leaf in (p.name, *p.aliases))
+        return axes(self.graph).of(owner)[dim]
+
+
+def _wrapper(names: Collection[str], known: Collection[str]) -> str:
+    """Return the path at which a wrapper holds a model, whose tensors have known names.
+
+    >>> _wrapper(["net.layer.0.weight", "net.norm.weight"], {"layer.#.weight", "norm.weight"})
+    'net.'
+    """
+    first = next(iter(names), "")
+    paths = ["", *(first[: dot.end()] for dot in re.finditer(r"\.", first))]
+    bare = {path: {_unnumbered(name.removeprefix(path)) for name in names} for path in paths}
+    return next((path for path in paths if not bare[path].isdisjoint(known)), "")
+
+
+def _tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return itertools.chain(net.named_parameters(), net.named_buffers())
 
 
 def _unnumbered(name: str) -> str:

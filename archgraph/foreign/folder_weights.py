@@ -55,9 +55,12 @@ class FolderWeights(LazyState):
                 self._read[name] = self._computed(target, name, converter)
         for name, like in types.items():
             if like.shape != expected[name].shape:
-                actual, shape = list(like.shape), list(expected[name].shape)
-                where = f"{folder}: {name}"
-                raise GraphError("has another shape", where=where, found=actual, expected=shape)
+                raise GraphError(
+                    "has another shape",
+                    where=f"{folder}: {name}",
+                    found=list(like.shape),
+                    expected=list(expected[name].shape),
+                )
         parameters = dict(model.named_parameters(remove_duplicate=False))
         tied: dict[int, list[str]] = {}
         for name, parameter in parameters.items():

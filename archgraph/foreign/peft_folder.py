@@ -119,11 +119,13 @@ def to_peft(
     modules = [module for module in modules if not _within(module, modules)]  # the outermost
     hint = "train_only leaves it out; ag.fold makes a model without adapters"
     if alone := [leaf for leaf in leaves if not _module(leaf)]:
-        problem = "is trained, but in no module: PEFT saves modules"
-        raise RewriteError(problem, where=alone[0], hint=hint)
+        raise RewriteError(
+            "is trained, but in no module: PEFT saves modules", where=alone[0], hint=hint
+        )
     if both := [path for path in layers if _within(f"{path}.", modules)]:
-        problem = "is trained beside its adapter: PEFT keeps one of them"
-        raise RewriteError(problem, where=both[0], hint=hint)
+        raise RewriteError(
+            "is trained beside its adapter: PEFT keeps one of them", where=both[0], hint=hint
+        )
     lacking = dict[str, Tensor]()
     for name, tensor in tensors.items():
         if name not in adapters and _within(names[name], modules):
@@ -145,7 +147,6 @@ def to_peft(
             "and name that folder, or let train_only train the layer",
         )
     rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
-    transposed = [b.transposed for b in layers.values()]
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": base or None,
@@ -160,7 +161,7 @@ def to_peft(
         "lora_dropout": _dropout(graph, layers),
         "bias": bias,
         "use_rslora": False,
-        "fan_in_fan_out": all(transposed),
+        "fan_in_fan_out": all(branch.transposed for branch in layers.values()),
     }
     contiguous = {
         name: tensor.detach().cpu().contiguous().clone() for name, tensor in result.items()
@@ -281,8 +282,11 @@ def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> float:
         before = [*itertools.takewhile(lambda node: row(node.op).linear_map is None, nodes)]
         p = before[0].arg("p") if before else 0
         if len(before) > 1 or (before and before[0].op != "aten.dropout"):
-            problem = "something else than a dropout stands before an adapter"
-            raise RewriteError(problem, where=path, found=", ".join(n.op for n in before))
+            raise RewriteError(
+                "something else than a dropout stands before an adapter",
+                where=path,
+                found=", ".join(node.op for node in before),
+            )
         assert isinstance(p, (int, float))
         values.setdefault(float(p), path)
     if len(values) > 1:
@@ -388,17 +392,19 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
         if not (folder / name).is_file():
             raise GraphError("is not a folder of adapters", where=str(folder), expected=name)
     config = json.loads((folder / CONFIG).read_text())
+    where = str(folder / CONFIG)
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else config
-        where = str(folder / CONFIG)
-        raise GraphError("is another kind of adapter", where=where, found=kind, expected="LORA")
+        raise GraphError(
+            "is another kind of adapter",
+            where=where,
+            found=config.get("peft_type") if isinstance(config, dict) else config,
+            expected="LORA",
+        )
     if special := [key for key in _OTHER if config.get(key)]:
-        where = str(folder / CONFIG)
         raise GraphError(
             "computes more than low-rank adapters do", where=where, found=listed(special)
         )
     if str(start := config.get("init_lora_weights")).startswith(_SUBTRACTED):
-        where = str(folder / CONFIG)
         raise GraphError(
             "adapters belong to other weights: PEFT subtracted what they began as",
             where=where,

@@ -112,17 +112,21 @@ def renumbered(names: Iterable[str], original: set[str]) -> dict[str, str]:
                 str(int(before[-1]) + i + 1) for i in range(len(numbers) - len(before))
             ]
 
-    def renamed(name: str) -> str:
-        parts = name.split(".")
-        for i, part in enumerate(parts):
-            prefix = "".join(f"{p}." for p in name.split(".")[:i])
-            if part in left.get(prefix, ()):
-                rank = left[prefix].index(part)
-                numbers = full.get(prefix, left[prefix])
-                parts[i] = numbers[rank] if rank < len(numbers) else part
-        return ".".join(parts)
+    new = {
+        (prefix, old): number
+        for prefix, numbers in left.items()
+        for old, number in zip(numbers, full.get(prefix, numbers), strict=False)
+    }
+    return {name: _renamed(name, new) for name in sorted(names)}
 
-    return {name: renamed(name) for name in sorted(names)}
+
+def _renamed(name: str, numbers: Mapping[tuple[str, str], str]) -> str:
+    """Return a name with other numbers, by the names before them and the old ones."""
+    parts, prefix = list[str](), ""
+    for part in name.split("."):
+        parts.append(numbers.get((prefix, part), part))
+        prefix += f"{part}."
+    return ".".join(parts)
 
 
 def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
@@ -141,16 +145,8 @@ def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
     """
     names, theirs = [*names], runs(known)
     new: dict[tuple[str, str], str] = {}  # by prefix and number
-
-    def renamed(name: str) -> str:
-        parts, prefix = list[str](), ""
-        for part in name.split("."):
-            parts.append(new.get((prefix, part), part))
-            prefix += f"{part}."
-        return ".".join(parts)
-
     for prefix, numbers in sorted(runs_as_used(names).items(), key=lambda pair: len(pair[0])):
-        order = theirs.get(renamed(prefix), numbers)
+        order = theirs.get(_renamed(prefix, new), numbers)
         if len(order) == len(numbers):
             new |= {(prefix, old): one for old, one in zip(numbers, order, strict=True)}
         elif lacking := sorted(set(numbers) - set(order), key=int):
@@ -160,7 +156,7 @@ def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
                 found=f"{len(order)} layers in it, {len(numbers)} in the network",
                 hint="name the folder that ag.to_transformers wrote of this network",
             )
-    return {name: renamed(name) for name in names}
+    return {name: _renamed(name, new) for name in names}
 
 
 def unequal_sizes(
@@ -183,13 +179,35 @@ def distance_to(target: StateShapes, shapes: StateShapes) -> int:
     return MISSING * missing + EXTRA * extra + len(unequal_sizes(target, shapes))
 
 
-def same_runs(target: StateShapes, shapes: StateShapes) -> bool:
-    """Return whether a network numbers no child that the other lacks.
+def extra_child(target: StateShapes, shapes: StateShapes) -> str | None:
+    """Return the first numbered child that one of two networks lacks; None if there is none.
 
     What forward does not read may be left out of a graph, a layer may not.
+
+    >>> extra_child({"h.0.w": (2,)}, {"h.0.w": (2,), "h.1.w": (2,)})
+    'h.1'
     """
     goal = runs(target)
-    return all(numbers == goal.get(prefix, numbers) for prefix, numbers in runs(shapes).items())
+    for prefix, numbers in runs(shapes).items():
+        if odd := {*numbers} ^ {*goal.get(prefix, numbers)}:
+            return prefix + min(odd, key=int)
+    return None
+
+
+def differences(before: Any, after: Any, way: Route = ()) -> Iterator[tuple[Route, Any]]:
+    """Yield what a configuration has instead of another one's values, with the way to each.
+
+    >>> [*differences({"depths": (2, 2), "kinds": ["a", "b"]}, {"depths": (2, 1), "kinds": ["b"]})]
+    [(('depths', 1), 1), (('kinds',), ['b'])]
+    """
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key, value in after.items():
+            yield from differences(before.get(key), value, (*way, key))
+    elif _is_list(before) and _is_list(after) and len(before) == len(after):
+        for index, pair in enumerate(zip(before, after, strict=True)):
+            yield from differences(*pair, (*way, index))
+    elif before != after:
+        yield way, after
 
 
 @dataclass
@@ -275,7 +293,7 @@ class ArgumentSearch:
     def fits(self, shapes: StateShapes) -> bool:
         """Return whether a network has every tensor that is looked for, in its shape."""
         equal = all(shapes.get(name) == shape for name, shape in self.target.items())
-        return equal and same_runs(self.target, shapes)
+        return equal and extra_child(self.target, shapes) is None
 
     def _distance(self, arguments: Arguments) -> float:
         shapes = self.shapes(arguments)
@@ -318,17 +336,26 @@ class ArgumentSearch:
             yield {k: v for k, v in arguments.items() if k not in self.derived}
 
     def _scaled(self, arguments: Arguments) -> Iterator[Arguments]:
-        """Yield what results if a number scales as a size does, or one that is open is given."""
-        yield from (changed(arguments, *move[:2]) for move in self._moves(arguments))
+        """Yield what results if a number scales as a size does, or one that is open is given.
 
-    def _moves(self, arguments: Arguments) -> Iterator[tuple[Route, int | float, Fraction]]:
-        pairs = self._pairs_of_sizes(arguments)
-        ratios = sorted({Fraction(goal, has) for has, goal in pairs if has})
+        A size may be what others leave: it scales as those that are right already, or inversely.
+        """
+        ratios = self._ratios(arguments) | self._ratios(self.start)
+        ratios |= {1 / ratio for ratio in ratios if ratio}
+        yield from (changed(arguments, *move[:2]) for move in self._moves(arguments, ratios))
+
+    def _ratios(self, arguments: Arguments) -> set[Fraction]:
+        return {Fraction(goal, has) for has, goal in self._pairs_of_sizes(arguments) if has}
+
+    def _moves(
+        self, arguments: Arguments, ratios: set[Fraction]
+    ) -> Iterator[tuple[Route, int | float, Fraction]]:
+        sizes = {goal for _, goal in self._pairs_of_sizes(arguments)}
         for way, value in numbers_in(arguments):
             if value is None:
-                yield from ((way, size, Fraction(0)) for size in sorted({w for _, w in pairs}))
+                yield from ((way, size, Fraction(0)) for size in sorted(sizes))
                 continue
-            for ratio in ratios:
+            for ratio in sorted(ratios):
                 new = value * ratio if isinstance(value, int) else float(value * float(ratio))
                 if isinstance(new, float):
                     yield way, new, ratio
@@ -336,7 +363,7 @@ class ArgumentSearch:
                     yield way, int(new), ratio
 
     def _pairs(self, arguments: Arguments) -> Iterator[Arguments]:
-        moves = [move for move in self._moves(arguments) if move[2]]
+        moves = [m for m in self._moves(arguments, self._ratios(arguments)) if m[2]]
         pairs = itertools.combinations(moves, 2)
         alike = ((a, b) for a, b in pairs if a[2] == b[2] and a[0] != b[0])
         for (way, new, _), (other, also, _) in itertools.islice(alike, PAIRS):
@@ -349,19 +376,13 @@ class ArgumentSearch:
         if not ratios:
             return []
         result = []
-        for way, value in numbers_in(self.start):
-            if not isinstance(value, int):
+        for way, new, _ in self._moves(self.start, {Fraction(1), *ratios}):
+            if not isinstance(new, int) or get(first, way) in (None, new):
                 continue
-            now = get(first, way)
-            if now is None:
-                continue
-            scaled = (Fraction(value) * ratio for ratio in ratios)
-            values = {value, *(v.numerator for v in scaled if v.denominator == 1 and v > 0)}
-            for new in sorted(values - {now}):
-                shapes = self.shapes(changed(first, way, new))
-                dims = frozenset(unequal_sizes(goal, shapes or {}))
-                if shapes is None or shapes.keys() == goal.keys():
-                    result.append(_Option(way, new, dims))
+            shapes = self.shapes(changed(first, way, new))
+            dims = frozenset(unequal_sizes(goal, shapes or {}))
+            if shapes is None or shapes.keys() == goal.keys():
+                result.append(_Option(way, new, dims))
         return result
 
 
@@ -372,6 +393,10 @@ class _Option:
     way: Route
     value: int
     dims: frozenset[tuple[str, int]]
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def _lists(value: object, way: Route = ()) -> Iterator[tuple[Route, list[Any]]]:

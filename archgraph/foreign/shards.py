@@ -11,14 +11,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from archgraph.errors import GraphError, RunError, os_reason
+from archgraph.errors import GraphError
 from archgraph.files import sync
 from archgraph.states.lazy import LazyState
 
@@ -32,14 +31,6 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 _WORDS = {dtype: word for word, dtype in _DTYPES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Region:
-    """Where the bytes of a tensor are."""
-
-    file: Path
-    start: int
 
 
 class Shards(LazyState):
@@ -59,24 +50,26 @@ class Shards(LazyState):
         self.files = sorted(
             {folder / name for name in index.values()} if index else {folder / SINGLE}
         )
-        self._regions: dict[str, _Region] = {}
+        self._file: dict[str, Path] = {}
         types: dict[str, Tensor] = {}
         for file in self.files:
-            for name, (like, start) in _header(file).items():
+            for name, like in _types(file).items():
                 if name in types:
-                    two = f"{self._regions[name].file.name} and {file.name}"
-                    raise GraphError("is in two files", where=f"{folder}: {name}", found=two)
-                types[name], self._regions[name] = like, _Region(file, start)
+                    raise GraphError(
+                        "is in two files",
+                        where=f"{folder}: {name}",
+                        found=f"{self._file[name].name} and {file.name}",
+                    )
+                types[name], self._file[name] = like, file
         if index is not None:
-            actual = {name: region.file.name for name, region in self._regions.items()}
+            actual = {name: file.name for name, file in self._file.items()}
             wrong = sorted(name for name, _ in set(actual.items()) ^ set(index.items()))
             if wrong:
-                where, files = str(folder / INDEX), actual.get(wrong[0], "no file")
                 raise GraphError(
                     "does not say what the files hold",
-                    where=where,
+                    where=str(folder / INDEX),
                     found=f"{wrong[0]} in {index.get(wrong[0], 'no file')}",
-                    expected=files,
+                    expected=actual.get(wrong[0], "no file"),
                     hint="write the index anew",
                 )
         super().__init__(types, self._read)
@@ -88,20 +81,12 @@ class Shards(LazyState):
         return min(MAX_SHARD, max(sizes)) if len(sizes) > 1 else MAX_SHARD
 
     def _read(self, name: str, start: int, stop: int) -> Tensor:
-        like, region = self.types[name], self._regions[name]
-        row = like.nbytes // max(len(like) if like.dim() else 1, 1)
-        data = torch.empty((stop - start) * row, dtype=torch.uint8)
-        view: Any = memoryview(data.numpy())  # type: ignore[arg-type]  # numpy has the protocol
-        with region.file.open("rb", buffering=0) as file:
-            file.seek(region.start + start * row)
-            done = 0
-            while done < len(view):
-                count = file.readinto(view[done:])
-                if not count:
-                    raise GraphError("ends too early", where=str(region.file), found=name)
-                done += count
-        shape = (stop - start, *like.shape[1:]) if like.dim() else ()
-        return data.view(like.dtype).view(shape)
+        from safetensors import safe_open
+
+        with safe_open(self._file[name], "pt") as file:  # a mapping, of which these rows are read
+            if not self.types[name].dim():
+                return file.get_tensor(name)
+            return file.get_slice(name)[start:stop]
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -122,53 +107,42 @@ def _index(folder: Path) -> dict[str, str]:
     return names
 
 
-def _header(file: Path) -> dict[str, tuple[Tensor, int]]:
-    """Return type and start of each tensor of a file."""
+def _types(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file without their numbers."""
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(file, "pt"):  # checks the header, and that the bytes are there
-            pass
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header: dict[str, Any] = json.loads(stream.read(length))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise GraphError("is not a safetensors file", where=str(file), found=error) from error
-    header.pop("__metadata__", None)
     result = {}
-    for name, facts in header.items():
-        dtype = _DTYPES.get(facts["dtype"])
-        if dtype is None:
-            expected = ", ".join(_DTYPES)
-            where = f"{file}: {name}"
-            raise GraphError("unknown dtype", where=where, found=facts["dtype"], expected=expected)
-        like = torch.empty(facts["shape"], dtype=dtype, device="meta")
-        result[name] = like, 8 + length + facts["data_offsets"][0]
+    try:
+        with safe_open(file, "pt") as tensors:  # checks the header, and that the bytes are there
+            for name in tensors.keys():
+                part = tensors.get_slice(name)
+                dtype = _DTYPES.get(part.get_dtype())
+                if dtype is None:
+                    raise GraphError(
+                        "unknown dtype",
+                        where=f"{file}: {name}",
+                        found=part.get_dtype(),
+                        expected=", ".join(_DTYPES),
+                    )
+                result[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+    except (OSError, SafetensorError) as error:
+        raise GraphError("is not a safetensors file", where=str(file), found=error) from error
     return result
 
 
 def write_shards(folder: Path, state: LazyState, max_shard_size: int = MAX_SHARD) -> None:
-    """Write a state as ``model.safetensors``, or as shards with an index, tensor by tensor.
-
-    Raises:
-        RunError: If it cannot be written.
-    """
+    """Write a state as ``model.safetensors``, or as shards with an index, tensor by tensor."""
     shards = [*_shards(state.types, max_shard_size)]
     count = len(shards)
     files = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
     files = [SINGLE] if count < 2 else files
-    try:
-        for file, names in zip(files, shards, strict=True):
-            _write(folder / file, state, names)
-        if count > 1:
-            size = sum(like.nbytes for like in state.types.values())
-            where = {n: file for file, names in zip(files, shards, strict=True) for n in names}
-            index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
-            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-    except OSError as error:
-        raise RunError(
-            "cannot write the weights", where=str(folder), found=os_reason(error)
-        ) from error
+    for file, names in zip(files, shards, strict=True):
+        _write(folder / file, state, names)
+    if count > 1:
+        size = sum(like.nbytes for like in state.types.values())
+        where = {n: file for file, names in zip(files, shards, strict=True) for n in names}
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
     sync(folder)
 
 
@@ -196,20 +170,14 @@ def _write(file: Path, state: LazyState, names: list[str]) -> None:
         header[name] = {"dtype": _WORDS[like.dtype], "shape": shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with file.open("wb", buffering=0) as stream:
-        _all(stream, memoryview(len(text).to_bytes(8, "little") + text))
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             like, size = state.types[name], 0
             for band in state.bands(name):
                 assert band.dtype == like.dtype
                 data = band.detach().cpu().contiguous().view(-1).view(torch.uint8)
-                _all(stream, memoryview(data.numpy()))  # type: ignore[arg-type]  # as above
+                stream.write(memoryview(data.numpy()))  # type: ignore[arg-type]  # it has the protocol
                 size += len(data)
             assert size == like.nbytes, name
     sync(file)
-
-
-def _all(stream: Any, data: memoryview) -> None:
-    """Write all of some bytes; a call may write a part of them."""
-    while data:
-        data = data[stream.write(data) :]

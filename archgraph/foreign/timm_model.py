@@ -13,7 +13,7 @@ from torch import nn
 from archgraph.errors import GraphError
 from archgraph.files import write
 from archgraph.foreign.fit import Fit
-from archgraph.foreign.search import Arguments
+from archgraph.foreign.search import Arguments, differences
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import import_cause
@@ -75,15 +75,12 @@ def to_timm(
 
 def _changed(start: Arguments, arguments: Arguments) -> Arguments:
     """Return the arguments that are no longer what they were."""
+    new = {way[0] for way, _ in differences(start, arguments)}
     return {
         key: tuple(value) if isinstance(value, list | tuple) else value
         for key, value in arguments.items()
-        if _listed(value) != _listed(start[key])
+        if key in new
     }
-
-
-def _listed(value: object) -> object:
-    return list(value) if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from archgraph.states.rewritten import Rewritten
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 # Length of the example of a text model: no size of a weight follows from it.
 WORDS = 16
 # Configurations of the right shapes that are traced before the search is given up.
@@ -77,8 +77,11 @@ def from_transformers(
         weights = FolderWeights(original.folder, original.model)
         graph = original.trace(inputs or original.example())
     # One note instead of two about a model that was only constructed without memory.
-    instead = ("not verified", "the model is on the meta device")
-    notes = [note for note in graph.notes if not note.startswith(instead)]
+    notes = [
+        note
+        for note in graph.notes
+        if not note.startswith(("not verified", "the model is on the meta device"))
+    ]
     notes.append("not verified: the weights stay in their files")
     if weights.unused:
         notes.append(f"the folder has tensors that the model has not: {listed(weights.unused)}")
@@ -105,7 +108,10 @@ def to_transformers(
     The configuration is found by trying: numbers of the original one that equal, or scale with,
     sizes that were cut and numbers of layers are changed until the class has the network's tensors
     in their shapes and computes the same: with random weights, or, of a folder, by the same
-    operators. Layers are numbered without gaps.
+    operators. Layers are numbered without gaps. Weights keep their dtype.
+
+    A model that returns hidden states pins its width. Trace a wrapper that returns logits alone,
+    with the arguments of the model's ``forward``, and pass the model itself here.
 
     From folder to folder nothing but the rows that are being copied is in memory, if the state is
     one that :func:`archgraph.from_transformers` reads: ``state.through(small.transfer)``. Tensors
@@ -120,11 +126,12 @@ def to_transformers(
         max_shard_size: Bytes of a file of weights. Default: as in the original folder, 5 GB.
 
     Returns:
-        Entries of the configuration that differ from the original's: by name, in lists by index.
+        Entries of the configuration that differ from the original's: by name, in lists by index,
+        lists of another length whole.
 
     Raises:
         RewriteError: If no configuration of the class has these shapes, or one has them and
-            computes something else; names the axis in the way.
+            computes something else; names the axis or block in the way, and what was tried.
         GraphError: If the state does not fit the graph, or the folder's model is not readable.
         RunError: If the folder holds something, or cannot be written.
 
@@ -135,9 +142,8 @@ def to_transformers(
         Traceback (most recent call last):
         archgraph.errors.GraphError: no/folder: names a folder that is not there
     """
-    transfer = graph.transfer if isinstance(graph, Rewritten) else None
-    entries = transfer.entries.items() if transfer is not None else ()
-    origins = {name: entry.source for name, entry in entries if entry.source is not None}
+    entries = graph.transfer.entries if isinstance(graph, Rewritten) else {}
+    origins = {name: entry.source for name, entry in entries.items() if entry.source is not None}
     graph = graph_of(graph)
     with _quiet():
         if isinstance(like, str | os.PathLike):
@@ -145,16 +151,24 @@ def to_transformers(
             check_new(Path(folder), original.folder)
             _check_spare(graph, state, original.model)
             return _rewrite_folder(graph, state, original, origins, Path(folder), max_shard_size)
-        model = _checked(like)
-        _check_spare(graph, state, model)
-        fit = _fit(graph, model, lambda a: type(model)(type(model.config).from_dict(a)), origins)
+        if not isinstance(like, _transformers().PreTrainedModel):
+            raise GraphError(
+                "is not a model of transformers",
+                found=type(like).__name__,
+                expected="the model that was traced, or its folder",
+            )
+        _check_spare(graph, state, like)
+        fit = _fit(graph, like, lambda a: type(like)(type(like.config).from_dict(a)), origins)
         arguments = fit.arguments()
         net = fit.filled(arguments, state)
         net.tie_weights()  # type: ignore[operator]
+        changes = fit.changes(net.config.to_dict())  # type: ignore[operator, union-attr]
         net.save_pretrained(  # type: ignore[operator]
             os.fspath(folder), max_shard_size=max_shard_size or MAX_SHARD
         )
-    return fit.changes(arguments)
+        if (generation := getattr(like, "generation_config", None)) is not None:
+            (Path(folder) / GENERATION).write_text(generation.to_json_string(), "utf-8")
+    return changes
 
 
 def _check_spare(graph: ArchGraph, state: State, model: nn.Module) -> None:
@@ -244,13 +258,18 @@ class _Original:
         except (OSError, ValueError, KeyError) as error:
             raise GraphError("is not a configuration", where=where, found=error) from error
         if getattr(config, "quantization_config", None) is not None:
-            problem, hint = "is of a quantised model", "cut the original, then quantise"
-            raise GraphError(problem, where=where, found="quantization_config", hint=hint)
+            raise GraphError(
+                "is of a quantised model",
+                where=where,
+                found="quantization_config",
+                hint="cut the original, then quantise",
+            )
         names = config.architectures or ()
         kind = getattr(transformers, names[0], None) if names else None
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            problem = "names no class of transformers in architectures"
-            raise GraphError(problem, where=where, found=names)
+            raise GraphError(
+                "names no class of transformers in architectures", where=where, found=names
+            )
         return _Original(folder, config, kind)
 
     def make(self, config: PretrainedConfig) -> PreTrainedModel:
@@ -330,7 +349,14 @@ def _rewrite_folder(
     arguments = fit.arguments(same, TRACED)
     net = original.made(arguments)
     weights = FolderWeights(original.folder, original.model)
-    lazy = state if isinstance(state, LazyState) else _in_memory(state)
+    lazy = (
+        LazyState(
+            {name: tensor.to("meta") for name, tensor in state.items()},
+            lambda name, start, stop: _rows(state[name], start, stop),
+        )
+        if not isinstance(state, LazyState)
+        else state
+    )
     size = min(max_shard_size or weights.shards.shard_size, MAX_SHARD)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -342,6 +368,7 @@ def _rewrite_folder(
                 if other and file.is_file() and file.name != CONFIG:
                     shutil.copyfile(file, draft / file.name)
             config = net.config
+            changes = fit.changes(config.to_dict())
             config.architectures = list(original.config.architectures)
             config.save_pretrained(os.fspath(draft))
             write_shards(draft, _arranged(net, fit, lazy, weights), size)
@@ -349,9 +376,10 @@ def _rewrite_folder(
                 folder.rmdir()
             draft.replace(folder)
     except OSError as error:
-        reason = os_reason(error)
-        raise RunError("cannot write the folder", where=str(folder), found=reason) from error
-    return fit.changes(arguments)
+        raise RunError(
+            "cannot write the folder", where=str(folder), found=os_reason(error)
+        ) from error
+    return changes
 
 
 def _arranged(net: nn.Module, fit: Fit, state: LazyState, weights: FolderWeights) -> LazyState:
@@ -401,20 +429,21 @@ class _Arranged(LazyState):
         return state.bands(old)
 
 
-def _in_memory(state: State) -> LazyState:
-    types = {name: tensor.to("meta") for name, tensor in state.items()}
-    return LazyState(types, lambda name, start, stop: _rows(state[name], start, stop))
-
-
 def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     return tensor[start:stop] if tensor.dim() else tensor
 
 
 def _fit(graph: ArchGraph, model: PreTrainedModel, make: Any, origins: Mapping[str, str]) -> Fit:
     config, start = type(model.config), model.config.to_dict()
-    derived = _derived(config, start)
-    label = config.__name__
-    return Fit(graph, model, start, make, label=label, derived=derived, origins=origins)
+    return Fit(
+        graph,
+        model,
+        start,
+        make,
+        label=config.__name__,
+        derived=_derived(config, start),
+        origins=origins,
+    )
 
 
 def check_new(folder: Path, original: Path) -> None:
@@ -467,17 +496,6 @@ def _transformers() -> Any:
         cause, hint = import_cause(error)
         raise GraphError("transformers cannot be imported", found=cause, hint=hint) from error
     return transformers
-
-
-def _checked(like: object) -> PreTrainedModel:
-    model: Any = like
-    if isinstance(model, _transformers().PreTrainedModel):
-        return model
-    raise GraphError(
-        "is not a model of transformers",
-        found=type(like).__name__,
-        expected="the model that was traced, or its folder",
-    )
 
 
 @contextlib.contextmanager

@@ -251,7 +251,9 @@ def test_shapes_of_no_configuration_leave_no_folder(tmp_path, monkeypatch):
     saved("llama", tmp_path / "a")
     graph, state = ag.from_transformers(tmp_path / "a")
     half = ag.take(graph, roles(graph, "head_dim", "value_dim"))
-    with pytest.raises(ag.RewriteError, match=r"value_dim: every LlamaConfig of these shapes"):
+    with pytest.raises(
+        ag.RewriteError, match=r"q_proj\.heads\[2\] × 2: every LlamaConfig of these"
+    ):
         ag.to_transformers(half, state.through(half.transfer), tmp_path / "a", tmp_path / "c")
     alone = ag.take(graph, {"model.layers.1.mlp.gate_proj.out": 0.5})
     with pytest.raises(ag.RewriteError, match=r"layers\.1\.mlp.*: no LlamaConfig has these shapes"):

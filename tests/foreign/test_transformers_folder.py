@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[str, Cut, str]] = {
     ),
     "the size of heads": (
         "llama", lambda g: half(g, "head_dim", "value_dim"),
-        r"q_proj\.head_dim: every LlamaConfig of these shapes computes something else",
+        r"q_proj\.head_dim\[2\]\S*: every LlamaConfig of these shapes computes something else",
     ),
     "the first of blocks that are not alike": (
         "t5", lambda g: ag.take(g, {"*EncDecAttention*heads": 0.5}),
