@@ -21,7 +21,7 @@ from archgraph.analysis.axes import Axes, Axis
 from archgraph.errors import RewriteError
 from archgraph.hints import listed
 
-# One share for every free axis but ranks of adapters, or shares by axis name, role or pattern.
+# One share for every width (ranks of adapters are none), or shares by axis name, role or pattern.
 Shares: TypeAlias = float | Mapping[str, float] | Mapping[Axis, float] | Mapping[str | Axis, float]
 Sizes: TypeAlias = Mapping[str, int] | Mapping[Axis, int] | Mapping[str | Axis, int]
 Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Axis, Any]

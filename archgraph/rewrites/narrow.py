@@ -37,7 +37,7 @@ def narrow(
 
     Args:
         graph: The wide architecture.
-        shares: One share in (0, 1] for every free axis, or shares by axis, as in :func:`take`.
+        shares: One share in (0, 1] for every width, or shares by axis, as in :func:`take`.
         sizes: Numbers of first positions that stay, by axis.
         mode: ``paper``: where an axis is summed over, the sum of what is left out is added to the
             weights that stay, in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of

@@ -35,7 +35,7 @@ def widen(
 
     Args:
         graph: The narrow architecture.
-        factors: One factor from 1 to 16 for every free axis, or factors by axis; axes are named as
+        factors: One factor from 1 to 16 for every width, or factors by axis; axes are named as
             in :func:`take`. Larger numbers are sizes.
         sizes: New numbers of positions, by axis.
         positions: The old position that each new one copies, by axis.
