@@ -8,8 +8,8 @@ symbol                  here
 ======================  =========================================================================
 levels S, M, L          the family's tiers, of whose parameters a member has no more
 ``I`` (p values)        ``starts``: this share of the axes, in their order, keeps its full size
-``r_w``                 one share for all other axes of a level: the largest with which the member
-                        of the largest ``I`` fits the level
+``r_w``                 one share for all other axes of a level (of heads, not of the size of each):
+                        the largest with which the member of the largest ``I`` fits the level
 pool of 2p + 1 models   :func:`pool`; the whole network is a level with one member
 local pruning           :meth:`AdaptiveFLPool.member`: of what is drawn, the largest part that fits
 aggregation             ``covered_mean``, weighted by examples
@@ -62,11 +62,11 @@ def pool(
         [(42, (4, 4)), (84, (10, 4)), (162, (10, 10))]
     """
     axes, costs = ag.axes(graph).free, ag.cost(graph).polynomial
+    cut = set(ag.axes(graph).independent())
 
     def member(start: float, percent: int) -> Member:
-        first = math.ceil(start * len(axes))
-        sizes = {a.name: a.size for a in axes[:first]}
-        sizes |= {a.name: -(-percent * a.size // 100) for a in axes[first:]}
+        behind = cut.intersection(axes[math.ceil(start * len(axes)) :])
+        sizes = {a.name: -(-percent * a.size // 100) if a in behind else a.size for a in axes}
         return Member(costs.at(sizes).parameters, tuple(sizes.values()))
 
     members: set[Member] = set()

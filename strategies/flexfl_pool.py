@@ -37,19 +37,21 @@ from archgraph import federation as fl
 
 
 def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
-    """Return the rate of every free axis, from its share of zeros.
+    """Return the rate of each axis that one share would cut, from its share of zeros.
+
+    Of a product one factor has a rate, as in :func:`archgraph.take`: heads, not the size of each.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 2))
         >>> rates(ag.trace(net, torch.zeros(1, 2)).graph, {"0.out": 0.75})
         {'0.out': 0.25}
     """
-    costs, free = ag.cost(graph).polynomial, ag.axes(graph).free
+    costs, cut = ag.cost(graph).polynomial, ag.axes(graph).independent()
     full = costs.at().parameters
     touched = {a.name: max(full - costs.at({a.name: a.size - 1}).parameters, 1) * a.size
-               for a in free if a.size > 1}  # fmt: skip
+               for a in cut if a.size > 1}  # fmt: skip
     largest = max(map(math.log, touched.values()), default=1.0)
-    return {a.name: 1 - apoz[a.name] * math.log(touched.get(a.name, 1)) / largest for a in free}
+    return {a.name: 1 - apoz[a.name] * math.log(touched.get(a.name, 1)) / largest for a in cut}
 
 
 def inequality(scores: Iterable[float]) -> float:
@@ -65,12 +67,15 @@ def inequality(scores: Iterable[float]) -> float:
 
 
 def widths(graph: ag.ArchGraph, rate: Mapping[str, float], most: int) -> dict[str, int]:
-    """Return sizes of the axes: rates times the largest factor with at most so many parameters."""
+    """Return sizes of the axes: rates times the largest factor with at most so many parameters.
+
+    Axes without a rate stay whole.
+    """
     costs, free = ag.cost(graph).polynomial, ag.axes(graph).free
 
     def sizes(factor: int) -> dict[str, int]:
-        shares = {a.name: min(max(rate[a.name] * factor / 1000, 0.01), 1.0) for a in free}
-        return {a.name: math.ceil(round(shares[a.name] * a.size, 9)) for a in free}
+        shares = {name: min(max(one * factor / 1000, 0.01), 1.0) for name, one in rate.items()}
+        return {a.name: math.ceil(round(shares.get(a.name, 1.0) * a.size, 9)) for a in free}
 
     factors = range(1, 100_001)  # to 100: the least rate, 0.01, times it is 1
     count = bisect.bisect_right(factors, most, key=lambda f: costs.at(sizes(f)).parameters)

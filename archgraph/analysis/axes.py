@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from archgraph.analysis.naming import Naming
 from archgraph.analysis.side_branches import side_branches
@@ -124,6 +128,45 @@ class Axes:
             raise _no_axis(leaf, self.leaf)
         return self.leaf[leaf]
 
+    @functools.cached_property
+    def products(self) -> tuple[tuple[str, ...], ...]:
+        """Products of axes, each once: the size of a leaf's dimension is a sum of some of them."""
+        layouts = itertools.chain.from_iterable(self.leaf.values())
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(map(products_of, layouts))))
+
+    def independent(self, among: Iterable[Axis] | None = None) -> tuple[Axis, ...]:
+        """Return the axes that one number cuts: at most one factor of every product.
+
+        Half of the heads is half of an attention layer; half of each of them, too, is a quarter.
+
+        1. Only axes that the number is given for count as factors.
+        2. Heads come first: those in more products (heads of keys and values before their
+           repeats). Then what is more often the last factor (the width of a group before the number
+           of groups), and in fewer products. Ties go by the order of the axes.
+        3. An axis is cut unless a product has a factor that is cut already.
+
+        Args:
+            among: Axes that the number is given for. Default: all free ones but ranks of adapters.
+
+        Example:
+            >>> import torch
+            >>> from archgraph.capture.trace import trace
+            >>> convs = [torch.nn.Conv1d(*sizes) for sizes in ((2, 6, 1), (6, 2, 1))]
+            >>> convs.insert(1, torch.nn.Conv1d(6, 6, 1, groups=3))
+            >>> solved = axes(trace(torch.nn.Sequential(*convs), torch.zeros(1, 2, 5)).graph)
+            >>> [(a.name, a.size) for a in solved.free], [a.name for a in solved.independent()]
+            ([('0.out.0', 3), ('0.out.1', 2), ('1.out.1', 2)], ['0.out.1', '1.out.1'])
+        """
+        among = [a for a in self.free if a.role != "rank"] if among is None else list(among)
+        names = {axis.name for axis in among}
+        products = {tuple(name for name in one if name in names) for one in self.products}  # 1
+        cut: dict[str, Axis] = {}
+        for axis in sorted(among, key=_precedence(products)):  # 2
+            factors = itertools.chain.from_iterable(p for p in products if axis.name in p)
+            if cut.keys().isdisjoint(factors):  # 3
+                cut[axis.name] = axis
+        return tuple(cut.values())
+
     def match(self, pattern: str) -> tuple[Axis, ...]:
         """Return the free axes by name, role or pattern (``layer1.*``, ``heads``), in order.
 
@@ -142,6 +185,28 @@ class Axes:
         error = _no_axis(pattern, (a.name for a in self.free))
         error.hint = nearest(pattern, (a.name for a in self.all), cutoff=0.4) or error.hint
         raise error
+
+
+def products_of(layout: Layout) -> list[tuple[str, ...]]:
+    """Return the products of axes that a layout's size is a sum of; a number is an empty one."""
+    if isinstance(layout, Sum):
+        return [product for term in layout.terms for product in products_of(term)]
+    if isinstance(layout, Prod):
+        parts = itertools.product(*map(products_of, layout.factors))
+        # An axis that is squared stands once.
+        return [tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in parts]
+    return [(layout.name,) if isinstance(layout, AxisRef) else ()]
+
+
+def _precedence(products: Collection[tuple[str, ...]]) -> Callable[[Axis], tuple[bool, int, int]]:
+    """Return the key by which axes are sorted for one number: the first one is cut."""
+    often = Counter(itertools.chain.from_iterable(products))
+    last = Counter(factors[-1] for factors in products if len(factors) > 1)
+    return lambda axis: (
+        axis.role != "heads",
+        -(often if axis.role == "heads" else last)[axis.name],
+        often[axis.name],
+    )
 
 
 def _no_axis(name: str, known: Iterable[str]) -> AxisError:
@@ -213,7 +278,7 @@ def _axes(eq: Equations) -> Axes:
         tuple(public.values()),
         {k: tuple(map(layouts.of, v)) for k, v in eq.leaves.items()},
         {k: tuple(tuple(map(layouts.of, r)) for r in v) for k, v in eq.values.items()},
-        {k: layouts.sizes(v) for k, v in eq.attributes.items()},
+        {k: restated(v, layouts.of) for k, v in eq.attributes.items()},
         tuple(Contraction(node, layouts.of(d), ends) for d, node, ends in eq.contractions),
         tuple((node, layouts.of(d)) for d, node, _ in eq.runs),
         {
@@ -266,8 +331,9 @@ class _NamedLayouts:
             case _:
                 return layout
 
-    def sizes(self, sizes: StatedSizes) -> StatedSizes:
-        """Return what an argument states in named axes: one layout or several; or a number."""
-        if isinstance(sizes, tuple):
-            return tuple(map(self.sizes, sizes))
-        return sizes if isinstance(sizes, int | Polynomial) or sizes is None else self.of(sizes)
+
+def restated(sizes: StatedSizes, of: Callable[[Layout], Any]) -> Any:
+    """Return what an argument states with something else for each layout; numbers stay."""
+    if isinstance(sizes, tuple):
+        return tuple(restated(size, of) for size in sizes)
+    return sizes if isinstance(sizes, int | Polynomial) or sizes is None else of(sizes)

@@ -2,7 +2,9 @@
 
 ``0.5`` and ``{"layer1.*": 0.5}`` are shares (of ``widen``: factors), ``sizes={"heads": 4}`` are
 numbers of positions, ``positions={"fc1.out": [0, 2, 5]}`` the positions themselves. ``take``,
-``narrow`` and ``widen`` read them here.
+``narrow`` and ``widen`` read them here. One share cuts at most one factor of every product of axes
+(:meth:`archgraph.analysis.axes.Axes.independent`); sizes and positions are of each axis that they
+name.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from archgraph.analysis.axes import Axes, Axis
 from archgraph.errors import RewriteError
 from archgraph.hints import listed
 
-# One share for every free axis but ranks of adapters, or shares by axis name, role or pattern.
+# One share for every width (ranks of adapters are none), or shares by axis name, role or pattern.
 Shares: TypeAlias = float | Mapping[str, float] | Mapping[Axis, float] | Mapping[str | Axis, float]
 Sizes: TypeAlias = Mapping[str, int] | Mapping[Axis, int] | Mapping[str | Axis, int]
 Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Axis, Any]
@@ -64,21 +66,21 @@ def chosen_axes(
         ([3], [4])
     """
     if all(choice is None for choice in (shares, sizes, positions)):
-        expected = "a share, sizes={axis: 4} or positions={axis: [0, 2, 5]}"
-        raise RewriteError("no axes are chosen", expected=expected)
+        raise RewriteError(
+            "no axes are chosen",
+            expected="a share, sizes={axis: 4} or positions={axis: [0, 2, 5]}",
+        )
     if rounding not in get_args(Rounding):
         raise RewriteError("unknown rounding", found=rounding, expected="ceil or floor")
-    requested = _by_axis(solved, shares, "a factor" if grow else "a share")
-    counts = {axis: _rounded(axis, _number(axis, v, grow), rounding) for axis, v in requested}
-    requested = _by_axis(solved, sizes, "sizes by axis", single=False)
+    requested = _by_axis(solved, shares, "a factor" if grow else "a share", share=True)
+    by_share = {axis: _number(axis, share, grow) for axis, share in requested}
+    counts = {axis: _rounded(axis, share, rounding) for axis, share in by_share.items()}
+    requested = _by_axis(solved, sizes, "sizes by axis")
     counts |= {axis: _size(axis, size, grow) for axis, size in requested}
-    requested = _by_axis(solved, positions, "positions by axis", single=False)
+    requested = _by_axis(solved, positions, "positions by axis")
     chosen = {axis: _index(axis, index, grow) for axis, index in requested}
-    # A share that rounds back to every size is a mistake; sizes and positions are said explicitly.
-    same = not chosen and all(count == axis.size for axis, count in counts.items())
-    numbers_asked = shares.values() if isinstance(shares, Mapping) else (shares,)
-    if same and not allow_nothing and any(share not in (None, 1) for share in numbers_asked):
-        raise _nothing(solved, shares, counts)
+    if not (chosen or allow_nothing):
+        _check_changes(solved, shares, by_share, counts)
     return counts, chosen
 
 
@@ -102,15 +104,27 @@ def _size(axis: Axis, size: Any, grow: bool) -> int:
     return int(size)
 
 
-def _nothing(solved: Axes, shares: Any, counts: Mapping[Axis, int]) -> RewriteError:
-    """Return the error for a choice that changes no axis, with the reasons of the first few."""
+def _check_changes(
+    solved: Axes, shares: Any, by_share: Mapping[Axis, float], counts: Mapping[Axis, int]
+) -> None:
+    """Check that shares other than 1 change an axis.
+
+    A share that rounds back to every size is a mistake; sizes and positions are said explicitly.
+
+    Raises:
+        RewriteError: With the reasons of the first few axes.
+    """
+    asked = [axis for axis, share in by_share.items() if share != 1]
+    nothing = not asked and (isinstance(shares, Mapping) or shares in (None, 1))
+    if nothing or any(count != axis.size for axis, count in counts.items()):
+        return
     # No free axis was chosen, or each has its size back.
-    what = "rounded to what it has" if counts else "pinned"
-    reasons = {a.name: str(a.size) if counts else a.reason for a in counts or solved.pinned}
-    text = listed(f"{name} ({reason})" for name, reason in reasons.items())
-    return RewriteError(
+    what = "rounded to what it has" if asked else "pinned"
+    reasons = {a.name: str(a.size) if asked else a.reason for a in asked or solved.pinned}
+    few = listed(f"{name} ({reason})" for name, reason in reasons.items())
+    raise RewriteError(
         "changes nothing: every axis keeps its size",
-        found=f"{shares}, and {what}: {text}" if reasons else f"{shares}, and no axis",
+        found=f"{shares}, and {f'{what}: {few}' if reasons else 'no axis'}",
         hint="`explain` says what would free an axis; where the whole model is meant, leave it out "
         "(in Python: allow_nothing=True)",
     )
@@ -132,9 +146,9 @@ def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
 
 
 def _by_axis(
-    solved: Axes, choice: Any, expected: str, *, single: bool = True
+    solved: Axes, choice: Any, expected: str, *, share: bool = False
 ) -> Iterator[tuple[Axis, Any]]:
-    """Yield each chosen axis with what is chosen of it."""
+    """Yield each chosen axis with what is chosen of it: 1 of factors that a share leaves whole."""
     if choice is None:
         return
     if isinstance(choice, Mapping):
@@ -143,13 +157,17 @@ def _by_axis(
             for axis in matching:
                 if not axis.free:  # it was passed itself: by name only free ones match
                     raise RewriteError("axis cannot change", where=axis.name, found=axis.reason)
-                yield axis, value
-    elif single and isinstance(choice, numbers.Real) and not isinstance(choice, bool):
+            cut = solved.independent(matching) if share else matching
+            yield from ((axis, value if axis in cut else 1) for axis in matching)
+    elif share and isinstance(choice, numbers.Real) and not isinstance(choice, bool):
         _number(None, choice, expected == "a factor")
-        yield from ((axis, choice) for axis in solved.free if axis.role != "rank")
+        yield from ((axis, choice) for axis in solved.independent())
     else:
-        form = f"{expected}, or one by axis" if single else expected
-        raise RewriteError("cannot choose axes", found=repr(choice), expected=form)
+        raise RewriteError(
+            "cannot choose axes",
+            found=repr(choice),
+            expected=f"{expected}, or one by axis" if share else expected,
+        )
 
 
 def _number(axis: Axis | None, value: Any, grow: bool) -> float:
@@ -186,6 +204,7 @@ def _whole_numbers(axis: Axis, requested: Any) -> npt.NDArray[np.int64]:
         index = np.empty((0, 0))
     integers = not index.size or index.dtype.kind in "iu"  # an empty list has floats
     if isinstance(requested, str) or index.ndim != 1 or not integers:
-        problem = "positions must be a list of whole numbers"
-        raise RewriteError(problem, where=axis.name, found=repr(requested))
+        raise RewriteError(
+            "positions must be a list of whole numbers", where=axis.name, found=repr(requested)
+        )
     return index.astype(np.int64)

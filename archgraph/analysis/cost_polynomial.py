@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import Axes, axes
-from archgraph.analysis.positions import axis_refs
+from archgraph.analysis.positions import appended, total
 from archgraph.analysis.presence import Needs, any_needs, presence
 from archgraph.analysis.structure import Block, structure
 from archgraph.errors import AxisError, GraphError
@@ -16,7 +16,7 @@ from archgraph.graph.passes import specialise
 from archgraph.graph.polynomial import Polynomial
 from archgraph.graph.sizes import example_sizes
 from archgraph.hints import unknown
-from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
+from archgraph.layout.layouts import AxisRef, Layout
 from archgraph.ops.operands import Amount, Counted, numel
 from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import counted_macs
@@ -95,15 +95,7 @@ class CostPolynomial:
         unlike = {block.name: _unlike(sizes, block) for block in removable}
         return cls(
             {axis.name: axis.size for axis in solved.free},
-            {
-                block.name: tuple(
-                    ref.name
-                    for term in block.terms
-                    for layout in solved.value[term][0]
-                    for ref in axis_refs(layout)
-                )
-                for block in removable
-            },
+            {block.name: tuple(appended(solved, block.terms)) for block in removable},
             {name: pairs for name, pairs in unlike.items() if pairs},
             {
                 measure: tuple(CostPart(needed, p) for needed, p in of.items() if p.terms)
@@ -177,18 +169,12 @@ class TensorSizes:
 
     def of(self, layouts: Iterable[Layout]) -> tuple[Amount, ...]:
         """Return the sizes of dimensions by their layouts."""
-        return tuple(map(self._size, layouts))
+        return tuple(total(layout, self._size) for layout in layouts)
 
-    def _size(self, layout: Layout) -> Amount:
-        match layout:
-            case AxisRef() if layout.name in self.free:
-                return Polynomial.of(layout.name)
-            case Prod():
-                return numel(self.of(layout.factors))
-            case Sum():
-                return sum(self.of(layout.terms))
-            case _:
-                return size_at(layout.size, self.values)
+    def _size(self, part: Layout) -> Amount:
+        if isinstance(part, AxisRef) and part.name in self.free:
+            return Polynomial.of(part.name)
+        return size_at(part.size, self.values)
 
     def operand(self, value: Value) -> tuple[Amount, ...]:
         """Return the sizes of a leaf, or of an operator's first result; nothing of other values."""

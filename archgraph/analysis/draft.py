@@ -106,13 +106,17 @@ def set_fingerprint(modules: Modules, draft: BlockDraft, end: Node) -> None:
     if draft.kind in ("dense", "parallel") and draft.last is not None:
         # What joins branches has a width of its own: only the rest of its shape counts.
         joins = graph.node[draft.last.exit]
-        lists = [v for _, v in joins.args if isinstance(v, tuple)]
-        parts, joined = [graph.node[n].shape for v in lists for n in refs(v)], joins.shape
+        parts, joined = [graph.node[n].shape for n in all_items(joins)], joins.shape
         wide = {
             i for p in parts if len(p) == len(joined) for i, s in enumerate(p) if s != joined[i]
         }
         shape = tuple("wide" if i in wide else s for i, s in enumerate(end.shape))
     draft.out = (draft.kind == "dense", end.dtype, shape)
+
+
+def all_items(node: Node) -> list[str]:
+    """Return the items of the lists that an operator takes."""
+    return [name for _, v in node.args if isinstance(v, tuple) for name in refs(v)]
 
 
 def list_items(node: Node) -> tuple[str, ...]:

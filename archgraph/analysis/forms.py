@@ -75,7 +75,7 @@ def differ(a: Form, b: Form) -> str:
         if x != y:
             word, _, mine = x.partition("(")
             theirs = y.partition("(")[2]
-            left, right = _parts(mine), _parts(theirs)
+            left, right = (text.removesuffix(")").split("; ") for text in (mine, theirs))
             only = [p for p in left if p not in right], [p for p in right if p not in left]
             one, other = (", ".join(p) or "default" for p in only)
             return f"{word} with {one} vs {other}"
@@ -107,10 +107,6 @@ def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
 def _natural(name: str) -> list[str | int]:
     """Return the sort key of a name: 9 comes before 10."""
     return [int(p) if i % 2 else p for i, p in enumerate(re.split(r"(\d+)", name))]
-
-
-def _parts(text: str) -> list[str]:
-    return text.removesuffix(")").split("; ")
 
 
 def nearest_form(form: Form, others: Sequence[Form]) -> Form | None:

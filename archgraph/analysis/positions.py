@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Sized
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 
 import numpy as np
 
-from archgraph.analysis.axes import Axes
+from archgraph.analysis.axes import Axes, restated
 from archgraph.errors import AxisError
 from archgraph.graph.ir import Constant, Node, Param, Size, TensorType, Value
-from archgraph.graph.polynomial import Polynomial, as_size
-from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, leaves
+from archgraph.graph.polynomial import as_size
+from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, fixed_size, leaves
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import canonical_args
 
 Kept = Mapping[str, np.ndarray]  # positions kept, by axis name; an axis not named keeps all
 
 
+def total(layout: Layout, size: Callable[[Layout], Size]) -> Size:
+    """Return the size of a layout whose axes and fixed parts have these sizes."""
+    match layout:
+        case Prod(factors):
+            return math.prod(total(factor, size) for factor in factors)
+        case Sum(terms):
+            return as_size(sum(total(term, size) for term in terms))
+        case _:
+            return size(layout)
+
+
 def size_after(layout: Layout, selection: Mapping[str, Sized]) -> Size:
     """Return the size of a layout when some axes keep only some positions."""
-    match layout:
-        case AxisRef(name, size):
-            return len(selection[name]) if name in selection else size
-        case Prod(factors):
-            total: Size = 1
-            for f in factors:
-                total = size_after(f, selection) * total
-            return total
-        case Sum(terms):
-            total = 0
-            for term in terms:
-                total = size_after(term, selection) + total
-            return as_size(total)
-        case _:
-            return layout.size
+
+    def size(part: Layout) -> Size:
+        stays = selection.get(part.name) if isinstance(part, AxisRef) else None
+        return part.size if stays is None else len(stays)
+
+    return total(layout, size)
 
 
 def sizes_after(sizes: StatedSizes, selection: Kept) -> Value:
     """Return the value of an argument that states the sizes of layouts."""
-    if isinstance(sizes, tuple):
-        return tuple(sizes_after(s, selection) for s in sizes)
-    if sizes is None or isinstance(sizes, int | Polynomial):
-        return sizes
-    return size_after(sizes, selection)
+    return restated(sizes, lambda layout: size_after(layout, selection))
+
+
+def appended(solved: Axes, terms: Iterable[str]) -> list[str]:
+    """List the axes of results that a dense block appends, with repetition."""
+    layouts = (layout for term in terms for layout in solved.value[term][0])
+    return [axis.name for layout in layouts for axis in axis_refs(layout)]
 
 
 def axis_refs(layout: Layout) -> list[AxisRef]:
@@ -74,8 +79,7 @@ def position_shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndar
         case Sum(terms):
             return np.concatenate([position_shares(t, selection, share) for t in terms])
         case _:
-            assert isinstance(layout.size, int)
-            return np.ones(layout.size)
+            return np.ones(fixed_size(layout))
 
 
 def positions(layout: Layout, selection: Kept) -> np.ndarray:
@@ -99,12 +103,10 @@ def positions(layout: Layout, selection: Kept) -> np.ndarray:
             parts, offset = [], 0
             for t in terms:
                 parts.append(positions(t, selection) + offset)
-                assert isinstance(t.size, int)
-                offset += t.size
+                offset += fixed_size(t)
             return np.concatenate(parts)
         case _:
-            assert isinstance(layout.size, int)
-            return np.arange(layout.size)
+            return np.arange(fixed_size(layout))
 
 
 def param_after(solved: Axes, param: Param, selection: Kept) -> Param:
@@ -151,8 +153,7 @@ def node_after(solved: Axes, node: Node, selection: Kept) -> Node:
 def _type_after(type_: TensorType, layouts: Sequence[Layout], selection: Kept) -> TensorType:
     if not any(touched(layout, selection) for layout in layouts):
         return type_
-    shape: tuple[Size, ...] = tuple(size_after(layout, selection) for layout in layouts)
-    return TensorType(shape, type_.dtype)
+    return TensorType(tuple(size_after(layout, selection) for layout in layouts), type_.dtype)
 
 
 def _constant_after(value: Constant, index: Sequence[np.ndarray]) -> Constant:

@@ -54,7 +54,7 @@ def presence(graph: ArchGraph) -> Presence:
         readers += [read[end] for end in stands_in.get(node.name, ())]
         free = node.name in always or not readers
         read[node.name] = frozenset() if free else any_needs(readers)
-        needs = all_needs(read[node.name], within.get(node.name, frozenset()))
+        needs = least(read[node.name] | within.get(node.name, frozenset()))
         there[node.name] = frozenset() if node.op == "input" else needs  # 3
     return Presence(there, read, within, stands_in)
 
@@ -82,15 +82,10 @@ def any_needs(needs: Iterable[Needs]) -> Needs:
         return frozenset()
     joined = several[0]
     for other in several[1:]:
-        joined = _least({a | b for a in joined for b in other})
+        joined = least({a | b for a in joined for b in other})
     return joined
 
 
-def all_needs(first: Needs, second: Needs) -> Needs:
-    """Return what is needed by both."""
-    return _least(first | second)
-
-
-def _least(sets: Collection[frozenset[str]]) -> Needs:
-    """Return the sets without those that hold another one: they follow from it."""
+def least(sets: Collection[frozenset[str]]) -> Needs:
+    """Return what all of some sets need, without those that hold another one and follow from it."""
     return frozenset(one for one in sets if not any(other < one for other in sets))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
-from archgraph.analysis.axes import axes
+from archgraph.analysis.axes import axes, products_of
 from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft, list_items
 from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.precision import Casts
 from archgraph.graph.ir import ArchGraph, Ref, refs
 from archgraph.graph.passes import reachable
-from archgraph.layout.layouts import AxisRef, Layout, Prod
+from archgraph.layout.layouts import AxisRef, Layout
 from archgraph.ops.table import growth, multiplied, row
 
 
@@ -192,7 +192,9 @@ def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
     """Return, for each axis, what would have an empty dimension without it."""
     needing: dict[str, list[str]] = {}
     for owner, dims in layouts.items():
-        for name in {n for d in dims for n in _only(d)}:
+        # In every product of which the size is a sum.
+        always = (frozenset.intersection(*map(frozenset, products_of(d))) for d in dims)
+        for name in frozenset[str]().union(*always):
             needing.setdefault(name, []).append(owner)
     return needing
 
@@ -200,14 +202,3 @@ def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
 def _axes_in(*layouts: Layout) -> dict[str, AxisRef]:
     """Return the axes of layouts by name, in order."""
     return {axis.name: axis for layout in layouts for axis in axis_refs(layout)}
-
-
-def _only(layout: Layout) -> set[str]:
-    """Return the axes without which a dimension is empty: not one term of several."""
-    match layout:
-        case AxisRef(name):
-            return {name}
-        case Prod(factors):
-            return {n for f in factors for n in _only(f)}
-        case _:
-            return set()

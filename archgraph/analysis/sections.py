@@ -228,12 +228,9 @@ def _split(run: list[list[BlockDraft]]) -> list[list[list[BlockDraft]]]:
     size = len(common(item[0].unit for item in run)) + 1
     groups = itertools.groupby(run, key=lambda item: item[0].unit[:size])
     parts = [list(items) for _, items in groups]
-    repeat = any(_bodies(a) == _bodies(b) for part in parts for a, b in itertools.pairwise(part))
+    pairs = (pair for part in parts for pair in itertools.pairwise(part))
+    repeat = any([d.full for d in a] == [d.full for d in b] for a, b in pairs)
     return parts if len(parts) > 1 and repeat else [run]
-
-
-def _bodies(item: Sequence[BlockDraft]) -> list[tuple[str, ...]]:
-    return [d.full for d in item]
 
 
 def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from archgraph.analysis.blocks import Drafts
-from archgraph.analysis.draft import BlockDraft, BlockKind
+from archgraph.analysis.draft import BlockDraft, BlockKind, all_items
 from archgraph.analysis.modules import unique
 from archgraph.analysis.precision import Casts
 from archgraph.analysis.removal import Removal
@@ -21,7 +21,7 @@ from archgraph.analysis.sections import Group, SectionKind, sections
 from archgraph.analysis.unadapted import Unadapted
 from archgraph.errors import GraphError
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import ArchGraph, Node, per_graph, refs
+from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.hints import unknown
 from archgraph.tables import Table, plural
 
@@ -279,15 +279,10 @@ def passes_on(graph: ArchGraph, block: Block) -> bool:
     Else its exit stays where the block is left out: a list without the block's terms.
     """
     merge, passed = graph.node[block.merge], graph.node[block.bypass]
-    rest = [name for name in _items(merge) if name not in block.terms]
+    rest = [name for name in all_items(merge) if name not in block.terms]
     if passed.dtype != graph.node[block.exit].dtype:
         return False
-    return rest == [passed.name] or (passed.op == merge.op and rest == _items(passed))
-
-
-def _items(node: Node) -> list[str]:
-    """Return the items of the lists that an operator takes."""
-    return [name for _, v in node.args if isinstance(v, tuple) for name in refs(v)]
+    return rest == [passed.name] or (passed.op == merge.op and rest == all_items(passed))
 
 
 def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> Block:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 
 from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial, TensorSizes
-from archgraph.analysis.presence import Needs, all_needs, any_needs, presence
+from archgraph.analysis.presence import Needs, any_needs, least, presence
 from archgraph.analysis.storages import Storage, storages
 from archgraph.analysis.training_memory import (
     Allocation,
@@ -140,8 +140,8 @@ class _Record:
                 known = (end for end in ends if Ref(end) in self.storages.tensors)
                 self.exits[self.storages.of(Ref(name))] += known
         self.index = {node.name: number for number, node in enumerate(self.graph.nodes)}
-        self.loss = len(self.graph.nodes)
-        self.trained = [p for p in self.graph.params if p.trainable and self.users(p.name)]
+        self.loss, self.users = len(self.graph.nodes), self.graph.leaf_users
+        self.trained = [p for p in self.graph.params if p.trainable and self.users[p.name]]
         self.end = 2 * self.loss + len(self.trained)
         self.wants = self._wanted()
         self.outputs = [
@@ -160,20 +160,16 @@ class _Record:
 
     # -- sizes --------------------------------------------------------------------------------
 
-    def users(self, leaf: str) -> tuple[str, ...]:
-        """Return the operators that use a leaf."""
-        return self.graph.leaf_users[leaf]
-
     def bytes_of_result(self, name: str, index: int) -> Polynomial:
         """Return the bytes of a result."""
-        dtype = self.graph.node[name].types[index].dtype
-        count = numel(self.sizes.of(self.sizes.solved.value[name][index]))
-        return Polynomial({}) + count * torch_dtype(dtype).itemsize
+        dtype = torch_dtype(self.graph.node[name].types[index].dtype)
+        sizes = self.sizes.of(self.sizes.solved.value[name][index])
+        return Polynomial({}) + numel(sizes) * dtype.itemsize
 
     def bytes_of_leaf(self, name: str) -> Polynomial:
         """Return the bytes of a leaf."""
-        count = numel(self.sizes.operand(Leaf(name)))
-        return Polynomial({}) + count * torch_dtype(self.graph.param[name].dtype).itemsize
+        dtype = torch_dtype(self.graph.param[name].dtype)
+        return Polynomial({}) + numel(self.sizes.operand(Leaf(name))) * dtype.itemsize
 
     # -- moments ------------------------------------------------------------------------------
 
@@ -189,7 +185,10 @@ class _Record:
         yield "loss", ALWAYS
         yield from ((f"backward of %{name}", there[name]) for name in reversed(names))
         for param in self.trained:
-            yield f"update of {param.name}", any_needs(there[n] for n in self.users(param.name))
+            yield (
+                f"update of {param.name}",
+                any_needs(there[n] for n in self.users[param.name]),
+            )
 
     def add(
         self,
@@ -211,8 +210,12 @@ class _Record:
         self.standing()
         self.forward()
         self.backward()
-        costs = CostPolynomial.of(self.both, {})
-        return MemoryPolynomial(costs, tuple(self.allocations), tuple(self.moments()), self.loss)
+        return MemoryPolynomial(
+            CostPolynomial.of(self.both, {}),
+            tuple(self.allocations),
+            tuple(self.moments()),
+            self.loss,
+        )
 
     # -- what is there all the time: 1, 5 -----------------------------------------------------
 
@@ -228,7 +231,7 @@ class _Record:
             kind = "weights" if param.role == "parameter" else "buffers"
             stays(kind, self.bytes_of_leaf(param.name), needs)
         for number, param in enumerate(self.trained):
-            users, size = self.users(param.name), self.bytes_of_leaf(param.name)
+            users, size = self.users[param.name], self.bytes_of_leaf(param.name)
             needs = any_needs(there[node] for node in users)
             stays("optimizer", self.state.tensors * size + self.state.bytes, needs)
             last = max(users, key=self.index.__getitem__)
@@ -293,7 +296,7 @@ class _Record:
             if max(stays, default=-1) >= last:
                 continue
             needs = any_needs(there[s] for s in users) if users else there[node.name]
-            needs, kind = all_needs(needs, inside), "saved" if users else "transient"
+            needs, kind = least(needs | inside), "saved" if users else "transient"
             self.add(kind, size, needs, start, last, absent, None if savers else needs)  # 3
 
     def lifetime(
@@ -374,7 +377,7 @@ class _Record:
             needs = any_needs(needs for _, needs in savers[:number])
             bound = needs if instead is None else any_needs([needs, instead])
             last = 2 * self.loss - savers[number - 1][0]
-            needs, bound = all_needs(needs, inside), all_needs(bound, inside)
+            needs, bound = least(needs | inside), least(bound | inside)
             self.allocations.append(
                 Allocation("saved", CostPart(needs, size), first, last, bound=bound)
             )

@@ -9,11 +9,11 @@ from typing import TypeAlias
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.positions import axis_refs, size_after
+from archgraph.analysis.positions import appended, axis_refs, size_after
 from archgraph.analysis.structure import structure
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph, Node, Polynomial, Value
-from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum
+from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, fixed_size
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import op_schema
 
@@ -36,8 +36,7 @@ def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layou
 def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
     """Yield what a dimension's smaller size implies: an equation per factor or term, if alike."""
     for part, other in matching_parts(full, client):
-        assert isinstance(other.size, int)
-        yield where, part, other.size
+        yield where, part, fixed_size(other)
 
 
 def stated(
@@ -69,9 +68,8 @@ def flat(sizes: StatedSizes) -> Sequence[Layout]:
     """List the layouts in what an argument states."""
     if isinstance(sizes, tuple):
         return [layout for size in sizes for layout in flat(size)]
-    if sizes is None:
-        return []
-    return [Fixed(sizes) if isinstance(sizes, (int, Polynomial)) else sizes]
+    layout = Fixed(sizes) if isinstance(sizes, (int, Polynomial)) else sizes
+    return [] if layout is None else [layout]
 
 
 class Widths:
@@ -101,8 +99,7 @@ class Widths:
             for key, mine, theirs in stated(client, a, full, b):
                 for x, y in matching_parts(mine, theirs):
                     if axis_refs(x) or axis_refs(y):
-                        assert isinstance(x.size, int)
-                        self.equations.append((f"{key} of %{a}", y, x.size))
+                        self.equations.append((f"{key} of %{a}", y, fixed_size(x)))
         self.claims, self.open = solve(self.equations, self.gone)
 
     def selection(self, where: str) -> dict[str, np.ndarray]:
@@ -206,9 +203,9 @@ def _root(layout: Layout, size: int, axis: str, known: Mapping[str, range]) -> i
 
 def _dropped(full: ArchGraph, matched: set[str]) -> frozenset[str]:
     """Return the axes that go with dense blocks that are not matched: what these append."""
-    dropped: set[str] = set()
-    for block in structure(full).blocks:
-        if block.name not in matched:
-            layouts = (d for term in block.terms for d in axes(full).value[term][0])
-            dropped |= {a.name for layout in layouts for a in axis_refs(layout)}
-    return frozenset(dropped)
+    return frozenset(
+        name
+        for block in structure(full).blocks
+        if block.name not in matched
+        for name in appended(axes(full), block.terms)
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -64,11 +64,12 @@ def fit(
             ``cost(graph).training(batch, optimizer)`` counts them.
         batch: Examples of the training step, which `memory` needs.
         optimizer: Its optimiser, by its name in ``torch.optim``, or ``momentum``.
-        shape: ``uniform``: the largest single share of every axis (HeteroFL), and of the depth of
-            every section of which blocks may be left out. ``nested``: as many axes as fit have the
-            next larger share, too; of two budgets of one graph, whatever they are of, one submodel
-            lies within the other. ``free``: axes are then widened until none could be wider; under
-            a budget of memory nearly so, since a bound up to 5 % above the total is searched.
+        shape: ``uniform``: the largest single share of every axis that one share cuts (as in
+            :func:`archgraph.take`: whole heads), and of the depth of every section of which blocks
+            may be left out. ``nested``: as many of them as fit have the next larger share, too; of
+            two budgets of one graph, whatever they are of, one submodel lies within the other.
+            ``free``: of all axes, which are then widened until none could be wider; under a budget
+            of memory nearly so, since a bound up to 5 % above the total is searched.
         importance: Scores, or the file of some. The best positions of each axis stay instead of the
             first; of ``nested`` and ``free`` submodels the share is one of the scores. Blocks that
             may be left out go in the order of their scores.
@@ -119,7 +120,7 @@ def fit(
     keep = [keep] if isinstance(keep, str) else keep
     scores = None if shape == "uniform" else best
     budgeted = _budgeted(graph, costs, budgets, batch, optimizer)
-    search = _search(graph, costs, budgeted, scores, multiple, keep, skip)
+    search = _search(graph, costs, budgeted, scores, shape, multiple, keep, skip)
     point = search.start
     if search.exceeded(point):
         _check_possible(search, costs)
@@ -193,33 +194,34 @@ def _search(
     costs: CostPolynomial,
     budgeted: Mapping[str, tuple[int, Sequence[CostPart]]],
     importance: Importance | None,
+    shape: FitShape,
     multiple: int,
     keep: Sequence[str],
     skip: str | Sequence[str],
 ) -> Search:
     """Return the search for a budget.
 
-    1. The share of an axis at a size is that of its positions, or of its scores.
-    2. It loses the logarithm of the share, times the part of the cost that grows with the axis.
-    3. Of a section the last blocks go first, or those of the lowest scores.
+    1. Of axes that share a product only one is cut, unless each may have its own size.
+    2. The share of an axis at a size is that of its positions, or of its scores.
+    3. It loses the logarithm of the share, times the part of the cost that grows with the axis.
+    4. Of a section the last blocks go first, or those of the lowest scores.
     """
     free = axes(graph).free
     limits = {name: limit for name, (limit, _) in budgeted.items()}
     tallies = {m: Tally(p, costs.axes, costs.blocks) for m, (_, p) in budgeted.items()}
     full = np.array([axis.size for axis in free], dtype=np.float64)
     grows = sum((tallies[m].elasticity(full) for m in limits), np.zeros(len(free)))
-    stay, blocks = _named(graph, keep), _named_blocks(graph, costs, keep, skip)
+    cut, blocks = _cut(graph, keep, shape), _named_blocks(graph, costs, keep, skip)  # 1
     grids, shares, losses = [], [], []
     for axis, grown in zip(free, grows, strict=True):
-        stays = axis.name in stay or axis.role == "rank"  # a client's rank is a budget of its own
-        grid = np.array([axis.size] if stays else _grid(axis, multiple))
-        share = grid / axis.size if importance is None else _kept(importance, axis)[grid - 1]  # 1
+        grid = np.array(_grid(axis, multiple) if axis in cut else [axis.size])
+        share = grid / axis.size if importance is None else _kept(importance, axis)[grid - 1]  # 2
         grids.append(grid)
         shares.append(share)
-        losses.append(-grown * np.log(np.maximum(share, LEAST)))  # 2
+        losses.append(-grown * np.log(np.maximum(share, LEAST)))  # 3
     scores = importance.blocks if importance is not None else {}
     depths = []
-    for section in structure(graph).sections:  # 3
+    for section in structure(graph).sections:  # 4
         names = [b.name for b in reversed(section.blocks) if b.name in blocks]
         depths.append((len(section.blocks), sorted(names, key=lambda name: scores.get(name, 0.0))))
     return Search(tallies, limits, grids, shares, losses, depths)
@@ -245,15 +247,20 @@ def _grid(axis: Axis, multiple: int) -> list[int]:
     return [*range(multiple, axis.size, multiple), axis.size]
 
 
-def _named(graph: ArchGraph, patterns: Sequence[str]) -> set[str]:
-    """Return the axes that stay whole; a pattern may also be one of blocks alone."""
+def _cut(graph: ArchGraph, keep: Sequence[str], shape: FitShape) -> Collection[Axis]:
+    """Return the axes that a submodel may have less of.
+
+    Not those that stay, by patterns that may also be of blocks alone; not ranks: a client's rank is
+    a budget of its own. Where axes do not get their own sizes, those that one share cuts.
+    """
     stay: set[str] = set()
-    for pattern in patterns:
+    for pattern in keep:
         try:
             stay.update(axis.name for axis in axes(graph).match(pattern))
         except AxisError:
             structure(graph).matching(pattern)
-    return stay
+    among = [a for a in axes(graph).free if a.name not in stay and a.role != "rank"]
+    return among if shape == "free" else axes(graph).independent(among)
 
 
 def _named_blocks(

@@ -75,7 +75,7 @@ class _Collector:
             pricing.cost.parameters,
             pricing.cost.macs,
             reached / pricing.cost.parameters if pricing.cost.parameters else 0.0,
-            pricing.halving(axis.name for axis in self.solved.free),
+            pricing.halving(axis.name for axis in self.solved.independent()),
             every,
             self._groups((a, a.role) for a in self.solved.free),
             self._groups(

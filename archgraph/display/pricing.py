@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import Axes, axes
@@ -11,10 +11,10 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.cost_polynomial import CostPart
 from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block
+from archgraph.analysis.widths import flat
 from archgraph.graph.ir import ArchGraph
-from archgraph.graph.polynomial import Monomial, Polynomial
+from archgraph.graph.polynomial import Monomial
 from archgraph.layout.layouts import Layout
-from archgraph.ops.equations import StatedSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class Pricing:
         }
         stated: dict[str, set[str]] = {}
         for (node_name, _), sizes in self.solved.attributes.items():
-            stated.setdefault(node_name, set()).update(*map(self.names, _layouts(sizes)))
+            stated.setdefault(node_name, set()).update(
+                *map(self.names, filter(axis_refs, flat(sizes)))
+            )
         # The axes that an operator meets: in its results, its arguments, and the sizes in its
         # attributes (`groups`, a `view`'s shape). Whatever it costs can change with no other axis.
         self.met: dict[str, frozenset[str]] = {}
@@ -91,8 +93,9 @@ class Pricing:
         return math.prod(param.shape) if param.role == "parameter" else 0
 
     def halving(self, names: Iterable[str]) -> Saving:
-        """Return what halving some free axes at once saves; halves are rounded up."""
-        sizes = {name: halved(self.solved[name].size) for name in names}
+        """Return what half of some free axes saves, cut by one share as :func:`archgraph.take`."""
+        asked = (self.solved[name] for name in names)
+        sizes = {axis.name: halved(axis.size) for axis in self.solved.independent(asked)}
         return self._saving(terms.cutting(sizes) for terms in self._terms.values())
 
     def skipping(self, block: Block) -> Saving:
@@ -152,11 +155,3 @@ class _Terms:
 def halved(size: int) -> int:
     """Return positions of an axis that halving keeps, as :func:`archgraph.take` rounds."""
     return -(-size // 2)
-
-
-def _layouts(sizes: StatedSizes) -> Iterator[Layout]:
-    if isinstance(sizes, tuple):
-        for item in sizes:
-            yield from _layouts(item)
-    elif sizes is not None and not isinstance(sizes, int | Polynomial):
-        yield sizes

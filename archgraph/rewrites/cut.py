@@ -6,7 +6,7 @@ from archgraph.analysis.axes import Axes, axes
 from archgraph.analysis.positions import Kept, node_after, param_after, positions, touched
 from archgraph.errors import RewriteError
 from archgraph.graph.ir import ArchGraph
-from archgraph.layout.layouts import Layout
+from archgraph.layout.layouts import Layout, fixed_size
 from archgraph.ops.table import impossible
 from archgraph.states import DimMap, Entry, Rewritten
 
@@ -32,8 +32,7 @@ def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> R
         if not touched(layout, selection):
             return None
         if layout not in maps:
-            assert isinstance(layout.size, int)
-            maps[layout] = DimMap.of(positions(layout, selection), layout.size)
+            maps[layout] = DimMap.of(positions(layout, selection), fixed_size(layout))
         return maps[layout]
 
     entries = {
@@ -51,4 +50,27 @@ def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> R
             problem, where = "these sizes are incompatible", node.scope or f"%{node.name}"
             hint = "give one of the two axes another size"
             raise RewriteError(problem, where=where, found=reason, hint=hint)
-    return Rewritten.between(graph, new, entries)
+    return Rewritten.between(graph, new, entries, _notes(solved, selection))
+
+
+def _notes(solved: Axes, selection: Kept) -> tuple[str, ...]:
+    """Return a line for each axis that is cut, and for each factor that stays whole beside one."""
+    beside = {
+        name: cut
+        for product in solved.products
+        for cut in product
+        if cut in selection
+        for name in product
+    }
+    return (
+        *(
+            f"axis {axis.name}: {axis.size} → {len(selection[axis.name])}"
+            for axis in solved.all
+            if axis.name in selection
+        ),
+        *(
+            f"axis {axis.name}: {axis.size}, whole beside {beside[axis.name]}"
+            for axis in solved.free
+            if axis.name in beside.keys() - selection.keys()
+        ),
+    )

@@ -13,7 +13,7 @@ from archgraph.analysis.positions import Kept, positions, touched
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
-from archgraph.layout.layouts import Layout
+from archgraph.layout.layouts import Layout, fixed_size
 from archgraph.rewrites.compensation import compensation
 from archgraph.rewrites.copies import Copies, drawn
 from archgraph.rewrites.cut import cut_axes
@@ -37,7 +37,7 @@ def narrow(
 
     Args:
         graph: The wide architecture.
-        shares: One share in (0, 1] for every free axis, or shares by axis, as in :func:`take`.
+        shares: One share in (0, 1] for every width, or shares by axis, as in :func:`take`.
         sizes: Numbers of first positions that stay, by axis.
         mode: ``paper``: where an axis is summed over, the sum of what is left out is added to the
             weights that stay, in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of
@@ -86,23 +86,21 @@ def narrow(
             elif mode == "paper" and factor is not None and touched(layout, index):
                 dims[dim] = _spread(solved.of(leaf)[dim], selection)
         entries[leaf] = dataclasses.replace(entry, dims=tuple(dims))
-    return Rewritten.between(graph, narrowed.graph, entries)
+    return Rewritten.between(graph, narrowed.graph, entries, narrowed.transfer.notes)
 
 
 def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | None:
     """Merge copies with their originals: summed where widening divides them, else averaged."""
     rows = copies.positions(layout)
     equal = copies.parts(layout)
-    assert isinstance(layout.size, int)
     weights = equal if factor is None else equal / factor
     wide = len(rows)
-    return DimMap.sparse(rows, np.arange(wide), weights, size=wide, length=layout.size)
+    return DimMap.sparse(rows, np.arange(wide), weights, size=wide, length=fixed_size(layout))
 
 
 def _spread(layout: Layout, selection: Kept) -> DimMap | None:
     """Add what is left out to what stays, in equal parts (FedADP, Algorithm 3)."""
-    size = layout.size
-    assert isinstance(size, int)
+    size = fixed_size(layout)
     stays = positions(layout, selection)
     length = len(stays)
     # Each that stays keeps its own value and gets 1/length of every value that goes.

@@ -97,7 +97,7 @@ class NarrowOptions(Base):
 
     shares: ShareChoice = Field(
         default={},
-        description="share that stays of every free axis, or by axis; rounded up",
+        description="share that stays of every width, or by axis; rounded up",
         examples=[{"layer1.*": 0.5}],
     )
     sizes: dict[str, Count] = Field(
@@ -127,7 +127,7 @@ class WidenOptions(Base):
 
     factors: FactorChoice = Field(
         default={},
-        description="factor of every free axis, or by axis; rounded up",
+        description="factor of every width, or by axis; rounded up",
         examples=[{"layer1.*": 2}],
     )
     sizes: dict[str, Count] = Field(
@@ -207,7 +207,7 @@ class FitOptions(Base):
     shape: Literal["free", "nested", "uniform"] = Field(
         default="free",
         description="free: use the budget best; nested: of two budgets one submodel lies within "
-        "the other; uniform: the largest single share of every axis",
+        "the other; uniform: the largest single share of every width",
     )
     importance: ScoreChoice | None = Field(
         default=None,

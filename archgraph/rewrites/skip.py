@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from archgraph.analysis.axes import axes
-from archgraph.analysis.positions import Kept, axis_refs
+from archgraph.analysis.positions import Kept, appended
 from archgraph.analysis.structure import Block, Structure, passes_on, structure
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
@@ -126,9 +126,8 @@ def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]
 
 def _terms(graph: ArchGraph, blocks: Iterable[Block]) -> Kept:
     """Return the axes of what dense blocks append, of which no position stays."""
-    solved, empty = axes(graph), np.zeros(0, dtype=np.int64)
-    layouts = (layout for b in blocks for term in b.terms for layout in solved.value[term][0])
-    return {axis.name: empty for layout in layouts for axis in axis_refs(layout)}
+    names = appended(axes(graph), (term for block in blocks for term in block.terms))
+    return dict.fromkeys(names, np.zeros(0, dtype=np.int64))
 
 
 def _without(graph: ArchGraph, bodies: Iterable[Block], gone: Collection[Block]) -> Rewritten:

@@ -30,7 +30,9 @@ def take(
 
     Args:
         graph: The wide architecture.
-        shares: One share in (0, 1] for every free axis, or shares by axis name, role or pattern: a
+        shares: One share in (0, 1] for every width, or shares by axis name, role or pattern. Each
+            cuts one factor of every product of axes: whole heads, the width of groups
+            (:meth:`archgraph.analysis.axes.Axes.independent`). Of each axis that it cuts a
             prefix of ``ceil(share · size)`` positions stays.
         sizes: Numbers of first positions that stay, by axis name, role or pattern.
         positions: The positions that stay, in their new order, by axis name, role or pattern.

@@ -7,6 +7,7 @@ from archgraph.analysis.choice import Positions, Shares, Sizes, chosen_axes
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
+from archgraph.layout.layouts import fixed_size
 from archgraph.rewrites.compensation import compensation
 from archgraph.rewrites.copies import Copies, copied_positions
 from archgraph.rewrites.laws import check_law, same_function
@@ -34,7 +35,7 @@ def widen(
 
     Args:
         graph: The narrow architecture.
-        factors: One factor from 1 to 16 for every free axis, or factors by axis; axes are named as
+        factors: One factor from 1 to 16 for every width, or factors by axis; axes are named as
             in :func:`take`. Larger numbers are sizes.
         sizes: New numbers of positions, by axis.
         positions: The old position that each new one copies, by axis.
@@ -75,11 +76,10 @@ def widen(
     entries = dict(wide.transfer.entries)
     for (leaf, dim), part in parts.items():
         layout = solved.of(leaf)[dim]
-        assert isinstance(layout.size, int)
         dims = list(entries[leaf].dims)
-        dims[dim] = DimMap.of(copies.positions(layout), layout.size, part)
+        dims[dim] = DimMap.of(copies.positions(layout), fixed_size(layout), part)
         entries[leaf] = Entry(leaf, tuple(dims))
-    rewritten = Rewritten.between(graph, wide.graph, entries)
+    rewritten = Rewritten.between(graph, wide.graph, entries, wide.transfer.notes)
     if verify and refused:  # the function changes: what is left to check is that it runs
         check_law(graph, rewritten, None)
     elif verify:

@@ -42,9 +42,14 @@ class Rewritten:
         return Rewritten(graph, Transfer.identity(graph))
 
     @staticmethod
-    def between(before: ArchGraph, after: ArchGraph, entries: Mapping[str, Entry]) -> Rewritten:
+    def between(
+        before: ArchGraph,
+        after: ArchGraph,
+        entries: Mapping[str, Entry],
+        notes: tuple[str, ...] = (),
+    ) -> Rewritten:
         """Return the rewrite of a graph to another, whose entries come from the first one's."""
-        return Rewritten(after, Transfer(signature(before), signature(after), entries))
+        return Rewritten(after, Transfer(signature(before), signature(after), entries, notes))
 
     def __repr__(self) -> str:
         graph = self.graph

@@ -52,6 +52,7 @@ class Transfer:
         source: The entries of a source state.
         target: The entries of a target state.
         entries: For every target name, where it comes from; a plain mapping, never changed.
+        notes: What rewrites say of it, in lines: words alone, no part of what is compared.
 
     Raises:
         RewriteError: If an entry is missing, left over, or its maps do not fit the shapes; if an
@@ -76,6 +77,7 @@ class Transfer:
     source: Signature
     target: Signature
     entries: Mapping[str, Entry]
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [slot.name for slot in self.target]
@@ -119,7 +121,8 @@ class Transfer:
         return hash(self.digest)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Transfer, (self.source, self.target, self.entries)  # without what is cached
+        # Without what is cached.
+        return Transfer, (self.source, self.target, self.entries, self.notes)
 
     def then(self, other: Transfer) -> Transfer:
         """Compose this map with ``other``: associative, with :meth:`identity` neutral.
@@ -136,7 +139,7 @@ class Transfer:
             name: entry if entry.source is None else self.entries[entry.source].then(entry)
             for name, entry in other.entries.items()
         }
-        return Transfer(self.source, other.target, entries)
+        return Transfer(self.source, other.target, entries, self.notes + other.notes)
 
     def __rshift__(self, other: Transfer) -> Transfer:
         return self.then(other)
@@ -282,10 +285,14 @@ class Transfer:
         return {slot.name: slot.shape for slot in self.source}
 
     def describe(self) -> str:
-        """Describe each target entry that changed on a line, then what was dropped."""
+        """Describe what rewrites noted, each target entry that changed, and what was dropped."""
         used = {entry.source for entry in self.entries.values()}
         changed = self._changed()
-        lines = [self.summary(), *(f"{slot} = {self.entries[slot.name]}" for slot in changed)]
+        lines = [
+            *self.notes,
+            self.summary(),
+            *(f"{slot} = {self.entries[slot.name]}" for slot in changed),
+        ]
         if len(changed) < len(self.target):
             lines.append(f"unchanged: {len(self.target) - len(changed)} entries")
         lines += [f"dropped: {slot}" for slot in self.source if slot.name not in used]
@@ -299,13 +306,15 @@ class Transfer:
 
     def _repr_html_(self) -> str:
         changed = self._changed()
-        rows = [
-            (slot.name, f"{slot.dtype} {list(slot.shape)}", str(self.entries[slot.name]))
-            for slot in changed[:SHOWN]
-        ]
         note = f"and {len(changed) - SHOWN} more: print(transfer)" if len(changed) > SHOWN else ""
         return Table(
-            self.summary(), ("entry", "type", "from"), tuple(rows), note=note
+            self.summary(),
+            ("entry", "type", "from"),
+            tuple(
+                (slot.name, f"{slot.dtype} {list(slot.shape)}", str(self.entries[slot.name]))
+                for slot in changed[:SHOWN]
+            ),
+            note=note,
         )._repr_html_()
 
     def summary(self) -> str:

@@ -16,7 +16,8 @@ from archgraph.viewer.distinct import numbered
 def cost_terms(graph: ArchGraph) -> dict[str, Json]:
     """Return parameters and MACs of all submodels whose blocks all stay, term by term.
 
-    Each term is its factor and the numbers of its axes, in the order of the graph's axes.
+    Each term is its factor and the numbers of its axes, in the order of the graph's axes. Beside
+    them are the numbers of the axes that one share cuts.
     """
     costs, number = cost(graph).polynomial, numbered(axis.name for axis in axes(graph).all)
 
@@ -24,7 +25,11 @@ def cost_terms(graph: ArchGraph) -> dict[str, Json]:
         polynomial = costs.polynomial(measure).terms
         return [[factor, *(number[name] for name in names)] for names, factor in polynomial.items()]
 
-    return {measure: terms(measure) for measure in ("parameters", "macs")}
+    return {
+        "parameters": terms("parameters"),
+        "macs": terms("macs"),
+        "cut": [number[axis.name] for axis in axes(graph).independent()],
+    }
 
 
 def client_shapes(family: Family, parts: Anatomy) -> list[Json]:

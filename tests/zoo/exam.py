@@ -30,6 +30,7 @@ from archgraph.rewrites.laws import (
     refuse_empty,
     relative_difference,
 )
+from tests.laws.test_share_laws import check_share
 from tests.nets import Foreign
 from tests.zoo.layers import others, weighted
 from tests.zoo.report import Checks, Findings
@@ -188,6 +189,7 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
     if free:
         with exam.check("take 0.5"):
             small = ag.take(graph, 0.5)
+            check_share(graph, small, 0.5, {axis.name for axis in solved.independent()})
             assert infer(small.graph) == small.graph, "infer finds other types"
             figures["half"] = step(small)
             assert figures["half"] < parameters, "nothing became smaller"

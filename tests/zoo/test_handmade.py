@@ -32,6 +32,7 @@ from archgraph.rewrites.laws import (
 )
 from tests.examples import at_most
 from tests.laws import test_cost_laws, test_memory_laws
+from tests.laws.test_share_laws import check_share
 from tests.nets import Foreign, captured
 from tests.relate import test_match
 from tests.rewrites import test_lora
@@ -133,9 +134,10 @@ def check_text(traced: _Traced, file: Path) -> None:
 
 
 def check_half_trains(traced: _Traced) -> None:
-    """Half of every axis trains a step."""
+    """Half of every width, one factor of every product, trains a step."""
     foreign, graph, state = traced.foreign, traced.graph, traced.state
     small = ag.take(graph, 0.5, allow_nothing=True)
+    check_share(graph, small, 0.5, {axis.name for axis in ag.axes(graph).independent()})
     ag.check(small.graph)
     assert infer(small.graph) == small.graph
     whole = ag.build(graph, state).train()
@@ -213,7 +215,8 @@ def check_free_axes(traced: _Traced) -> None:
     solved = ag.axes(graph)
     assert all(a.reason for a in solved.pinned)
     assert expected.because or (expected.share >= 0.9 and not expected.spanned)
-    small = ag.take(graph, 0.5, allow_nothing=True).graph
+    # By name: each factor of a product, too.
+    small = ag.take(graph, {a.name: 0.5 for a in solved.free}, allow_nothing=True).graph
     reasons = {a.name: a.reason for a in solved.pinned}
     for param, sizes in expected.half.items():
         found, whole = small.param[param].shape, graph.param[param].shape

@@ -19,12 +19,12 @@ function costAt(/** @type {number[][]} */ terms, /** @type {(axis: number) => nu
   return terms.reduce((sum, [factor, ...axes]) => sum + axes.reduce((product, axis) => product * size(axis), factor), 0);
 }
 
-/** Every share of a graph's free widths; ranks of adapters stay, as the library leaves them. @returns {Submodel} */
+/** A share of a graph's widths: of those axes that one share cuts, as the library says. @returns {Submodel} */
 function shared(/** @type {any} */ data, /** @type {number} */ share) {
   const sizes = new Map();
-  data.axes.forEach((/** @type {any} */ [, size, role, , , , , pin], /** @type {number} */ n) => {
-    const narrow = positions(share, size);
-    if (!pin && role !== "rank" && narrow < size) sizes.set(n, narrow);
+  data.costs.cut.forEach((/** @type {number} */ n) => {
+    const narrow = positions(share, data.axes[n][1]);
+    if (narrow < data.axes[n][1]) sizes.set(n, narrow);
   });
   const size = (/** @type {number} */ axis) => sizes.get(axis) ?? data.axes[axis][1];
   return { name: `${Math.round(100 * share)} % of every width`, parameters: costAt(data.costs.parameters, size), macs: costAt(data.costs.macs, size), sizes, gone: new Set() };
@@ -48,7 +48,7 @@ function listed(/** @type {any[]} */ [name, parameters, macs, sizes, gone]) {
 
 /** What can be chosen of the graphs of a page, by the words that stand for it in the address. */
 function choices(/** @type {any[]} */ graphs) {
-  const free = graphs.some((g) => g.axes.some((/** @type {any} */ axis) => !axis[7]));
+  const free = graphs.some((g) => g.costs.cut.length);
   const clients = graphs.find((g) => g.clients)?.clients || [];
   return [["whole", "all of it"], ...free ? [["share", "a share of every width"], ["macs", "a share of the MACs"]] : [], ...clients.map((/** @type {any} */ c, /** @type {number} */ i) => [`client${i}`, c[0]])];
 }
