@@ -376,7 +376,7 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
         raise RunError(
             f"does not go together with `server`: {strategy.corrected}",
             where=f"strategy.{spec.strategy_name}",
-            hint="set alpha: 0, or remove `server`",
+            hint="remove `server`, or the strategy's own correction",
         )
 
 

@@ -251,7 +251,9 @@ def counters(graph: ArchGraph) -> Mapping[str, int]:
 
 def normalisation(graph: ArchGraph) -> tuple[str, ...]:
     """Return all leaves of norm operators: affine parameters, statistics and their counters."""
-    leaves = (leaf for n in graph.nodes if row(n.op).normalises for leaf in n.leaves())
+    norms = (n for n in graph.nodes if row(n.op).normalises)
+    # The first operand is normed: it may be a leaf, too.
+    leaves = (v.name for n in norms for v in [*n.operands()][1:] if isinstance(v, Leaf))
     return tuple(dict.fromkeys((*leaves, *statistics(graph))))
 
 

@@ -11,7 +11,6 @@ class FedAvgM(Strategy):
 
     beta: float = 0.9
     lr: float = 1.0
-    averages = True  # by covered_mean alone
 
     def init(self, world):
         return ServerState().with_group("global", world.state)

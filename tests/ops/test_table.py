@@ -9,7 +9,16 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.ops.operator import Operator, rows
-from archgraph.ops.table import ROWS, base, counters, initialiser, macs, row, variances
+from archgraph.ops.table import (
+    ROWS,
+    base,
+    counters,
+    initialiser,
+    macs,
+    normalisation,
+    row,
+    variances,
+)
 from tests.nets import captured, with_parts
 from tests.ops.examples import C, Example, Net, aten, heads, image, joined, tokens
 
@@ -166,3 +175,20 @@ def test_variances_and_counters_are_told_from_other_buffers():
     graph = captured(net, torch.zeros(4, 2, 5)).graph
     assert variances(graph) == ("1.running_var",)
     assert counters(graph) == {"1.num_batches_tracked": 1}
+
+
+@with_parts(
+    lambda: {
+        "table": nn.Parameter(torch.randn(1, 4, 8)),
+        "norm": nn.LayerNorm(8),
+        "fc": nn.Linear(8, 8),
+    }
+)
+def Placed(self, x):
+    """A norm of a table of positions, which is a leaf."""
+    return self.fc(x) + self.norm(self.table)
+
+
+def test_what_a_norm_is_of_is_none_of_its_leaves():
+    graph = captured(Placed(), torch.zeros(2, 4, 8)).graph
+    assert normalisation(graph) == ("norm.weight", "norm.bias")
