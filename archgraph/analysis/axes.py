@@ -155,7 +155,7 @@ class Axes:
             >>> convs.insert(1, torch.nn.Conv1d(6, 6, 1, groups=3))
             >>> solved = axes(trace(torch.nn.Sequential(*convs), torch.zeros(1, 2, 5)).graph)
             >>> [(a.name, a.size) for a in solved.free], [a.name for a in solved.independent()]
-            ([('0.out.0', 3), ('0.out.1', 2), ('1.out.1', 2)], ['0.out.1', '1.out.1'])
+            ([('0.out.0', 3), ('0.out.1', 2), ('1.out.1', 2)], ['1.out.1', '0.out.1'])
         """
         among = [a for a in self.free if a.role != "rank"] if among is None else list(among)
         names = {axis.name for axis in among}

@@ -41,7 +41,7 @@ class Removal:
         else:
             reason = self._other(entry, end)
             if terms and not reason:  # the mean over a stack, say
-                reason = f"makes %{end} of what it appends and what it appends that to"
+                reason = f"reduces what it appends together with its input in %{end}"
         return (
             self._long_connection(draft, members, entry)
             or self._added(draft, members)
@@ -80,7 +80,9 @@ class Removal:
         return ""
 
     def _altered(self, draft: BlockDraft) -> str:
-        """Return which sum adds to another value than what enters: then no branch is not zero.
+        """Return which sum adds to another value than what enters.
+
+        A branch of zeros would not make such a block the identity.
 
         What only changes the values position by position (a norm, half of what enters) is the
         block's work; a projection is looked at by its type.
@@ -92,9 +94,9 @@ class Removal:
             if multiplied(node[piece.exit], Ref(piece.shortcut)):
                 return f"multiplies what it adds to in %{piece.exit}"
             way = reachable([piece.shortcut], lambda n: node[n].uses(), set(piece.nodes))
-            facts = [growth(node[n].op) for n in way]
-            moves = all(f.picks for f in facts) and not all(f.pointwise for f in facts)
-            if moves and node[piece.shortcut].type == node[piece.entry].type:
+            learned = any(any(node[n].leaves()) for n in way)  # a projection
+            moves = any(growth(node[n].op).moves for n in way)
+            if moves and not learned and node[piece.shortcut].type == node[piece.entry].type:
                 return f"adds to %{piece.shortcut}, which moves what enters"
         return ""
 

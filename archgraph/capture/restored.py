@@ -61,6 +61,7 @@ class _Snapshot:
         copies: All other tensors and arrays, with their values.
         devices: Indices of the CUDA devices that tensors are on.
         caches: Cached functions, with the number of their results.
+        tables: Dictionaries of classes and files, with what they hold.
     """
 
     containers: list[tuple[Container, str, dict[object, object]]]
@@ -68,11 +69,11 @@ class _Snapshot:
     copies: list[tuple[Memory, Memory | None]]
     devices: set[int | None]
     caches: dict[_Cached, int]
+    tables: list[tuple[dict[object, object], dict[object, object]]]
 
     @staticmethod
     def of(model: nn.Module) -> _Snapshot:
         holders, memory = reachable_values(model)
-        holders += ((table, ":") for table in _shared_tables(model))
         containers = [(holder, path, _contents(holder)) for holder, path in holders]
         trained = [value for value, _ in memory if isinstance(value, nn.Parameter)]
         others = (value for value, _ in memory if not isinstance(value, nn.Parameter))
@@ -82,6 +83,7 @@ class _Snapshot:
             [(value, _copy(value)) for value in others],
             {t.device.index for t, _ in memory if isinstance(t, Tensor) and t.is_cuda},
             {cache: cache.cache_info().currsize for cache in _caches(model)},
+            [(table, dict(table)) for table in _shared_tables(model)],
         )
 
     def changed(self) -> list[str]:
@@ -110,6 +112,13 @@ class _Snapshot:
         for cache, size in self.caches.items():
             if cache.cache_info().currsize != size:
                 cache.cache_clear()
+        for table, before in self.tables:
+            # Tensors alone: what an import registers meanwhile has to stay.
+            for key in _changed(table, before):
+                new = table.get(key)
+                if any(isinstance(v, Tensor) for v in (new if isinstance(new, tuple) else [new])):
+                    del table[key]
+                    table |= {key: before[key]} if key in before else {}
 
 
 def reachable_values(
@@ -162,13 +171,13 @@ def _caches(model: nn.Module) -> set[_Cached]:
     return {*installed, *_cached(map(vars, [*users, *classes, *model.modules()]))}
 
 
-def _shared_tables(model: nn.Module) -> list[Container]:
+def _shared_tables(model: nn.Module) -> list[dict[object, object]]:
     """Return the dictionaries of the user's classes, and of the files that define them: caches."""
     every = {base for module in model.modules() for base in type(module).__mro__}
     classes = [class_ for class_ in every if is_own(class_)]
     files = (sys.modules.get(class_.__module__) for class_ in classes)
     tables = [*map(vars, classes), *map(vars, filter(None, {id(f): f for f in files}.values()))]
-    values = {id(v): v for table in tables for v in [*table.values()] if isinstance(v, dict)}
+    values = {id(v): v for table in tables for v in [*table.values()] if type(v) is dict}
     return [value for value in values.values() if len(value) <= _SHARED]
 
 

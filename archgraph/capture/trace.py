@@ -332,7 +332,7 @@ def _traced(
     except GraphError as error:
         if fixed:
             raise
-        reason = f"{error.where} does not hold for every other ({error.found})"
+        reason = f"at other sizes {error.where} fails: {error.message}"
         return again(fixed=f"the batch size is fixed at that of the example: {reason}")
 
 

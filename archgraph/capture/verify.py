@@ -401,14 +401,14 @@ class _Verification:
             ]
 
     def _lasting(self, results: _Results) -> TraceError | None:
-        """Return an error for what forward left behind in the model, or kept of a capture."""
+        """Return an error for what forward left in the model, or what it kept of the capture."""
         forward = definition_of(type(self.model).forward)
         if replaced := sorted(_parts(self.model).items() ^ self.parts.items()):
             text = "forward makes or replaces this part, which the graph does not; do it once first"
             return TraceError(text, where=replaced[0][0], found=forward)
         if any(isinstance(tensor, FakeTensor) for tensor in results.outputs.values()):
-            text = "forward keeps what it makes where a trace cannot take it back"
-            hint = "make the model anew and call it once before it is traced"
+            text = "forward stored a tensor of the capture where ag.trace cannot remove it"
+            hint = "construct the model again and call it once before tracing"
             return TraceError(text, where=forward, hint=hint)
         return None
 

@@ -190,7 +190,7 @@ def by_tier(
         norm: What becomes of running statistics; see :class:`NormPolicy`.
         runs: The tier that each client runs, by id; empty: the one that the family gives it.
         submodel: The tier with the graph and the transfer that it is tested with. Default: its own.
-        model: A tier's model. Default: its submodel with the global weights.
+        model: A tier's model, in place of ``submodel``. Default: the submodel with global weights.
         private: Whether private entries are laid over its model. Default: as the norm policy says.
         whole: Whether the global model is tested, too; a tier: its model, as the global one.
         idle: Whether tiers that no client runs are tested, too.

@@ -37,13 +37,14 @@ def checked_family(
     """
     families: dict[str, tuple[str, Family | None] | ArchGraphError]
     families = cache.setdefault("families", {})
-    content = repr((path.parent, spec.model_dump()))
+    content = str(path) if str(path) in families else repr((path.parent, spec.model_dump()))
     if content not in families:
         clients = plural(sum(member.number for member in spec.clients), "client")
         text = f"{clients} on {plural(len(spec.clients), 'architecture')}"
         try:
             families[content] = _resolved(spec, text)
         except ArchGraphError as error:
+            content = str(path)  # lines of a mistake are those of one file
             families[content] = error
     # A mistake of a shared family is a mistake of every file that uses it.
     result = families[content]

@@ -1,9 +1,7 @@
 """Folders of safetensors files: read a few rows at a time, and written shard by shard.
 
-Nothing but the rows that are being copied is in memory. They are read, not mapped: 2 MB at a time
-into memory that stays in the cache are faster than page faults. The format of a file: eight bytes
-with the length of its header, the header as JSON (dtype, shape and bytes of each tensor), then the
-bytes.
+Nothing but the rows that are being copied is in memory. The format of a file: eight bytes with the
+length of its header, the header as JSON (dtype, shape and bytes of each tensor), then the bytes.
 """
 
 from __future__ import annotations

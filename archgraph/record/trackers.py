@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class CsvTracker:
         path: The file; None: ``metrics.csv`` in the run folder.
     """
 
-    path: str | None = None
+    path: str | os.PathLike[str] | None = None
     _file: Path = field(default=Path(), init=False)
 
     def begin(self, run: Beginning) -> None:
@@ -77,7 +78,7 @@ class CsvTracker:
         """Nothing: the file is complete after every round."""
 
 
-def _place(path: str | None, run: Beginning, tracker: str, name: str) -> Path:
+def _place(path: str | os.PathLike[str] | None, run: Beginning, tracker: str, name: str) -> Path:
     """Return where a tracker writes: its own path, or a name in the run folder."""
     if path is not None:
         return Path(path)
@@ -207,12 +208,15 @@ def tracker(choice: object) -> Tracker:
         mistake = unknown(str(name), TRACKERS)
         mistake["hint"] = suggestion(str(name), TRACKERS)
         raise RunError("unknown tracker", where="trackers", **mistake)
+    if not isinstance(options, Mapping | None):
+        expected = f"options by name, e.g. {{{name}: {{path: figures.csv}}}}"
+        raise RunError("has other options", where="trackers", found=options, expected=expected)
     takes = ("path",) if hasattr(TRACKERS[name], "path") else ()
     for key, value in (options or {}).items():
         where = f"trackers.{name}.{key}"
         if key not in takes:
             raise RunError("unknown option", where=where, **unknown(key, takes))
-        if not isinstance(value, str):
+        if not isinstance(value, str | os.PathLike | None):
             raise RunError("has a wrong value", where=where, found=repr(value), expected="text")
     return TRACKERS[name](**(options or {}))
 

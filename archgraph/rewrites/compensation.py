@@ -19,7 +19,7 @@ from archgraph.analysis.axes import Contraction
 from archgraph.analysis.positions import touched
 from archgraph.graph.ir import Leaf, Node, Ref
 from archgraph.graph.passes import reachable
-from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, leaves
+from archgraph.layout.layouts import AxisRef, Layout, Prod, leaves
 from archgraph.ops.operator import Growth
 from archgraph.ops.table import growth, offset
 from archgraph.rewrites.copies import Copies
@@ -254,10 +254,10 @@ class _Upstream:
     def _can_divide(self, node: Node, leaf: Leaf) -> bool:
         """Return whether one dimension of a leaf of its own multiplies the axes alone."""
         layouts = self.copies.solved.of(leaf.name)
-        (dim, *others) = [d for d in layouts if self.copies.axes_in(d) & self.axes] or [Fixed(1)]
+        dims = [d for d in layouts if self.copies.axes_in(d) & self.axes]
         return (
-            not others
-            and self.axes <= self.copies.axes_in(dim)
+            len(dims) == 1
+            and self.axes <= self.copies.axes_in(dims[0])
             and self.graph.param[leaf.name].role != "constant"
             and self.copies.only_user(node, leaf.name)
         )
@@ -266,7 +266,7 @@ class _Upstream:
         """Return the leaf of which a result is a number plus it, if it is."""
         node, is_shifted = self.graph.node[name], False
         while len(operands := [*node.operands()]) == 1:
-            is_shifted |= offset(node)
+            is_shifted |= growth(node.op).scales == "all" and offset(node)
             if isinstance(operands[0], Leaf):
                 return [operands[0].name] if is_shifted else []
             node = self.graph.node[operands[0].name]

@@ -136,8 +136,11 @@ class _Folding:
         2. An operator whose result is multiplied by what its operands are: go on to those.
         """
         if isinstance(value, Leaf) and value.name in self.state:  # 1
-            if len(self.graph.leaf_users[value.name]) != 1:
+            updated = value.name in dict(self.graph.updates)
+            if updated or len(self.graph.leaf_users[value.name]) != 1:
                 raise _refused(where, f"{value.name} is also used elsewhere")
+            if not self.state[value.name].is_floating_point():
+                raise _refused(where, f"{value.name} has integers")
             self._changed(value.name, self.state[value.name].double() * factor)
             return
         if not isinstance(value, Ref):
@@ -171,11 +174,13 @@ def _multiplying(node: Node) -> list[Value]:
     scales = row(node.op).growth.scales
     if not scales or (scales == "all" and offset(node)):
         return []
-    values = (item for _, v in node.args for item in walk(in_mode(v, False)))
+    values = [item for _, v in node.args for item in walk(in_mode(v, False))]
     operands = [v for v in dict.fromkeys(values) if isinstance(v, Ref | Leaf)]
+    if scales == "all":
+        return [*operands]
     if scales == "one":  # of a product, a result rather than a leaf
         operands.sort(key=lambda v: isinstance(v, Leaf))
-    return [*operands] if scales == "all" else [*operands[:1]]
+    return [v for v in operands[:1] if values.count(v) == 1]  # a square would have its square
 
 
 def _refused(where: str, reason: str) -> RewriteError:

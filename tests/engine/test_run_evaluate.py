@@ -597,5 +597,6 @@ def test_a_run_shows_itself(experiment, tmp_path):
 def test_table_shows_perplexity_of_text(world):
     figures = {"accuracy": 0.1, "loss": 5.0, "perplexity": math.exp(5.0)}
     none = {**figures, "perplexity": None}
-    shown = table(world(), {"models": {"global": figures, "even": none}})
+    tested = {"better": {"perplexity": False}, "models": {"global": figures, "even": none}}
+    shown = table(world(), tested)
     assert [row[4] for row in shown.rows] == ["148.4", "-"]

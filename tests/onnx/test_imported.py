@@ -224,6 +224,15 @@ def test_sizes_that_a_file_leaves_open_stay_open_or_are_given(tmp_path: Path):
     assert ag.load(fixed, {"width": 7}).graph.nodes[-1].type.shape[1:] == (3,)
 
 
+def test_a_map_of_a_size_takes_more_examples_than_the_file(tmp_path: Path):
+    nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    nodes = [node("Resize", ["x", "", "", "sizes"], ["y"], **nearest)]
+    sizes = {"sizes": np.array([1, 3, 8, 8])}
+    path = written(tmp_path / "x.onnx", nodes, [1, 3, 4, 4], constants=sizes)
+    graph, _ = ag.load(path, {"batch": "open"})
+    assert str(graph.nodes[-1].type) == "float32[batch, 3, 8, 8]"
+
+
 @pytest.mark.parametrize("by", ["factor", "size"])
 def test_a_map_made_smaller_and_larger_again_is_joined_with_what_it_was(by: str, tmp_path: Path):
     nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -240,7 +249,7 @@ def test_a_map_made_smaller_and_larger_again_is_joined_with_what_it_was(by: str,
     path = written(tmp_path / "x.onnx", nodes, ["n", 3, "height", "width"], constants=sizes)
     expected = onnxruntime.InferenceSession(path)
     if by == "factor":  # fits where both are four times a number, or one less: no range says so
-        hint = "and 64; say sizes that the file leaves open: height=N, width=N"
+        hint = "also computes at 64; say sizes that the file leaves open: height=N, width=N"
         with pytest.raises(ag.SpecError, match=hint):
             ag.load(path)
         graph, state = ag.load(path, {"height": 8, "width": 11})

@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import archgraph as ag
 from archgraph.data import Dataset, Split
 from archgraph.language import verdicts
 from archgraph.record.points import points
-from archgraph.record.trackers import ConsoleTracker, tracker
+from archgraph.record.trackers import ConsoleTracker, CsvTracker, tracker
 
 MODEL = """
 archgraph: 1
@@ -168,6 +169,13 @@ def test_check_knows_the_trackers(tmp_path):
     (tmp_path / "e.yaml").write_text(text + "strategy: {fedavg: {}}\ntrackers: [tensorbord]\n")
     (found,) = verdicts([tmp_path / "e.yaml"])
     assert "e.yaml:5: trackers: unknown tracker; found 'tensorbord'" in str(found.error)
+
+
+def test_options_of_a_tracker_are_by_name():
+    assert tracker({"csv": {"path": Path("a.csv")}}) == CsvTracker(Path("a.csv"))
+    assert tracker({"csv": {"path": None}}) == tracker("csv")
+    with pytest.raises(ag.RunError, match=r"has other options; found a\.csv; expected options by"):
+        tracker({"csv": "a.csv"})
 
 
 def test_what_is_not_a_tracker_is_refused():

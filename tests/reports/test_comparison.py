@@ -70,7 +70,8 @@ def made(
                 }
                 for key, value in values.items()
             }
-            line["evaluation"] = {"models": models, "local": {"accuracy": 0.25}}
+            better = {"better": {"perplexity": False}} if text else {}
+            line["evaluation"] = {**better, "models": models, "local": {"accuracy": 0.25}}
             if held:
                 half = {k: {"accuracy": v * number / rounds / 2} for k, v in values.items()}
                 line["validation"] = {"models": half}

@@ -126,9 +126,11 @@ def test_curves_show_every_model_and_the_time(folder: Path):
 
 
 def test_perplexity_is_drawn_where_there_is_one():
+    better = {"perplexity": False, "accuracy": True}
+    figures = [{"accuracy": 0.1, "perplexity": 200.0}, {"accuracy": 0.2, "perplexity": 100.0}]
     rounds = [
-        {"round": 1, "evaluation": {"models": {"a": {"accuracy": 0.1, "perplexity": 200.0}}}},
-        {"round": 2, "evaluation": {"models": {"a": {"accuracy": 0.2, "perplexity": 100.0}}}},
+        {"round": i, "evaluation": {"better": better, "models": {"a": of}}}
+        for i, of in enumerate(figures, 1)
     ]
     (panel,) = next(charts(log_of(rounds))).figure.axes
     assert np.asarray(panel.get_lines()[0].get_ydata()).tolist() == [200.0, 100.0]

@@ -220,6 +220,7 @@ def test_a_step_size_of_a_result_that_is_also_used_elsewhere_is_not_folded():
         "down": nn.Linear(8, 8, bias=False),
         "halves": nn.ModuleList(nn.Linear(8, 4) for _ in range(2)),
         "shift": nn.Parameter(torch.randn(8)),
+        "count": torch.arange(8),
         "end": end,
     }
 )
@@ -240,6 +241,8 @@ ENDS = {
     "constant": (lambda net, x, y: y + torch.ones(8), "is no layer's result"),
     "gate": (lambda net, x, y: (y + net.shift) * net.shift.sigmoid(), "also used elsewhere"),
     "clamp": (lambda net, x, y: y.clamp(max=1.0), "is not multiplied by what"),
+    "square": (lambda net, x, y: y * y, "is not multiplied by what"),
+    "integers": (lambda net, x, y: y + net.count, "has integers"),
 }
 
 

@@ -65,10 +65,17 @@ def _sizes(
         targets = [_scaled(size, factors.get(axis, 1.0), axis) for axis, size in enumerate(x.shape)]
         return {axis: factor for axis, factor in factors.items() if factor != 1}, targets
     for axis, size in zip(axes, sizes, strict=True):
-        targets[axis] = size
+        # Of a batch that is opened on request, the file has a number.
+        targets[axis] = size if axis else _batch(x, size)
     # Sizes that follow from open ones are compared as expressions: `==` would fix them.
     same = [statically_known_true(a == b) for a, b in zip(targets, x.shape, strict=True)]
     return {axis: None for axis in axes if not same[axis]}, targets
+
+
+def _batch(x: Tensor, size: int) -> int:
+    """Return the new size of a batch; that of the tensor where it is open in it alone."""
+    opened = isinstance(x.shape[0], torch.SymInt) and not isinstance(size, torch.SymInt)
+    return x.shape[0] if opened else size
 
 
 def _scaled(size: int, factor: float, axis: int) -> int:
