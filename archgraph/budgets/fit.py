@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from archgraph.analysis.structure import structure
 from archgraph.analysis.training_step import Optimizer
 from archgraph.budgets.amounts import MEASURES, Budget, limit_of
 from archgraph.budgets.search import Floats, Search, Submodel, Tally
+from archgraph.budgets.widths import HomeCheck, Width, widths_of_class
 from archgraph.errors import AxisError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
@@ -22,6 +23,9 @@ from archgraph.rewrites.skip import skip as leave_out
 from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 from archgraph.states.importance import Importance, Scores, scores_of
+
+if TYPE_CHECKING:
+    from archgraph.foreign.home import Original
 
 FitShape: TypeAlias = Literal["free", "nested", "uniform"]
 
@@ -45,6 +49,7 @@ def fit(
     multiple: int = 1,
     keep: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
+    like: Original | None = None,
     verify: bool = False,
 ) -> Rewritten:
     """Make the submodel for a budget: its cost never exceeds it.
@@ -79,6 +84,11 @@ def fit(
             stands for the axes inside it, too, not for the width between blocks.
         skip: Blocks that may be left out (not: that are), by name or pattern; ``"*"`` stands for
             all that can be. What is kept stays.
+        like: The model that was traced, of transformers or its folder, or
+            ``functools.partial(timm.create_model, name, …)``: only sizes that its class can have
+            are chosen, so that :func:`archgraph.to_transformers` or :func:`archgraph.to_timm`
+            writes the submodel. Of attention, whole heads are cut. The class is asked with small
+            changes of its arguments, which takes seconds.
         verify: Run the laws of the rewrites, :func:`archgraph.take` and :func:`archgraph.skip`.
 
     Raises:
@@ -120,44 +130,64 @@ def fit(
     keep = [keep] if isinstance(keep, str) else keep
     scores = None if shape == "uniform" else best
     budgeted = _budgeted(graph, costs, budgets, batch, optimizer)
-    search = _search(graph, costs, budgeted, scores, shape, multiple, keep, skip)
+    home = None if like is None else _way_home(like)
+    cut = _cut(graph, keep, shape if home is None else "uniform")
+    widths = [Width((axis,)) for axis in cut] if home is None else widths_of_class(graph, cut, home)
+    blocks = _named_blocks(graph, costs, keep, skip)
+    search = _search(graph, costs, budgeted, widths, scores, multiple, blocks)
     point = search.start
     if search.exceeded(point):
         _check_possible(search, costs)
         point = search.by_share(uniform=shape == "uniform")
         if shape == "free":
             point = search.filled(point)
-    small = _taken(graph, costs, search, point, best, verify)
-    if point.skipped:
-        small = small >> leave_out(small.graph, sorted(point.skipped), verify=verify)
-    return small
+    return _made(graph, costs, search, widths, point, best, home, verify)
 
 
-def _taken(
+def _way_home(like: Original) -> HomeCheck:
+    """Return what asks the class of a model."""
+    if isinstance(like, bool):  # as a file says it
+        hint = "pass the model; in a file `like: true` is for a model written `python:`"
+        raise RewriteError("no model whose class can be asked", where="like", hint=hint)
+    from archgraph.foreign.home import way_home  # torch.export and sympy
+
+    return way_home(like)
+
+
+def _made(
     graph: ArchGraph,
     costs: CostPolynomial,
     search: Search,
+    widths: Sequence[Width],
     point: Submodel,
     importance: Importance | None,
+    home: HomeCheck | None,
     verify: bool,
 ) -> Rewritten:
-    """Return the submodel, one axis a step narrower where an operator cannot run at the sizes.
+    """Return the submodel, one width a step narrower where an operator or a class refuses it.
 
     An LSTM's projection, for one, may have any size but that of what it projects.
     """
-    free = axes(graph).free
     gone = {name for block in point.skipped for name in costs.blocks[block]}
     refused: RewriteError | None = None
-    for step in np.vstack([np.zeros(len(free), dtype=np.int64), np.eye(len(free), dtype=np.int64)]):
-        numbers = np.maximum(point.at - step, 0)
-        sizes = {a: int(g[i]) for a, g, i in zip(free, search.grids, numbers, strict=True)}
+    count = len(widths)
+    for step in np.vstack([np.zeros(count, dtype=np.int64), np.eye(count, dtype=np.int64)]):
+        units = search.sizes(np.maximum(point.at - step, 0))
+        chosen = [w.sizes(int(n)) for w, n in zip(widths, units, strict=True)]
+        sizes = {axis: size for part in chosen for axis, size in part.items()}
         cut = {a: n for a, n in sizes.items() if n < a.size and a.name not in gone}
         try:
             small = take(graph, sizes=cut, importance=importance)
+            if point.skipped:
+                small = small >> leave_out(small.graph, sorted(point.skipped), verify=verify)
+            if home is not None:
+                home(small)
         except RewriteError as error:
             refused = refused or error
         else:
-            return take(graph, sizes=cut, importance=importance, verify=True) if verify else small
+            if verify:
+                take(graph, sizes=cut, importance=importance, verify=True)
+            return small
     assert refused is not None
     raise refused
 
@@ -193,61 +223,54 @@ def _search(
     graph: ArchGraph,
     costs: CostPolynomial,
     budgeted: Mapping[str, tuple[int, Sequence[CostPart]]],
+    widths: Sequence[Width],
     importance: Importance | None,
-    shape: FitShape,
     multiple: int,
-    keep: Sequence[str],
-    skip: str | Sequence[str],
+    blocks: Collection[str],
 ) -> Search:
     """Return the search for a budget.
 
-    1. Of axes that share a product only one is cut, unless each may have its own size.
-    2. The share of an axis at a size is that of its positions, or of its scores.
-    3. It loses the logarithm of the share, times the part of the cost that grows with the axis.
-    4. Of a section the last blocks go first, or those of the lowest scores.
+    1. The share of a width at a size is that of its positions, or of its scores.
+    2. It loses the logarithm of the share, times the part of the cost that grows with the width.
+    3. Of a section the last blocks go first, or those of the lowest scores.
     """
-    free = axes(graph).free
     limits = {name: limit for name, (limit, _) in budgeted.items()}
-    tallies = {m: Tally(p, costs.axes, costs.blocks) for m, (_, p) in budgeted.items()}
-    full = np.array([axis.size for axis in free], dtype=np.float64)
-    grows = sum((tallies[m].elasticity(full) for m in limits), np.zeros(len(free)))
-    cut, blocks = _cut(graph, keep, shape), _named_blocks(graph, costs, keep, skip)  # 1
+    units = {name: (len(widths), size) for name, size in costs.axes.items()}
+    units |= {a.name: (i, n) for i, w in enumerate(widths) for a, n in w.sizes(1).items()}
+    tallies = {m: Tally(p, units, len(widths), costs.blocks) for m, (_, p) in budgeted.items()}
+    full = np.array([width.units for width in widths], dtype=np.float64)
+    grows = sum((tallies[m].elasticity(full) for m in limits), np.zeros(len(widths)))
     grids, shares, losses = [], [], []
-    for axis, grown in zip(free, grows, strict=True):
-        grid = np.array(_grid(axis, multiple) if axis in cut else [axis.size])
-        share = grid / axis.size if importance is None else _kept(importance, axis)[grid - 1]  # 2
+    for width, grown in zip(widths, grows, strict=True):
+        grid = np.array(width.grid(multiple))
+        even = np.arange(1, width.units + 1) / width.units
+        share = (even if importance is None else _kept(importance, width))[grid - 1]  # 1
         grids.append(grid)
         shares.append(share)
-        losses.append(-grown * np.log(np.maximum(share, LEAST)))  # 3
+        losses.append(-grown * np.log(np.maximum(share, LEAST)))  # 2
     scores = importance.blocks if importance is not None else {}
     depths = []
-    for section in structure(graph).sections:  # 4
+    for section in structure(graph).sections:  # 3
         names = [b.name for b in reversed(section.blocks) if b.name in blocks]
         depths.append((len(section.blocks), sorted(names, key=lambda name: scores.get(name, 0.0))))
     return Search(tallies, limits, grids, shares, losses, depths)
 
 
-def _kept(importance: Importance, axis: Axis) -> Floats:
-    """Return the share of an axis' scores that its best positions have, by their number."""
-    scores = np.sort(importance.of(axis))[::-1]
-    if not scores.any():
-        return np.arange(1, axis.size + 1) / axis.size
-    total = np.cumsum(scores)
-    return total / total[-1]
+def _kept(importance: Importance, width: Width) -> Floats:
+    """Return the share of a width's scores that its best positions have, by the number of units."""
+    shares = []
+    for axis, positions in width.sizes(1).items():
+        total = np.cumsum(np.sort(importance.of(axis))[::-1])
+        even = np.arange(1, axis.size + 1) / axis.size
+        shares.append((total / total[-1] if total[-1] else even)[positions - 1 :: positions])
+    return np.asarray(np.mean(shares, axis=0), dtype=np.float64)
 
 
 def _full(costs: CostPolynomial, measure: str) -> int:
     return costs.polynomial(measure).value(costs.axes)
 
 
-def _grid(axis: Axis, multiple: int) -> list[int]:
-    """Return the sizes that an axis may have."""
-    if axis.role == "heads" or axis.size < 2 * multiple:
-        multiple = 1
-    return [*range(multiple, axis.size, multiple), axis.size]
-
-
-def _cut(graph: ArchGraph, keep: Sequence[str], shape: FitShape) -> Collection[Axis]:
+def _cut(graph: ArchGraph, keep: Sequence[str], shape: FitShape) -> list[Axis]:
     """Return the axes that a submodel may have less of.
 
     Not those that stay, by patterns that may also be of blocks alone; not ranks: a client's rank is
@@ -260,7 +283,8 @@ def _cut(graph: ArchGraph, keep: Sequence[str], shape: FitShape) -> Collection[A
         except AxisError:
             structure(graph).matching(pattern)
     among = [a for a in axes(graph).free if a.name not in stay and a.role != "rank"]
-    return among if shape == "free" else axes(graph).independent(among)
+    cut = among if shape == "free" else axes(graph).independent(among)
+    return [axis for axis in among if axis in cut]
 
 
 def _named_blocks(

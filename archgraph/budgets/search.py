@@ -8,6 +8,7 @@ the weights: the largest product of widths, for one, leaves the middle layer of 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -21,7 +22,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-# An axis is widened in steps of about so many parts of its grid.
+# A width grows in steps of about so many parts of its grid.
 STEPS = 32
 
 
@@ -30,7 +31,7 @@ class Submodel:
     """A submodel, as a choice.
 
     Attributes:
-        at: By axis, the number of its size in its grid.
+        at: By width, the number of its size in its grid.
         skipped: Blocks that are left out.
     """
 
@@ -39,37 +40,41 @@ class Submodel:
 
 
 class Tally:
-    """One measure of all submodels, each axis tried at once.
+    """One measure of all submodels, each width tried at once.
 
     Args:
         parts: The measure's polynomial.
-        axes: Sizes of the axes.
+        widths: By axis, the number of its width, and the positions that it has for each unit;
+            for an axis that stays, `count` and its size.
+        count: Number of widths.
         blocks: Blocks that can be left out, and the axes that vanish with each.
     """
 
     def __init__(
         self,
         parts: Sequence[CostPart],
-        axes: Mapping[str, int],
+        widths: Mapping[str, tuple[int, int]],
+        count: int,
         blocks: Mapping[str, tuple[str, ...]],
     ) -> None:
-        index = {name: number for number, name in enumerate(axes)}
-        self.parts, self.blocks, self.count = parts, blocks, len(axes)
+        self.parts, self.blocks, self.count = parts, blocks, count
         terms = [
             (p, m, c) for p, part in enumerate(parts) for m, c in part.polynomial.terms.items()
         ]
         self.part = np.array([p for p, _, _ in terms], dtype=np.int64)
         self.monomials = [m for _, m, _ in terms]
-        self.coefficients = np.array([c for _, _, c in terms], dtype=np.float64)
+        scaled = [c * math.prod(widths[name][1] for name in m) for _, m, c in terms]
+        self.coefficients = np.array(scaled, dtype=np.float64)
         degree = max((len(m) for m in self.monomials), default=0)
-        # Factors of each term; a short one is filled up with the size 1 behind the axes.
+        # Factors of each term; the size 1 behind the widths fills up a short one.
         self.factors = np.full((len(terms), degree), self.count)
-        places: dict[tuple[int, int], int] = {}  # (term, axis): exponent
+        places: dict[tuple[int, int], int] = {}  # (term, width): exponent
         for term, monomial in enumerate(self.monomials):
             for column, name in enumerate(monomial):
-                self.factors[term, column] = index[name]
-                places[term, index[name]] = places.get((term, index[name]), 0) + 1
-        self.term, self.axis = (np.array([k[i] for k in places], dtype=np.int64) for i in (0, 1))
+                width = self.factors[term, column] = widths[name][0]
+                if width < count:
+                    places[term, width] = places.get((term, width), 0) + 1
+        self.term, self.width = (np.array([k[i] for k in places], dtype=np.int64) for i in (0, 1))
         self.exponent = np.array(list(places.values()), dtype=np.float64)
         self.active: dict[frozenset[str], Floats] = {}
 
@@ -94,17 +99,17 @@ class Tally:
         return float(self.terms(sizes, skipped).sum())
 
     def changes(self, sizes: Floats, others: Floats, skipped: frozenset[str]) -> Floats:
-        """Return by how much the cost changes where one axis has its other size, for each."""
-        ratio = (others / sizes)[self.axis] ** self.exponent - 1
+        """Return by how much the cost changes where one width has its other size, for each."""
+        ratio = (others / sizes)[self.width] ** self.exponent - 1
         weights = self.terms(sizes, skipped)[self.term] * ratio
-        changes: Floats = np.bincount(self.axis, weights, minlength=self.count).astype(np.float64)
+        changes: Floats = np.bincount(self.width, weights, minlength=self.count).astype(np.float64)
         return changes
 
     def elasticity(self, sizes: Floats) -> Floats:
-        """Return the share of the cost that grows with each axis: ∂log cost / ∂log size."""
+        """Return the share of the cost that grows with each width: ∂log cost / ∂log size."""
         terms = self.terms(sizes, frozenset())
         weights = terms[self.term] * self.exponent
-        return np.bincount(self.axis, weights, minlength=self.count) / max(terms.sum(), 1.0)
+        return np.bincount(self.width, weights, minlength=self.count) / max(terms.sum(), 1.0)
 
 
 @dataclass(frozen=True)
@@ -114,9 +119,9 @@ class Search:
     Attributes:
         tallies: Costs, by measure.
         limits: The largest cost allowed, by measure that is budgeted.
-        grids: By axis, the sizes that it may have, ascending; the last one is its whole size.
-        shares: By axis, the share that each size of its grid is, ascending; 1 at the last.
-        losses: By axis, what each size of its grid loses; 0 at the last.
+        grids: By width, the sizes that it may have, ascending; the last one is its whole size.
+        shares: By width, the share that each size of its grid is, ascending; 1 at the last.
+        losses: By width, what each size of its grid loses; 0 at the last.
         depths: By section, its number of blocks, and those that may be left out, first to last.
     """
 
@@ -128,12 +133,12 @@ class Search:
     depths: Sequence[tuple[int, Sequence[str]]] = ()
 
     def sizes(self, at: Ints) -> Floats:
-        """Return the sizes of all axes, by their numbers in the grids."""
+        """Return the sizes of all widths, by their numbers in the grids."""
         chosen = (grid[i] for grid, i in zip(self.grids, at, strict=True))
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
     def lost(self, at: Ints) -> Floats:
-        """Return what each axis loses."""
+        """Return what each width loses."""
         chosen = (loss[i] for loss, i in zip(self.losses, at, strict=True))
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
@@ -156,25 +161,25 @@ class Search:
     def by_share(self, *, uniform: bool) -> Submodel:
         """Return the largest submodel within the budgets of those that one share leads through.
 
-        1. Let a share fall from 1 to 0. Each axis has the smallest size of its grid whose share is
+        1. Let a share fall from 1 to 0. Each width has the smallest size of its grid whose share is
            no smaller, and each section the fewest of its blocks.
-        2. What changes at the same share changes in order: the first axis first.
+        2. What changes at the same share changes in order: the first width first.
         3. Each change makes the submodel cheaper, so the first that fits is found by bisection:
            among all points, or among those where one share is complete.
         """
-        shares = [share[:-1] for share in self.shares]  # where each axis moves down
+        shares = [share[:-1] for share in self.shares]  # where each width moves down
         shares += [np.arange(n - 1, n - 1 - len(names), -1) / n for n, names in self.depths]
         mover = np.repeat(np.arange(len(shares)), [len(s) for s in shares])
         falls = np.concatenate([np.sort(s)[::-1] for s in shares]) if shares else np.zeros(0)
         order = np.argsort(-falls, kind="stable")
         mover, falls = mover[order], falls[order]
-        axes = len(self.grids)
+        widths = len(self.grids)
 
         def point(changes: int) -> Submodel:
             counts = np.bincount(mover[:changes], minlength=len(shares))
-            gone = zip(self.depths, counts[axes:], strict=True)
+            gone = zip(self.depths, counts[widths:], strict=True)
             skipped = frozenset(name for (_, names), n in gone for name in names[:n])
-            return Submodel(self.start.at - counts[:axes], skipped)
+            return Submodel(self.start.at - counts[:widths], skipped)
 
         complete = np.append(falls[1:] != falls[:-1], [True] if len(falls) else [])
         numbers = [0, *(np.flatnonzero(complete if uniform else np.ones(len(falls))) + 1)]
@@ -182,7 +187,7 @@ class Search:
         return point(int(numbers[first]))
 
     def filled(self, point: Submodel) -> Submodel:
-        """Return a submodel with axes made wider, best gain for its cost first, while it fits."""
+        """Return a submodel with larger widths, best gain for its cost first, while it fits."""
         at = point.at.copy()
         longest = max((len(grid) for grid in self.grids), default=1)
         stride = 1 << max(longest // STEPS, 1).bit_length()
@@ -197,7 +202,7 @@ class Search:
                 fits &= changes <= limit - tally.value(sizes, point.skipped)
                 spent += changes / max(limit, 1)
             gains = self.lost(at) - self.lost(higher)
-            fits &= spent > 0  # an axis of blocks that are left out costs nothing
+            fits &= spent > 0  # a width of blocks that are left out costs nothing
             if not fits.any():
                 stride //= 2
                 continue

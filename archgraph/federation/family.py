@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from archgraph.language.document import Document
 from archgraph.language.family import MemberSpec, Rewrites
 from archgraph.language.lowering import written_choices
 from archgraph.language.model import AuthoredModel
+from archgraph.language.python import constructor
 from archgraph.language.rewriting import rewritten
 from archgraph.language.yaml import read_document
 from archgraph.notebook import framed, page_text
@@ -135,7 +137,8 @@ class _Resolver:
         elif source is not None:
             model = self.source(source, ("model",))
             global_graph, stored = load_model(model, self.choices(model))
-            graph, state = self.changed(global_graph, self.spec.weights.get(("model",), stored))
+            given = self.spec.weights.get(("model",), stored)
+            graph, state = self.changed(global_graph, given, model)
         resolved: dict[str, tuple[Rewritten, State | None]] = {}
         tiers = []
         for index, member in enumerate(self.spec.clients):
@@ -175,7 +178,8 @@ class _Resolver:
         else:
             with self.located(at):
                 lead = Rewritten(start, align(start, graph).transfer)
-        change = self.chain(member, lead.graph, at)
+        own = model if member.model is None else self.source(member.model, (*at, "model"))
+        change = self.chain(member, lead.graph, at, own)
         return lead >> change, None if weights is None else change.transfer.pull(weights)
 
     def joined(self) -> ArchGraph:
@@ -219,17 +223,26 @@ class _Resolver:
             return None, None
         with self.located((*at, "choose")):
             chosen, _ = load_model(model, member.choose)
-        return self.changed(chosen, None)
+        return self.changed(chosen, None, model)
 
-    def changed(self, graph: ArchGraph, state: State | None) -> tuple[ArchGraph, State | None]:
+    def changed(
+        self, graph: ArchGraph, state: State | None, model: Document
+    ) -> tuple[ArchGraph, State | None]:
         """Apply the family's change of its model."""
-        change = self.chain(self.spec.change, graph, ("change",))
+        change = self.chain(self.spec.change, graph, ("change",), model)
         return change.graph, None if state is None else change.transfer.pull(state)
 
-    def chain(self, rewrites: Rewrites, graph: ArchGraph, at: Place) -> Rewritten:
-        """Apply rewrites; errors point at their keys."""
+    def chain(
+        self, rewrites: Rewrites, graph: ArchGraph, at: Place, model: Document | None
+    ) -> Rewritten:
+        """Apply rewrites to a graph that was made of a model; errors point at their keys."""
         document = self.spec.document_of(at)
-        return rewritten(graph, rewrites, where=lambda key: document.where((*at, key)))
+        return rewritten(
+            graph,
+            rewrites,
+            where=lambda key: document.where((*at, key)),
+            like=None if model is None else functools.partial(constructor, model),
+        )
 
     @contextlib.contextmanager
     def located(self, at: Place) -> Iterator[None]:

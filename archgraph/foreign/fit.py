@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from archgraph.foreign.compare import FunctionComparison
 from archgraph.foreign.search import (
     Arguments,
     ArgumentSearch,
+    Route,
     StateShapes,
     changed,
     differences,
@@ -26,16 +27,28 @@ from archgraph.foreign.search import (
     runs,
     unequal_sizes,
 )
-from archgraph.graph.ir import ArchGraph
+from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.hints import listed
-from archgraph.layout.layouts import Layout
+from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.module.build import state_dict
 from archgraph.states import State
+from archgraph.states.rewritten import Rewritten
 
 # Configurations of the right shapes whose results are compared before the search is given up.
 COMPARED = 64
 # What configurations of transformers may lack and many classes read with a default.
 OPEN = "head_dim"
+
+
+class NotInClass(RewriteError):
+    """The class of a model has no such network.
+
+    Attributes:
+        tied: Names of axes that are uncut, and that the class computes from an entry together with
+            one that was cut.
+    """
+
+    tied: frozenset[str] = frozenset()
 
 
 class Fit:
@@ -48,28 +61,30 @@ class Fit:
         target: StateShapes by the names in the class.
 
     Args:
-        graph: The network.
+        graph: The network; where it was rewritten, layers keep their numbers in lists of entries.
         model: The original model, which may be without weights.
         start: Its arguments.
         make: Constructs the network of some arguments.
         label: See above.
         derived: Entries of the arguments that the class computes where they are missing.
-        origins: Leaves of the original that those of the network come from, where known.
     """
 
     def __init__(
         self,
-        graph: ArchGraph,
+        graph: GraphLike,
         model: nn.Module,
         start: Arguments,
         make: Callable[[Arguments], nn.Module],
         *,
         label: str,
         derived: frozenset[str] = frozenset(),
-        origins: Mapping[str, str] | None = None,
     ) -> None:
+        entries = graph.transfer.entries if isinstance(graph, Rewritten) else {}
+        graph = graph_of(graph)
         self.graph, self.model, self.start, self.label = graph, model, start, label
-        self._make, self._derived, self._origins = make, derived, dict(origins or {})
+        self._make, self._derived = make, derived
+        # Leaves of the original that those of the network come from, where known.
+        self._origins = {name: e.source for name, e in entries.items() if e.source is not None}
         params = [graph.param[name] for name in graph.state_names]
         shapes = {name: p.shape for p in params for name in (p.name, *p.aliases)}
         original = self._original = shapes_of(model)
@@ -78,7 +93,7 @@ class Fit:
         # What forward does not read is not cut with the rest.
         unread = {p.name for p in graph.params if not graph.leaf_users[p.name]}
         # A layer more is as those before it.
-        alike = {_unnumbered(name) for name in original}
+        alike = {unnumbered(name) for name in original}
         self._wrapper = _wrapper(shapes, alike)
         bare = {name.removeprefix(self._wrapper): name for name in self._in_order(shapes)}
         self.names = {
@@ -87,7 +102,7 @@ class Fit:
             if new not in computed and bare[name] not in unread
         }
         self._leaves = {new: name for name, new in self.names.items()}
-        foreign = sorted(n for n, new in self.names.items() if _unnumbered(new) not in alike)
+        foreign = sorted(n for n, new in self.names.items() if unnumbered(new) not in alike)
         if foreign:
             raise RewriteError(
                 f"{type(model).__name__} has no such tensor",
@@ -129,9 +144,9 @@ class Fit:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             net = self._make(arguments)
-        types = {_unnumbered(name): tensor.dtype for name, tensor in _tensors(self.model)}
+        types = {unnumbered(name): tensor.dtype for name, tensor in _tensors(self.model)}
         for name, tensor in _tensors(net):
-            tensor.data = tensor.data.to(types.get(_unnumbered(name), tensor.dtype))
+            tensor.data = tensor.data.to(types.get(unnumbered(name), tensor.dtype))
         return net
 
     def filled(self, arguments: Arguments, state: State) -> nn.Module:
@@ -203,12 +218,12 @@ class Fit:
         block = extra_child(self.target, self._original)
         where = str(self._layout(*next(iter(wrong)))) if wrong else block
         if error is not None:
-            return RewriteError(
+            return NotInClass(
                 f"no {self.label} of these shapes runs",
                 where=where,
                 found=f"{type(error).__name__}: {error}, {self._entries(arguments)}",
             )
-        return RewriteError(
+        return NotInClass(
             f"every {self.label} of these shapes computes something else",
             where=where,
             found=self._entries(arguments),
@@ -222,34 +237,37 @@ class Fit:
         shapes = search.shapes(nearest) or {}
         ranks = {name: len(shape) for name, shape in shapes.items()}
         lacking = [self._leaves[n] for n, s in self.target.items() if ranks.get(n) != len(s)]
-        for (tensor, dim), (has, goal) in unequal_sizes(self.target, shapes).items():
-            return RewriteError(
+        for wrong, (has, goal) in unequal_sizes(self.target, shapes).items():
+            tensor, dim = wrong
+            layout, (entry, tied) = self._layout(tensor, dim), self._tied(search, shapes, wrong)
+            error = NotInClass(
                 f"no {self.label} has these shapes: this axis is in the way",
-                where=str(self._layout(tensor, dim)),
+                where=str(layout),
                 found=f"{self._leaves[tensor]} with {goal} in dimension {dim}",
                 expected=f"{has}, {self._entries(nearest)}",
-                hint=self._way_out(search, shapes, (tensor, dim)),
+                hint=self._way_out(layout, entry, tied),
             )
+            error.tied = frozenset(a.name for layout in tied for a in _axes_of(layout))
+            return error
         if lacking:
-            return RewriteError(
+            return NotInClass(
                 f"no {self.label} has this tensor beside the others",
                 where=lacking[0],
                 found=listed(lacking),
                 expected=self._entries(nearest),
                 hint="leave out the same blocks wherever the class repeats them",
             )
-        return RewriteError(
+        return NotInClass(
             f"every {self.label} has this block",
             where=extra_child(self.target, shapes),
             expected=self._entries(nearest),
             hint="no entry says how many there are: leave out none of them",
         )
 
-    def _way_out(self, search: ArgumentSearch, shapes: StateShapes, wrong: tuple[str, int]) -> str:
-        """Return what helps where the class has another size in a dimension.
-
-        1. An axis that is computed from the same entry, and is uncut, has to be cut as well.
-        2. That one may be pinned by a result of the network.
+    def _tied(
+        self, search: ArgumentSearch, shapes: StateShapes, wrong: tuple[str, int]
+    ) -> tuple[Route, list[Layout]]:
+        """Return an entry that sets a dimension, and the uncut dimensions that it sets as well.
 
         Args:
             search: The search that came nearest.
@@ -261,20 +279,32 @@ class Fit:
             larger = search.shapes(changed(nearest, way, value and 2 * value)) or {}
             moved = unequal_sizes(shapes, larger)
             uncut = [
-                str(self._layout(name, dim))
+                self._layout(name, dim)
                 for name, dim in moved
-                if shapes[name] == self._original.get(name) == self.target.get(name)
+                if self.target.get(name, ())[dim : dim + 1]
+                == self._original.get(name, ())[dim : dim + 1]
             ]
-            if wrong in moved and uncut:  # 1
-                other = min(
-                    uncut, key=lambda layout: len(layout.split())
-                )  # an axis, if there is one
-                reasons = {f"{a.name}[{a.size}]": a.reason for a in axes(self.graph).all}
-                both = f"the class computes it and {other} from {'.'.join(map(str, way))}"
-                if (reason := reasons.get(other, "")).endswith("output"):  # 2
-                    both += f", and that is {reason}: trace a wrapper that returns logits alone"
-                return f"{both}; cut both by one factor"
-        return "ag.save writes the network as it is"
+            if wrong in moved and uncut:
+                return way, uncut
+        return (), []
+
+    def _way_out(self, wrong: Layout, entry: Route, tied: Sequence[Layout]) -> str:
+        """Return what helps where the class sets an axis together with uncut ones.
+
+        Those have to be cut as well, unless a result of the network pins one.
+        """
+        if not tied:
+            return "ag.save writes the network as it is"
+        word = ".".join(map(str, entry))
+        others = [layout for layout in tied if layout != wrong]
+        if not others:
+            return f"the class computes it from {word}: cut it by the factor of the others"
+        other = min(others, key=lambda layout: len([*leaves(layout)]))  # an axis, if there is one
+        both = f"the class computes it and {other} from {word}"
+        reasons = [axes(self.graph)[axis.name].reason for axis in _axes_of(other)]
+        if reason := next((reason for reason in reasons if reason.endswith("output")), None):
+            both += f", and that is {reason}: trace a wrapper that returns logits alone"
+        return f"{both}; cut both by one factor"
 
     def _entries(self, arguments: Arguments) -> str:
         """Return what arguments are, in words."""
@@ -288,6 +318,10 @@ class Fit:
         return axes(self.graph).of(owner)[dim]
 
 
+def _axes_of(layout: Layout) -> list[AxisRef]:
+    return [leaf for leaf in leaves(layout) if isinstance(leaf, AxisRef)]
+
+
 def _wrapper(names: Collection[str], known: Collection[str]) -> str:
     """Return the path at which a wrapper holds a model, whose tensors have known names.
 
@@ -296,7 +330,7 @@ def _wrapper(names: Collection[str], known: Collection[str]) -> str:
     """
     first = next(iter(names), "")
     paths = ["", *(first[: dot.end()] for dot in re.finditer(r"\.", first))]
-    bare = {path: {_unnumbered(name.removeprefix(path)) for name in names} for path in paths}
+    bare = {path: {unnumbered(name.removeprefix(path)) for name in names} for path in paths}
     return next((path for path in paths if not bare[path].isdisjoint(known)), "")
 
 
@@ -304,7 +338,12 @@ def _tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return itertools.chain(net.named_parameters(), net.named_buffers())
 
 
-def _unnumbered(name: str) -> str:
+def unnumbered(name: str) -> str:
+    """Return a name without the numbers of layers.
+
+    >>> unnumbered("layers.11.mlp.fc1.out")
+    'layers.#.mlp.fc1.out'
+    """
     return ".".join("#" if part.isdecimal() else part for part in name.split("."))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,7 @@ from archgraph.errors import GraphError
 from archgraph.files import write
 from archgraph.foreign.fit import Fit
 from archgraph.foreign.search import Arguments, differences
-from archgraph.graph.argument import takes_graph
+from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import import_cause
 from archgraph.states import State
@@ -50,6 +50,24 @@ def to_timm(
     """
     from safetensors.torch import save
 
+    fit = timm_fit(name, **args)(graph)
+    arguments = fit.arguments()
+    net = fit.filled(arguments, state)
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in net.state_dict().items()}
+    write(file, save(tensors, metadata={"format": "pt"}))
+    return args | _changed(fit.start, arguments)
+
+
+def timm_fit(name: str, **args: Any) -> Callable[[GraphLike], Fit]:
+    """Return what sets a graph beside the class of a model of timm.
+
+    Args:
+        name: Name of the model.
+        **args: Arguments that it was created with.
+
+    Raises:
+        GraphError: If timm is not installed or has no such model.
+    """
     try:
         import timm
     except ImportError as error:
@@ -65,12 +83,8 @@ def to_timm(
     def make(arguments: Arguments) -> nn.Module:
         return timm.create_model(name, **(args | _changed(start, arguments)))
 
-    fit = Fit(graph, model, start, make, label=f"{type(model).__name__} of timm")
-    arguments = fit.arguments()
-    net = fit.filled(arguments, state)
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in net.state_dict().items()}
-    write(file, save(tensors, metadata={"format": "pt"}))
-    return args | _changed(start, arguments)
+    label = f"{type(model).__name__} of timm"
+    return lambda graph: Fit(graph_of(graph), model, start, make, label=label)
 
 
 def _changed(start: Arguments, arguments: Arguments) -> Arguments:

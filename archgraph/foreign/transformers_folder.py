@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,6 @@ from archgraph.hints import import_cause, listed
 from archgraph.rewrites.laws import random_inputs
 from archgraph.states import State
 from archgraph.states.lazy import LazyState
-from archgraph.states.rewritten import Rewritten
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -142,24 +141,15 @@ def to_transformers(
         Traceback (most recent call last):
         archgraph.errors.GraphError: no/folder: names a folder that is not there
     """
-    entries = graph.transfer.entries if isinstance(graph, Rewritten) else {}
-    origins = {name: entry.source for name, entry in entries.items() if entry.source is not None}
-    graph = graph_of(graph)
     with _quiet():
         if isinstance(like, str | os.PathLike):
             original = _Original.of(like)
             check_new(Path(folder), original.folder)
-            _check_spare(graph, state, original.model)
-            return _rewrite_folder(graph, state, original, origins, Path(folder), max_shard_size)
-        if not isinstance(like, _transformers().PreTrainedModel):
-            raise GraphError(
-                "is not a model of transformers",
-                found=type(like).__name__,
-                expected="the model that was traced, or its folder",
-            )
-        _check_spare(graph, state, like)
-        fit = _fit(graph, like, lambda a: type(like)(type(like.config).from_dict(a)), origins)
-        arguments = fit.arguments()
+            _check_spare(graph_of(graph), state, original.model)
+            return _rewrite_folder(graph, state, original, Path(folder), max_shard_size)
+        find = transformers_finder(like)
+        _check_spare(graph_of(graph), state, like)
+        fit, arguments = find(graph)
         net = fit.filled(arguments, state)
         net.tie_weights()  # type: ignore[operator]
         changes = fit.changes(net.config.to_dict())  # type: ignore[operator, union-attr]
@@ -169,6 +159,52 @@ def to_transformers(
         if (generation := getattr(like, "generation_config", None)) is not None:
             (Path(folder) / GENERATION).write_text(generation.to_json_string(), "utf-8")
     return changes
+
+
+def transformers_finder(
+    like: PreTrainedModel | str | os.PathLike[str] | _Original,
+) -> Callable[[GraphLike], tuple[Fit, Arguments]]:
+    """Return a function that finds the configuration of a network.
+
+    Args:
+        like: The original model, or its folder.
+
+    Raises:
+        GraphError: If it is neither.
+    """
+    with _quiet():
+        if isinstance(like, str | os.PathLike):
+            like = _Original.of(like)
+        if not isinstance(like, _Original | _transformers().PreTrainedModel):
+            raise GraphError(
+                "is not a model of transformers",
+                where="like",
+                found=type(like).__name__,
+                expected="the model that was traced, or its folder",
+            )
+        folder = like if isinstance(like, _Original) else None
+        model = like.model if isinstance(like, _Original) else like
+        config, start = type(model.config), model.config.to_dict()
+        derived = _derived(config, start)
+
+    def make(arguments: Arguments) -> nn.Module:
+        made = config.from_dict(arguments)
+        return type(model)(made) if folder is None else folder.make(made)
+
+    def find(graph: GraphLike) -> tuple[Fit, Arguments]:
+        with _quiet():
+            fit = Fit(graph, model, start, make, label=config.__name__, derived=derived)
+            if folder is None:
+                return fit, fit.arguments()
+            inputs = random_inputs(fit.graph)
+
+            def same(module: nn.Module) -> bool:
+                traced = folder.traced(inputs, module)
+                return any(first_unequal(fit.graph, one, fit.names) is None for one in traced)
+
+            return fit, fit.arguments(same, TRACED)
+
+    return find
 
 
 def _check_spare(graph: ArchGraph, state: State, model: nn.Module) -> None:
@@ -287,10 +323,6 @@ class _Original:
         finally:
             torch.set_default_dtype(before)
 
-    def made(self, arguments: Arguments) -> PreTrainedModel:
-        """Construct the model of some entries of a configuration."""
-        return self.make(type(self.config).from_dict(arguments))
-
     def example(self) -> dict[str, Tensor]:
         """Return example inputs.
 
@@ -331,23 +363,15 @@ class _Original:
 
 
 def _rewrite_folder(
-    graph: ArchGraph,
+    graph: GraphLike,
     state: State,
     original: _Original,
-    origins: Mapping[str, str],
     folder: Path,
     max_shard_size: int | None,
 ) -> dict[str, Any]:
     """Write a network of a folder as another one, tensor by tensor."""
-    fit = _fit(graph, original.model, original.made, origins)
-    inputs = random_inputs(graph)
-
-    def same(module: nn.Module) -> bool:
-        traced = original.traced(inputs, module)
-        return any(first_unequal(graph, one, fit.names) is None for one in traced)
-
-    arguments = fit.arguments(same, TRACED)
-    net = original.made(arguments)
+    fit, arguments = transformers_finder(original)(graph)
+    net = original.make(type(original.config).from_dict(arguments))
     weights = FolderWeights(original.folder, original.model)
     lazy = (
         LazyState(
@@ -431,19 +455,6 @@ class _Arranged(LazyState):
 
 def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     return tensor[start:stop] if tensor.dim() else tensor
-
-
-def _fit(graph: ArchGraph, model: PreTrainedModel, make: Any, origins: Mapping[str, str]) -> Fit:
-    config, start = type(model.config), model.config.to_dict()
-    return Fit(
-        graph,
-        model,
-        start,
-        make,
-        label=config.__name__,
-        derived=_derived(config, start),
-        origins=origins,
-    )
 
 
 def check_new(folder: Path, original: Path) -> None:

@@ -190,10 +190,38 @@ def _with_line(cause: BaseException, text: str) -> str:
     return f"{text} ({code})" if code else text
 
 
+def constructor(document: Document) -> functools.partial[Any]:
+    """Return the call that constructs the model of a file.
+
+    Raises:
+        SpecError: If it is not a model written in Python, or cannot be imported.
+    """
+    if not isinstance(document.data, Mapping) or "python" not in document.data:
+        hint = "a class of transformers or timm is asked which sizes it can have"
+        document.fail((), "is not a model written in Python", hint=hint)
+    spec = document.validate(PythonModel)
+    return _call(document, (), spec.python, spec.args)
+
+
 def _construct(
     document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool = False
 ) -> Any:
     """Call a callable with its arguments; ``loc`` is where both are written."""
+    call = _call(document, loc, name, args, weights=weights)
+    try:
+        return call()
+    except (Exception, SystemExit) as error:  # whatever the user's constructor raises
+        cause, hint = import_cause(error)
+        where, said = document.where(("python",)), f"{type(cause).__name__}: {cause}"
+        raise SpecError(
+            "cannot be constructed", where=where, found=_with_line(cause, said), hint=hint
+        ) from error
+
+
+def _call(
+    document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool = False
+) -> functools.partial[Any]:
+    """Return a callable with its arguments, each of them constructed."""
     where = document.where(("python",))
     loc = (*loc, "args")
     # Before anything is imported: a missing folder needs no consent to be reported.
@@ -203,12 +231,7 @@ def _construct(
     if not callable(function):
         raise SpecError("is not callable", where=where, found=type(function).__name__)
     arguments = {key: _argument(document, (*loc, key), value) for key, value in args.items()}
-    try:
-        return function(**arguments)
-    except (Exception, SystemExit) as error:  # whatever the user's constructor raises
-        cause, hint = import_cause(error)
-        said = _with_line(cause, f"{type(cause).__name__}: {cause}")
-        raise SpecError("cannot be constructed", where=where, found=said, hint=hint) from error
+    return functools.partial(function, **arguments)
 
 
 def _argument(document: Document, loc: Place, value: Json) -> Any:

@@ -60,7 +60,12 @@ def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) ->
 
 
 def rewritten(
-    graph: ArchGraph, rewrites: Rewrites, *, verify: bool = False, where: Callable[[str], str] = str
+    graph: ArchGraph,
+    rewrites: Rewrites,
+    *,
+    verify: bool = False,
+    where: Callable[[str], str] = str,
+    like: Callable[[], object] | None = None,
 ) -> Rewritten:
     """Apply what a file, a command line or keywords ask for.
 
@@ -69,6 +74,7 @@ def rewritten(
         rewrites: The rewrites, applied in the order of their keys.
         verify: Run the law of each rewrite that has one.
         where: Returns what stands in front of an error of the rewrite of a key.
+        like: Returns the call that constructs the model, for ``like: true``.
 
     Raises:
         RewriteError: If a rewrite cannot be applied.
@@ -77,6 +83,8 @@ def rewritten(
     for key, call, value in _calls(rewrites):
         if value not in (None, False, (), {}):
             try:
+                if like is not None and getattr(value, "like", False):
+                    value = value.model_copy(update={"like": like()})
                 done = done >> call(done.graph, heads(value, done.graph), verify=verify)
             except ArchGraphError as error:
                 raise error.within(where(key)) from error

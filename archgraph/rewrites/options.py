@@ -218,6 +218,11 @@ class FitOptions(Base):
     multiple: Count = Field(default=1, description="sizes are multiples of it; heads are not")
     keep: BlockNames = Field(default=(), description="axes that stay whole; blocks that stay")
     skip: BlockNames = Field(default=(), description='blocks that may be left out; "*": all')
+    like: bool = Field(
+        default=False,
+        description="choose only sizes that the model's class can have, which transformers or timm "
+        "then loads; for a model written `python:` of one of them",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,96 @@
+"""Which sizes a submodel may have: each axis its own, or those that a class can say."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from archgraph.analysis.axes import Axis
+from archgraph.errors import RewriteError
+from archgraph.foreign.fit import NotInClass, unnumbered
+from archgraph.graph.ir import ArchGraph
+from archgraph.rewrites.take import take
+from archgraph.states import Rewritten
+
+HomeCheck = Callable[[Rewritten], object]
+"""Raises a RewriteError for a network that the class of its model cannot be constructed as."""
+
+
+@dataclass(frozen=True)
+class Width:
+    """Axes that are cut alike, to one share of each.
+
+    Attributes:
+        axes: The axes.
+        step: Of how many units each cut is a multiple.
+    """
+
+    axes: tuple[Axis, ...]
+    step: int = 1
+
+    @property
+    def units(self) -> int:
+        """The largest number of equal parts into which every axis can be divided."""
+        return math.gcd(*(axis.size for axis in self.axes))
+
+    def sizes(self, units: int) -> dict[Axis, int]:
+        """Return the sizes of the axes where some of the units stay."""
+        return {axis: axis.size // self.units * units for axis in self.axes}
+
+    def grid(self, multiple: int) -> list[int]:
+        """Return the numbers of units that may stay, ascending; sizes are multiples of a number.
+
+        Heads are not, nor axes of fewer than two multiples.
+        """
+        bound = [a for a in self.axes if a.role != "heads" and a.size >= 2 * multiple]
+        units = self.units
+        steps = range(self.step, units, self.step)
+        allowed = [n for n in steps if all(a.size // units * n % multiple == 0 for a in bound)]
+        return [*allowed, units]
+
+
+def widths_of_class(graph: ArchGraph, among: Iterable[Axis], home: HomeCheck) -> list[Width]:
+    """Return the widths that the class of a model can have smaller: the class is asked.
+
+    1. Axes of equal size that differ only in the numbers of layers are one width.
+    2. A width is cut to half, alone. If the class ties it to others, which are whole, they become
+       one width. If it has no such network for another reason, the width stays whole.
+    3. Cuts are multiples of the first divisor of the width by which it can become smaller: a class
+       may want it divisible by its number of heads.
+
+    Args:
+        graph: The network.
+        among: Axes that may be cut.
+        home: Asks the class.
+    """
+    alike: dict[tuple[str, int], list[Axis]] = {}
+    for axis in among:
+        alike.setdefault((unnumbered(axis.name), axis.size), []).append(axis)
+    waiting, result = [Width(tuple(group)) for group in alike.values()], list[Width]()  # 1
+    while waiting:
+        width = waiting.pop(0)
+        tied = _tied(graph, width, width.units // 2, home)  # 2
+        if tied is None:
+            steps = (d for d in range(1, width.units // 2) if width.units % d == 0)
+            fits = (d for d in steps if _tied(graph, width, width.units - d, home) is None)
+            result.append(replace(width, step=next(fits, width.units - width.units // 2)))  # 3
+            continue
+        others = [w for w in (*result, *waiting) if not tied.isdisjoint(a.name for a in w.axes)]
+        if others:
+            waiting = [w for w in waiting if w not in others]
+            result = [w for w in result if w not in others]
+            waiting.append(Width(tuple(itertools.chain(width.axes, *(w.axes for w in others)))))
+    return result
+
+
+def _tied(graph: ArchGraph, width: Width, units: int, home: HomeCheck) -> frozenset[str] | None:
+    """Return the uncut axes that stand in the way of a cut; None if the class has the network."""
+    try:
+        home(take(graph, sizes=width.sizes(max(units, 1))))
+    except NotInClass as error:
+        return error.tied
+    except RewriteError:  # an operator cannot run at this size
+        return frozenset()
+    return None

@@ -1,0 +1,44 @@
+"""Whether the class of a model has a network: asked before anything is written."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from archgraph.foreign.search import Arguments
+from archgraph.foreign.timm_model import timm_fit
+from archgraph.foreign.transformers_folder import transformers_finder
+from archgraph.states.rewritten import Rewritten
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+Original: TypeAlias = "PreTrainedModel | str | os.PathLike[str] | functools.partial[Any]"
+"""A model whose class is asked: itself, its folder, or the call that constructs it."""
+
+
+def way_home(like: Original) -> Callable[[Rewritten], Arguments]:
+    """Return a function that finds the arguments by which a class constructs a network.
+
+    It raises :class:`archgraph.foreign.fit.NotInClass` for a network that the class has not.
+
+    Args:
+        like: The model that was traced, of transformers, or its folder. Or the call that constructs
+            it, of transformers or ``functools.partial(timm.create_model, name, …)``.
+
+    Raises:
+        GraphError: If it is none of these.
+    """
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay
+        if isinstance(like, functools.partial):
+            if like.func.__module__.partition(".")[0] == "timm":
+                beside = timm_fit(*like.args, **like.keywords)
+                return lambda graph: beside(graph).arguments()
+            like = like()
+        find = transformers_finder(like)
+    return lambda graph: find(graph)[1]
