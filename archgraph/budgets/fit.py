@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -14,8 +15,8 @@ from archgraph.analysis.cost_polynomial import CostPart, CostPolynomial
 from archgraph.analysis.structure import structure
 from archgraph.analysis.training_step import Optimizer
 from archgraph.budgets.amounts import MEASURES, Budget, limit_of
-from archgraph.budgets.search import Floats, Search, Submodel, Tally
-from archgraph.budgets.widths import HomeCheck, Width, widths_of_class
+from archgraph.budgets.search import Floats, Search, Tally
+from archgraph.budgets.widths import AxisGroup, HomeCheck, smaller, widths_of_class
 from archgraph.errors import AxisError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
@@ -119,20 +120,13 @@ def fit(
         "memory": memory,
     }
     budgets = {name: budget for name, budget in asked.items() if budget is not None}
-    if not budgets:
-        raise RewriteError("no budget", expected=f"one or more of {', '.join(asked)}")
-    if shape not in ("free", "nested", "uniform"):
-        raise RewriteError("unknown shape", found=shape, expected="free, nested or uniform")
-    if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
-        raise RewriteError("not a multiple", where="multiple", found=multiple, expected="1 or more")
+    _check_request(budgets, tuple(asked), shape, multiple)
     best = None if importance is None else scores_of(importance)
     costs = cost(graph).polynomial
     keep = [keep] if isinstance(keep, str) else keep
     scores = None if shape == "uniform" else best
     budgeted = _budgeted(graph, costs, budgets, batch, optimizer)
-    home = None if like is None else _way_home(like)
-    cut = _cut(graph, keep, shape if home is None else "uniform")
-    widths = [Width((axis,)) for axis in cut] if home is None else widths_of_class(graph, cut, home)
+    widths, home = _widths(graph, keep, shape, like)
     blocks = _named_blocks(graph, costs, keep, skip)
     search = _search(graph, costs, budgeted, widths, scores, multiple, blocks)
     point = search.start
@@ -141,55 +135,67 @@ def fit(
         point = search.by_share(uniform=shape == "uniform")
         if shape == "free":
             point = search.filled(point)
-    return _made(graph, costs, search, widths, point, best, home, verify)
+    refused: RewriteError | None = None
+    # An operator may refuse sizes, too: an LSTM's projection cannot be as wide as what it projects.
+    for other in search.narrower(point, fill=shape == "free"):
+        made = functools.partial(_made, graph, costs, smaller(widths, search.sizes(other.at)))
+        try:
+            small = made(other.skipped, best)
+            home(small)
+        except RewriteError as error:
+            refused = refused or error
+        else:
+            return made(other.skipped, best, verify=True) if verify else small
+    assert refused is not None
+    raise refused
 
 
-def _way_home(like: Original) -> HomeCheck:
-    """Return what asks the class of a model."""
+def _check_request(
+    budgets: Mapping[str, Budget], measures: Sequence[str], shape: str, multiple: int
+) -> None:
+    """Check what is asked for.
+
+    Raises:
+        RewriteError: If there is no budget, no such shape, or no multiple.
+    """
+    if not budgets:
+        raise RewriteError("no budget", expected=f"one or more of {', '.join(measures)}")
+    if shape not in ("free", "nested", "uniform"):
+        raise RewriteError("unknown shape", found=shape, expected="free, nested or uniform")
+    if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
+        raise RewriteError("not a multiple", where="multiple", found=multiple, expected="1 or more")
+
+
+def _widths(
+    graph: ArchGraph, keep: Sequence[str], shape: FitShape, like: Original | None
+) -> tuple[list[AxisGroup], HomeCheck]:
+    """Return what is cut alike, and what refuses a submodel that the class of a model has not."""
+    if like is None:
+        return [AxisGroup((axis,)) for axis in _cut(graph, keep, shape)], lambda small: None
     if isinstance(like, bool):  # as a file says it
         hint = "pass the model; in a file `like: true` is for a model written `python:`"
         raise RewriteError("no model whose class can be asked", where="like", hint=hint)
     from archgraph.foreign.home import way_home  # torch.export and sympy
 
-    return way_home(like)
+    home = way_home(like)
+    home(Rewritten.identity(graph))  # a model that is not the one that was traced is refused
+    return widths_of_class(graph, _cut(graph, keep, "uniform"), home), home
 
 
 def _made(
     graph: ArchGraph,
     costs: CostPolynomial,
-    search: Search,
-    widths: Sequence[Width],
-    point: Submodel,
+    sizes: Mapping[Axis, int],
+    skipped: Collection[str],
     importance: Importance | None,
-    home: HomeCheck | None,
-    verify: bool,
+    *,
+    verify: bool = False,
 ) -> Rewritten:
-    """Return the submodel, one width a step narrower where an operator or a class refuses it.
-
-    An LSTM's projection, for one, may have any size but that of what it projects.
-    """
-    gone = {name for block in point.skipped for name in costs.blocks[block]}
-    refused: RewriteError | None = None
-    count = len(widths)
-    for step in np.vstack([np.zeros(count, dtype=np.int64), np.eye(count, dtype=np.int64)]):
-        units = search.sizes(np.maximum(point.at - step, 0))
-        chosen = [w.sizes(int(n)) for w, n in zip(widths, units, strict=True)]
-        sizes = {axis: size for part in chosen for axis, size in part.items()}
-        cut = {a: n for a, n in sizes.items() if n < a.size and a.name not in gone}
-        try:
-            small = take(graph, sizes=cut, importance=importance)
-            if point.skipped:
-                small = small >> leave_out(small.graph, sorted(point.skipped), verify=verify)
-            if home is not None:
-                home(small)
-        except RewriteError as error:
-            refused = refused or error
-        else:
-            if verify:
-                take(graph, sizes=cut, importance=importance, verify=True)
-            return small
-    assert refused is not None
-    raise refused
+    """Return the submodel of some sizes without some blocks, whose own axes go with them."""
+    gone = {name for block in skipped for name in costs.blocks[block]}
+    cut = {axis: size for axis, size in sizes.items() if axis.name not in gone}
+    small = take(graph, sizes=cut, importance=importance, verify=verify)
+    return small >> leave_out(small.graph, sorted(skipped), verify=verify) if skipped else small
 
 
 def _budgeted(
@@ -223,7 +229,7 @@ def _search(
     graph: ArchGraph,
     costs: CostPolynomial,
     budgeted: Mapping[str, tuple[int, Sequence[CostPart]]],
-    widths: Sequence[Width],
+    widths: Sequence[AxisGroup],
     importance: Importance | None,
     multiple: int,
     blocks: Collection[str],
@@ -256,7 +262,7 @@ def _search(
     return Search(tallies, limits, grids, shares, losses, depths)
 
 
-def _kept(importance: Importance, width: Width) -> Floats:
+def _kept(importance: Importance, width: AxisGroup) -> Floats:
     """Return the share of a width's scores that its best positions have, by the number of units."""
     shares = []
     for axis, positions in width.sizes(1).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -186,12 +186,17 @@ class Search:
         first = bisect.bisect_left(numbers, True, key=lambda n: not self.exceeded(point(int(n))))
         return point(int(numbers[first]))
 
-    def filled(self, point: Submodel) -> Submodel:
-        """Return a submodel with larger widths, best gain for its cost first, while it fits."""
+    def filled(self, point: Submodel, last: Ints | None = None) -> Submodel:
+        """Return a submodel with larger widths, best gain for its cost first, while it fits.
+
+        Args:
+            point: The submodel.
+            last: By width, the largest number of its size that is allowed. Default: of its grid.
+        """
         at = point.at.copy()
         longest = max((len(grid) for grid in self.grids), default=1)
         stride = 1 << max(longest // STEPS, 1).bit_length()
-        last = self.start.at
+        last = self.start.at if last is None else last
         while stride:
             sizes, higher = self.sizes(at), np.minimum(at + stride, last)
             others = self.sizes(higher)
@@ -209,3 +214,17 @@ class Search:
             best = int(np.where(fits, gains / np.where(fits, spent, 1.0), -np.inf).argmax())
             at[best] = higher[best]
         return Submodel(at, point.skipped)
+
+    def narrower(self, point: Submodel, *, fill: bool) -> Iterator[Submodel]:
+        """Yield a submodel, then others within the budgets, each with another width a step smaller.
+
+        Args:
+            point: The submodel.
+            fill: Whether the other widths may then grow.
+        """
+        yield point
+        for width in np.flatnonzero(point.at):
+            at, last = point.at.copy(), self.start.at
+            at[width] = last[width] = at[width] - 1
+            other = Submodel(at, point.skipped)
+            yield self.filled(other, last) if fill else other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from archgraph.analysis.axes import Axis
@@ -19,7 +19,7 @@ HomeCheck = Callable[[Rewritten], object]
 
 
 @dataclass(frozen=True)
-class Width:
+class AxisGroup:
     """Axes that are cut alike, to one share of each.
 
     Attributes:
@@ -51,7 +51,13 @@ class Width:
         return [*allowed, units]
 
 
-def widths_of_class(graph: ArchGraph, among: Iterable[Axis], home: HomeCheck) -> list[Width]:
+def smaller(widths: Sequence[AxisGroup], units: Iterable[float]) -> dict[Axis, int]:
+    """Return the sizes of the axes that become smaller where some units of each width stay."""
+    chosen = (width.sizes(int(number)) for width, number in zip(widths, units, strict=True))
+    return {axis: n for sizes in chosen for axis, n in sizes.items() if n < axis.size}
+
+
+def widths_of_class(graph: ArchGraph, among: Iterable[Axis], home: HomeCheck) -> list[AxisGroup]:
     """Return the widths that the class of a model can have smaller: the class is asked.
 
     1. Axes of equal size that differ only in the numbers of layers are one width.
@@ -68,24 +74,32 @@ def widths_of_class(graph: ArchGraph, among: Iterable[Axis], home: HomeCheck) ->
     alike: dict[tuple[str, int], list[Axis]] = {}
     for axis in among:
         alike.setdefault((unnumbered(axis.name), axis.size), []).append(axis)
-    waiting, result = [Width(tuple(group)) for group in alike.values()], list[Width]()  # 1
+    waiting, result = [AxisGroup(tuple(group)) for group in alike.values()], list[AxisGroup]()  # 1
     while waiting:
         width = waiting.pop(0)
         tied = _tied(graph, width, width.units // 2, home)  # 2
         if tied is None:
-            steps = (d for d in range(1, width.units // 2) if width.units % d == 0)
-            fits = (d for d in steps if _tied(graph, width, width.units - d, home) is None)
-            result.append(replace(width, step=next(fits, width.units - width.units // 2)))  # 3
+            result.append(replace(width, step=_step(graph, width, home)))  # 3
             continue
         others = [w for w in (*result, *waiting) if not tied.isdisjoint(a.name for a in w.axes)]
+        waiting = [w for w in waiting if w not in others]
+        result = [w for w in result if w not in others]
         if others:
-            waiting = [w for w in waiting if w not in others]
-            result = [w for w in result if w not in others]
-            waiting.append(Width(tuple(itertools.chain(width.axes, *(w.axes for w in others)))))
+            waiting.append(AxisGroup(tuple(itertools.chain(width.axes, *(w.axes for w in others)))))
     return result
 
 
-def _tied(graph: ArchGraph, width: Width, units: int, home: HomeCheck) -> frozenset[str] | None:
+def _step(graph: ArchGraph, width: AxisGroup, home: HomeCheck) -> int:
+    """Return the first divisor of a width by which it can become smaller; half of it can go."""
+    units = width.units
+    for step in range(1, units // 2 + 1):
+        half = 2 * step == units
+        if units % step == 0 and (half or _tied(graph, width, units - step, home) is None):
+            return step
+    return units
+
+
+def _tied(graph: ArchGraph, width: AxisGroup, units: int, home: HomeCheck) -> frozenset[str] | None:
     """Return the uncut axes that stand in the way of a cut; None if the class has the network."""
     try:
         home(take(graph, sizes=width.sizes(max(units, 1))))
