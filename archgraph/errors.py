@@ -128,7 +128,13 @@ class AxisError(ArchGraphError):
 
 
 class RewriteError(ArchGraphError):
-    """A rewrite cannot be applied, or would break its promise."""
+    """A rewrite cannot be applied, or would break its promise.
+
+    Attributes:
+        tied: Axes that the class of a model would cut as well, by name.
+    """
+
+    tied: frozenset[str] = frozenset()
 
 
 class RejectedUpdate(ArchGraphError):

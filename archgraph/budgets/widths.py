@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from archgraph.analysis.axes import Axis
 from archgraph.errors import RewriteError
-from archgraph.foreign.fit import NotInClass, unnumbered
+from archgraph.foreign.fit import unnumbered
 from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
@@ -103,8 +103,6 @@ def _tied(graph: ArchGraph, width: AxisGroup, units: int, home: HomeCheck) -> fr
     """Return the uncut axes that stand in the way of a cut; None if the class has the network."""
     try:
         home(take(graph, sizes=width.sizes(max(units, 1))))
-    except NotInClass as error:
+    except RewriteError as error:
         return error.tied
-    except RewriteError:  # an operator cannot run at this size
-        return frozenset()
     return None

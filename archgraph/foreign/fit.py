@@ -40,17 +40,6 @@ COMPARED = 64
 OPEN = "head_dim"
 
 
-class NotInClass(RewriteError):
-    """The class of a model has no such network.
-
-    Attributes:
-        tied: Names of axes that are uncut, and that the class computes from an entry together with
-            one that was cut.
-    """
-
-    tied: frozenset[str] = frozenset()
-
-
 class Fit:
     """A graph beside the class that its model came from.
 
@@ -218,12 +207,12 @@ class Fit:
         block = extra_child(self.target, self._original)
         where = str(self._layout(*next(iter(wrong)))) if wrong else block
         if error is not None:
-            return NotInClass(
+            return RewriteError(
                 f"no {self.label} of these shapes runs",
                 where=where,
                 found=f"{type(error).__name__}: {error}, {self._entries(arguments)}",
             )
-        return NotInClass(
+        return RewriteError(
             f"every {self.label} of these shapes computes something else",
             where=where,
             found=self._entries(arguments),
@@ -240,7 +229,7 @@ class Fit:
         for wrong, (has, goal) in unequal_sizes(self.target, shapes).items():
             tensor, dim = wrong
             layout, (entry, tied) = self._layout(tensor, dim), self._tied(search, shapes, wrong)
-            error = NotInClass(
+            error = RewriteError(
                 f"no {self.label} has these shapes: this axis is in the way",
                 where=str(layout),
                 found=f"{self._leaves[tensor]} with {goal} in dimension {dim}",
@@ -250,14 +239,14 @@ class Fit:
             error.tied = frozenset(a.name for layout in tied for a in _axes_of(layout))
             return error
         if lacking:
-            return NotInClass(
+            return RewriteError(
                 f"no {self.label} has this tensor beside the others",
                 where=lacking[0],
                 found=listed(lacking),
                 expected=self._entries(nearest),
                 hint="leave out the same blocks wherever the class repeats them",
             )
-        return NotInClass(
+        return RewriteError(
             f"every {self.label} has this block",
             where=extra_child(self.target, shapes),
             expected=self._entries(nearest),

@@ -25,7 +25,7 @@ Original: TypeAlias = "PreTrainedModel | str | os.PathLike[str] | functools.part
 def way_home(like: Original) -> Callable[[Rewritten], Arguments]:
     """Return a function that finds the arguments by which a class constructs a network.
 
-    It raises :class:`archgraph.foreign.fit.NotInClass` for a network that the class has not.
+    It raises a RewriteError for a network that the class has not.
 
     Args:
         like: The model that was traced, of transformers, or its folder. Or the call that constructs

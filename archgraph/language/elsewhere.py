@@ -83,8 +83,6 @@ GONE = {
     "paper": "tests/papers compares the sizes that papers print with the shipped files",
     "profile": "`archgraph fit` takes budgets of MACs, parameters, bytes and training memory",
     "references": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
-    "scales": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
-    "similarity": "`python -m benchmarks.fedfa_weights RUN OTHER` compares the weights of two runs",
     "spare": "draw more clients by `sample`; a round goes on without those that fail",
     "unigram_table": "a row of a small network is the least that text is compared with",
     "timm": "write python: 'timm:create_model', args: {model_name: …}",

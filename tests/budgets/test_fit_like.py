@@ -13,7 +13,6 @@ import archgraph as ag
 from archgraph.analysis.axes import Axis
 from archgraph.budgets.widths import AxisGroup, widths_of_class
 from archgraph.federation.family import resolve
-from archgraph.foreign.fit import NotInClass
 from archgraph.language import load_family
 from tests.nets import captured
 
@@ -158,11 +157,11 @@ def test_groups_are_what_a_class_ties(data):
             mine = [name for name in names if entry[name] == number]
             cut = {sizes[name] for name in mine}
             if len(cut) > 1 or (cut and cut < {*range(width)} and pinned & {*mine}):
-                error = NotInClass("tied")
+                error = ag.RewriteError("tied")
                 error.tied = frozenset(axes[n].name for n in mine if sizes[n] == width)
                 raise error
             if any(size % step[number] for size in cut):
-                raise NotInClass("not a multiple")
+                raise ag.RewriteError("not a multiple")
 
     groups = widths_of_class(graph, axes.values(), home)
     free = [n for n in range(3) if not any(entry[name] == n for name in pinned)]
