@@ -26,9 +26,10 @@ class SideBranch:
     Attributes:
         total: The sum.
         base: The operator beside which they stand.
+        layer: The operator with the weight: the base, or the one whose rows the base reshapes.
         nodes: What is only theirs, in topological order.
         down: Weight of the first layer.
-        rank_dim: Its dimension that counts what the first layer gives.
+        rank_dim: Its dimension that counts what the first layer gives; 1 of an embedding.
         up: Weight of the second layer.
         scale: What their result is multiplied by.
         low_rank: Whether nothing stands between them, and they have the base's input.
@@ -39,6 +40,7 @@ class SideBranch:
 
     total: str
     base: str
+    layer: str
     nodes: tuple[str, ...]
     down: str
     rank_dim: int
@@ -106,7 +108,7 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
     node, factor = graph.node[base.name], _factor(total, branch)
     if base.name in graph.output_refs() or total.types != node.types:
         return None
-    beside = _Layer.of(node)
+    layer, beside = _beside(graph, base)
     nodes, source = _way_back(graph, branch, (base, beside.input))  # 1
     layers = _two_layers(nodes)  # 2
     if layers is None or factor is None:
@@ -121,9 +123,32 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
     changed = beside if low_rank else _Layer()
     scale = math.prod(factors, start=factor)
     return SideBranch(
-        total.name, base.name, names, down.weight, int(down.transposed), up.weight, float(scale),
-        low_rank, changed.weight, changed.transposed,
+        total.name, base.name, layer, names, down.weight, int(down.transposed), up.weight,
+        float(scale), low_rank, changed.weight, changed.transposed,
     )  # fmt: skip
+
+
+def _beside(graph: ArchGraph, base: Ref) -> tuple[str, _Layer]:
+    """Return the operator with a base's weight, and what it is.
+
+    A layer that flattens its input to rows, and reshapes its result, counts as one of its input.
+    """
+    rows = _reshaped(graph, base)
+    layer = _Layer.of(graph.node[rows.name])
+    source = _reshaped(graph, layer.input) if isinstance(layer.input, Ref) else base
+    alike = graph.node[source.name].shape[:-1] == graph.node[base.name].shape[:-1]
+    if rows != base and alike and len(graph.users[rows.name]) == 1:
+        return rows.name, layer._replace(input=source)
+    return base.name, _Layer.of(graph.node[base.name])
+
+
+def _reshaped(graph: ArchGraph, value: Ref) -> Ref:
+    """Return what a reshape leaves the last dimension of; of another operator its own result."""
+    node = graph.node[value.name]
+    source = node.arg("self") if node.op == "aten.reshape" else None
+    if not isinstance(source, Ref) or graph.node[source.name].shape[-1:] != node.shape[-1:]:
+        return value
+    return source
 
 
 def _factor(total: Node, branch: Ref) -> float | None:

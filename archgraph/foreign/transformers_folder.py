@@ -21,6 +21,7 @@ from archgraph.errors import GraphError, RunError, TraceWarning, os_reason
 from archgraph.foreign.fit import Fit
 from archgraph.foreign.folder_weights import FolderWeights
 from archgraph.foreign.graph_comparison import first_unequal
+from archgraph.foreign.peft_names import author_model, author_name, unwrapped
 from archgraph.foreign.search import Arguments
 from archgraph.foreign.shards import MAX_SHARD, write_shards
 from archgraph.graph.argument import GraphLike, graph_of
@@ -120,7 +121,7 @@ def to_transformers(
     Args:
         graph: The network, of a model that was traced and rewritten.
         state: Its weights.
-        like: The model that was traced, or its folder.
+        like: The model that was traced, or its folder. PEFT may have wrapped the model.
         folder: Where ``config.json`` and the weights are written; where the original is a folder,
             a new one.
         max_shard_size: Bytes of a file of weights. Default: as in the original folder, 5 GB.
@@ -143,8 +144,13 @@ def to_transformers(
         archgraph.errors.GraphError: no/folder: names a folder that is not there
     """
     entries = graph.transfer.entries if isinstance(graph, Rewritten) else {}
-    origins = {name: entry.source for name, entry in entries.items() if entry.source is not None}
-    graph = graph_of(graph)
+    origins = {
+        author_name(name): author_name(entry.source)
+        for name, entry in entries.items()
+        if entry.source is not None
+    }
+    graph, state = unwrapped(graph_of(graph), state)
+    like = like.get_base_model() if hasattr(like, "get_base_model") else like
     with _quiet():
         if isinstance(like, str | os.PathLike):
             original = _Original.of(like)
@@ -157,6 +163,7 @@ def to_transformers(
                 found=type(like).__name__,
                 expected="the model that was traced, or its folder",
             )
+        like = author_model(like)
         _check_spare(graph, state, like)
         fit = _fit(graph, like, lambda a: type(like)(type(like.config).from_dict(a)), origins)
         arguments = fit.arguments()
