@@ -8,14 +8,13 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from archgraph.analysis.side_branches import SideBranch, side_branches, without
+from archgraph.analysis.side_branches import SideBranch, low_rank_branches, without
 from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError, RewriteError
 from archgraph.files import write
@@ -23,9 +22,10 @@ from archgraph.foreign.peft_names import ADAPTER, author_name, unwrapped
 from archgraph.foreign.search import numbered_as, runs_as_used
 from archgraph.foreign.transformers_folder import first_unlike, is_network_of, names_in_class
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import TRAINING, ArchGraph, Node, Param, Ref
+from archgraph.graph.ir import TRAINING, ArchGraph, Node, Param, Ref, Value
 from archgraph.hints import listed
 from archgraph.module.build import state_dict
+from archgraph.ops.infer import infer
 from archgraph.ops.table import row, statistics
 from archgraph.rewrites.insert import fresh
 from archgraph.rewrites.lora import Scaling, add_lora
@@ -35,25 +35,16 @@ from archgraph.states import State
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MODEL = "config.json"
 PREFIX = "base_model.model."
-# PEFT's tasks: the input that their models need, and the modules that PEFT trains whole for them.
-TASKS = {
-    "SEQ_CLS": ("input_ids", ("classifier", "score")),
-    "TOKEN_CLS": ("input_ids", ("classifier", "score")),
-    "QUESTION_ANS": ("input_ids", ("qa_outputs",)),
-    "CAUSAL_LM": ("input_ids", ()),
-    "SEQ_2_SEQ_LM": ("decoder_input_ids", ()),
-    "FEATURE_EXTRACTION": ("input_ids", ()),
-}
-# The task of a class, by how its name ends.
-_CLASSES = {
-    "ForSequenceClassification": "SEQ_CLS",
-    "ForTokenClassification": "TOKEN_CLS",
-    "ForQuestionAnswering": "QUESTION_ANS",
-    "ForCausalLM": "CAUSAL_LM",
-    "LMHeadModel": "CAUSAL_LM",
-    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
-    "ForSeq2SeqLM": "SEQ_2_SEQ_LM",
-    "ForFeatureExtraction": "FEATURE_EXTRACTION",
+# How names of classes end; PEFT's task, an argument that its models for the task have, and the
+# modules that it then trains whole.
+_TASKS = {
+    "ForSequenceClassification": ("SEQ_CLS", "input_ids", ("classifier", "score")),
+    "ForTokenClassification": ("TOKEN_CLS", "input_ids", ("classifier", "score")),
+    "ForQuestionAnswering": ("QUESTION_ANS", "input_ids", ("qa_outputs",)),
+    "ForCausalLM": ("CAUSAL_LM", "input_ids", ()),
+    "LMHeadModel": ("CAUSAL_LM", "input_ids", ()),
+    "ForConditionalGeneration": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
+    "ForSeq2SeqLM": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
 }
 # Entries of a configuration that change what adapters compute, beside those that are read here.
 _OTHER = (
@@ -71,9 +62,10 @@ _OTHER = (
 )
 # Beginnings of adapters that PEFT subtracts from the weights of the base.
 _SUBTRACTED = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_HINT = "train_only leaves it out; ag.fold makes a model without adapters"
 # How names of the two factors end: of a layer, and of an embedding.
 _ENDS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
-_HINT = "train_only leaves it out; ag.fold makes a model without adapters"
+_FACTORS = _ENDS[0] + _ENDS[1]
 
 
 @takes_graph
@@ -105,15 +97,14 @@ def to_peft(
             repeats some, needs one of the two: the folder that :func:`archgraph.to_transformers`
             wrote of it, or the original. PEFT knows layers by their numbers alone. A folder's
             weights are compared with those of the network that the adapters' folder lacks.
-        task_type: PEFT's name of the task, ``CAUSAL_LM``, say. Default: what the class of the
-            model is for. PEFT trains a head for some tasks (``classifier``): where the network
-            does not, the default is none.
+        task_type: PEFT's word for the task, ``CAUSAL_LM``, say. Default: the task of the model's
+            class; none where PEFT would train a head for it (``classifier``) that is frozen here.
 
     Raises:
         RewriteError: If the network has no low-rank adapters, or some that compute something else
             (DoRA), or their dropouts differ; if its layers are not numbered without gaps and there
             is no base, the folder lacks their layers or has other weights; if a layer's weight is
-            trained beside its adapter, or the task's head is not trained.
+            trained beside its adapter.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -135,33 +126,25 @@ def to_peft(
     branches = _adapters(graph)
     names = _names_in(base, graph, tensors, branches)  # 2
     layers = {_module(names[f"{path}."]): branch for path, branch in branches.items()}
-    trained = _trained(graph, branches, names)  # 3
-    if both := [path for path in layers if _within(f"{path}.", trained.modules)]:
+    bias, apart, modules = _trained(graph, branches, names)  # 3
+    if both := [path for path in layers if _within(f"{path}.", modules)]:
         raise RewriteError(
             "is trained beside its adapter: PEFT keeps one of them", where=both[0], hint=_HINT
         )
-    result, lacking = dict[str, Tensor](), dict[str, Tensor]()
+    factors = _leaves(branches)
+    saved = [n for n in tensors if n in apart or _within(names[n], modules)]
+    parameters = _names(p for p in graph.params if p.role == "parameter") - factors - {*saved}
+    _check_base(base, {names[n]: t for n, t in tensors.items() if n in parameters})  # 4
+    result = {_wrapped(names[n], layers): tensors[n] for n in saved}
     for path, branch in layers.items():
-        ends, down = _ENDS[branch.rank_dim], tensors.pop(branch.down)
+        ends, down = _ENDS[branch.rank_dim], tensors[branch.down]
         result[path + ends[0]] = down.T if branch.rank_dim else down
-        result[path + ends[1]] = tensors.pop(branch.up)
-    parameters = {n for p in graph.params if p.role == "parameter" for n in (p.name, *p.aliases)}
-    for name, tensor in tensors.items():
-        layer, _, leaf = names[name].rpartition(".")
-        if _within(names[name], trained.modules):
-            result[names[name]] = tensor
-        elif name in trained.apart:
-            # PEFT puts a layer that has an adapter into another module.
-            inner = f"{layer}.base_layer" if layer in layers else layer
-            result[f"{inner}.{leaf}"] = tensor
-        elif name in parameters:
-            lacking[names[name]] = tensor
-    _check_base(base, lacking)  # 4
+        result[path + ends[1]] = tensors[branch.up]
     config = _config(graph, layers) | {
         "base_model_name_or_path": base or None,
-        "task_type": _task(task_type, graph, base, names.values(), trained.modules),
-        "modules_to_save": trained.modules or None,
-        "bias": trained.bias,
+        "task_type": _task(graph, task_type, names.values(), modules),
+        "modules_to_save": modules or None,
+        "bias": bias,
     }
     contiguous = {
         PREFIX + name: tensor.detach().cpu().contiguous().clone() for name, tensor in result.items()
@@ -206,47 +189,89 @@ def from_peft(
         archgraph.errors.GraphError: here: is not a folder of adapters; expected adapter_config.json
     """
     config, tensors = _read(Path(folder))
-    known = str(config.get("base_model_name_or_path") or "")
-    base = base or (known if (Path(known) / MODEL).is_file() else "")
-    owners = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
     layers = {key: re.split(r"\.lora_|\.\w+$", key)[0] for key in tensors}
-    names = _names_in(base, graph, owners, () if base else layers.values())  # 1
-    own = {new: old for old, new in names.items() if new.endswith(".")}
-    paths = {layer: _module(own.get(f"{layer}.", f"{layer}.")) for layer in layers.values()}
+    paths = _paths(graph, base, config, layers)  # 1
+    owners = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
     downs, ups = (
         {layers[key]: t for key, t in tensors.items() if key.endswith(ends)}
         for ends in zip(*_ENDS, strict=True)
     )
-    rest = {
-        key: paths[layer] + key.removeprefix(layer)
-        for key, layer in layers.items()
-        if not key.endswith(sum(_ENDS, ()))
-    }
+    rest = {k: paths[v] + k.removeprefix(v) for k, v in layers.items() if not k.endswith(_FACTORS)}
     odd = [key for key, name in rest.items() if name not in owners]
     if odd := odd or sorted(downs.keys() ^ ups.keys()):
         raise GraphError("is not a tensor of low-rank adapters or of the graph", where=odd[0])
-    _check_tied(graph, state, {name: tensors[key] for key, name in rest.items()})
-    new, full, trained = graph, dict(state), set[str]()
-    for (rank, alpha), group in _groups(config, downs).items():  # 2
-        scaling: Scaling = "rsqrt" if config.get("use_rslora") else "alpha_over_r"
-        where = [paths[layer] for layer in group]
+    new, full, branches = _with_adapters(graph, state, config, (downs, ups), paths)  # 2
+    every = state_dict(new, full)
+    every |= {n: _fitting(new, owners[n], tensors[k]) for k, n in rest.items()}  # 3
+    state_dict(new, every)  # checks that tied weights are still equal
+    trained = {owners[n] for key, n in rest.items() if _is_trained(key, config)}
+    parameters = _leaves(branches) | {n for n in trained if new.param[n].role == "parameter"}
+    new = train_only(new, sorted(parameters)).graph  # 4
+    return Traced(new, {name: every[name] for name in new.state_names})
+
+
+def _is_trained(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether PEFT trains what a folder holds beside adapters."""
+    biases = ".bias" if config.get("bias", "none") != "none" else ()
+    return name.endswith(biases) or _within(name, config.get("modules_to_save") or ())
+
+
+def _paths(
+    graph: ArchGraph, base: str, config: Mapping[str, Any], layers: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the paths that layers of a folder have in the network.
+
+    Args:
+        graph: The network.
+        base: Name or folder of the model beside which the adapters were trained; may be empty.
+        config: PEFT's configuration, which may name a folder.
+        layers: The layers, by names of tensors.
+    """
+    known = str(config.get("base_model_name_or_path") or "")
+    base = base or (known if (Path(known) / MODEL).is_file() else "")
+    names = _names_in(base, graph, _names(graph.params), () if base else layers.values())
+    own = {new: old for old, new in names.items() if new.endswith(".")}
+    return {layer: _module(own.get(f"{layer}.", f"{layer}.")) for layer in layers.values()}
+
+
+def _with_adapters(
+    graph: ArchGraph,
+    state: State,
+    config: Mapping[str, Any],
+    factors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+    paths: Mapping[str, str],
+) -> tuple[ArchGraph, dict[str, Tensor], dict[str, SideBranch]]:
+    """Return a graph and its state with adapters, and these by layer.
+
+    An alpha is that of the first pattern which the end of a layer's name matches.
+
+    Args:
+        graph: The graph.
+        state: Its state.
+        config: PEFT's configuration.
+        factors: Both factors of each adapter, by layer of the base.
+        paths: Layers of the graph by those of the base.
+    """
+    downs, ups = factors
+    groups: dict[tuple[int, float], list[str]] = {}
+    for layer, down in downs.items():
+        patterns = (config.get("alpha_pattern") or {}).items()
+        alphas = [a for k, a in patterns if re.match(rf"(.*\.)?({k})$", layer)]
+        alpha = float([*alphas, config["lora_alpha"]][0])
+        groups.setdefault((len(down), alpha), []).append(paths[layer])
+    scaling: Scaling = "rsqrt" if config.get("use_rslora") else "alpha_over_r"
+    new, full = graph, dict(state)
+    for (rank, alpha), where in groups.items():
         rewritten = add_lora(new, rank, where, alpha=alpha, scaling=scaling)
         new, full = rewritten.graph, rewritten.transfer.pull(full)
-    added = {_layer(new, b): b for b in side_branches(new) if b.low_rank}
-    branches = {layer: added[paths[layer]] for layer in downs}
-    for layer, branch in branches.items():
+    branches = {_layer(new, b): b for b in low_rank_branches(new)}
+    added = {layer: branches[paths[layer]] for layer in downs}
+    for layer, branch in added.items():
         down = downs[layer].T if branch.rank_dim else downs[layer]
         full[branch.down] = _fitting(new, branch.down, down)
         full[branch.up] = _fitting(new, branch.up, ups[layer])
-        trained |= {branch.down, branch.up}
-    biases = ".bias" if config.get("bias", "none") != "none" else ()
-    for key, name in rest.items():  # 3
-        leaf = owners[name]
-        full[leaf] = _fitting(new, leaf, tensors[key])
-        saved = _within(key, config.get("modules_to_save") or ()) or key.endswith(biases)
-        trained |= {leaf} if saved and new.param[leaf].role == "parameter" else set()
-    new = _with_dropout(new, branches.values(), float(config.get("lora_dropout") or 0))
-    return Traced(train_only(new, sorted(trained)).graph, full)  # 4
+    new = _with_dropout(new, added.values(), float(config.get("lora_dropout") or 0))
+    return new, full, added
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
@@ -286,41 +311,6 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     return config, {author_name(k): v for k, v in stored.items() if not inner.search(k)}
 
 
-def _groups(
-    config: Mapping[str, Any], downs: Mapping[str, Tensor]
-) -> dict[tuple[int, float], list[str]]:
-    """Return layers by the rank and the alpha of their adapters.
-
-    An alpha is that of the first pattern which the end of a layer's name matches.
-    """
-    patterns = config.get("alpha_pattern") or {}
-    groups: dict[tuple[int, float], list[str]] = {}
-    for layer, down in downs.items():
-        alphas = (a for k, a in patterns.items() if re.match(rf"(.*\.)?({k})$", layer))
-        alpha = next(alphas, config.get("lora_alpha"))
-        groups.setdefault((len(down), float(alpha)), []).append(layer)
-    return groups
-
-
-def _check_tied(graph: ArchGraph, state: State, tensors: Mapping[str, Tensor]) -> None:
-    """Check that a tied weight stays one.
-
-    Raises:
-        GraphError: If tensors of a folder have other values under one of its names alone.
-    """
-    for param in graph.params:
-        names = (param.name, *param.aliases)
-        changed = [name for name in names if name in tensors]
-        values = [tensors.get(name, state[param.name]) for name in names if changed]
-        if not all(torch.equal(value, values[0]) for value in values):
-            raise GraphError(
-                "the weight is tied, and the folder changes one of its places alone",
-                where=param.name,
-                found=listed(changed),
-                expected=f"the same for {listed(names)}",
-            )
-
-
 def _config(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> dict[str, Any]:
     """Return PEFT's configuration of adapters by layer; the commonest rank and scale are its own.
 
@@ -345,38 +335,36 @@ def _config(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> dict[str, Any
 
 
 def _task(
-    asked: str, graph: ArchGraph, base: str, names: Iterable[str], modules: Iterable[str]
+    graph: ArchGraph, asked: str, names: Collection[str], modules: Sequence[str]
 ) -> str | None:
-    """Return PEFT's word for the task: the one that is asked for, or that of the model's class.
+    """Return PEFT's word for a task; by default that of the model's class, if PEFT trains no more.
 
     Args:
-        asked: The argument; may be empty.
-        graph: The network, whose label is its class where the base is not a folder.
-        base: Name or folder of the base.
+        graph: The network, whose label is the name of its class.
+        asked: The task; may be empty.
         names: Names in the base.
         modules: Modules of it that are trained whole.
 
     Raises:
-        RewriteError: For a task that PEFT does not know, or whose head is not trained.
+        RewriteError: If PEFT trains a head for the task that is asked for, and it is frozen.
     """
-    file = Path(base) / MODEL
-    kinds = json.loads(file.read_text()).get("architectures") if file.is_file() else None
-    kind = kinds[0] if kinds else graph.name
-    task = asked or next((task for end, task in _CLASSES.items() if kind.endswith(end)), None)
-    if task is None:
-        return None
-    if task not in TASKS:
-        raise RewriteError("unknown task_type", found=task, expected=listed(TASKS))
-    argument, heads = TASKS[task]
-    frozen = [n for n in names if _within(n, heads) and not _within(n, modules)]
-    if asked and frozen:
-        raise RewriteError(
-            "PEFT trains the head of a task, and the network does not",
-            where=_module(frozen[0]),
-            found=f"task_type {task}",
-            hint="train_only trains it; without task_type PEFT leaves it alone",
-        )
-    return task if asked or (argument in dict(graph.inputs) and not frozen) else None
+    for ending, (task, argument, heads) in _TASKS.items():
+        frozen = [n for n in names if _within(n, heads) and not _within(n, modules)]
+        if frozen and task == asked:
+            raise RewriteError(
+                "PEFT trains this for the task, and it is frozen",
+                where=frozen[0],
+                found=f"task_type {task}",
+                hint="train_only trains it; without task_type PEFT leaves it alone",
+            )
+        if (
+            not asked
+            and not frozen
+            and graph.name.endswith(ending)
+            and argument in dict(graph.inputs)
+        ):
+            return task
+    return asked or None
 
 
 def _adapters(graph: ArchGraph) -> dict[str, SideBranch]:
@@ -385,7 +373,7 @@ def _adapters(graph: ArchGraph) -> dict[str, SideBranch]:
     Raises:
         RewriteError: If there are none, or others of PEFT's.
     """
-    branches = {_layer(graph, b): b for b in side_branches(graph) if b.low_rank}
+    branches = {_layer(graph, b): b for b in low_rank_branches(graph)}
     factors = _leaves(branches)
     if others := [name for name in graph.param if ADAPTER in name and name not in factors]:
         raise RewriteError(
@@ -403,23 +391,9 @@ def _leaves(branches: Mapping[str, SideBranch]) -> set[str]:
     return {leaf for branch in branches.values() for leaf in (branch.down, branch.up)}
 
 
-class _Trained(NamedTuple):
-    """What is trained beside adapters.
-
-    Attributes:
-        bias: PEFT's word for which biases are.
-        modules: Modules that are saved whole, by their names in the base.
-        apart: Tensors that are saved by themselves: biases and running statistics.
-    """
-
-    bias: str = "none"
-    modules: Sequence[str] = ()
-    apart: frozenset[str] = frozenset()
-
-
 def _trained(
     graph: ArchGraph, branches: Mapping[str, SideBranch], names: Mapping[str, str]
-) -> _Trained:
+) -> tuple[str, set[str], list[str]]:
     """Return what is trained beside adapters.
 
     1. Where nothing is frozen, all is trained: then the model itself is to be written.
@@ -435,37 +409,43 @@ def _trained(
         branches: Its adapters.
         names: Names in the base.
 
+    Returns:
+        PEFT's word for the biases, the tensors that are saved by themselves, and the modules that
+        are saved whole, by their names in the base.
+
     Raises:
         RewriteError: If a parameter that is trained is in no module.
     """
     adapters = _leaves(branches)
     params = [p for p in graph.params if p.role == "parameter" and p.name not in adapters]
-    frozen = {n for p in params if not p.trainable for n in (p.name, *p.aliases)}
+    frozen = _names(p for p in params if not p.trainable)
     if not frozen:  # 1
-        return _Trained()
+        return "none", set(), []
     bias, biases = _trained_biases(params, branches)  # 2
-    apart = {n for p in params if p.name in biases for n in (p.name, *p.aliases)}
-    open_ = {n.scope for n in graph.nodes}.difference(*map(_modules, frozen))
-    modules = set[str]()
-    for leaf in {n for p in params if p.trainable for n in (p.name, *p.aliases)} - apart:  # 4
-        if not _module(leaf):
-            raise RewriteError(
-                "is trained, but in no module: PEFT saves modules", where=leaf, hint=_HINT
-            )
-        depth = next((m for m in _modules(leaf) if m in open_), _module(leaf)).count(".") + 1  # 3
-        modules.add(".".join(names[leaf].split(".")[:depth]))
-    outermost = sorted(module for module in modules if not _within(module, modules))
-    return _Trained(bias, outermost, frozenset(apart | {*statistics(graph)}))  # 5
+    leaves = _names(p for p in params if p.trainable and p.name not in biases)  # 4
+    if alone := [leaf for leaf in leaves if not _module(leaf)]:
+        raise RewriteError(
+            "is trained, but in no module: PEFT saves modules", where=alone[0], hint=_HINT
+        )
+    called = {n.scope for n in graph.nodes}.difference(*map(_modules, frozen))
+    modules = {_outermost(leaf, called, names) for leaf in leaves}  # 3
+    apart = _names(p for p in params if p.name in biases).union(statistics(graph))  # 5
+    return bias, apart, sorted(module for module in modules if not _within(module, modules))
 
 
-def _trained_biases(params: Iterable[Param], layers: Iterable[str]) -> tuple[str, frozenset[str]]:
+def _outermost(leaf: str, modules: Container[str], names: Mapping[str, str]) -> str:
+    """Return the outermost of some modules that a tensor is in, or else its own, in the base."""
+    module = next((path for path in _modules(leaf) if path in modules), _module(leaf))
+    return ".".join(names[leaf].split(".")[: module.count(".") + 1])
+
+
+def _trained_biases(params: Collection[Param], layers: Iterable[str]) -> tuple[str, frozenset[str]]:
     """Return PEFT's word for which biases are trained beside frozen weights, and their names.
 
     Args:
         params: All parameters but those of adapters.
         layers: Modules that have adapters.
     """
-    params = [*params]
     biases = {p.name for p in params if f".{p.name}".endswith(".bias")}
     trained = {p.name for p in params if p.trainable}
     frozen = {_module(p.name) for p in params if not p.trainable}
@@ -498,40 +478,36 @@ def _with_dropout(graph: ArchGraph, branches: Iterable[SideBranch], p: float) ->
     names, nodes = set(graph.node), list[Node]()
     for node in graph.nodes:
         if node.name in heads:
-            source = node.arg("input")
-            assert isinstance(source, Ref)
-            args = (("input", source), ("p", p), ("train", TRAINING))
-            name, kind = fresh(names, "lora_dropout"), graph.node[source.name].type
-            nodes.append(Node(name, "aten.dropout", args, kind, node.scope, node.source))
+            args = (("input", node.arg("input")), ("p", p), ("train", TRAINING))
+            name = fresh(names, "lora_dropout")
+            nodes.append(Node(name, "aten.dropout", args, node.type, node.scope, node.source))
             node = node.with_args(input=Ref(name))
         nodes.append(node)
-    return graph.replace(nodes=tuple(nodes))
+    return infer(graph.replace(nodes=tuple(nodes)))
 
 
-def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> float:
+def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> Value:
     """Return the dropout before every adapter; an embedding has none.
 
     Raises:
         RewriteError: If they differ, or something else stands before one: PEFT knows one number.
     """
-    values = dict[float, str]()
+    values: dict[Value, str] = {}
     for path, branch in layers.items():
         nodes = (graph.node[name] for name in branch.nodes)
         before = [*itertools.takewhile(lambda node: row(node.op).linear_map is None, nodes)]
-        p = before[0].arg("p") if before else 0
-        if len(before) > 1 or (before and before[0].op != "aten.dropout"):
+        if [node.op for node in before] not in ([], ["aten.dropout"]):
             raise RewriteError(
                 "something else than a dropout stands before an adapter",
                 where=path,
                 found=", ".join(node.op for node in before),
             )
-        assert isinstance(p, (int, float))
         if not branch.rank_dim:
-            values.setdefault(float(p), path)
+            values.setdefault(before[0].arg("p") if before else 0.0, path)
     if len(values) > 1:
         raise RewriteError(
             "adapters have different dropouts: PEFT knows one for all",
-            found=", ".join(f"{p:g} ({path})" for p, path in values.items()),
+            found=", ".join(f"{p} ({path})" for p, path in values.items()),
         )
     return next(iter(values), 0.0)
 
@@ -570,16 +546,8 @@ def _names_in(
     known = names_in_class(base)
     new = numbered_as(every, known)  # 3
     if new != same and {*new.values()} == {*same.values()}:  # 4
-        bare, _ = without(graph, (b for b in side_branches(graph) if b.low_rank))
+        bare, _ = without(graph, low_rank_branches(graph))
         new = new if is_network_of(base, bare, new) else same
-    theirs = {_module(name) for name in known}
-    if lacking := [path for path in paths if _module(new[f"{path}."]) not in theirs]:
-        raise RewriteError(
-            "the base model has no such layer",
-            where=lacking[0],
-            found=base,
-            hint="name the folder that ag.to_transformers wrote of this network",
-        )
     return new
 
 
@@ -600,6 +568,16 @@ def _check_numbers(names: Iterable[str], paths: Iterable[str]) -> None:
                 hint="of a network without some blocks, or with more, base= names the folder "
                 "that ag.to_transformers wrote, or the model whose numbers these are",
             )
+
+
+def _names(params: Iterable[Param]) -> set[str]:
+    return {name for p in params for name in (p.name, *p.aliases)}
+
+
+def _wrapped(name: str, layers: Container[str]) -> str:
+    """Return the name of a tensor where PEFT has put layers that have an adapter into others."""
+    layer, _, leaf = name.rpartition(".")
+    return f"{layer}.base_layer.{leaf}" if layer in layers else name
 
 
 def _module(name: str) -> str:

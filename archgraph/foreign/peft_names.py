@@ -33,25 +33,17 @@ def author_name(name: str) -> str:
 def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
     """Return a graph and its state under the names of the author's class.
 
-    1. Adapters keep their names; those that forward does not read, which are not active, go.
-    2. A module that PEFT has replaced goes; a weight that is tied to one of its keeps other names.
-    3. Of what still has one name, forward reads one: the others go.
+    Adapters keep their names. Of leaves that have one name now, forward reads one: the others go.
 
     Args:
         graph: The graph of a model that PEFT has wrapped. Another one is returned as it is.
         state: Its state.
     """
-    read = {name: bool(users) for name, users in graph.leaf_users.items()}
-    names = {
-        p.name: [author_name(n) for n in (p.name, *p.aliases) if ".original_module." not in n]
-        or [author_name(p.name)]  # 2
-        for p in sorted(graph.params, key=lambda p: read[p.name])
-        if read[p.name] or ADAPTER not in p.name  # 1
-    }
+    names = _author_names(graph)
     if all(names.get(p.name) == [p.name, *p.aliases] for p in graph.params):
         return graph, state
-    owners = {new: old for old, (new, *_) in names.items()}  # 3
-    first = {old: new for new, old in owners.items()}
+    last = {new: old for old, (new, *_) in names.items()}
+    first = {old: new for new, old in last.items()}
     new = graph.mapped(lambda v: Leaf(first[v.name]) if isinstance(v, Leaf) else v)
     params = (
         replace(p, name=first[p.name], aliases=tuple(names[p.name][1:]))
@@ -65,6 +57,20 @@ def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
     )
     known = first | {name: name for name in state if name not in graph.param}
     return new, {known[name]: tensor for name, tensor in state.items() if name in known}
+
+
+def _author_names(graph: ArchGraph) -> dict[str, list[str]]:
+    """Return the names of leaves in the author's class, those that forward reads last.
+
+    1. Adapters that forward does not read, which are not active, have none.
+    2. A module that PEFT has replaced gives no name to a weight that has others (tied ones).
+    """
+    return {
+        p.name: [author_name(n) for n in (p.name, *p.aliases) if ".original_module." not in n]
+        or [author_name(p.name)]  # 2
+        for p in sorted(graph.params, key=lambda p: bool(graph.leaf_users[p.name]))
+        if graph.leaf_users[p.name] or ADAPTER not in p.name  # 1
+    }
 
 
 def author_model(model: Any) -> Any:

@@ -226,10 +226,8 @@ def first_unlike(folder: str, tensors: Mapping[str, Tensor]) -> str | None:
         weights = FolderWeights(original.folder, original.model)
     except GraphError:
         return None
-    for name, tensor in tensors.items():
-        if name not in weights or not torch.equal(weights[name].to(tensor), tensor):
-            return name
-    return None
+    same = (n in weights and torch.equal(weights[n].to(t), t) for n, t in tensors.items())
+    return next((name for name, equal in zip(tensors, same, strict=True) if not equal), None)
 
 
 class _Original:

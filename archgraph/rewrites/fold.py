@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from archgraph.analysis.side_branches import SideBranch, product_of, side_branches, without
+from archgraph.analysis.side_branches import SideBranch, low_rank_branches, product_of, without
 from archgraph.capture.trace import Traced
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
@@ -94,11 +94,14 @@ class _Folding:
     def adapters(self) -> None:
         """Add each low-rank adapter to its layer's weight."""
         # A layer with two adapters shows the second once the first is gone.
-        while branches := [b for b in side_branches(self.graph) if b.low_rank]:
+        while branches := low_rank_branches(self.graph):
             done: dict[str, SideBranch] = {}
             for branch in branches:
                 if not branch.weight:
-                    raise _refused(branch.down, "its layer has a computed weight")
+                    raise _refused(
+                        branch.down,
+                        "the weight beside it is computed, or an operator comes first",
+                    )
                 first = done.setdefault(branch.weight, branch)
                 layers = {b.layer for b in branches if _pair(b) == _pair(first)}
                 users = set(self.graph.leaf_users[branch.weight])

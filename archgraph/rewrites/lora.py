@@ -11,7 +11,7 @@ import numpy as np
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import Kept
-from archgraph.analysis.side_branches import side_branches
+from archgraph.analysis.side_branches import low_rank_branches
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
@@ -195,9 +195,10 @@ def _adapted(
     ) -> Node:
         op, how = kind
         args = canonical_args(op, {how.input: value, how.weight: Leaf(leaf.name), **steps})
-        scope = leaf.name.rpartition(".")[0]
-        name = fresh(names, f"lora_{scope.rpartition('.')[2]}")
-        return Node(name, op, args, type_, scope, node.source)
+        scope = leaf.name.removesuffix(".weight")
+        return Node(
+            fresh(names, f"lora_{scope[len(path) + 1 :]}"), op, args, type_, scope, node.source
+        )
 
     steps = {k: v for k, v in node.args if k in fact.steps}
     plain = dataclasses.replace(node, name=fresh(names, f"{node.name}_plain"))
@@ -279,18 +280,17 @@ def _rescaled(
 ) -> tuple[Node, ...]:
     """Return the sums of the adapters whose scale changes, with what it becomes at a rank."""
     sums = list[Node]()
-    for branch in side_branches(graph):
-        if branch.low_rank:
-            rank = graph.param[branch.down].shape[branch.rank_dim]
-            scale = _scale(alpha, scaling, rank if size is None else min(size, rank))
-            total, last = graph.node[branch.total], branch.nodes[-1]
-            if not math.isclose(scale, branch.scale, rel_tol=1e-12):
-                before = 1.0 if total.arg("self") == Ref(last) else total.arg("alpha", 1)
-                assert isinstance(before, (int, float))
-                factor = before * scale / branch.scale
-                pair: dict[str, Value] = {"self": Ref(branch.base), "other": Ref(last)}
-                args = canonical_args(total.op, pair | ({"alpha": factor} if factor != 1 else {}))
-                sums.append(dataclasses.replace(total, args=args))
+    for branch in low_rank_branches(graph):
+        rank = graph.param[branch.down].shape[branch.rank_dim]
+        scale = _scale(alpha, scaling, rank if size is None else min(size, rank))
+        total, last = graph.node[branch.total], branch.nodes[-1]
+        if not math.isclose(scale, branch.scale, rel_tol=1e-12):
+            before = 1.0 if total.arg("self") == Ref(last) else total.arg("alpha", 1)
+            assert isinstance(before, (int, float))
+            factor = before * scale / branch.scale
+            pair: dict[str, Value] = {"self": Ref(branch.base), "other": Ref(last)}
+            args = canonical_args(total.op, pair | ({"alpha": factor} if factor != 1 else {}))
+            sums.append(dataclasses.replace(total, args=args))
     return tuple(sums)
 
 

@@ -291,10 +291,8 @@ def test_the_task_is_that_of_the_class_or_of_the_argument(tmp_path):
     assert written(head) == ("SEQ_CLS", ["classifier"])
     assert written(half) == (None, ["classifier.dense"])
     assert written(frozen, task_type="FEATURE_EXTRACTION") == ("FEATURE_EXTRACTION", None)
-    with pytest.raises(ag.RewriteError, match=r"classifier\.\w+: PEFT trains the head .* SEQ_CLS"):
+    with pytest.raises(ag.RewriteError, match=r"classifier\S+: PEFT trains this .* SEQ_CLS"):
         written(half, task_type="SEQ_CLS")
-    with pytest.raises(ag.RewriteError, match="unknown task_type; found SEQ; expected SEQ_CLS, "):
-        written(head, task_type="SEQ")
 
 
 def test_scales_of_layers_with_other_numbers_are_theirs(tmp_path):
