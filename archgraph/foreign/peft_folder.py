@@ -230,8 +230,8 @@ def _paths(
     known = str(config.get("base_model_name_or_path") or "")
     base = base or (known if (Path(known) / MODEL).is_file() else "")
     names = _names_in(base, graph, _names(graph.params), () if base else layers.values())
-    own = {new: old for old, new in names.items() if new.endswith(".")}
-    return {layer: _module(own.get(f"{layer}.", f"{layer}.")) for layer in layers.values()}
+    ours = {new: old for old, new in names.items() if new.endswith(".")}
+    return {layer: _module(ours.get(f"{layer}.", f"{layer}.")) for layer in layers.values()}
 
 
 def _with_adapters(
@@ -257,7 +257,7 @@ def _with_adapters(
     for layer, down in downs.items():
         patterns = (config.get("alpha_pattern") or {}).items()
         alphas = [a for k, a in patterns if re.match(rf"(.*\.)?({k})$", layer)]
-        alpha = float([*alphas, config["lora_alpha"]][0])
+        alpha = float([*alphas, config.get("lora_alpha", 8)][0])
         groups.setdefault((len(down), alpha), []).append(paths[layer])
     scaling: Scaling = "rsqrt" if config.get("use_rslora") else "alpha_over_r"
     new, full = graph, dict(state)

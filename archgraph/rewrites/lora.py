@@ -183,7 +183,7 @@ def _adapted(
     param = graph.param[weight.name]
     outside, inside = param.shape[:2][:: -1 if fact.transposed else 1]
     kernel = param.shape[2:]
-    own, linear = (node.op, fact), ("aten.linear", LinearMap())
+    alike, linear = (node.op, fact), ("aten.linear", LinearMap())
     channel = len(node.shape) - 1 - len(kernel)
     middle = TensorType((*node.shape[:channel], rank, *node.shape[channel + 1 :]), node.dtype)
     matrix = (inside, rank) if fact.lookup else (rank, inside, *kernel)
@@ -203,10 +203,10 @@ def _adapted(
     steps = {k: v for k, v in node.args if k in fact.steps}
     plain = dataclasses.replace(node, name=fresh(names, f"{node.name}_plain"))
     first = layer(
-        own if kernel or fact.lookup else linear, node.arg(fact.input), down, middle, **steps
+        alike if kernel or fact.lookup else linear, node.arg(fact.input), down, middle, **steps
     )
     assert not isinstance(node.type, tuple)
-    second = layer(own if kernel else linear, Ref(first.name), up, node.type)
+    second = layer(alike if kernel else linear, Ref(first.name), up, node.type)
     factor = (("alpha", scale),) if scale != 1 else ()
     args = (("self", Ref(plain.name)), ("other", Ref(second.name)), *factor)
     total = Node(node.name, "aten.add.Tensor", args, node.type, path, node.source)
