@@ -267,7 +267,7 @@ class ArgumentSearch:
         """Yield the configurations with these shapes, first the one with the fewest changes.
 
         Number and size of heads, say, are told by their product alone where they are not tensors'
-        own dimensions: such values are changed together, a few at a time.
+        own dimensions: such values are changed together, all by one ratio or a few at a time.
 
         1. The nearest configuration comes first.
         2. A value that alone changes a dimension of which no other value is part stays.
@@ -288,16 +288,18 @@ class ArgumentSearch:
             if not alone:
                 break
             options = {o: changes for o, changes in options.items() if o not in alone}
-        for count in range(1, TOGETHER + 1):  # 3
-            for combined in itertools.combinations(options, count):
-                if len({way for way, _ in combined}) < count:
-                    continue
-                arguments = first
-                for way, value in combined:
-                    arguments = changed(arguments, way, value)
-                shapes = self.shapes(arguments)
-                if shapes is not None and shapes == goal:
-                    yield arguments
+        alike: dict[Fraction, list[tuple[Route, int]]] = {}  # by their ratio
+        for way, value in options:
+            alike.setdefault(Fraction(value, get(first, way)), []).append((way, value))
+        few = (itertools.combinations(options, count + 1) for count in range(TOGETHER))
+        for combined in itertools.chain(alike.values(), *few):  # 3
+            if len({way for way, _ in combined}) < len(combined):
+                continue
+            arguments = first
+            for way, value in combined:
+                arguments = changed(arguments, way, value)
+            if self.shapes(arguments) == goal:
+                yield arguments
 
     def _distance(self, arguments: Arguments) -> float:
         shapes = self.shapes(arguments)
@@ -377,10 +379,8 @@ class ArgumentSearch:
         self, first: Arguments, goal: StateShapes
     ) -> dict[tuple[Route, int], set[tuple[str, int]]]:
         """Return the dimensions that other values of numbers would change, each alone."""
-        before = self.shapes(self.start) or {}
-        ratios = {Fraction(w, h) for h, w in unequal_sizes(self.target, before).values() if h}
-        if not ratios:
-            return {}
+        sizes = unequal_sizes(self.target, self.shapes(self.start) or {}).values()
+        ratios = (Fraction(new, has) for has, new in sizes if has)
         result = {}
         for way, new, _ in self._moves(self.start, {Fraction(1), *ratios}):
             if not isinstance(new, int) or get(first, way) in (None, new):

@@ -166,6 +166,19 @@ def test_a_number_of_parts_falls_where_their_size_rises():
     assert search.nearest() == {"width": 16, "parts": 2}
 
 
+def test_numbers_that_no_shape_tells_are_changed_by_one_ratio():
+    def shapes(arguments: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        if any(width % heads for width, heads in zip(*arguments.values(), strict=True)):
+            raise ValueError
+        return {str(i): (width,) for i, width in enumerate(arguments["widths"])}
+
+    start = {"widths": [32, 48, 80, 128], "heads": [2, 4, 8, 8]}
+    target = {str(i): (width // 2,) for i, width in enumerate(start["widths"])}
+    first, second, *_ = ArgumentSearch(shapes, start, target, {}).fitting()
+    assert first == {"widths": [16, 24, 40, 64], "heads": [2, 4, 8, 8]}
+    assert second == {"widths": [16, 24, 40, 64], "heads": [1, 2, 4, 4]}
+
+
 def test_a_multiplier_below_one_is_tried_and_a_rate_is_not():
     def shapes(arguments: dict[str, float]) -> dict[str, tuple[int, ...]]:
         return {"a": (int(64 * arguments["multiplier"]), int(10 + arguments["dropout"]))}
