@@ -78,8 +78,7 @@ def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
         raise GraphError("timm cannot be imported", found=cause, hint=hint) from error
     if not timm.is_model(name):
         raise GraphError("timm has no such model", found=name)
-    types = (torch_dtype(param.dtype) for param in graph.params)
-    model = timm.create_model(name, **args).to(next(t for t in types if t.is_floating_point))
+    model = timm.create_model(name, **args)
     with _recorded(type(model)) as calls:
         timm.create_model(name, **args)
     start: Arguments = calls[0]
@@ -87,8 +86,12 @@ def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
     def make(arguments: Arguments) -> nn.Module:
         return timm.create_model(name, **(args | _changed(start, arguments)))
 
-    label = f"{type(model).__name__} of timm"
-    return lambda graph: Fit(graph, model, start, make, label=label)
+    def beside(graph: ArchGraph) -> Fit:
+        types = (torch_dtype(param.dtype) for param in graph.params)
+        typed = model.to(next(t for t in types if t.is_floating_point))
+        return Fit(graph, typed, start, make, label=f"{type(model).__name__} of timm")
+
+    return beside
 
 
 def _changed(start: Arguments, arguments: Arguments) -> Arguments:
