@@ -163,9 +163,7 @@ def to_transformers(
     return changes
 
 
-def transformers_finder(
-    like: PreTrainedModel | str | os.PathLike[str] | _Original,
-) -> Callable[[GraphLike], tuple[Fit, Arguments]]:
+def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Arguments]]:
     """Return a function that finds the configuration of a network.
 
     Args:
@@ -184,6 +182,8 @@ def transformers_finder(
                 where="like",
                 found=type(like).__name__,
                 expected="the model that was traced, or its folder",
+                hint="of timm, ag.fit takes functools.partial(timm.create_model, name, …); "
+                "ag.to_timm writes",
             )
         folder = like if isinstance(like, _Original) else None
         model = like.model if isinstance(like, _Original) else author_model(like)
