@@ -759,7 +759,7 @@ def test_run_resume_and_report(here: Path):
 
 
 def test_a_command_that_is_gone_names_what_does_its_work() -> None:
-    for name in ("matrix", "references", "scales", "similarity"):
+    for name in ("matrix", "references"):
         told = call(name, "model.yaml")
         assert told.exit_code == 2
         assert f"No such command '{name}'; {GONE[name]}" in " ".join(told.stderr.split())
