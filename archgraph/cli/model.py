@@ -175,7 +175,7 @@ def draw(
     A model goes into a file (.svg .png .pdf .dot), a family into a folder. Without --output the
     DOT text of a model is printed, and a family goes into a folder of its name; into a file goes
     its global model. A family's global model shows how many clients feed each part and with how
-    much of its weights: weak points stand out.
+    much of its weights.
     """
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn

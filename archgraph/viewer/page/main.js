@@ -175,10 +175,10 @@ class App {
   /** The colour of an item; empty for its own. */
   colour(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const overlay = this.overlays[this.state.by];
-    // What is open shows its kinds inside.
-    if (overlay?.kind) return canvas.opened(item) || item.kind === "graph" ? "" : this.data.families[overlay.kind(canvas.model, item)] || "";
+    if (canvas.opened(item) || item.kind === "graph") return ""; // what is open shows its parts
+    if (overlay?.kind) return this.data.families[overlay.kind(canvas.model, item)] || "";
     const at = overlay && item.kind !== "input" && item.kind !== "output" ? overlay.at(canvas.model, item, this.kind(canvas, overlay)) : null;
-    return at === null ? "" : blend(this.data[overlay.colours], at);
+    return at === null ? "" : blend(this.data.scale, at);
   }
 
   /** The kind of client that a pane shows, if the colours have figures of it alone; empty: they are of all. @returns {string} */
@@ -228,7 +228,7 @@ class App {
     $("key").replaceChildren(alone ? h("span", {}, `${overlay.name} of `, h("strong", {}, alone))
       : h("span", {}, overlay.name, h("span", { class: "means" }, overlay.legend.slice(overlay.name.length)),
         client && this.byRound() ? h("strong", {}, `, of all clients and not of ${client} alone`) : null), h("div", { class: "ramp" },
-      h("span", { style: `background: linear-gradient(90deg, ${this.data[overlay.colours].join(", ")})` }),
+      h("span", { style: `background: linear-gradient(90deg, ${this.data.scale.join(", ")})` }),
       h("span", { class: "ticks" }, overlay.ticks.map((text) => h("span", {}, text)))));
   }
 
