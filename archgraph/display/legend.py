@@ -13,8 +13,7 @@ from archgraph.ops.table import FAMILIES
 from archgraph.tables import count
 
 SIDES = (
-    "A weight has two sides: a client at half width has a quarter of a middle layer's weights and "
-    "half of the stem's."
+    "a weight has two sides: half the width is a quarter of a middle layer, and half of the stem"
 )
 # To a line: the legend of a narrow picture is not wider than the picture.
 MARKS = 2

@@ -100,10 +100,10 @@ class App {
     const others = this.data.graphs.map((/** @type {any} */ g, /** @type {number} */ i) => wanted.includes(i) ? "" : h("option", { value: i }, g.name));
     $("beside").replaceChildren(h("option", { value: "" }, "add a graph"), ...others);
     $("beside").disabled = wanted.length === others.length;
+    this.legend(); // what opens depends on the room that it leaves
     this.panes.forEach((pane) => pane.settle());
     this.step(this.panes[0]);
     this.select(this.panes[0], this.panes[0].model.root);
-    this.legend();
     this.panes.forEach((pane) => pane.fit(false)); // in the room that panel and legend leave
   }
 
