@@ -430,6 +430,28 @@ def test_graphs_of_the_command_line_stand_side_by_side_at_once(opened, net):
     assert page.locator("[data-mark]").count() == 0
 
 
+def test_all_of_the_picture_is_printed(opened, family):
+    page = opened(family)
+    page.evaluate("archgraph.app.panes[0].go({ x: -900, y: -500, k: 3 })")
+    before = page.get_attribute("g.world", "transform")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    inside, view = page.evaluate(
+        """() => { const { svg, world } = archgraph.app.panes[0], at = world.getBBox();
+        return [[at.x, at.y, at.x + at.width, at.y + at.height],
+          svg.getAttribute("viewBox").split(" ").map(Number)]; }"""
+    )
+    assert page.get_attribute("g.world", "transform") == ""
+    assert view[0] <= inside[0] and view[1] <= inside[1]
+    assert inside[2] <= view[0] + view[2] and inside[3] <= view[1] + view[3]
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert page.get_attribute("g.world", "transform") == before
+    assert page.evaluate("archgraph.app.panes[0].svg.hasAttribute('viewBox')") is False
+    page.emulate_media(media="print")
+    assert (
+        page.locator(".cell").first.evaluate("e => getComputedStyle(e).printColorAdjust") == "exact"
+    )
+
+
 def shown(page):
     """What each pane shows, what it marks, and where the picture stands."""
     return page.evaluate(

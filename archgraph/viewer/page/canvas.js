@@ -527,6 +527,14 @@ class Canvas {
     this.fitted = true;
   }
 
+  /** All of the picture on the paper, whose size is not known: the browser scales it. */
+  print(/** @type {boolean} */ on) {
+    const { w, h } = this.layout(this.model.root);
+    if (on) this.svg.setAttribute("viewBox", `-8 -8 ${w + 16} ${h + 16}`);
+    else this.svg.removeAttribute("viewBox");
+    this.world.setAttribute("transform", on ? "" : `translate(${this.at.x},${this.at.y}) scale(${this.at.k})`);
+  }
+
   /** Move so that an item can be seen. */
   show(/** @type {Item} */ item, told = true) {
     const g = this.find(item.id);

@@ -70,6 +70,8 @@ class App {
     Object.assign(this.actions, { back: () => this.turn(this.stops().at - 1), on: () => this.turn(this.stops().at + 1) });
     /** @type {Record<string, string>} */
     const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", p: "play", "?": "help" };
+    window.addEventListener("beforeprint", () => this.panes.forEach((pane) => pane.print(true)));
+    window.addEventListener("afterprint", () => this.panes.forEach((pane) => pane.print(false)));
     document.addEventListener("keydown", (e) => {
       const writing = e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement;
       if (e.key === "Escape") this.cancel();
