@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-import archgraph as ag
 from archgraph.analysis.structure import structure
 from archgraph.display.colours import SCALE, blend
 from archgraph.display.cover import coverage, percent
