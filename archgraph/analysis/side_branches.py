@@ -10,13 +10,15 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Value, per_graph
 from archgraph.ops.table import row
+
+V = TypeVar("V", bound=Value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +28,21 @@ class SideBranch:
     Attributes:
         total: The sum.
         base: The operator beside which they stand.
+        layer: The operator with the weight: the base, or the one whose rows the base reshapes.
         nodes: What is only theirs, in topological order.
         down: Weight of the first layer.
-        rank_dim: Its dimension that counts what the first layer gives.
+        rank_dim: Its dimension that counts what the first layer gives; 1 of an embedding.
         up: Weight of the second layer.
         scale: What their result is multiplied by.
         low_rank: Whether nothing stands between them, and they have the base's input.
         weight: Of a low-rank branch, the base's weight, to which their product is a change; empty
-            where it is computed.
+            where it is computed, or something else than a dropout stands before the layers.
         transposed: Whether that weight is [in, out].
     """
 
     total: str
     base: str
+    layer: str
     nodes: tuple[str, ...]
     down: str
     rank_dim: int
@@ -73,6 +77,11 @@ def side_branches(graph: ArchGraph) -> tuple[SideBranch, ...]:
     return tuple(branch for branch in branches if branch is not None)
 
 
+def low_rank_branches(graph: ArchGraph) -> list[SideBranch]:
+    """Return the low-rank adapters of a graph, in topological order of their sums."""
+    return [branch for branch in side_branches(graph) if branch.low_rank]
+
+
 class _Layer(NamedTuple):
     """A linear map: what it is applied to, and its weight and bias; empty if that is computed."""
 
@@ -96,34 +105,49 @@ class _Layer(NamedTuple):
 def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch | None:
     """Return the adapter whose result a sum adds to a base, if it is one.
 
-    1. Go back from the branch, through operators of one operand that are used once, to the base's
+    1. The base may reshape the rows of a linear map, whose input is then flattened (GPT-2).
+    2. Go back from the branch, through operators of one operand that are used once, to the base's
        result or its input.
-    2. These operators are two linear maps, products with numbers, and pointwise ones.
-    3. From the base's own input: a low-rank branch, if nothing stands between the maps.
-    4. From the base's result: a bottleneck, if the sum is in turn one branch of a sum. A block of a
+    3. These operators are two linear maps, products with numbers, and pointwise ones.
+    4. From the base's own input: a low-rank branch, if nothing stands between the maps.
+    5. From the base's result: a bottleneck, if the sum is in turn one branch of a sum. A block of a
        residual perceptron has the same form, but its result is the stream.
     """
     node, factor = graph.node[base.name], _factor(total, branch)
     if base.name in graph.output_refs() or total.types != node.types:
         return None
-    beside = _Layer.of(node)
-    nodes, source = _way_back(graph, branch, (base, beside.input))  # 1
-    layers = _two_layers(nodes)  # 2
+    rows = _reshaped(graph, base)  # 1
+    beside = _Layer.of(graph.node[rows.name])
+    inputs = beside.input, _reshaped(graph, beside.input)
+    nodes, source = _way_back(graph, branch, (base, *inputs))  # 2
+    layers = _two_layers(nodes)  # 3
     if layers is None or factor is None:
         return None
-    down, up, factors, plain = layers
+    down, up, factors, plain, alone = layers
     names = tuple(n.name for n in reversed(nodes))
-    low_rank = plain and source == beside.input  # 3
-    bottleneck = source == base and node.op != "input" and _is_operand(graph, total)  # 4
+    low_rank = plain and source in inputs  # 4
+    bottleneck = source == base and node.op != "input" and _is_operand(graph, total)  # 5
     readers = {total.name} if low_rank else {total.name, names[0]}
-    if not (low_rank or bottleneck) or readers != set(graph.users[base.name]):
+    if not (low_rank or bottleneck) or readers != {
+        *graph.users[base.name],
+        *graph.users[rows.name],
+    } - {base.name}:
         return None
-    changed = beside if low_rank else _Layer()
+    changed = beside if low_rank and alone else _Layer()
     scale = math.prod(factors, start=factor)
     return SideBranch(
-        total.name, base.name, names, down.weight, int(down.transposed), up.weight, float(scale),
-        low_rank, changed.weight, changed.transposed,
+        total.name, base.name, rows.name, names, down.weight, int(down.transposed), up.weight,
+        float(scale), low_rank, changed.weight, changed.transposed,
     )  # fmt: skip
+
+
+def _reshaped(graph: ArchGraph, value: V) -> V | Ref:
+    """Return what a reshape leaves the last dimension of; of another operator its own result."""
+    node = graph.node[value.name] if isinstance(value, Ref) else None
+    source = node.arg("self") if node and node.op == "aten.reshape" else None
+    if node and isinstance(source, Ref) and graph.node[source.name].shape[-1:] == node.shape[-1:]:
+        return source
+    return value
 
 
 def _factor(total: Node, branch: Ref) -> float | None:
@@ -150,15 +174,15 @@ def _way_back(graph: ArchGraph, end: Ref, starts: Collection[Value]) -> tuple[li
     return nodes, end
 
 
-def _two_layers(nodes: Sequence[Node]) -> tuple[_Layer, _Layer, Sequence[float], bool] | None:
+def _two_layers(nodes: Sequence[Node]) -> tuple[_Layer, _Layer, Sequence[float], bool, bool] | None:
     """Read a chain of operators, the last one first, as two layers, if it is that.
 
     Products with numbers, a linear map, pointwise operators, a linear map, again pointwise ones (a
     dropout).
 
     Returns:
-        The first layer and the second, the numbers, and whether the layers have no biases and
-        nothing stands between them.
+        The first layer and the second, the numbers; whether the layers have no biases and nothing
+        stands between them; whether nothing but dropouts stands before them.
     """
     maps = [i for i, node in enumerate(nodes) if _Layer.of(node).weight]
     if len(maps) != 2:
@@ -170,7 +194,8 @@ def _two_layers(nodes: Sequence[Node]) -> tuple[_Layer, _Layer, Sequence[float],
     pointwise = all(row(n.op).pointwise and not any(n.leaves()) for n in others)
     if len(factors) != maps[0] or not pointwise:
         return None
-    return down, up, factors, maps[1] == maps[0] + 1 and up.bias is down.bias is None
+    alone = all(row(n.op).rates for n in nodes[maps[1] + 1 :])
+    return down, up, factors, maps[1] == maps[0] + 1 and up.bias is down.bias is None, alone
 
 
 def _is_operand(graph: ArchGraph, total: Node) -> bool:

@@ -69,14 +69,23 @@ def grow(inputs: T, axes: OpenAxes) -> T:
     return pytree.tree_map_only(Tensor, grown, inputs)
 
 
-def at_size(inputs: T, axes: OpenAxes, name: str, size: int) -> T:
-    """Return the inputs at another value of an open size: repeated from the start, or cut."""
+def at_size(inputs: T, axes: OpenAxes, name: str, size: int, *, numbers: bool = True) -> T:
+    """Return the inputs at another value of an open size: repeated from the start, or cut.
+
+    Without ``numbers``, which no export reads, nothing fills their memory: guards may be about
+    millions of examples.
+    """
     which = iter(axes)
 
     def one(x: Tensor) -> Tensor:
         for axis in (axis for axis, other in next(which).items() if other == name):
-            index = torch.arange(size, device=x.device) % max(x.shape[axis], 1)
-            x = x.index_select(axis, index)
+            if numbers:
+                index = torch.arange(size, device=x.device) % max(x.shape[axis], 1)
+                x = x.index_select(axis, index)
+            else:
+                x = x.new_empty(
+                    (*x.shape[:axis], size, *x.shape[axis + 1 :]), requires_grad=x.requires_grad
+                )
         return x
 
     return pytree.tree_map_only(Tensor, one, inputs)

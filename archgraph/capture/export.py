@@ -122,11 +122,12 @@ def export_program(
     are batch axes, where the module agrees; the others keep their size. ``fixed`` says why the
     batch is the example's, ``stated`` which axes are open, by tensor.
 
-    1. Try a batch axis that export may not restrict, then one that it may (``AUTO``), both on an
+    1. Try a batch axis that export may not fix, then one that it may (``AUTO``), both on an
        example of at least two; then the size of the example. A forward that goes by the values of
        a size leads to the last of them. Where one input alone has a batch, ``AUTO`` comes first:
-       nothing has to be equal, and a restriction may turn out to restrict nothing (3). If it fixes
-       the batch, the other one fails and says why, and the example's size is exported.
+       nothing has to be equal. If it fixes the batch, the other one fails and says why, and the
+       example's size is exported. A range that either is restricted to may turn out to be
+       none (3).
     2. If leading axes turn out to be independent, only the first one is the batch: export again
        with the others fixed.
     3. Find the batch sizes for which the program holds. If that is the example's alone, go on with
@@ -148,7 +149,7 @@ def export_program(
         for inputs, dim in [*([] if fixed else free), (example, None)]:  # 1
             # Fixed sizes help only if sizes were the obstacle: one that forward goes by, or the two
             # that stood for a batch of one.
-            if dim is None and not (obstacles.of_sizes or leading(inputs, axes)):
+            if dim is None and not (obstacles.asked or obstacles.fixes or leading(inputs, axes)):
                 break
             observed = Observed()
             try:
@@ -197,11 +198,6 @@ class _Obstacles:
     first: Exception | None = None
     location: str = ""
     fixes: bool = False
-
-    @property
-    def of_sizes(self) -> bool:
-        """Whether sizes are what stands in the way."""
-        return bool(self.asked) or self.fixes
 
     def add(self, error: Exception, location: str, by_size: bool) -> bool:
         """Add a failure; return whether another export may succeed.
@@ -362,7 +358,9 @@ def _export_at(
     """Export at another batch size; return None where that fails."""
     dims = _dims(axes, torch.export.Dim.AUTO)
     try:
-        program = _export(model, at_size(inputs, axes, BATCH_WORD, size), dims, Observed())
+        program = _export(
+            model, at_size(inputs, axes, BATCH_WORD, size, numbers=False), dims, Observed()
+        )
         return program, _names(program, axes)
     except Exception:  # whatever forward raises for this size
         return None

@@ -198,18 +198,15 @@ def _batches(
        belong to the program.
     2. Export at the nearest size that is left: what counts is how far the range around the
        example's goes. All sizes for which that export's guards hold have its graph.
-    3. The same graph: whatever the branch decides, it is the same on both of its sides.
+    3. The same graph: whatever the branch decides, it is the same on both of its sides. Another
+       graph: the range ends before that size, and nothing behind it is of use.
     """
-
-    def holding_of(tests: Collection[str], sizes: set[int]) -> set[int]:
-        return sizes.difference(*(_failing(test, BATCH_WORD, sizes, rest) for test in tests))
-
     tests = _tests(program, names)
     tried = {*range(2, _DENSE), size, *_all_boundaries(tests.values(), BATCH_WORD, rest)}  # 1
-    asked = ", ".join(g for g, test in tests.items() if holding_of([test], tried) != tried)
+    asked = ", ".join(g for g, test in tests.items() if _holding([test], tried, rest) != tried)
     if not asked:
         return Range()
-    holding = holding_of(tests.values(), tried) | {size}
+    holding = _holding(tests.values(), tried, rest) | {size}
     ours = canonical_graph(model, program, names)
     left = tried - holding
     for _ in range(_EXPORTS):  # 2
@@ -222,12 +219,17 @@ def _batches(
             further = {*_all_boundaries(theirs, BATCH_WORD, rest)} - tried
             tried |= further
             left |= further
-            valid |= holding_of(theirs, left)
+            valid |= _holding(theirs, left, rest)
             if ours is not None and canonical_graph(model, *exported) == ours:  # 3
                 holding |= valid
-        left -= valid
+        left = {n for n in left - valid if other in holding or (n > other) != (other > size)}
     low, high = _around(size, tried, holding)
     return Range() if low is None and high is None else Range(low, high, asked)
+
+
+def _holding(tests: Collection[str], sizes: set[int], rest: Mapping[str, int]) -> set[int]:
+    """Return the sizes of a batch at which all guards hold."""
+    return sizes.difference(*(_failing(test, BATCH_WORD, sizes, rest) for test in tests))
 
 
 def _around(size: int, tried: Iterable[int], holding: set[int]) -> tuple[int | None, int | None]:

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 import sympy  # type: ignore[import-untyped]  # no stubs exist
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, StrictMinMaxConstraint
 from torch.fx.proxy import TracerBase
 from torch.utils import checkpoint
 
@@ -159,7 +159,7 @@ def watched(observed: Observed, where: str) -> Iterator[None]:
         (checkpoint.CheckpointFunction, "apply", lambda run, _, *args: run(*args)),
         (TracerBase, "_filter_traceback_frames", functions.frames),
         (inference, "__enter__", _enter_inference),
-        (inference, "__exit__", _leave_inference),
+        (inference, "__exit__", lambda self, *_: torch.set_grad_enabled(self.before)),
         (nn.Module, "_apply", _converted),
         (torch.autograd.graph.saved_tensors_hooks, "__enter__", _save),
         (torch, "max_pool1d", _max_pool1d),
@@ -266,10 +266,6 @@ def _enter_inference(self: torch.inference_mode) -> None:
         torch.set_grad_enabled(False)
 
 
-def _leave_inference(self: torch.inference_mode, *_: object) -> None:
-    torch.set_grad_enabled(self.before)  # type: ignore[attr-defined]
-
-
 @contextlib.contextmanager
 def _drawing(observed: Observed, where: str) -> Iterator[None]:
     """Note what forward does to random numbers outside a graph."""
@@ -287,9 +283,14 @@ def noting_numbers(observed: Observed) -> Iterator[None]:
     """Note which sizes of inputs have to be a number, and the line of the user's that asks so.
 
     Lines of conditions that do not hold for the next size, or the one before, are noted as well:
-    together they may leave a single one.
+    together they may leave a single one. A size that only has to be in a range is no failure: the
+    program's guards say so.
     """
-    decide, relate = ShapeEnv._set_replacement, ShapeEnv._maybe_guard_rel
+    decide, relate, render = (
+        ShapeEnv._set_replacement,
+        ShapeEnv._maybe_guard_rel,
+        ShapeEnv._render_range_for_constraint_violation,
+    )
 
     def noted(self: ShapeEnv, symbol: sympy.Symbol, value: sympy.Expr, message: str) -> None:
         if value.is_number:
@@ -304,6 +305,16 @@ def noting_numbers(observed: Observed) -> Iterator[None]:
                 observed.narrowed.append(running())
         relate(self, condition)
 
-    attributes = ((ShapeEnv, "_set_replacement", noted), (ShapeEnv, "_maybe_guard_rel", narrowed))
+    def in_range(self: ShapeEnv, source: Any, constraint: StrictMinMaxConstraint) -> str:
+        # A function inside of that one asks for a size that became a number, and is to fail.
+        if sys._getframe(1).f_code is ShapeEnv.produce_guards_verbose.__code__:
+            object.__setattr__(constraint, "warn_only", True)  # it is frozen
+        return render(self, source, constraint)
+
+    attributes = (
+        (ShapeEnv, "_set_replacement", noted),
+        (ShapeEnv, "_maybe_guard_rel", narrowed),
+        (ShapeEnv, "_render_range_for_constraint_violation", in_range),
+    )
     with replaced(attributes):
         yield

@@ -458,9 +458,7 @@ class _Capture:
     def reconciled(self, evaluated: OneMode) -> OneMode:
         """Return a capture that is right in train mode too; eval mode stands in where none is."""
         try:
-            trained, _ = self.one()
-            if evaluated.fixed and not trained.fixed:
-                trained, _ = self.one(evaluated.fixed)
+            trained, _ = self.one(evaluated.fixed)
             same_inputs(evaluated, trained)
         except TraceError as error:
             remedy = f"{error.hint}, or " if error.hint else ""

@@ -64,9 +64,9 @@ class LowRankAdapter:
 def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
     """Return the low-rank adapters of a model, each once, in the order of its operators."""
     every = [b for b in side_branches(graph) if b.low_rank and b.weight and not b.rank_dim]
-    bases: dict[tuple[str, str, str], set[str]] = {}
+    layers: dict[tuple[str, str, str], set[str]] = {}
     for b in every:
-        bases.setdefault((b.weight, b.down, b.up), set()).add(b.base)
+        layers.setdefault((b.weight, b.down, b.up), set()).add(b.layer)
     adapters = (
         LowRankAdapter(
             b.down,
@@ -74,7 +74,7 @@ def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
             b.scale,
             b.weight,
             b.transposed,
-            bases[b.weight, b.down, b.up] == set(graph.leaf_users[b.weight]),
+            layers[b.weight, b.down, b.up] == set(graph.leaf_users[b.weight]),
         )
         for b in every
     )

@@ -11,7 +11,7 @@ in timm. Out: a folder for ``from_pretrained``, a file for ``timm.create_model``
    memory, operator by operator (``graph_comparison``).
 3. ``transformers_folder`` and ``timm_model`` write it. ``folder_weights`` knows the names in a
    folder, ``shards`` copies rows from file to file. ``peft_folder`` writes and reads adapters,
-   found by form.
+   found by form; ``peft_names`` knows the names that tensors have in a model of PEFT's.
 
 - There is no table of what entries of configurations mean: it would need a row for each of 400
   classes of transformers and change with each version.

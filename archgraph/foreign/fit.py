@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +27,11 @@ from archgraph.foreign.search import (
     runs,
     unequal_sizes,
 )
-from archgraph.graph.argument import GraphLike, graph_of
+from archgraph.graph.ir import ArchGraph
 from archgraph.hints import listed
 from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.module.build import state_dict
 from archgraph.states import State
-from archgraph.states.rewritten import Rewritten
 
 # Configurations of the right shapes whose results are compared before the search is given up.
 COMPARED = 64
@@ -50,30 +49,28 @@ class Fit:
         target: StateShapes by the names in the class.
 
     Args:
-        graph: The network; where it was rewritten, layers keep their numbers in lists of entries.
+        graph: The network.
         model: The original model, which may be without weights.
         start: Its arguments.
         make: Constructs the network of some arguments.
         label: See above.
         derived: Entries of the arguments that the class computes where they are missing.
+        origins: Leaves of the original that those of the network come from, where known.
     """
 
     def __init__(
         self,
-        graph: GraphLike,
+        graph: ArchGraph,
         model: nn.Module,
         start: Arguments,
         make: Callable[[Arguments], nn.Module],
         *,
         label: str,
         derived: frozenset[str] = frozenset(),
+        origins: Mapping[str, str] | None = None,
     ) -> None:
-        entries = graph.transfer.entries if isinstance(graph, Rewritten) else {}
-        graph = graph_of(graph)
         self.graph, self.model, self.start, self.label = graph, model, start, label
-        self._make, self._derived = make, derived
-        # Leaves of the original that those of the network come from, where known.
-        self._origins = {name: e.source for name, e in entries.items() if e.source is not None}
+        self._make, self._derived, self._origins = make, derived, dict(origins or {})
         params = [graph.param[name] for name in graph.state_names]
         shapes = {name: p.shape for p in params for name in (p.name, *p.aliases)}
         original = self._original = shapes_of(model)

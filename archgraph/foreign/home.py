@@ -38,7 +38,7 @@ def way_home(like: Original) -> Callable[[Rewritten], Arguments]:
         if isinstance(like, functools.partial):
             if like.func.__module__.partition(".")[0] == "timm":
                 beside = timm_fit(*like.args, **like.keywords)
-                return lambda graph: beside(graph).arguments()
+                return lambda small: beside(small.graph).arguments()
             like = like()
         find = transformers_finder(like)
-    return lambda graph: find(graph)[1]
+    return lambda small: find(small)[1]

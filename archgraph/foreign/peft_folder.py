@@ -8,23 +8,24 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from archgraph.analysis.side_branches import SideBranch, side_branches, without
+from archgraph.analysis.side_branches import SideBranch, low_rank_branches, without
 from archgraph.capture.trace import Traced
 from archgraph.errors import GraphError, RewriteError
 from archgraph.files import write
+from archgraph.foreign.peft_names import ADAPTER, author_name, unwrapped
 from archgraph.foreign.search import numbered_as, runs_as_used
 from archgraph.foreign.transformers_folder import first_unlike, is_network_of, names_in_class
 from archgraph.graph.argument import takes_graph
-from archgraph.graph.ir import TRAINING, ArchGraph, Node, Param, Ref
+from archgraph.graph.ir import TRAINING, ArchGraph, Node, Param, Ref, Value
 from archgraph.hints import listed
 from archgraph.module.build import state_dict
+from archgraph.ops.infer import infer
 from archgraph.ops.table import row, statistics
 from archgraph.rewrites.insert import fresh
 from archgraph.rewrites.lora import Scaling, add_lora
@@ -34,6 +35,17 @@ from archgraph.states import State
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MODEL = "config.json"
 PREFIX = "base_model.model."
+# How names of classes end; PEFT's task, an argument that its models for the task have, and the
+# modules that it then trains whole.
+_TASKS = {
+    "ForSequenceClassification": ("SEQ_CLS", "input_ids", ("classifier", "score")),
+    "ForTokenClassification": ("TOKEN_CLS", "input_ids", ("classifier", "score")),
+    "ForQuestionAnswering": ("QUESTION_ANS", "input_ids", ("qa_outputs",)),
+    "ForCausalLM": ("CAUSAL_LM", "input_ids", ()),
+    "LMHeadModel": ("CAUSAL_LM", "input_ids", ()),
+    "ForConditionalGeneration": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
+    "ForSeq2SeqLM": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
+}
 # Entries of a configuration that change what adapters compute, beside those that are read here.
 _OTHER = (
     "use_dora",
@@ -42,20 +54,39 @@ _OTHER = (
     "use_bdlora",
     "layer_replication",
     "alora_invocation_tokens",
+    "target_parameters",
+    "trainable_token_indices",
+    "monteclora_config",
+    "kasa_config",
+    "arrow_config",
 )
 # Beginnings of adapters that PEFT subtracts from the weights of the base.
 _SUBTRACTED = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_HINT = "train_only leaves it out; ag.fold makes a model without adapters"
+# How names of the two factors end: of a layer, and of an embedding.
+_ENDS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
+_FACTORS = _ENDS[0] + _ENDS[1]
 
 
 @takes_graph
 def to_peft(
-    graph: ArchGraph, state: State, folder: str | os.PathLike[str], *, base: str = ""
+    graph: ArchGraph,
+    state: State,
+    folder: str | os.PathLike[str],
+    *,
+    base: str = "",
+    task_type: str = "",
 ) -> None:
     """Write the low-rank adapters of a network as a folder that PEFT loads.
 
     Beside adapters it holds what else is trained in a network where some is frozen: layers that are
     trained whole (a classifier, say), biases, if all are trained or those of the layers with
     adapters, and running statistics.
+
+    1. What was traced from a model of PEFT's gets the names of the author's class.
+    2. Layers with adapters get the numbers that they have in the base.
+    3. Beside adapters, what is trained is a bias or part of a module that is saved.
+    4. What the folder lacks has to be in the base.
 
     Args:
         graph: A network with adapters, of :func:`archgraph.add_lora` or of PEFT.
@@ -66,11 +97,14 @@ def to_peft(
             repeats some, needs one of the two: the folder that :func:`archgraph.to_transformers`
             wrote of it, or the original. PEFT knows layers by their numbers alone. A folder's
             weights are compared with those of the network that the adapters' folder lacks.
+        task_type: PEFT's word for the task, ``CAUSAL_LM``, say. Default: the task of the model's
+            class; none where PEFT would train a head for it (``classifier``) that is frozen here.
 
     Raises:
-        RewriteError: If the network has no low-rank adapters, or their dropouts differ, its layers
-            are not numbered without gaps and there is no base, the folder lacks their layers or has
-            other weights, or a layer's weight is trained beside its adapter.
+        RewriteError: If the network has no low-rank adapters, or some that compute something else
+            (DoRA), or their dropouts differ; if its layers are not numbered without gaps and there
+            is no base, the folder lacks their layers or has other weights; if a layer's weight is
+            trained beside its adapter.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -87,84 +121,33 @@ def to_peft(
     """
     from safetensors.torch import save
 
+    graph, state = unwrapped(graph, state)  # 1
     tensors = state_dict(graph, state)
-    branches = {_layer(graph, b): b for b in side_branches(graph) if b.low_rank}
-    names = _names_in(base, graph, tensors, branches)
+    branches = _adapters(graph)
+    names = _names_in(base, graph, tensors, branches)  # 2
     layers = {_module(names[f"{path}."]): branch for path, branch in branches.items()}
-    if not layers:
-        raise RewriteError("has no low-rank adapters", hint="ag.add_lora gives a model some")
-    result: dict[str, Tensor] = {}
-    ranks, alphas = dict[str, int](), dict[str, float]()
-    for path, branch in layers.items():
-        down, up = tensors[branch.down], tensors[branch.up]
-        if branch.rank_dim:  # written by a class with transposed weights
-            down, up = down.T, up.T
-        result[f"{PREFIX}{path}.lora_A.weight"], result[f"{PREFIX}{path}.lora_B.weight"] = down, up
-        ranks[path], alphas[path] = len(down), branch.scale * len(down)
-    adapters = {leaf for b in layers.values() for leaf in (b.down, b.up)}
-    parameters = [p for p in graph.params if p.role == "parameter"]
-    owners = {name: p.name for p in parameters for name in (p.name, *p.aliases)}
-    others = [p for p in parameters if p.name not in adapters]
-    # Where nothing is frozen, all is trained: then the model itself is to be written.
-    trained, bias, biases, changed = list[Param](), "none", frozenset[str](), frozenset[str]()
-    if not all(p.trainable for p in others):
-        bias, biases = _trained_biases(others, branches)
-        trained = [p for p in others if p.trainable and p.name not in biases]
-        # Running statistics change beside frozen weights, too: those of a module that PEFT saves
-        # would be trained.
-        changed = frozenset(statistics(graph))
-    # Under each name of a tied weight: PEFT replaces modules one by one.
-    leaves = [name for p in trained for name in (p.name, *p.aliases)]
-    modules = sorted({_module(names[f"{_module(leaf)}."]) for leaf in leaves})
-    modules = [module for module in modules if not _within(module, modules)]  # the outermost
-    hint = "train_only leaves it out; ag.fold makes a model without adapters"
-    if alone := [leaf for leaf in leaves if not _module(leaf)]:
-        raise RewriteError(
-            "is trained, but in no module: PEFT saves modules", where=alone[0], hint=hint
-        )
+    bias, apart, modules = _trained(graph, branches, names)  # 3
     if both := [path for path in layers if _within(f"{path}.", modules)]:
         raise RewriteError(
-            "is trained beside its adapter: PEFT keeps one of them", where=both[0], hint=hint
+            "is trained beside its adapter: PEFT keeps one of them", where=both[0], hint=_HINT
         )
-    lacking = dict[str, Tensor]()
-    for name, tensor in tensors.items():
-        if name not in adapters and _within(names[name], modules):
-            result[PREFIX + names[name]] = tensor
-        elif name in changed or owners.get(name) in biases:
-            # PEFT puts a layer that has an adapter into another module.
-            layer, _, leaf = names[name].rpartition(".")
-            key = f"{layer}.base_layer.{leaf}" if layer in layers else names[name]
-            result[PREFIX + key] = tensor
-        elif name in owners and owners[name] not in adapters:
-            lacking[names[name]] = tensor
-    if (Path(base) / MODEL).is_file() and (other := first_unlike(base, lacking)):
-        raise RewriteError(
-            "is not the base's: beside it, the adapters would compute something else",
-            where=other,
-            found=f"a weight that {base} lacks, or has with other values",
-            hint="of a model that was trained beyond its adapters (flora, say) write ag.fold's "
-            "result by ag.to_transformers; a layer that was drawn: save the model before the run "
-            "and name that folder, or let train_only train the layer",
-        )
-    rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
-    config = {
-        "peft_type": "LORA",
+    factors = _leaves(branches)
+    saved = [n for n in tensors if n in apart or _within(names[n], modules)]
+    parameters = _names(p for p in graph.params if p.role == "parameter") - factors - {*saved}
+    _check_base(base, {names[n]: t for n, t in tensors.items() if n in parameters})  # 4
+    result = {_wrapped(names[n], layers): tensors[n] for n in saved}
+    for path, branch in layers.items():
+        ends, down = _ENDS[branch.rank_dim], tensors[branch.down]
+        result[path + ends[0]] = down.T if branch.rank_dim else down
+        result[path + ends[1]] = tensors[branch.up]
+    config = _config(graph, layers) | {
         "base_model_name_or_path": base or None,
-        "task_type": None,
-        "inference_mode": True,
-        "r": rank,
-        "lora_alpha": _plain(alpha),
-        "rank_pattern": {f"^{p}": r for p, r in ranks.items() if r != rank},
-        "alpha_pattern": {f"^{p}": _plain(a) for p, a in alphas.items() if a != alpha},
-        "target_modules": sorted(layers),
+        "task_type": _task(graph, task_type, names.values(), modules),
         "modules_to_save": modules or None,
-        "lora_dropout": _dropout(graph, layers),
         "bias": bias,
-        "use_rslora": False,
-        "fan_in_fan_out": all(branch.transposed for branch in layers.values()),
     }
     contiguous = {
-        name: tensor.detach().cpu().contiguous().clone() for name, tensor in result.items()
+        PREFIX + name: tensor.detach().cpu().contiguous().clone() for name, tensor in result.items()
     }
     write(Path(folder) / WEIGHTS, save(contiguous, metadata={"format": "pt"}))
     write(Path(folder) / CONFIG, json.dumps(config, indent=2) + "\n")
@@ -176,6 +159,13 @@ def from_peft(
 ) -> Traced:
     """Read adapters that PEFT, or :func:`to_peft`, wrote, into a network.
 
+    1. Layers of the folder get the numbers that they have in the network.
+    2. Layers get adapters, those of one rank and scale at a time.
+    3. Other tensors of the folder replace those of the state.
+    4. What PEFT trains is trainable, and all else is frozen: the adapters, modules that the folder
+       holds whole, and the biases that its configuration says. Weights of the base, which PEFT
+       writes beside adapters of an embedding or of a language model's head, stay frozen.
+
     Args:
         graph: The model without adapters.
         state: Its weights.
@@ -184,14 +174,13 @@ def from_peft(
             :func:`to_peft`. Default: the folder that their configuration names, if it is there.
 
     Returns:
-        The graph with adapters and its state; layers that the folder holds whole replace those of
-        the state. What PEFT trains is trainable, and all else is frozen: the adapters, layers that
-        the folder holds whole, and the biases that its configuration says.
+        The graph with adapters and its state.
 
     Raises:
         GraphError: If the folder lacks a file, is of another kind of adapter, or has a tensor for
             which the graph has no layer.
-        RewriteError: If layers of the graph are not numbered without gaps and there is no base.
+        RewriteError: If layers of the graph are not numbered without gaps and there is no base, or
+            a layer cannot have an adapter.
 
     Example:
         >>> import torch, archgraph as ag
@@ -200,192 +189,97 @@ def from_peft(
         archgraph.errors.GraphError: here: is not a folder of adapters; expected adapter_config.json
     """
     config, tensors = _read(Path(folder))
+    layers = {key: re.split(r"\.lora_|\.\w+$", key)[0] for key in tensors}
+    paths = _paths(graph, base, config, layers)  # 1
+    owners = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
+    downs, ups = (
+        {layers[key]: t for key, t in tensors.items() if key.endswith(ends)}
+        for ends in zip(*_ENDS, strict=True)
+    )
+    rest = {k: paths[v] + k.removeprefix(v) for k, v in layers.items() if not k.endswith(_FACTORS)}
+    odd = [key for key, name in rest.items() if name not in owners]
+    if odd := odd or sorted(downs.keys() ^ ups.keys()):
+        raise GraphError("is not a tensor of low-rank adapters or of the graph", where=odd[0])
+    new, full, branches = _with_adapters(graph, state, config, (downs, ups), paths)  # 2
+    every = state_dict(new, full)
+    every |= {n: _fitting(new, owners[n], tensors[k]) for k, n in rest.items()}  # 3
+    state_dict(new, every)  # checks that tied weights are still equal
+    trained = {owners[n] for key, n in rest.items() if _is_trained(key, config)}
+    parameters = _leaves(branches) | {n for n in trained if new.param[n].role == "parameter"}
+    new = train_only(new, sorted(parameters)).graph  # 4
+    return Traced(new, {name: every[name] for name in new.state_names})
+
+
+def _is_trained(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether PEFT trains what a folder holds beside adapters."""
+    biases = ".bias" if config.get("bias", "none") != "none" else ()
+    return name.endswith(biases) or _within(name, config.get("modules_to_save") or ())
+
+
+def _paths(
+    graph: ArchGraph, base: str, config: Mapping[str, Any], layers: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the paths that layers of a folder have in the network.
+
+    Args:
+        graph: The network.
+        base: Name or folder of the model beside which the adapters were trained; may be empty.
+        config: PEFT's configuration, which may name a folder.
+        layers: The layers, by names of tensors.
+    """
     known = str(config.get("base_model_name_or_path") or "")
     base = base or (known if (Path(known) / MODEL).is_file() else "")
-    owners = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
-    layers = {key: re.split(r"\.lora_|\.\w+$", key)[0] for key in tensors}
-    names = _names_in(base, graph, owners, () if base else layers.values())
-    mine = {new: old for old, new in names.items() if new.endswith(".")}
-    tensors = {
-        _module(mine.get(f"{layer}.", f"{layer}.")) + key.removeprefix(layer): tensors[key]
-        for key, layer in layers.items()
-    }
-    downs = {k.removesuffix(".lora_A.weight"): v for k, v in tensors.items() if ".lora_A." in k}
-    ups = {k.removesuffix(".lora_B.weight"): v for k, v in tensors.items() if ".lora_B." in k}
-    rest = {k: v for k, v in tensors.items() if ".lora_" not in k}
-    unknown = [k for k in rest if k not in owners]
-    unknown += [k for k in tensors if ".lora_" in k and not re.search(r"\.lora_[AB]\.weight$", k)]
-    if unknown or downs.keys() != ups.keys():
-        odd = unknown or sorted(downs.keys() ^ ups.keys())
-        raise GraphError("is not a tensor of low-rank adapters or of the graph", where=odd[0])
-    for param in graph.params:
-        places = (param.name, *param.aliases)
-        copies = [rest[name] for name in places if name in rest]
-        if copies and not (
-            len(copies) == len(places) and all(torch.equal(one, copies[0]) for one in copies)
-        ):
-            raise GraphError(
-                "the weight is tied, and the folder changes one of its places alone",
-                where=param.name,
-                found=listed(name for name in places if name in rest),
-                expected=f"the same for {listed(places)}",
-            )
+    names = _names_in(base, graph, _names(graph.params), () if base else layers.values())
+    ours = {new: old for old, new in names.items() if new.endswith(".")}
+    return {layer: _module(ours.get(f"{layer}.", f"{layer}.")) for layer in layers.values()}
+
+
+def _with_adapters(
+    graph: ArchGraph,
+    state: State,
+    config: Mapping[str, Any],
+    factors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+    paths: Mapping[str, str],
+) -> tuple[ArchGraph, dict[str, Tensor], dict[str, SideBranch]]:
+    """Return a graph and its state with adapters, and these by layer.
+
+    An alpha is that of the first pattern which the end of a layer's name matches.
+
+    Args:
+        graph: The graph.
+        state: Its state.
+        config: PEFT's configuration.
+        factors: Both factors of each adapter, by layer of the base.
+        paths: Layers of the graph by those of the base.
+    """
+    downs, ups = factors
     groups: dict[tuple[int, float], list[str]] = {}
-    for path, down in downs.items():
-        alpha = _of(config.get("alpha_pattern"), path, config.get("lora_alpha"))
-        groups.setdefault((len(down), float(alpha)), []).append(path)
+    for layer, down in downs.items():
+        patterns = (config.get("alpha_pattern") or {}).items()
+        alphas = [a for k, a in patterns if re.match(rf"(.*\.)?({k})$", layer)]
+        alpha = float([*alphas, config.get("lora_alpha", 8)][0])
+        groups.setdefault((len(down), alpha), []).append(paths[layer])
     scaling: Scaling = "rsqrt" if config.get("use_rslora") else "alpha_over_r"
     new, full = graph, dict(state)
-    for (rank, alpha), paths in groups.items():
-        rewritten = add_lora(new, rank, paths, alpha=alpha, scaling=scaling)
+    for (rank, alpha), where in groups.items():
+        rewritten = add_lora(new, rank, where, alpha=alpha, scaling=scaling)
         new, full = rewritten.graph, rewritten.transfer.pull(full)
-    trained = set[str]()
-    for branch in side_branches(new):
-        path = _layer(new, branch)
-        if branch.low_rank and path in downs:
-            full[branch.down] = _fitting(new, branch.down, downs[path])
-            full[branch.up] = _fitting(new, branch.up, ups[path])
-            trained |= {branch.down, branch.up}
-    for name, tensor in rest.items():
-        full[owners[name]] = _fitting(new, owners[name], tensor)
-        if new.param[owners[name]].role == "parameter":
-            trained.add(owners[name])
-    new = _with_dropout(new, downs, float(config.get("lora_dropout") or 0))
-    return Traced(train_only(new, sorted(trained)).graph, full)
-
-
-def _with_dropout(graph: ArchGraph, layers: Container[str], p: float) -> ArchGraph:
-    """Return the graph with a dropout before the adapter of each of some layers, as in PEFT."""
-    heads = {b.nodes[0] for b in side_branches(graph) if b.low_rank and _layer(graph, b) in layers}
-    names, nodes = set(graph.node), list[Node]()
-    for node in graph.nodes:
-        if p and node.name in heads:
-            source = node.arg("input")
-            assert isinstance(source, Ref)
-            args = (("input", source), ("p", p), ("train", TRAINING))
-            name, kind = fresh(names, "lora_dropout"), graph.node[source.name].type
-            nodes.append(Node(name, "aten.dropout", args, kind, node.scope, node.source))
-            node = node.with_args(input=Ref(name))
-        nodes.append(node)
-    return graph.replace(nodes=tuple(nodes))
-
-
-def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> float:
-    """Return the dropout before every adapter.
-
-    Raises:
-        RewriteError: If they differ, or something else stands before one: PEFT knows one number.
-    """
-    values = dict[float, str]()
-    for path, branch in layers.items():
-        nodes = (graph.node[name] for name in branch.nodes)
-        before = [*itertools.takewhile(lambda node: row(node.op).linear_map is None, nodes)]
-        p = before[0].arg("p") if before else 0
-        if len(before) > 1 or (before and before[0].op != "aten.dropout"):
-            raise RewriteError(
-                "something else than a dropout stands before an adapter",
-                where=path,
-                found=", ".join(node.op for node in before),
-            )
-        assert isinstance(p, (int, float))
-        values.setdefault(float(p), path)
-    if len(values) > 1:
-        raise RewriteError(
-            "adapters have different dropouts: PEFT knows one for all",
-            found=", ".join(f"{p:g} ({path})" for p, path in values.items()),
-        )
-    return next(iter(values))
-
-
-def _trained_biases(params: Iterable[Param], layers: Iterable[str]) -> tuple[str, frozenset[str]]:
-    """Return PEFT's word for which biases are trained beside frozen weights, and their names.
-
-    Args:
-        params: All parameters but those of adapters.
-        layers: Modules that have adapters.
-    """
-    params = [*params]
-    biases = {p.name for p in params if f".{p.name}".endswith(".bias")}
-    trained = {p.name for p in params if p.trainable}
-    frozen = {_module(p.name) for p in params if not p.trainable}
-    alone = {name for name in biases & trained if _module(name) in frozen}
-    if alone and alone == {name for name in biases if _module(name) in {*layers}}:
-        return "lora_only", frozenset(alone)
-    return ("all", frozenset(biases)) if alone and biases <= trained else ("none", frozenset())
-
-
-def _names_in(
-    base: str, graph: ArchGraph, tensors: Iterable[str], paths: Iterable[str]
-) -> Mapping[str, str]:
-    """Return the names that tensors and modules (``h.0.``) have in the model of the adapters.
-
-    1. Beside the name of a model they stay as they are.
-    2. Without one they do too, if layers are numbered from 0 in the order in which they are read.
-    3. In a folder's model, as many layers as ours have its numbers in that order. Where it has
-       more, ours among them, it is the original of a network without some blocks: ours stay.
-    4. Where it has just our numbers, but we read them in another order, either may be meant: they
-       stay unless the folder's model computes what the network does with those of 3.
-
-    Args:
-        base: Name or folder of the model; may be empty.
-        graph: The network.
-        tensors: Names of its tensors.
-        paths: Modules that have adapters, or may have them.
-
-    Raises:
-        RewriteError: If layers have numbers that no model has, or the folder lacks one of them.
-    """
-    read = dict.fromkeys(leaf for node in graph.nodes for leaf in node.leaves())
-    every = dict.fromkeys([*(name for name in read if name in tensors), *tensors])
-    paths, modules = [*paths], [f"{_module(name)}." for name in every]
-    every |= dict.fromkeys([*modules, *(f"{path}." for path in paths)])
-    same = dict(zip(every, every, strict=True))
-    if base and not (Path(base) / MODEL).is_file():  # 1
-        return same
-    used = runs_as_used(every)
-    if not base:  # 2
-        for prefix, numbers in used.items():
-            of_layers = re.compile(rf"{re.escape(prefix)}\d+\.\w")  # not of a Sequential
-            counted = [*map(int, numbers)] == [*range(len(numbers))]
-            if not counted and any(map(of_layers.match, paths)):
-                raise RewriteError(
-                    "layers are not numbered from 0 in the order in which they are read",
-                    where=prefix.rstrip("."),
-                    found=listed(numbers, 12),
-                    hint="of a network without some blocks, or with more, base= names the folder "
-                    "that ag.to_transformers wrote, or the model whose numbers these are",
-                )
-        return same
-    # Of the class, not of its file: transformers stores some models under older names.
-    known = names_in_class(base)
-    new = numbered_as(every, known)
-    if new != same and {*new.values()} == {*same.values()}:  # 4
-        bare, _ = without(graph, (b for b in side_branches(graph) if b.low_rank))
-        new = new if is_network_of(base, bare, new) else same
-    theirs = {_module(name) for name in known}
-    for path in paths:
-        if _module(new[f"{path}."]) not in theirs:
-            raise RewriteError(
-                "the base model has no such layer",
-                where=path,
-                found=base,
-                hint="name the folder that ag.to_transformers wrote of this network",
-            )
-    return new
-
-
-def _module(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _within(name: str, modules: Iterable[str]) -> bool:
-    """Return whether PEFT takes a name as inside of modules, which it knows by how paths end."""
-    parts = name.split(".")
-    paths = [".".join(parts[:i]) for i in range(1, len(parts))]
-    return any(path.endswith(module) for path in paths for module in modules)
+    branches = {_layer(new, b): b for b in low_rank_branches(new)}
+    added = {layer: branches[paths[layer]] for layer in downs}
+    for layer, branch in added.items():
+        down = downs[layer].T if branch.rank_dim else downs[layer]
+        full[branch.down] = _fitting(new, branch.down, down)
+        full[branch.up] = _fitting(new, branch.up, ups[layer])
+    new = _with_dropout(new, added.values(), float(config.get("lora_dropout") or 0))
+    return new, full, added
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    """Return the configuration of a folder, and its tensors by their names in the base.
+
+    Raises:
+        GraphError: If it lacks a file, or its adapters compute something else than is read here.
+    """
     from safetensors.torch import load_file
 
     for name in (CONFIG, WEIGHTS):
@@ -414,17 +308,291 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     # Of biases PEFT also saves those of modules that saved ones replace, and those of the latter.
     inner = re.compile(r"\.(original_module|modules_to_save)\.")
     stored = {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
-    return config, {
-        re.sub(r"\.base_layer\.bias$", ".bias", k): v
-        for k, v in stored.items()
-        if not inner.search(k)
+    return config, {author_name(k): v for k, v in stored.items() if not inner.search(k)}
+
+
+def _config(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> dict[str, Any]:
+    """Return PEFT's configuration of adapters by layer; the commonest rank and scale are its own.
+
+    Raises:
+        RewriteError: If adapters have different dropouts.
+    """
+    ranks = {path: graph.param[b.down].shape[b.rank_dim] for path, b in layers.items()}
+    alphas = {path: _plain(b.scale * ranks[path]) for path, b in layers.items()}
+    rank, alpha = (Counter(d.values()).most_common(1)[0][0] for d in (ranks, alphas))
+    return {
+        "peft_type": "LORA",
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {f"^{p}": r for p, r in ranks.items() if r != rank},
+        "alpha_pattern": {f"^{p}": a for p, a in alphas.items() if a != alpha},
+        "target_modules": sorted(layers),
+        "lora_dropout": _dropout(graph, layers),
+        "use_rslora": False,
+        "fan_in_fan_out": all(branch.transposed for branch in layers.values()),
     }
 
 
-def _of(patterns: Mapping[str, float] | None, path: str, default: Any) -> float:
-    """Return what a pattern of PEFT says of a layer: the first that its path ends in."""
-    matching = (v for k, v in (patterns or {}).items() if re.match(rf"(.*\.)?({k})$", path))
-    return next(matching, default)
+def _task(
+    graph: ArchGraph, asked: str, names: Collection[str], modules: Sequence[str]
+) -> str | None:
+    """Return PEFT's word for a task; by default that of the model's class, if PEFT trains no more.
+
+    Args:
+        graph: The network, whose label is the name of its class.
+        asked: The task; may be empty.
+        names: Names in the base.
+        modules: Modules of it that are trained whole.
+
+    Raises:
+        RewriteError: If PEFT trains a head for the task that is asked for, and it is frozen.
+    """
+    for ending, (task, argument, heads) in _TASKS.items():
+        frozen = [n for n in names if _within(n, heads) and not _within(n, modules)]
+        if frozen and task == asked:
+            raise RewriteError(
+                "PEFT trains this for the task, and it is frozen",
+                where=frozen[0],
+                found=f"task_type {task}",
+                hint="train_only trains it; without task_type PEFT leaves it alone",
+            )
+        if (
+            not asked
+            and not frozen
+            and graph.name.endswith(ending)
+            and argument in dict(graph.inputs)
+        ):
+            return task
+    return asked or None
+
+
+def _adapters(graph: ArchGraph) -> dict[str, SideBranch]:
+    """Return the low-rank adapters of a network by the layer that they stand beside.
+
+    Raises:
+        RewriteError: If there are none, or others of PEFT's.
+    """
+    branches = {_layer(graph, b): b for b in low_rank_branches(graph)}
+    factors = _leaves(branches)
+    if others := [name for name in graph.param if ADAPTER in name and name not in factors]:
+        raise RewriteError(
+            "belongs to an adapter that is not a plain low-rank one",
+            where=others[0],
+            hint="DoRA, a bias of an adapter and a second adapter of a layer are not written; "
+            "adapters of embeddings are: save_pretrained of PEFT, then ag.from_peft",
+        )
+    if not branches:
+        raise RewriteError("has no low-rank adapters", hint="ag.add_lora gives a model some")
+    return branches
+
+
+def _leaves(branches: Mapping[str, SideBranch]) -> set[str]:
+    return {leaf for branch in branches.values() for leaf in (branch.down, branch.up)}
+
+
+def _trained(
+    graph: ArchGraph, branches: Mapping[str, SideBranch], names: Mapping[str, str]
+) -> tuple[str, set[str], list[str]]:
+    """Return what is trained beside adapters.
+
+    1. Where nothing is frozen, all is trained: then the model itself is to be written.
+    2. Biases by themselves, if all are trained or those of the layers with adapters.
+    3. All else by modules: by the outermost one that is trained whole and has operators of its own
+       (a list of modules has none, and PEFT cannot replace one), or else by the tensor's own.
+    4. Of a tied weight under each of its names: PEFT replaces modules one by one.
+    5. Running statistics change beside frozen weights, too: by themselves, since PEFT would train
+       the module.
+
+    Args:
+        graph: The network.
+        branches: Its adapters.
+        names: Names in the base.
+
+    Returns:
+        PEFT's word for the biases, the tensors that are saved by themselves, and the modules that
+        are saved whole, by their names in the base.
+
+    Raises:
+        RewriteError: If a parameter that is trained is in no module.
+    """
+    adapters = _leaves(branches)
+    params = [p for p in graph.params if p.role == "parameter" and p.name not in adapters]
+    frozen = _names(p for p in params if not p.trainable)
+    if not frozen:  # 1
+        return "none", set(), []
+    bias, biases = _trained_biases(params, branches)  # 2
+    leaves = _names(p for p in params if p.trainable and p.name not in biases)  # 4
+    if alone := [leaf for leaf in leaves if not _module(leaf)]:
+        raise RewriteError(
+            "is trained, but in no module: PEFT saves modules", where=alone[0], hint=_HINT
+        )
+    called = {n.scope for n in graph.nodes}.difference(*map(_modules, frozen))
+    modules = {_outermost(leaf, called, names) for leaf in leaves}  # 3
+    apart = _names(p for p in params if p.name in biases).union(statistics(graph))  # 5
+    return bias, apart, sorted(module for module in modules if not _within(module, modules))
+
+
+def _outermost(leaf: str, modules: Container[str], names: Mapping[str, str]) -> str:
+    """Return the outermost of some modules that a tensor is in, or else its own, in the base."""
+    module = next((path for path in _modules(leaf) if path in modules), _module(leaf))
+    return ".".join(names[leaf].split(".")[: module.count(".") + 1])
+
+
+def _trained_biases(params: Collection[Param], layers: Iterable[str]) -> tuple[str, frozenset[str]]:
+    """Return PEFT's word for which biases are trained beside frozen weights, and their names.
+
+    Args:
+        params: All parameters but those of adapters.
+        layers: Modules that have adapters.
+    """
+    biases = {p.name for p in params if f".{p.name}".endswith(".bias")}
+    trained = {p.name for p in params if p.trainable}
+    frozen = {_module(p.name) for p in params if not p.trainable}
+    alone = {name for name in biases & trained if _module(name) in frozen}
+    if alone and alone == {name for name in biases if _module(name) in {*layers}}:
+        return "lora_only", frozenset(alone)
+    return ("all", frozenset(biases)) if alone and biases <= trained else ("none", frozenset())
+
+
+def _check_base(base: str, lacking: Mapping[str, Tensor]) -> None:
+    """Check that a base, if it is a folder, has what the folder of adapters lacks.
+
+    Raises:
+        RewriteError: If it lacks a weight, or has it with other values.
+    """
+    if (Path(base) / MODEL).is_file() and (other := first_unlike(base, lacking)):
+        raise RewriteError(
+            "is not the base's: beside it, the adapters would compute something else",
+            where=other,
+            found=f"a weight that {base} lacks, or has with other values",
+            hint="of a model that was trained beyond its adapters (flora, say) write ag.fold's "
+            "result by ag.to_transformers; a layer that was drawn: save the model before the run "
+            "and name that folder, or let train_only train the layer",
+        )
+
+
+def _with_dropout(graph: ArchGraph, branches: Iterable[SideBranch], p: float) -> ArchGraph:
+    """Return the graph with a dropout before some adapters, as in PEFT: not of embeddings."""
+    heads = {branch.nodes[0] for branch in branches if p and not branch.rank_dim}
+    names, nodes = set(graph.node), list[Node]()
+    for node in graph.nodes:
+        if node.name in heads:
+            args = (("input", node.arg("input")), ("p", p), ("train", TRAINING))
+            name = fresh(names, "lora_dropout")
+            nodes.append(Node(name, "aten.dropout", args, node.type, node.scope, node.source))
+            node = node.with_args(input=Ref(name))
+        nodes.append(node)
+    return infer(graph.replace(nodes=tuple(nodes)))
+
+
+def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> Value:
+    """Return the dropout before every adapter; an embedding has none.
+
+    Raises:
+        RewriteError: If they differ, or something else stands before one: PEFT knows one number.
+    """
+    values: dict[Value, str] = {}
+    for path, branch in layers.items():
+        nodes = (graph.node[name] for name in branch.nodes)
+        before = [*itertools.takewhile(lambda node: row(node.op).linear_map is None, nodes)]
+        if [node.op for node in before] not in ([], ["aten.dropout"]):
+            raise RewriteError(
+                "something else than a dropout stands before an adapter",
+                where=path,
+                found=", ".join(node.op for node in before),
+            )
+        if not branch.rank_dim:
+            values.setdefault(before[0].arg("p") if before else 0.0, path)
+    if len(values) > 1:
+        raise RewriteError(
+            "adapters have different dropouts: PEFT knows one for all",
+            found=", ".join(f"{p} ({path})" for p, path in values.items()),
+        )
+    return next(iter(values), 0.0)
+
+
+def _names_in(
+    base: str, graph: ArchGraph, tensors: Iterable[str], paths: Iterable[str]
+) -> Mapping[str, str]:
+    """Return the names that tensors and modules (``h.0.``) have in the model of the adapters.
+
+    1. Beside the name of a model they stay as they are.
+    2. Without one they do too, if layers are numbered from 0 in the order in which they are read.
+    3. In a folder's model, as many layers as ours have its numbers in that order. Where it has
+       more, ours among them, it is the original of a network without some blocks: ours stay.
+    4. Where it has just our numbers, but we read them in another order, either may be meant: they
+       stay unless the folder's model computes what the network does with those of 3.
+
+    Args:
+        base: Name or folder of the model; may be empty.
+        graph: The network.
+        tensors: Names of its tensors.
+        paths: Modules that have adapters, or may have them.
+
+    Raises:
+        RewriteError: If layers have numbers that no model has, or the folder lacks one of them.
+    """
+    read = dict.fromkeys(leaf for node in graph.nodes for leaf in node.leaves())
+    every = dict.fromkeys([*(name for name in read if name in tensors), *tensors])
+    paths, modules = [*paths], [f"{_module(name)}." for name in every]
+    every |= dict.fromkeys([*modules, *(f"{path}." for path in paths)])
+    same = dict(zip(every, every, strict=True))
+    if not base:
+        _check_numbers(every, paths)  # 2
+    if not (Path(base) / MODEL).is_file():  # 1
+        return same
+    # Of the class, not of its file: transformers stores some models under older names.
+    known = names_in_class(base)
+    new = numbered_as(every, known)  # 3
+    if new != same and {*new.values()} == {*same.values()}:  # 4
+        bare, _ = without(graph, low_rank_branches(graph))
+        new = new if is_network_of(base, bare, new) else same
+    return new
+
+
+def _check_numbers(names: Iterable[str], paths: Iterable[str]) -> None:
+    """Check that layers with adapters are numbered from 0 in the order of their names.
+
+    Raises:
+        RewriteError: If they are not.
+    """
+    for prefix, numbers in runs_as_used(names).items():
+        of_layers = re.compile(rf"{re.escape(prefix)}\d+\.\w")  # not of a Sequential
+        counted = [*map(int, numbers)] == [*range(len(numbers))]
+        if not counted and any(map(of_layers.match, paths)):
+            raise RewriteError(
+                "layers are not numbered from 0 in the order in which they are read",
+                where=prefix.rstrip("."),
+                found=listed(numbers, 12),
+                hint="of a network without some blocks, or with more, base= names the folder "
+                "that ag.to_transformers wrote, or the model whose numbers these are",
+            )
+
+
+def _names(params: Iterable[Param]) -> set[str]:
+    return {name for p in params for name in (p.name, *p.aliases)}
+
+
+def _wrapped(name: str, layers: Container[str]) -> str:
+    """Return the name of a tensor where PEFT has put layers that have an adapter into others."""
+    layer, _, leaf = name.rpartition(".")
+    return f"{layer}.base_layer.{leaf}" if layer in layers else name
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _modules(name: str) -> list[str]:
+    """Return the modules that a tensor or module is in, the outermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _within(name: str, modules: Iterable[str]) -> bool:
+    """Return whether PEFT takes a name as inside of modules, which it knows by how paths end."""
+    return any(path.endswith(module) for path in _modules(name) for module in modules)
 
 
 def _fitting(graph: ArchGraph, name: str, tensor: Tensor) -> Tensor:
@@ -435,7 +603,7 @@ def _fitting(graph: ArchGraph, name: str, tensor: Tensor) -> Tensor:
 
 def _layer(graph: ArchGraph, branch: SideBranch) -> str:
     """Return the path of the layer that an adapter stands beside."""
-    return branch.weight.rpartition(".")[0] or graph.node[branch.base].scope
+    return _module(branch.weight) or graph.node[branch.base].scope
 
 
 def _plain(number: float) -> float | int:

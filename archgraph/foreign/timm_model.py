@@ -14,7 +14,7 @@ from archgraph.errors import GraphError
 from archgraph.files import write
 from archgraph.foreign.fit import Fit
 from archgraph.foreign.search import Arguments, differences
-from archgraph.graph.argument import GraphLike, graph_of, takes_graph
+from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import import_cause
 from archgraph.states import State
@@ -58,7 +58,7 @@ def to_timm(
     return args | _changed(fit.start, arguments)
 
 
-def timm_fit(name: str, **args: Any) -> Callable[[GraphLike], Fit]:
+def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
     """Return what sets a graph beside the class of a model of timm.
 
     Args:
@@ -84,7 +84,7 @@ def timm_fit(name: str, **args: Any) -> Callable[[GraphLike], Fit]:
         return timm.create_model(name, **(args | _changed(start, arguments)))
 
     label = f"{type(model).__name__} of timm"
-    return lambda graph: Fit(graph_of(graph), model, start, make, label=label)
+    return lambda graph: Fit(graph, model, start, make, label=label)
 
 
 def _changed(start: Arguments, arguments: Arguments) -> Arguments:

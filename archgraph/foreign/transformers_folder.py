@@ -21,6 +21,7 @@ from archgraph.errors import GraphError, RunError, TraceWarning, os_reason
 from archgraph.foreign.fit import Fit
 from archgraph.foreign.folder_weights import FolderWeights
 from archgraph.foreign.graph_comparison import first_unequal
+from archgraph.foreign.peft_names import author_model, author_name, unwrapped
 from archgraph.foreign.search import Arguments
 from archgraph.foreign.shards import MAX_SHARD, write_shards
 from archgraph.graph.argument import GraphLike, graph_of
@@ -29,6 +30,7 @@ from archgraph.hints import import_cause, listed
 from archgraph.rewrites.laws import random_inputs
 from archgraph.states import State
 from archgraph.states.lazy import LazyState
+from archgraph.states.rewritten import Rewritten
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -119,7 +121,7 @@ def to_transformers(
     Args:
         graph: The network, of a model that was traced and rewritten.
         state: Its weights.
-        like: The model that was traced, or its folder.
+        like: The model that was traced, or its folder. PEFT may have wrapped the model.
         folder: Where ``config.json`` and the weights are written; where the original is a folder,
             a new one.
         max_shard_size: Bytes of a file of weights. Default: as in the original folder, 5 GB.
@@ -141,14 +143,15 @@ def to_transformers(
         Traceback (most recent call last):
         archgraph.errors.GraphError: no/folder: names a folder that is not there
     """
+    bare, state = unwrapped(graph_of(graph), state)
     with _quiet():
         if isinstance(like, str | os.PathLike):
             original = _Original.of(like)
             check_new(Path(folder), original.folder)
-            _check_spare(graph_of(graph), state, original.model)
+            _check_spare(bare, state, original.model)
             return _rewrite_folder(graph, state, original, Path(folder), max_shard_size)
         find = transformers_finder(like)
-        _check_spare(graph_of(graph), state, like)
+        _check_spare(bare, state, like)
         fit, arguments = find(graph)
         net = fit.filled(arguments, state)
         net.tie_weights()  # type: ignore[operator]
@@ -175,6 +178,7 @@ def transformers_finder(
     with _quiet():
         if isinstance(like, str | os.PathLike):
             like = _Original.of(like)
+        like = like.get_base_model() if hasattr(like, "get_base_model") else like
         if not isinstance(like, _Original | _transformers().PreTrainedModel):
             raise GraphError(
                 "is not a model of transformers",
@@ -183,9 +187,9 @@ def transformers_finder(
                 expected="the model that was traced, or its folder",
             )
         folder = like if isinstance(like, _Original) else None
-        model = like.model if isinstance(like, _Original) else like
+        model = like.model if isinstance(like, _Original) else author_model(like)
         config, start = type(model.config), model.config.to_dict()
-        derived = _derived(config, start)
+        label, derived = config.__name__, _derived(config, start)
 
     def make(arguments: Arguments) -> nn.Module:
         made = config.from_dict(arguments)
@@ -193,7 +197,14 @@ def transformers_finder(
 
     def find(graph: GraphLike) -> tuple[Fit, Arguments]:
         with _quiet():
-            fit = Fit(graph, model, start, make, label=config.__name__, derived=derived)
+            entries = graph.transfer.entries if isinstance(graph, Rewritten) else {}
+            origins = {
+                author_name(name): author_name(entry.source)
+                for name, entry in entries.items()
+                if entry.source is not None
+            }
+            bare, _ = unwrapped(graph_of(graph), {})
+            fit = Fit(bare, model, start, make, label=label, derived=derived, origins=origins)
             if folder is None:
                 return fit, fit.arguments()
             inputs = random_inputs(fit.graph)
@@ -209,7 +220,9 @@ def transformers_finder(
 
 def _check_spare(graph: ArchGraph, state: State, model: nn.Module) -> None:
     """Refuse a tensor that neither the network nor its class has: it would be left out."""
-    known = {name for p in graph.params for name in (p.name, *p.aliases)} | {*model.state_dict()}
+    known = {name for p in graph.params for name in (p.name, *p.aliases)} | {
+        *map(author_name, model.state_dict())
+    }
     if spare := [name for name in state if name not in known]:
         raise GraphError(
             "has no place in the network",
@@ -255,10 +268,8 @@ def first_unlike(folder: str, tensors: Mapping[str, Tensor]) -> str | None:
         weights = FolderWeights(original.folder, original.model)
     except GraphError:
         return None
-    for name, tensor in tensors.items():
-        if name not in weights or not torch.equal(weights[name].to(tensor), tensor):
-            return name
-    return None
+    same = (n in weights and torch.equal(weights[n].to(t), t) for n, t in tensors.items())
+    return next((name for name, equal in zip(tensors, same, strict=True) if not equal), None)
 
 
 class _Original:

@@ -11,7 +11,7 @@ from archgraph.layout.layouts import Fixed
 from archgraph.ops.backward import saves
 from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.layers import TorchLayer, arguments_of, weighted
-from archgraph.ops.operator import Growth, Operator
+from archgraph.ops.operator import Growth, LinearMap, Operator
 from archgraph.ops.starts import Initialiser
 from archgraph.ops.types import Args, Uncertain, certain, real
 from archgraph.ops.zeros import open_dims
@@ -62,6 +62,12 @@ _embedding = Operator(
     sides={"weight": ("index", "out")},
     weighted=True,
     growth=Growth(affine={"weight": 1}),
+    linear_map=LinearMap(
+        "indices",
+        transposed=True,
+        steps=("padding_idx", "scale_grad_by_freq", "sparse"),
+        lookup=True,
+    ),
     type=_embedding_type,
     layer=_embedding_layer,
     backward=saves("indices"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +20,12 @@ from torch._subclasses.fake_impls import _view_meta, get_fast_op_impls
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 _ATEN = torch.ops.aten
-Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 def _training(
     mode: FakeTensorMode, input: Tensor, weight: object, bias: object, mean: object,
     variance: object, training: bool, *rest: float,
-) -> Results:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Make the result and batch statistics of a batch norm.
 
     The decomposition takes eleven operators.
@@ -37,11 +36,9 @@ def _training(
         return torch.empty_like(input), input.new_empty((size,)), input.new_empty((size,))
 
 
-def _evaluation(mode: FakeTensorMode, input: Tensor, *rest: object) -> Results:
-    return _training(mode, input, None, None, None, None, False)
-
-
-def _layer_norm(mode: FakeTensorMode, input: Tensor, shape: Sequence[int], *_: object) -> Results:
+def _layer_norm(
+    mode: FakeTensorMode, input: Tensor, shape: Sequence[int], *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
     """Make the result and statistics of a layer norm: the decomposition takes a dozen operators.
 
     The result is contiguous, as kernels make it; that of the decomposition is only sometimes.
@@ -64,16 +61,30 @@ def _view(mode: FakeTensorMode, input: FakeTensor, shape: tuple[int, ...]) -> Te
         return _view_meta(mode, _ATEN.view.default, input, *sizes)
 
 
-def _activation(op: torch._ops.OpOverload, in_place: bool) -> Callable[..., object]:
-    """Return the short way of an activation: its decomposition takes up to nine operators."""
+def _where(
+    fits: Callable[..., object], op: torch._ops.OpOverload, results: Callable[..., object]
+) -> Callable[..., object]:
+    """Return a way that is short where it fits: the decomposition takes up to thirty operators."""
 
-    def way(mode: FakeTensorMode, input: Tensor, *options: object, **more: object) -> object:
+    def way(mode: FakeTensorMode, *args: object, **kwargs: object) -> object:
         with mode:
-            if not input.is_floating_point():  # what becomes of whole numbers differs
-                return decomposition_table[op](input, *options, **more)
-            return input if in_place else torch.empty_like(input)
+            return (results if fits(*args) else decomposition_table[op])(*args, **kwargs)
 
     return way
+
+
+def _is_contiguous(input: Tensor, *_: object) -> bool:
+    return input.is_floating_point() and is_contiguous_or_false(input)
+
+
+def _is_row(bias: Tensor, _: Tensor, weight: Tensor) -> bool:
+    """Return whether a product plus a bias has the outline of the product."""
+    return (
+        bias.dim() == 1
+        and bias.is_floating_point()
+        and bias.dtype == weight.dtype
+        and statically_known_true(bias.shape[0] == weight.shape[-1])
+    )
 
 
 ACTIVATIONS = (
@@ -81,15 +92,40 @@ ACTIVATIONS = (
     *("softplus", "tanh"),
 )
 
+# Operators whose results are as contiguous as their input.
+_CONTIGUOUS: dict[torch._ops.OpOverload, Callable[..., object]] = {
+    _ATEN._safe_softmax.default: lambda x, dim, dtype=None: torch.softmax(x, dim, dtype),
+    _ATEN.native_group_norm.default: lambda x, weight, bias, examples, channels, size, groups, _: (
+        torch.empty_like(x),
+        *(x.new_empty((examples, groups)) for _ in range(2)),
+    ),
+    _ATEN.roll.default: lambda x, *_: torch.empty_like(x),
+}
 _WAYS: dict[torch._ops.OpOverload, Callable[..., object]] = {
+    **{op: _where(_is_contiguous, op, results) for op, results in _CONTIGUOUS.items()},
     **{
-        op: _activation(op, in_place=end == "_")
+        # What becomes of whole numbers differs.
+        op: _where(
+            lambda x, *_: x.is_floating_point(),
+            op,
+            (lambda x, *_, **more: x) if end else (lambda x, *_, **more: torch.empty_like(x)),
+        )
         for name in ACTIVATIONS
         for end in ("", "_")
         if (op := getattr(getattr(_ATEN, name + end, None), "default", None)) is not None
     },
+    _ATEN.native_dropout.default: _where(
+        lambda x, p, train: train and p and _is_contiguous(x),  # otherwise it is the input
+        _ATEN.native_dropout.default,
+        lambda x, p, train: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)),
+    ),
+    _ATEN.addmm.default: _where(
+        _is_row, _ATEN.addmm.default, lambda bias, a, b, **scales: torch.mm(a, b)
+    ),
     _ATEN._native_batch_norm_legit.default: _training,
-    _ATEN._native_batch_norm_legit_no_training.default: _evaluation,
+    _ATEN._native_batch_norm_legit_no_training.default: (
+        lambda mode, input, *rest: _training(mode, input, None, None, None, None, False)
+    ),
     _ATEN.native_layer_norm.default: _layer_norm,
     _ATEN.view.default: _view,
     _ATEN._unsafe_view.default: _view,

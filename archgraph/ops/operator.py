@@ -117,7 +117,9 @@ class LinearMap:
         weight: Argument that is the matrix, [out, in, kernel…].
         bias: Argument that is added.
         transposed: Whether the weight is [in, out] instead.
-        steps: Arguments that say where a kernel is applied.
+        steps: Arguments that say where a kernel is applied, or which row is padding.
+        lookup: Whether the input counts rows of the weight instead (an embedding): it stands for
+            vectors with a single one.
     """
 
     input: str = "input"
@@ -125,6 +127,7 @@ class LinearMap:
     bias: str = "bias"
     transposed: bool = False
     steps: tuple[str, ...] = ()
+    lookup: bool = False
 
 
 def unknown_axes(eq: Equations) -> list[Dims]:

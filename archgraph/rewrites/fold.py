@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from archgraph.analysis.side_branches import SideBranch, product_of, side_branches, without
+from archgraph.analysis.side_branches import SideBranch, low_rank_branches, product_of, without
 from archgraph.capture.trace import Traced
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
@@ -93,25 +93,29 @@ class _Folding:
 
     def adapters(self) -> None:
         """Add each low-rank adapter to its layer's weight."""
-        branches = [b for b in side_branches(self.graph) if b.low_rank]
-        done: dict[str, SideBranch] = {}
-        for branch in branches:
-            if not branch.weight:
-                raise _refused(branch.down, "its layer has a computed weight")
-            first = done.setdefault(branch.weight, branch)
-            bases = {b.base for b in branches if _pair(b) == _pair(first)}
-            users = set(self.graph.leaf_users[branch.weight])
-            if _pair(branch) != _pair(first) or users != bases:
-                raise _refused(branch.weight, "the weight is also used without the adapter")
-            if first is branch:
-                old = self.state[branch.weight].double()
-                up, down = (self.state[n].double() for n in (branch.up, branch.down))
-                self._changed(
-                    branch.weight, old + branch.scale * product_of(branch, up, down, old.shape)
-                )
-        gone = {leaf for b in branches for leaf in (b.down, b.up)}
-        params = tuple(p for p in self.graph.params if p.name not in gone)
-        self.graph = without(self.graph, branches)[0].replace(params=params)
+        # A layer with two adapters shows the second once the first is gone.
+        while branches := low_rank_branches(self.graph):
+            done: dict[str, SideBranch] = {}
+            for branch in branches:
+                if not branch.weight:
+                    raise _refused(
+                        branch.down,
+                        "the weight beside it is computed, or an operator comes first",
+                    )
+                first = done.setdefault(branch.weight, branch)
+                layers = {b.layer for b in branches if _pair(b) == _pair(first)}
+                users = set(self.graph.leaf_users[branch.weight])
+                if _pair(branch) != _pair(first) or users != layers:
+                    raise _refused(branch.weight, "the weight is also used without the adapter")
+                if first is branch:
+                    old = self.state[branch.weight].double()
+                    up, down = (self.state[n].double() for n in (branch.up, branch.down))
+                    self._changed(
+                        branch.weight, old + branch.scale * product_of(branch, up, down, old.shape)
+                    )
+            gone = {leaf for b in branches for leaf in (b.down, b.up)}
+            params = tuple(p for p in self.graph.params if p.name not in gone)
+            self.graph = without(self.graph, branches)[0].replace(params=params)
 
     def step_sizes(self) -> None:
         """Multiply what each step size multiplies by it; drop factors of training alone."""

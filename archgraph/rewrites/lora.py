@@ -11,7 +11,7 @@ import numpy as np
 
 from archgraph.analysis.axes import axes
 from archgraph.analysis.positions import Kept
-from archgraph.analysis.side_branches import side_branches
+from archgraph.analysis.side_branches import low_rank_branches
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
@@ -49,7 +49,7 @@ def add_lora(
         graph: The architecture.
         rank: Rank of every adapter.
         where: Names or patterns of layers or of their weights (``*.query``). Default: every linear
-            map and convolution that can have an adapter.
+            map and convolution that can have an adapter. An embedding gets one under its full name.
         alpha: Numerator of the scale. Default: what makes the scale 1.
         scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). Of a client
             with a smaller rank it stays what it is here.
@@ -125,13 +125,17 @@ def _chosen(graph: ArchGraph, where: str | Iterable[str] | None) -> set[str]:
         GraphError: If a pattern matches none.
         RewriteError: If a pattern matches one that cannot have an adapter.
     """
-    layers = _layers(graph)
-    obstacles = {w: _obstacle(graph, graph.node[n], fact, w) for n, (fact, w) in layers.items()}
+    asked = [where] if isinstance(where, str) else [*(where or ())]
+    obstacles = {
+        weight: _obstacle(graph, graph.node[name], fact, weight)
+        for name, (fact, weight) in _layers(graph).items()
+        if not fact.lookup or weight in asked or weight.rpartition(".")[0] in asked
+    }
     if where is None:
         return {weight for weight, reason in obstacles.items() if not reason}
     by_name = {weight: weight for weight in obstacles}
     by_name |= {weight.rpartition(".")[0]: weight for weight in obstacles if "." in weight}
-    chosen = matching(where, by_name, "matches no linear map or convolution")
+    chosen = matching(asked, by_name, "matches no linear map or convolution")
     for name in sorted(chosen):
         if obstacles[name]:
             raise RewriteError(
@@ -179,23 +183,30 @@ def _adapted(
     param = graph.param[weight.name]
     outside, inside = param.shape[:2][:: -1 if fact.transposed else 1]
     kernel = param.shape[2:]
-    op = node.op if kernel else "aten.linear"
+    alike, linear = (node.op, fact), ("aten.linear", LinearMap())
     channel = len(node.shape) - 1 - len(kernel)
     middle = TensorType((*node.shape[:channel], rank, *node.shape[channel + 1 :]), node.dtype)
-    down = Param(f"{path}.down.weight", TensorType((rank, inside, *kernel), param.dtype))
+    matrix = (inside, rank) if fact.lookup else (rank, inside, *kernel)
+    down = Param(f"{path}.down.weight", TensorType(matrix, param.dtype))
     up = Param(f"{path}.up.weight", TensorType((outside, rank, *(1 for _ in kernel)), param.dtype))
 
     def layer(
-        stem: str, value: Value, leaf: Param, type_: TensorType, *steps: tuple[str, Value]
+        kind: tuple[str, LinearMap], value: Value, leaf: Param, type_: TensorType, **steps: Value
     ) -> Node:
-        args = (("input", value), ("weight", Leaf(leaf.name)), *steps)
-        return Node(fresh(names, f"lora_{stem}"), op, args, type_, f"{path}.{stem}", node.source)
+        op, how = kind
+        args = canonical_args(op, {how.input: value, how.weight: Leaf(leaf.name), **steps})
+        scope = leaf.name.removesuffix(".weight")
+        return Node(
+            fresh(names, f"lora_{scope[len(path) + 1 :]}"), op, args, type_, scope, node.source
+        )
 
-    steps = [(k, v) for k, v in node.args if k in fact.steps]
+    steps = {k: v for k, v in node.args if k in fact.steps}
     plain = dataclasses.replace(node, name=fresh(names, f"{node.name}_plain"))
-    first = layer("down", node.arg(fact.input), down, middle, *steps)
+    first = layer(
+        alike if kernel or fact.lookup else linear, node.arg(fact.input), down, middle, **steps
+    )
     assert not isinstance(node.type, tuple)
-    second = layer("up", Ref(first.name), up, node.type)
+    second = layer(alike if kernel else linear, Ref(first.name), up, node.type)
     factor = (("alpha", scale),) if scale != 1 else ()
     args = (("self", Ref(plain.name)), ("other", Ref(second.name)), *factor)
     total = Node(node.name, "aten.add.Tensor", args, node.type, path, node.source)
@@ -269,18 +280,17 @@ def _rescaled(
 ) -> tuple[Node, ...]:
     """Return the sums of the adapters whose scale changes, with what it becomes at a rank."""
     sums = list[Node]()
-    for branch in side_branches(graph):
-        if branch.low_rank:
-            rank = graph.param[branch.down].shape[branch.rank_dim]
-            scale = _scale(alpha, scaling, rank if size is None else min(size, rank))
-            total, last = graph.node[branch.total], branch.nodes[-1]
-            if not math.isclose(scale, branch.scale, rel_tol=1e-12):
-                before = 1.0 if total.arg("self") == Ref(last) else total.arg("alpha", 1)
-                assert isinstance(before, (int, float))
-                factor = before * scale / branch.scale
-                pair: dict[str, Value] = {"self": Ref(branch.base), "other": Ref(last)}
-                args = canonical_args(total.op, pair | ({"alpha": factor} if factor != 1 else {}))
-                sums.append(dataclasses.replace(total, args=args))
+    for branch in low_rank_branches(graph):
+        rank = graph.param[branch.down].shape[branch.rank_dim]
+        scale = _scale(alpha, scaling, rank if size is None else min(size, rank))
+        total, last = graph.node[branch.total], branch.nodes[-1]
+        if not math.isclose(scale, branch.scale, rel_tol=1e-12):
+            before = 1.0 if total.arg("self") == Ref(last) else total.arg("alpha", 1)
+            assert isinstance(before, (int, float))
+            factor = before * scale / branch.scale
+            pair: dict[str, Value] = {"self": Ref(branch.base), "other": Ref(last)}
+            args = canonical_args(total.op, pair | ({"alpha": factor} if factor != 1 else {}))
+            sums.append(dataclasses.replace(total, args=args))
     return tuple(sums)
 
 

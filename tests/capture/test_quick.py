@@ -8,6 +8,8 @@ from torch import nn
 from torch.fx import GraphModule, proxy
 from torch.fx.experimental.sym_node import SymNode
 
+import archgraph as ag
+from archgraph.capture.examples import at_size
 from archgraph.capture.places import users_line
 from archgraph.capture.quick import quicker
 from tests.nets import with_parts
@@ -62,3 +64,35 @@ def test_the_program_is_the_same(model):
     assert shown(program) == shown(expected)
     assert any(shown(program)[-1])
     assert torch.equal(program.module()(x), model(x))  # compiled when it is called
+
+
+@with_parts(lambda: {"one": nn.Linear(4, 5), "other": nn.Linear(3, 5)})
+def Branching(self, x, y):
+    """Two inputs, and branches on the size of the batch of which one alone makes a difference."""
+    x = self.one(x) + self.other(y)
+    if x.shape[0] > 10:
+        x = x.contiguous()
+    if x.shape[0] > 20:
+        x = x * 2
+    return x.sin() if x.shape[0] > 30 else x
+
+
+def test_a_range_takes_an_export_on_each_side_of_a_branch_and_none_behind_its_end(monkeypatch):
+    """No export fails on the way, none copies numbers, and the range is that of the guards."""
+    sizes, export = [], torch.export.export
+
+    def counted(model, args, *rest, **options):
+        sizes.append(len(args[0]))
+        return export(model, args, *rest, **options)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    graph, _ = ag.trace(Branching(), torch.ones(2, 4), torch.ones(2, 3), verify=False, train=False)
+    assert sizes == [2, 11, 21]
+    assert graph.notes[0].startswith("the graph holds for batch < 21;")
+
+
+def test_sizes_of_millions_of_examples_take_no_memory():
+    inputs = (torch.ones(2, 4, requires_grad=True), torch.ones(3, dtype=torch.int64)), {}
+    wide, other = at_size(inputs, [{0: "batch"}, {}], "batch", 1 << 27, numbers=False)[0]
+    assert (wide.shape, wide.dtype, wide.requires_grad) == ((1 << 27, 4), torch.float32, True)
+    assert other is inputs[0][1]

@@ -135,6 +135,65 @@ def test_an_activation_has_the_outline_of_the_long_way(name, layout):
             assert outline(dtype) == expected, dtype
 
 
+OPERATORS = {
+    "addmm": lambda x: (
+        torch.addmm(x.flatten(1), x.flatten(1)[:, :9], torch.ones(9, x[0].numel()).to(x)),
+    ),
+    "addmm of a row": lambda x: (
+        torch.addmm(torch.ones(7).to(x), x.flatten(1), torch.ones(x[0].numel(), 7).to(x), beta=2),
+        torch.addmm(torch.ones(1).to(x), x.flatten(1), torch.ones(x[0].numel(), 7).to(x)),
+        torch.addmm(torch.ones(1).to(x), x.flatten(1), torch.ones(x[0].numel(), 1).to(x)),
+    ),
+    "addmm of another row": lambda x: (
+        torch.addmm(torch.ones(3).to(x), x.flatten(1), torch.ones(x[0].numel(), 7).to(x)),
+    ),
+    "addmm of rows": lambda x: (
+        torch.addmm(torch.ones(4, 4).to(x), x.flatten(1), torch.ones(x[0].numel(), 4).to(x)),
+    ),
+    "roll": lambda x: (x.roll(2), x.roll((1, 1), (2, 3)), x.roll(1, 0)),
+    "softmax": lambda x: (
+        torch._safe_softmax(x, -1), torch._safe_softmax(x, 1, dtype=torch.float64),
+    ),
+    "dropout": lambda x: tuple(
+        t for p, train in ((0.5, True), (1.0, True), (0.0, True), (0.5, False))
+        for t in torch.native_dropout(x, p, train)
+    ),
+    "group norm": lambda x: tuple(
+        t
+        for weight, groups in ((torch.ones(3).to(x), 3), (None, 1))
+        for t in torch.native_group_norm(
+            x, weight, None, x.shape[0], 3, x[0, 0].numel(), groups, 1e-5
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_has_the_outline_of_the_long_way(name, layout):
+    """Shapes, dtypes, strides and whose memory it is; the guards and errors, too."""
+
+    def outline(dtype):
+        x = LAYOUTS[layout](torch.ones(4, 3, 6, 6).to(dtype))
+        axes = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * 3]
+        shape_env = ShapeEnv()
+        with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True) as mode:
+            x = mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=axes))
+            if name == "group norm" and x.shape[1] != 3:
+                x = x.permute(0, 3, 1, 2)
+            try:
+                results = OPERATORS[name](x)
+            except (RuntimeError, ValueError) as error:
+                return type(error)
+        described = [(str(tuple(t.shape)), t.dtype, str(t.stride()), t is x) for t in results]
+        return described, [str(guard.expr) for guard in shape_env.guards]
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64):
+        expected = outline(dtype)
+        with short_ways():
+            assert outline(dtype) == expected, dtype
+
+
 def sequences(kind, first, **options):
     """Shapes, dtypes and strides of a recurrent layer's results, the batch size a symbol."""
     layer = kind(3, 6, batch_first=first, **options)
@@ -171,11 +230,13 @@ def test_the_short_ways_are_taken_and_taken_back():
     before = dict(get_fast_op_impls())
     with short_ways():
         added = get_fast_op_impls().keys() - before.keys()
-        names = ("batch_norm", "layer_norm", "view", *ACTIVATIONS)
+        others = ("addmm", "roll", "_safe_softmax", "native_dropout", "native_group_norm")
+        names = ("batch_norm", "layer_norm", "view", *others, *ACTIVATIONS)
         assert all(any(n in str(op) for n in names) for op in added)
         assert {str(op).split(".")[1] for op in added} >= {
             *ACTIVATIONS,
             "view",
             "native_layer_norm",
+            *others,
         }
     assert get_fast_op_impls() == before

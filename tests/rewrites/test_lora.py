@@ -207,6 +207,29 @@ def Shows(self, x):
     return x + branch, branch
 
 
+def test_an_embedding_gets_an_adapter_under_its_full_name_alone():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(7, 6, padding_idx=1), nn.ReLU(), nn.Linear(6, 3))
+    words = torch.randint(7, (4, 5))
+    graph, state = captured(net, words)
+    for patterns in (None, "*"):
+        assert not [
+            n for n in ag.add_lora(graph, 2, patterns).graph.param if n.startswith("0.lora")
+        ]
+    adapted = ag.add_lora(graph, 3, "0", alpha=6, verify=True)
+    full = {k: torch.randn_like(v) if "lora" in k else v
+            for k, v in adapted.transfer.pull(state).items()}  # fmt: skip
+    change = 2.0 * (full["0.lora.down.weight"] @ full["0.lora.up.weight"].T)
+    expected = net[2](torch.relu(net[0](words) + change[words]))
+    torch.testing.assert_close(ag.build(adapted.graph, full)(words), expected)
+    folded = ag.fold(adapted.graph, full)
+    torch.testing.assert_close(folded.state["0.weight"], state["0.weight"] + change)
+    narrow = ag.rank(adapted.graph, 1, verify=True).graph
+    shapes = [p.shape for p in narrow.params if "lora" in p.name]
+    assert shapes == [(7, 1), (6, 1)]
+    assert dict(adapted.graph.node["embedding_1"].args)["padding_idx"] == 1
+
+
 def test_a_step_size_of_a_result_that_is_also_used_elsewhere_is_not_folded():
     graph, state = captured(Shows(), torch.randn(2, 4))
     stepped = ag.add_step_sizes(graph)

@@ -1,0 +1,89 @@
+"""Names that PEFT gives to what it wraps, and those of the author's class."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from archgraph.graph.ir import ArchGraph, Leaf
+from archgraph.states import State
+
+# Modules of PEFT around a model, around a layer with an adapter, around one that is trained whole.
+_WRAPPERS = re.compile(
+    r"^(?:.*\.)?base_model\.model(?:\.|$)"
+    r"|\.(?:base_layer|original_module|modules_to_save\.[^.]+)(?=\.|$)"
+)
+ADAPTER = ".lora_"
+
+
+def author_name(name: str) -> str:
+    """Return the name that a tensor or module of PEFT's has in the author's class.
+
+    >>> author_name("base_model.model.h.0.query.base_layer.weight")
+    'h.0.query.weight'
+    >>> author_name("base_model.model.classifier.modules_to_save.default.dense.bias")
+    'classifier.dense.bias'
+    """
+    return _WRAPPERS.sub("", name)
+
+
+def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
+    """Return a graph and its state under the names of the author's class.
+
+    Adapters keep their names. Of leaves that have one name now, forward reads one: the others go.
+
+    Args:
+        graph: The graph of a model that PEFT has wrapped. Another one is returned as it is.
+        state: Its state.
+    """
+    names = _author_names(graph)
+    if all(names.get(p.name) == [p.name, *p.aliases] for p in graph.params):
+        return graph, state
+    last = {new: old for old, (new, *_) in names.items()}
+    first = {old: new for new, old in last.items()}
+    new = graph.mapped(lambda v: Leaf(first[v.name]) if isinstance(v, Leaf) else v)
+    params = (
+        replace(p, name=first[p.name], aliases=tuple(names[p.name][1:]))
+        for p in graph.params
+        if p.name in first
+    )
+    new = new.replace(
+        params=tuple(params),
+        nodes=tuple(replace(n, scope=author_name(n.scope)) for n in new.nodes),
+        updates=tuple((first[buffer], value) for buffer, value in new.updates),
+    )
+    known = first | {name: name for name in state if name not in graph.param}
+    return new, {known[name]: tensor for name, tensor in state.items() if name in known}
+
+
+def _author_names(graph: ArchGraph) -> dict[str, list[str]]:
+    """Return the names of leaves in the author's class, those that forward reads last.
+
+    1. Adapters that forward does not read, which are not active, have none.
+    2. A module that PEFT has replaced gives no name to a weight that has others (tied ones).
+    """
+    return {
+        p.name: [author_name(n) for n in (p.name, *p.aliases) if ".original_module." not in n]
+        or [author_name(p.name)]  # 2
+        for p in sorted(graph.params, key=lambda p: bool(graph.leaf_users[p.name]))
+        if graph.leaf_users[p.name] or ADAPTER not in p.name  # 1
+    }
+
+
+def author_model(model: Any) -> Any:
+    """Return a model of transformers as its class makes it, with the weights, without PEFT's parts.
+
+    Args:
+        model: The model. One that PEFT has not changed is returned as it is.
+    """
+    # A module that is trained whole stands behind the one that it replaces.
+    tensors = {author_name(name): tensor for name, tensor in model.state_dict().items()}
+    if tensors.keys() == model.state_dict().keys():
+        return model
+    with torch.device("meta"):
+        result = type(model)(model.config)
+    result.load_state_dict(tensors, strict=False, assign=True)
+    return result
