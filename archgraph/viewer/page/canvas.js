@@ -7,6 +7,10 @@ const SVG = "http://www.w3.org/2000/svg";
 // Boxes that are opened at first, and the scale at which their words can be read.
 const FEW = 80;
 const READABLE = 0.85;
+// Blocks of a kind that takes less of the MACs are not opened at first.
+const SLIGHT = 0.05;
+// The scale at which the costliest block opens.
+const TIGHT = 0.5;
 // From this share of the readable scale on, the first look is at the whole picture.
 const NEARLY = 0.78;
 const ZOOM = { least: 0.03, most: 3 };
@@ -455,27 +459,46 @@ class Canvas {
     return { x: this.at.x + this.at.k * at.x, y: this.at.y + this.at.k * at.y };
   }
 
-  /** Open what a screen can show in a type that can be read: sections, the largest first; below them all of a level or none. */
+  /**
+   * Open what costs most, as far as a screen shows it in a type that can be read.
+   *
+   * 1. Of the blocks of each kind (the same operators, whatever their sizes), the one with the most MACs, of equal ones the first.
+   * 2. The kinds that cost most in all come first; those that cost next to nothing (slices, patch merging) stay closed.
+   * 3. Where a block does not fit, the section around it may; the first may be small. Then sections, while they fit.
+   */
   settle() {
     this.open = new Set(["root"]);
     this.tops = null;
-    const size = (/** @type {Item} */ item) => this.model.sum(item, "parameters");
+    const { model } = this;
+    const macs = (/** @type {number[]} */ operators) => operators.reduce((sum, o) => sum + model.data.operators.macs[o], 0);
+    const kind = (/** @type {Item} */ item) => item.operators.map((o) => model.data.kinds[model.data.operators.kind[o]][0]).join();
     const opens = (/** @type {Item} */ item) => item.make && item.kind !== "box" && item.boxes.length > 1;
-    let shown = this.model.children(this.model.root).length;
-    const tried = (/** @type {Item[]} */ items) => {
-      const more = items.flatMap((item) => this.model.children(item));
+    const below = (/** @type {Item} */ item) => model.children(item).filter(opens).flatMap((part) => [part, ...below(part)]);
+    const around = (/** @type {Item} */ item) => item.parent && item.parent.kind !== "graph" ? [...around(item.parent), item] : [item];
+    const shown = (/** @type {Item} */ item) => this.opened(item) ? model.children(item).reduce((/** @type {number} */ sum, /** @type {Item} */ part) => sum + 1 + shown(part), 0) : 0;
+    const tried = (/** @type {Item[]} */ items, least = READABLE) => {
+      const more = items.filter((item) => !this.open.has(item.id));
+      more.forEach((item) => this.open.add(item.id));
+      more.forEach((item) => this.stale(item));
       this.count = 0;
-      items.forEach((item) => this.open.add(item.id));
-      items.forEach((item) => this.stale(item));
-      const fits = shown + more.length <= FEW && this.scale() >= READABLE;
-      if (fits) shown += more.length;
-      else items.forEach((item) => this.open.delete(item.id));
-      items.forEach((item) => this.stale(item));
-      return fits ? more : [];
+      const fits = shown(model.root) <= FEW && this.scale() >= least;
+      if (!fits) more.forEach((item) => this.open.delete(item.id));
+      more.forEach((item) => this.stale(item));
+      return fits;
     };
-    const sections = this.model.children(this.model.root).filter(opens).sort((a, b) => size(b) - size(a));
-    let row = sections.flatMap((item) => tried([item])).filter(opens);
-    while (row.length) row = tried(row).filter(opens);
+    /** @type {Map<string, {first: Item, most: number, all: number}>} */ const kinds = new Map();
+    const all = below(model.root);
+    for (const item of all.filter((one) => !below(one).length)) { // 1
+      const most = macs(item.operators), known = kinds.get(kind(item)) || { first: item, most: -1, all: 0 };
+      kinds.set(kind(item), { first: most > known.most ? item : known.first, most: Math.max(most, known.most), all: known.all + macs(model.every(item)) });
+    }
+    const costly = [...kinds.values()].filter((one) => one.all >= SLIGHT * macs(model.root.operators)).sort((x, y) => y.all - x.all); // 2
+    costly.forEach(({ first }, i) => { // 3
+      const path = around(first);
+      while (path.length && !tried(path, i ? READABLE : TIGHT)) path.pop();
+    });
+    const sections = model.children(model.root).filter((item) => opens(item) && below(item).length);
+    sections.sort((x, y) => macs(model.every(y)) - macs(model.every(x))).forEach((item) => tried([item]));
     this.count = 0;
     this.fresh();
   }
