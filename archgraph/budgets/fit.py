@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from archgraph.rewrites.skip import skip as leave_out
 from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 from archgraph.states.importance import Importance, Scores, scores_of
-
-if TYPE_CHECKING:
-    from archgraph.foreign.home import Original
 
 FitShape: TypeAlias = Literal["free", "nested", "uniform"]
 
@@ -50,7 +47,7 @@ def fit(
     multiple: int = 1,
     keep: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
-    like: Original | None = None,
+    like: object = None,
     verify: bool = False,
 ) -> Rewritten:
     """Make the submodel for a budget: its cost never exceeds it.
@@ -167,7 +164,7 @@ def _check_request(
 
 
 def _widths(
-    graph: ArchGraph, keep: Sequence[str], shape: FitShape, like: Original | None
+    graph: ArchGraph, keep: Sequence[str], shape: FitShape, like: object
 ) -> tuple[list[AxisGroup], HomeCheck]:
     """Return what is cut alike, and what refuses a submodel that the class of a model has not."""
     if like is None:

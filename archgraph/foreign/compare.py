@@ -48,7 +48,7 @@ class FunctionComparison:
         if isinstance(expected, Mapping):  # a cache for the next call is not part of the graph
             expected, actual = dict(expected), {key: actual.get(key) for key in expected}
         ones, others = _tensors(expected), _tensors(actual)
-        if isinstance(expected, Tensor):  # of a wrapper: one of the results that the class names
+        if isinstance(expected, Tensor):  # a wrapper may return one of several results
             return any(_close(expected, other) for other in others)
         return len(ones) == len(others) and all(map(_close, ones, others))
 

@@ -59,7 +59,8 @@ def first_unequal(graph: ArchGraph, other: ArchGraph, names: Mapping[str, str]) 
         drawn = draws(graph.node[name].op) and mate in pairs.values()
         operands = None if drawn or name in pairs else both.operands(name, mate)  # 2
         if operands is None:
-            return _label(graph, name)
+            node = graph.node[name]
+            return f"{node.op.removeprefix('aten.')} in {node.scope}" if node.scope else f"%{name}"
         pairs[name] = mate
         waiting += operands
     return None
@@ -124,11 +125,6 @@ def _as_many(a: object, b: object) -> bool:
     fixed = [math.prod(s for s in t.shape if isinstance(s, int)) for t in (a, b)]
     open_ = [[s for s in t.shape if not isinstance(s, int)] for t in (a, b)]
     return fixed[0] == fixed[1] and open_[0] == open_[1]
-
-
-def _label(graph: ArchGraph, name: str) -> str:
-    node = graph.node[name]
-    return f"{node.op.removeprefix('aten.')} in {node.scope}" if node.scope else f"%{name}"
 
 
 def _same_leaf(leaf: Param, mate: Param, names: Mapping[str, str]) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -14,15 +12,8 @@ from archgraph.foreign.timm_model import timm_fit
 from archgraph.foreign.transformers_folder import transformers_finder
 from archgraph.states.rewritten import Rewritten
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-
-Original: TypeAlias = "PreTrainedModel | str | os.PathLike[str] | functools.partial[Any]"
-"""A model whose class is asked: itself, its folder, or the call that constructs it."""
-
-
-def way_home(like: Original) -> Callable[[Rewritten], Arguments]:
+def way_home(like: object) -> Callable[[Rewritten], Arguments]:
     """Return a function that finds the arguments by which a class constructs a network.
 
     It raises a RewriteError for a network that the class has not.

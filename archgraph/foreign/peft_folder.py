@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from archgraph.hints import listed
 from archgraph.module.build import state_dict
 from archgraph.ops.infer import infer
 from archgraph.ops.table import row, statistics
+from archgraph.plain import Json
 from archgraph.rewrites.insert import fresh
 from archgraph.rewrites.lora import Scaling, add_lora
 from archgraph.rewrites.train_only import train_only
@@ -210,14 +210,14 @@ def from_peft(
     return Traced(new, {name: every[name] for name in new.state_names})
 
 
-def _is_trained(name: str, config: Mapping[str, Any]) -> bool:
+def _is_trained(name: str, config: Mapping[str, Json]) -> bool:
     """Return whether PEFT trains what a folder holds beside adapters."""
     biases = ".bias" if config.get("bias", "none") != "none" else ()
     return name.endswith(biases) or _within(name, config.get("modules_to_save") or ())
 
 
 def _paths(
-    graph: ArchGraph, base: str, config: Mapping[str, Any], layers: Mapping[str, str]
+    graph: ArchGraph, base: str, config: Mapping[str, Json], layers: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the paths that layers of a folder have in the network.
 
@@ -237,7 +237,7 @@ def _paths(
 def _with_adapters(
     graph: ArchGraph,
     state: State,
-    config: Mapping[str, Any],
+    config: Mapping[str, Json],
     factors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     paths: Mapping[str, str],
 ) -> tuple[ArchGraph, dict[str, Tensor], dict[str, SideBranch]]:
@@ -274,7 +274,7 @@ def _with_adapters(
     return new, full, added
 
 
-def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+def _read(folder: Path) -> tuple[Mapping[str, Json], dict[str, Tensor]]:
     """Return the configuration of a folder, and its tensors by their names in the base.
 
     Raises:
@@ -311,7 +311,7 @@ def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     return config, {author_name(k): v for k, v in stored.items() if not inner.search(k)}
 
 
-def _config(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> dict[str, Any]:
+def _config(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> dict[str, Json]:
     """Return PEFT's configuration of adapters by layer; the commonest rank and scale are its own.
 
     Raises:

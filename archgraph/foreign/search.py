@@ -6,6 +6,7 @@ therefore asked: its network is constructed without memory and its shapes are co
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,8 @@ Route: TypeAlias = tuple[str | int, ...]
 Arguments: TypeAlias = dict[str, Any]  # a configuration: as free as JSON
 # A missing tensor weighs more than one of another shape, which still may become the right one.
 MISSING, EXTRA = 8, 4
+# Up to this, numbers are rates of dropout, deviations of weights and the like.
+RATE = 0.1
 # Fields that are changed together where the shapes do not tell which.
 TOGETHER = 3
 # Pairs of changes that are tried at once where no single one helps.
@@ -32,15 +35,21 @@ def numbers_in(value: object, way: Route = ()) -> Iterator[tuple[Route, int | fl
     >>> list(numbers_in({"depths": [2, 3], "ratio": 4.0, "bias": True, "drop": 0.1}))
     [(('depths', 0), 2), (('depths', 1), 3), (('ratio',), 4.0)]
     """
+    items = [*items_of(value)]
+    for key, item in items:
+        yield from numbers_in(item, (*way, key))
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if value is None or (number and value > RATE):  # type: ignore[operator]
+        yield way, value  # type: ignore[misc]
+
+
+def items_of(value: object) -> Iterable[tuple[Any, Any]]:
+    """Return the entries of a part of a configuration, by name or index; none of a plain value."""
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from numbers_in(item, (*way, key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from numbers_in(item, (*way, index))
-    elif value is None or (not isinstance(value, bool) and isinstance(value, int | float)):
-        if value is None or value >= 1:
-            yield way, value
+        return value.items()
+    if isinstance(value, list | tuple):
+        return enumerate(value)
+    return vars(value).items() if dataclasses.is_dataclass(value) else ()
 
 
 def changed(value: Any, way: Route, new: object) -> Any:
@@ -51,18 +60,16 @@ def changed(value: Any, way: Route, new: object) -> Any:
     """
     if not way:
         return new
-    if isinstance(value, Mapping):
-        return {k: changed(v, way[1:], new) if k == way[0] else v for k, v in value.items()}
-    return [changed(v, way[1:], new) if i == way[0] else v for i, v in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **changed(vars(value), way, new))
+    entries = {k: changed(v, way[1:], new) if k == way[0] else v for k, v in items_of(value)}
+    return entries if isinstance(value, Mapping) else [*entries.values()]
 
 
 def get(value: Any, way: Route) -> Any:
     """Return what stands at a place of a configuration; None where it has no such place."""
     for step in way:
-        try:
-            value = value[step]
-        except (IndexError, KeyError):
-            return None
+        value = dict(items_of(value)).get(step)
     return value
 
 
@@ -200,12 +207,11 @@ def differences(before: Any, after: Any, way: Route = ()) -> Iterator[tuple[Rout
     >>> [*differences({"depths": (2, 2), "kinds": ["a", "b"]}, {"depths": (2, 1), "kinds": ["b"]})]
     [(('depths', 1), 1), (('kinds',), ['b'])]
     """
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for key, value in after.items():
-            yield from differences(before.get(key), value, (*way, key))
-    elif _is_list(before) and _is_list(after) and len(before) == len(after):
-        for index, pair in enumerate(zip(before, after, strict=True)):
-            yield from differences(*pair, (*way, index))
+    entries, others = dict(items_of(before)), dict(items_of(after))
+    mappings = isinstance(before, Mapping) and isinstance(after, Mapping)
+    if mappings or (entries and entries.keys() == others.keys()):
+        for key, value in others.items():
+            yield from differences(entries.get(key), value, (*way, key))
     elif before != after:
         yield way, after
 
@@ -261,39 +267,39 @@ class ArgumentSearch:
         """Yield the configurations with these shapes, first the one with the fewest changes.
 
         Number and size of heads, say, are told by their product alone where they are not tensors'
-        own dimensions: such values are changed together, a few at a time.
+        own dimensions: such values are changed together, all by one ratio or a few at a time.
 
         1. The nearest configuration comes first.
         2. A value that alone changes a dimension of which no other value is part stays.
         3. What is left is combined.
         """
         first = self.nearest()
-        goal = self.shapes(first)
-        if goal is None or not self.fits(goal):
+        goal = self.shapes(first) or {}
+        equal = all(goal.get(name) == shape for name, shape in self.target.items())
+        if not equal or extra_child(self.target, goal):
             return
         yield first  # 1
         options = self._options(first, goal)
         while True:  # 2
-            dims = [d for option in options for d in option.dims]
-            alone = [o for o in options if any(dims.count(d) == 1 for d in o.dims)]
+            dims = [*itertools.chain.from_iterable(options.values())]
+            alone = [
+                o for o, changes in options.items() if any(dims.count(d) == 1 for d in changes)
+            ]
             if not alone:
                 break
-            options = [o for o in options if o not in alone]
-        for count in range(1, TOGETHER + 1):  # 3
-            for combined in itertools.combinations(options, count):
-                if len({o.way for o in combined}) < count:
-                    continue
-                arguments = first
-                for option in combined:
-                    arguments = changed(arguments, option.way, option.value)
-                shapes = self.shapes(arguments)
-                if shapes is not None and shapes == goal:
-                    yield arguments
-
-    def fits(self, shapes: StateShapes) -> bool:
-        """Return whether a network has every tensor that is looked for, in its shape."""
-        equal = all(shapes.get(name) == shape for name, shape in self.target.items())
-        return equal and extra_child(self.target, shapes) is None
+            options = {o: changes for o, changes in options.items() if o not in alone}
+        alike: dict[Fraction, list[tuple[Route, int]]] = {}  # by their ratio
+        for way, value in options:
+            alike.setdefault(Fraction(value, get(first, way)), []).append((way, value))
+        few = (itertools.combinations(options, count + 1) for count in range(TOGETHER))
+        for combined in itertools.chain(alike.values(), *few):  # 3
+            if len({way for way, _ in combined}) < len(combined):
+                continue
+            arguments = first
+            for way, value in combined:
+                arguments = changed(arguments, way, value)
+            if self.shapes(arguments) == goal:
+                yield arguments
 
     def _distance(self, arguments: Arguments) -> float:
         shapes = self.shapes(arguments)
@@ -369,39 +375,25 @@ class ArgumentSearch:
         for (way, new, _), (other, also, _) in itertools.islice(alike, PAIRS):
             yield changed(changed(arguments, way, new), other, also)
 
-    def _options(self, first: Arguments, goal: StateShapes) -> list[_Option]:
-        """Return the other values that numbers of a configuration could have."""
-        before = self.shapes(self.start) or {}
-        ratios = {Fraction(w, h) for h, w in unequal_sizes(self.target, before).values() if h}
-        if not ratios:
-            return []
-        result = []
+    def _options(
+        self, first: Arguments, goal: StateShapes
+    ) -> dict[tuple[Route, int], set[tuple[str, int]]]:
+        """Return the dimensions that other values of numbers would change, each alone."""
+        sizes = unequal_sizes(self.target, self.shapes(self.start) or {}).values()
+        ratios = (Fraction(new, has) for has, new in sizes if has)
+        result = {}
         for way, new, _ in self._moves(self.start, {Fraction(1), *ratios}):
             if not isinstance(new, int) or get(first, way) in (None, new):
                 continue
             shapes = self.shapes(changed(first, way, new))
-            dims = frozenset(unequal_sizes(goal, shapes or {}))
             if shapes is None or shapes.keys() == goal.keys():
-                result.append(_Option(way, new, dims))
+                result[way, new] = {*unequal_sizes(goal, shapes or {})}
         return result
 
 
-@dataclass(frozen=True)
-class _Option:
-    """Another value of one number, and the dimensions that it alone would change."""
-
-    way: Route
-    value: int
-    dims: frozenset[tuple[str, int]]
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
-
-
 def _lists(value: object, way: Route = ()) -> Iterator[tuple[Route, list[Any]]]:
-    if isinstance(value, list | tuple):
+    """Yield the lists of a configuration; not a pair of a list and a number, say."""
+    if isinstance(value, list | tuple) and len({isinstance(v, list | tuple) for v in value}) == 1:
         yield way, list(value)
-    items = value.items() if isinstance(value, Mapping) else ()
-    for key, item in items:
+    for key, item in items_of(value):
         yield from _lists(item, (*way, key))

@@ -6,6 +6,7 @@ length of its header, the header as JSON (dtype, shape and bytes of each tensor)
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -79,9 +80,7 @@ class Shards(LazyState):
         return min(MAX_SHARD, max(sizes)) if len(sizes) > 1 else MAX_SHARD
 
     def _read(self, name: str, start: int, stop: int) -> Tensor:
-        from safetensors import safe_open
-
-        with safe_open(self._file[name], "pt") as file:  # a mapping, of which these rows are read
+        with _opened(self._file[name]) as file:  # a mapping, of which these rows are read
             if not self.types[name].dim():
                 return file.get_tensor(name)
             return file.get_slice(name)[start:stop]
@@ -107,25 +106,36 @@ def _index(folder: Path) -> dict[str, str]:
 
 def _types(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a file without their numbers."""
+    result = {}
+    with _opened(file) as tensors:  # checks the header, and that the bytes are there
+        for name in tensors.keys():
+            part = tensors.get_slice(name)
+            dtype = _DTYPES.get(part.get_dtype())
+            if dtype is None:
+                raise GraphError(
+                    "unknown dtype",
+                    where=f"{file}: {name}",
+                    found=part.get_dtype(),
+                    expected=", ".join(_DTYPES),
+                )
+            result[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+    return result
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open a file to read from it.
+
+    Raises:
+        GraphError: If it cannot be read: that is not an error of writing what is read.
+    """
     from safetensors import SafetensorError, safe_open
 
-    result = {}
     try:
-        with safe_open(file, "pt") as tensors:  # checks the header, and that the bytes are there
-            for name in tensors.keys():
-                part = tensors.get_slice(name)
-                dtype = _DTYPES.get(part.get_dtype())
-                if dtype is None:
-                    raise GraphError(
-                        "unknown dtype",
-                        where=f"{file}: {name}",
-                        found=part.get_dtype(),
-                        expected=", ".join(_DTYPES),
-                    )
-                result[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+        with safe_open(file, "pt") as tensors:
+            yield tensors
     except (OSError, SafetensorError) as error:
         raise GraphError("is not a safetensors file", where=str(file), found=error) from error
-    return result
 
 
 def write_shards(folder: Path, state: LazyState, max_shard_size: int = MAX_SHARD) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -10,13 +11,15 @@ from typing import Any
 
 from torch import nn
 
+from archgraph.capture.surroundings import replaced
 from archgraph.errors import GraphError
 from archgraph.files import write
 from archgraph.foreign.fit import Fit
-from archgraph.foreign.search import Arguments, differences
+from archgraph.foreign.search import Arguments
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
 from archgraph.hints import import_cause
+from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
 
 
@@ -83,23 +86,26 @@ def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
     def make(arguments: Arguments) -> nn.Module:
         return timm.create_model(name, **(args | _changed(start, arguments)))
 
-    label = f"{type(model).__name__} of timm"
-    return lambda graph: Fit(graph, model, start, make, label=label)
+    def beside(graph: ArchGraph) -> Fit:
+        types = (torch_dtype(param.dtype) for param in graph.params)
+        typed = model.to(next(t for t in types if t.is_floating_point))
+        return Fit(graph, typed, start, make, label=f"{type(model).__name__} of timm")
+
+    return beside
 
 
 def _changed(start: Arguments, arguments: Arguments) -> Arguments:
     """Return the arguments that are no longer what they were."""
-    new = {way[0] for way, _ in differences(start, arguments)}
     return {
-        key: tuple(value) if isinstance(value, list | tuple) else value
+        key: tuple(value) if isinstance(value, list) else value
         for key, value in arguments.items()
-        if key in new
+        if value != start[key]
     }
 
 
 @contextlib.contextmanager
 def _recorded(kind: type[nn.Module]) -> Iterator[list[Arguments]]:
-    """Record the arguments with which a class is constructed: plain values, defaults included.
+    """Record the arguments with which a class is constructed, defaults included.
 
     An entry point of timm adds its own to those that it is given, and keeps them nowhere.
     """
@@ -109,18 +115,12 @@ def _recorded(kind: type[nn.Module]) -> Iterator[list[Arguments]]:
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        values = {k: v for k, v in list(bound.arguments.items())[1:] if _is_plain(v)}
-        calls.append(values)
+        values: Arguments = {}
+        for key, value in {**bound.arguments, **kwargs}.items():
+            # Where a class reads a configuration, its fields are arguments, too.
+            values |= vars(value) if dataclasses.is_dataclass(value) else {key: value}
+        calls.append({k: v for k, v in values.items() if not isinstance(v, nn.Module | dict)})
         construct(self, *args, **kwargs)
 
-    kind.__init__ = init  # type: ignore[method-assign]
-    try:
+    with replaced([(kind, "__init__", init)]):
         yield calls
-    finally:
-        kind.__init__ = construct  # type: ignore[method-assign]
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return bool(value) and all(map(_is_plain, value))
-    return value is None or isinstance(value, int | float | str)

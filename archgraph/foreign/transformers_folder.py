@@ -86,8 +86,7 @@ def from_transformers(
     notes.append("not verified: the weights stay in their files")
     if weights.unused:
         notes.append(f"the folder has tensors that the model has not: {listed(weights.unused)}")
-    buffers = dict(original.model.named_buffers())
-    lacking = {name: buffers[name] for name in graph.state_names if name not in weights.types}
+    lacking = {n: b for n, b in original.model.named_buffers() if n not in weights.types}
     types = {n: weights.types.get(n, lacking.get(n)) for n in graph.state_names}
     state = LazyState(
         {n: torch.empty_like(t, device="meta") for n, t in types.items() if t is not None},
@@ -164,9 +163,7 @@ def to_transformers(
     return changes
 
 
-def transformers_finder(
-    like: PreTrainedModel | str | os.PathLike[str] | _Original,
-) -> Callable[[GraphLike], tuple[Fit, Arguments]]:
+def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Arguments]]:
     """Return a function that finds the configuration of a network.
 
     Args:
@@ -185,6 +182,8 @@ def transformers_finder(
                 where="like",
                 found=type(like).__name__,
                 expected="the model that was traced, or its folder",
+                hint="of timm, ag.fit takes functools.partial(timm.create_model, name, …); "
+                "ag.to_timm writes",
             )
         folder = like if isinstance(like, _Original) else None
         model = like.model if isinstance(like, _Original) else author_model(like)
@@ -341,12 +340,23 @@ class _Original:
             GraphError: If nothing says what the model takes.
         """
         name, config = self.model.main_input_name, self.config
+        words = getattr(config, "text_config", config)
+        inputs: dict[str, Tensor] = {}
         if name == "input_ids":
             names = [name, "decoder_input_ids"] if config.is_encoder_decoder else [name]
-            length = min(WORDS, getattr(config, "max_position_embeddings", None) or WORDS)
-            return {name: torch.zeros(2, length, dtype=torch.int64) for name in names}
-        if name == "pixel_values" and isinstance(size := getattr(config, "image_size", None), int):
-            return {name: torch.zeros(2, getattr(config, "num_channels", 3), size, size)}
+            most = getattr(words, "max_position_embeddings", None) or WORDS
+            length = min(most, WORDS) if most > 0 else WORDS
+            inputs |= {name: torch.zeros(2, length, dtype=torch.int64) for name in names}
+        # Images that stand among the words need words of their own: a text does without them.
+        beside = "image" in self.model.input_modalities and not hasattr(config, "image_token_id")
+        images = (
+            getattr(config, "vision_config", config) if beside or name == "pixel_values" else None
+        )
+        if isinstance(size := getattr(images, "image_size", None), int):
+            channels = getattr(images, "num_channels", 3)
+            inputs["pixel_values"] = torch.zeros(2, channels, size, size)
+        if name in inputs:
+            return inputs
         raise GraphError(
             "does not say which inputs the model takes",
             where=str(self.folder / CONFIG),
@@ -385,12 +395,12 @@ def _rewrite_folder(
     net = original.make(type(original.config).from_dict(arguments))
     weights = FolderWeights(original.folder, original.model)
     lazy = (
-        LazyState(
+        state
+        if isinstance(state, LazyState)
+        else LazyState(
             {name: tensor.to("meta") for name, tensor in state.items()},
             lambda name, start, stop: _rows(state[name], start, stop),
         )
-        if not isinstance(state, LazyState)
-        else state
     )
     size = min(max_shard_size or weights.shards.shard_size, MAX_SHARD)
     try:
@@ -422,14 +432,14 @@ def _arranged(net: nn.Module, fit: Fit, state: LazyState, weights: FolderWeights
 
     1. A weight comes from the network, whatever name of it the network has.
     2. What forward does not read comes from the original, where it has the same shape.
-    3. A buffer that neither has is computed by the class.
-
-    Raises:
-        GraphError: If a parameter is left.
+    3. Where it has another one, a parameter is zero, and a buffer is computed by the class.
     """
     owner = {n: p.name for p in fit.graph.params for n in (p.name, *p.aliases)}
     leaf = {new: owner[name] for name, new in fit.names.items()}
     tensors = dict(net.named_parameters(remove_duplicate=False))
+    zeros = LazyState(
+        tensors, lambda name, a, b: _rows(torch.zeros_like(tensors[name], device="cpu"), a, b)
+    )
     names: dict[int, list[str]] = {}
     for name, tensor in net.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
@@ -444,7 +454,7 @@ def _arranged(net: nn.Module, fit: Fit, state: LazyState, weights: FolderWeights
         elif spare:  # 2
             sources[name] = weights, spare[0]
         elif name in tensors:  # 3
-            raise GraphError("the class has a parameter that the network lacks", where=name)
+            sources[name] = zeros, name
     return _Arranged(sources)
 
 
@@ -526,12 +536,10 @@ def _quiet() -> Iterator[None]:
     _transformers()
     from transformers.utils import logging
 
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
+        if logging.is_progress_bar_enabled():
+            stack.callback(logging.enable_progress_bar)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
         yield
-    finally:
-        logging.set_verbosity(level)
-        if bar:
-            logging.enable_progress_bar()

@@ -190,7 +190,7 @@ def _with_line(cause: BaseException, text: str) -> str:
     return f"{text} ({code})" if code else text
 
 
-def constructor(document: Document) -> functools.partial[Any]:
+def constructor(document: Document) -> functools.partial[object]:
     """Return the call that constructs the model of a file.
 
     Raises:
@@ -220,7 +220,7 @@ def _construct(
 
 def _call(
     document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool = False
-) -> functools.partial[Any]:
+) -> functools.partial[object]:
     """Return a callable with its arguments, each of them constructed."""
     where = document.where(("python",))
     loc = (*loc, "args")

@@ -15,6 +15,7 @@ import torch
 import archgraph as ag
 from archgraph.foreign.graph_comparison import first_unequal
 from archgraph.foreign.shards import Shards, write_shards
+from archgraph.rewrites.laws import random_inputs
 from archgraph.states.lazy import LazyState
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -231,6 +232,38 @@ def test_what_is_not_the_folder_of_a_model_is_refused(tmp_path):
         "quantised",
         edit("config.json", lambda v: v.update(quantization_config={"quant_method": "gptq"})),
     )
+
+
+VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+          "num_attention_heads": 4, "image_size": 16, "patch_size": 8}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["SiglipModel", "SiglipForImageClassification"])
+def test_a_folder_says_which_images_and_words_its_model_takes(kind, tmp_path):
+    config = transformers.SiglipConfig(text_config=SIZES, vision_config=VISION)
+    model = getattr(transformers, kind)(config).eval()
+    model.save_pretrained(tmp_path / "a")
+    graph, state = ag.from_transformers(tmp_path / "a")
+    images = {name: value.shape[1:] for name, value in random_inputs(graph).items()}
+    words = {"input_ids": (16,)} if kind == "SiglipModel" else {}
+    assert images == {**words, "pixel_values": (3, 16, 16)}
+    if not words:  # its pooling is not read, and has the width that was cut
+        small = ag.take(graph, 0.5)
+        ag.to_transformers(small, state.through(small.transfer), tmp_path / "a", tmp_path / "b")
+        again = type(model).from_pretrained(tmp_path / "b").eval()
+        assert not again.vision_model.head.probe.any()
+        inputs = random_inputs(small.graph)
+        expected = ag.build(small, state.through(small.transfer)).eval()(**inputs)
+        torch.testing.assert_close(again(**inputs).logits, expected["logits"])
+
+
+def test_a_file_that_vanishes_is_not_an_error_of_writing(tmp_path):
+    saved("llama", tmp_path / "a")
+    _, state = ag.from_transformers(tmp_path / "a")
+    for file in (tmp_path / "a").glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(ag.GraphError, match=r"model-.*: is not a safetensors file"):
+        state["model.norm.weight"]
 
 
 def test_the_output_is_a_new_folder(tmp_path):

@@ -38,6 +38,24 @@ def test_timm_creates_the_same_network(name, cut, tmp_path):
         torch.testing.assert_close(again(image), expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["deit_tiny_distilled_patch16_224", "mobilevit_xxs"])
+def test_fields_and_what_is_handed_on_are_arguments(name, tmp_path):
+    args = {"num_classes": 5} | ({"img_size": 64, "depth": 3} if "deit" in name else {})
+    model = timm.create_model(name, **args).eval().to(torch.bfloat16)
+    image = torch.randn(2, 3, 64, 64, dtype=torch.bfloat16)
+    graph, state = captured(model, image, train=False)
+    stages = [s.blocks for s in ag.structure(graph).sections if s.kind == "stage"]
+    small = ag.skip(graph, [blocks[-1].name for blocks in stages if blocks[1:]][:1])
+    weights, file = small.transfer.pull(state), tmp_path / "model.safetensors"
+    arguments = ag.to_timm(small, weights, name, file, **args)
+    assert arguments.keys() == {*args, "depth" if "deit" in name else "blocks"}
+    again = timm.create_model(name, checkpoint_path=str(file), **arguments).eval()
+    with torch.no_grad():
+        actual = again.to(torch.bfloat16)(image)
+        torch.testing.assert_close(actual, ag.build(small, weights).eval()(image))
+
+
 def test_a_residual_network_keeps_its_stem(tmp_path):
     graph, state = captured(
         timm.create_model("resnet18", num_classes=5).eval(), torch.randn(2, 3, 32, 32), train=False

@@ -111,6 +111,18 @@ def test_lists_of_another_length_are_told(tmp_path):
     assert changes == {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
 
 
+def test_lists_within_lists_lose_what_their_layers_lose(tmp_path):
+    kinds = {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}
+    sizes = {k: v for k, v in ENCODER.items() if not k.startswith("num_")}
+    model = model_of("GPTNeoForCausalLM", {**sizes, **kinds, "use_cache": False, "window_size": 4})
+    graph, state = captured(model, train=False, **WORDS)
+    short = ag.skip(graph, "transformer.h.0")
+    weights = short.transfer.pull(state)
+    changes = ag.to_transformers(short, weights, model, tmp_path)
+    assert changes["num_layers"] == 1 and changes["attention_layers"] == ["local"]
+    assert_home(model, tmp_path, short, weights)
+
+
 class Logits(nn.Module):
     """One result of a model that has several."""
 
@@ -152,6 +164,27 @@ def test_a_number_of_parts_falls_where_their_size_rises():
 
     search = ArgumentSearch(shapes, {"width": 16, "parts": 4}, {"a": (16,), "b": (8,)}, {})
     assert search.nearest() == {"width": 16, "parts": 2}
+
+
+def test_numbers_that_no_shape_tells_are_changed_by_one_ratio():
+    def shapes(arguments: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        if any(width % heads for width, heads in zip(*arguments.values(), strict=True)):
+            raise ValueError
+        return {str(i): (width,) for i, width in enumerate(arguments["widths"])}
+
+    start = {"widths": [32, 48, 80, 128], "heads": [2, 4, 8, 8]}
+    target = {str(i): (width // 2,) for i, width in enumerate(start["widths"])}
+    first, second, *_ = ArgumentSearch(shapes, start, target, {}).fitting()
+    assert first == {"widths": [16, 24, 40, 64], "heads": [2, 4, 8, 8]}
+    assert second == {"widths": [16, 24, 40, 64], "heads": [1, 2, 4, 4]}
+
+
+def test_a_multiplier_below_one_is_tried_and_a_rate_is_not():
+    def shapes(arguments: dict[str, float]) -> dict[str, tuple[int, ...]]:
+        return {"a": (int(64 * arguments["multiplier"]), int(10 + arguments["dropout"]))}
+
+    search = ArgumentSearch(shapes, {"multiplier": 0.5, "dropout": 0.1}, {"a": (16, 10)}, {})
+    assert search.nearest() == {"multiplier": 0.25, "dropout": 0.1}
 
 
 class Blocks(nn.Module):
