@@ -185,7 +185,10 @@ def draw(
     family = address.family if address.member is None else None
     if family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)
-        pictures = draw_family(family, folder, detail=detail, fold=fold, form=form)
+        pictures = draw_family(
+            family, folder, detail=detail, fold=fold, form=form,
+            title=title, legend=legend, width=width, font=font,
+        )  # fmt: skip
         for path in pictures:
             wrote(path)
         return
