@@ -16,7 +16,7 @@ from archgraph.analysis.structure import structure
 from archgraph.analysis.training_step import Optimizer
 from archgraph.budgets.amounts import MEASURES, Budget, limit_of
 from archgraph.budgets.search import Floats, Search, Tally
-from archgraph.budgets.widths import AxisGroup, HomeCheck, smaller, widths_of_class
+from archgraph.budgets.widths import AxisGroup, ClassCheck, smaller, widths_of_class
 from archgraph.errors import AxisError, RewriteError
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
@@ -123,26 +123,26 @@ def fit(
     keep = [keep] if isinstance(keep, str) else keep
     scores = None if shape == "uniform" else best
     budgeted = _budgeted(graph, costs, budgets, batch, optimizer)
-    widths, home = _widths(graph, keep, shape, like)
+    widths, check = _widths(graph, keep, shape, like)
     blocks = _named_blocks(graph, costs, keep, skip)
     search = _search(graph, costs, budgeted, widths, scores, multiple, blocks)
-    point = search.start
-    if search.exceeded(point):
+    submodels = iter([search.start])
+    if search.exceeded(search.start):
         _check_possible(search, costs)
-        point = search.by_share(uniform=shape == "uniform")
+        submodels = search.by_share(uniform=shape == "uniform")
         if shape == "free":
-            point = search.filled(point)
+            submodels = search.narrower(search.filled(next(submodels)))
     refused: RewriteError | None = None
     # An operator may refuse sizes, too: an LSTM's projection cannot be as wide as what it projects.
-    for other in search.narrower(point, fill=shape == "free"):
-        made = functools.partial(_made, graph, costs, smaller(widths, search.sizes(other.at)))
+    for one in submodels:
+        cut = functools.partial(_cut_to, graph, costs, smaller(widths, search.sizes(one.at)))
         try:
-            small = made(other.skipped, best)
-            home(small)
+            small = cut(one.skipped, best)
+            check(small)
         except RewriteError as error:
             refused = refused or error
         else:
-            return made(other.skipped, best, verify=True) if verify else small
+            return cut(one.skipped, best, verify=True) if verify else small
     assert refused is not None
     raise refused
 
@@ -165,21 +165,21 @@ def _check_request(
 
 def _widths(
     graph: ArchGraph, keep: Sequence[str], shape: FitShape, like: object
-) -> tuple[list[AxisGroup], HomeCheck]:
+) -> tuple[list[AxisGroup], ClassCheck]:
     """Return what is cut alike, and what refuses a submodel that the class of a model has not."""
-    if like is None:
+    if like is None or like is False:
         return [AxisGroup((axis,)) for axis in _cut(graph, keep, shape)], lambda small: None
-    if isinstance(like, bool):  # as a file says it
+    if like is True:  # as a file says it
         hint = "pass the model; in a file `like: true` is for a model written `python:`"
         raise RewriteError("no model whose class can be asked", where="like", hint=hint)
-    from archgraph.foreign.home import way_home  # torch.export and sympy
+    from archgraph.foreign.class_check import class_check  # torch.export and sympy
 
-    home = way_home(like)
-    home(Rewritten.identity(graph))  # a model that is not the one that was traced is refused
-    return widths_of_class(graph, _cut(graph, keep, "uniform"), home), home
+    check = class_check(like)
+    check(Rewritten.identity(graph))  # a model that is not the one that was traced is refused
+    return widths_of_class(graph, _cut(graph, keep, "uniform"), check), check
 
 
-def _made(
+def _cut_to(
     graph: ArchGraph,
     costs: CostPolynomial,
     sizes: Mapping[Axis, int],
@@ -247,7 +247,7 @@ def _search(
     for width, grown in zip(widths, grows, strict=True):
         grid = np.array(width.grid(multiple))
         even = np.arange(1, width.units + 1) / width.units
-        share = (even if importance is None else _kept(importance, width))[grid - 1]  # 1
+        share = (even if importance is None else _share_of_scores(importance, width))[grid - 1]  # 1
         grids.append(grid)
         shares.append(share)
         losses.append(-grown * np.log(np.maximum(share, LEAST)))  # 2
@@ -259,7 +259,7 @@ def _search(
     return Search(tallies, limits, grids, shares, losses, depths)
 
 
-def _kept(importance: Importance, width: AxisGroup) -> Floats:
+def _share_of_scores(importance: Importance, width: AxisGroup) -> Floats:
     """Return the share of a width's scores that its best positions have, by the number of units."""
     shares = []
     for axis, positions in width.sizes(1).items():

@@ -158,8 +158,8 @@ class Search:
         skipped = frozenset(name for _, names in self.depths for name in names)
         return Submodel(np.zeros(len(self.grids), dtype=np.int64), skipped)
 
-    def by_share(self, *, uniform: bool) -> Submodel:
-        """Return the largest submodel within the budgets of those that one share leads through.
+    def by_share(self, *, uniform: bool) -> Iterator[Submodel]:
+        """Yield the submodels within the budgets that one share leads through, largest first.
 
         1. Let a share fall from 1 to 0. Each width has the smallest size of its grid whose share is
            no smaller, and each section the fewest of its blocks.
@@ -184,7 +184,7 @@ class Search:
         complete = np.append(falls[1:] != falls[:-1], [True] if len(falls) else [])
         numbers = [0, *(np.flatnonzero(complete if uniform else np.ones(len(falls))) + 1)]
         first = bisect.bisect_left(numbers, True, key=lambda n: not self.exceeded(point(int(n))))
-        return point(int(numbers[first]))
+        yield from (point(int(number)) for number in numbers[first:])
 
     def filled(self, point: Submodel, last: Ints | None = None) -> Submodel:
         """Return a submodel with larger widths, best gain for its cost first, while it fits.
@@ -215,16 +215,10 @@ class Search:
             at[best] = higher[best]
         return Submodel(at, point.skipped)
 
-    def narrower(self, point: Submodel, *, fill: bool) -> Iterator[Submodel]:
-        """Yield a submodel, then others within the budgets, each with another width a step smaller.
-
-        Args:
-            point: The submodel.
-            fill: Whether the other widths may then grow.
-        """
+    def narrower(self, point: Submodel) -> Iterator[Submodel]:
+        """Yield a submodel, then others: each has another width a step smaller, and is filled."""
         yield point
         for width in np.flatnonzero(point.at):
             at, last = point.at.copy(), self.start.at
             at[width] = last[width] = at[width] - 1
-            other = Submodel(at, point.skipped)
-            yield self.filled(other, last) if fill else other
+            yield self.filled(Submodel(at, point.skipped), last)

@@ -1,4 +1,4 @@
-"""Which sizes a submodel may have: each axis its own, or those that a class can say."""
+"""Which sizes a submodel may have: each axis its own, or those that a class can have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 
-HomeCheck = Callable[[Rewritten], object]
+ClassCheck = Callable[[Rewritten], object]
 """Raises a RewriteError for a network that the class of its model cannot be constructed as."""
 
 
@@ -24,7 +24,7 @@ class AxisGroup:
 
     Attributes:
         axes: The axes.
-        step: Of how many units each cut is a multiple.
+        step: Cuts are multiples of this many units.
     """
 
     axes: tuple[Axis, ...]
@@ -57,7 +57,7 @@ def smaller(widths: Sequence[AxisGroup], units: Iterable[float]) -> dict[Axis, i
     return {axis: n for sizes in chosen for axis, n in sizes.items() if n < axis.size}
 
 
-def widths_of_class(graph: ArchGraph, among: Iterable[Axis], home: HomeCheck) -> list[AxisGroup]:
+def widths_of_class(graph: ArchGraph, among: Iterable[Axis], check: ClassCheck) -> list[AxisGroup]:
     """Return the widths that the class of a model can have smaller: the class is asked.
 
     1. Axes of equal size that differ only in the numbers of layers are one width.
@@ -69,7 +69,7 @@ def widths_of_class(graph: ArchGraph, among: Iterable[Axis], home: HomeCheck) ->
     Args:
         graph: The network.
         among: Axes that may be cut.
-        home: Asks the class.
+        check: Asks the class.
     """
     alike: dict[tuple[str, int], list[Axis]] = {}
     for axis in among:
@@ -77,9 +77,9 @@ def widths_of_class(graph: ArchGraph, among: Iterable[Axis], home: HomeCheck) ->
     waiting, result = [AxisGroup(tuple(group)) for group in alike.values()], list[AxisGroup]()  # 1
     while waiting:
         width = waiting.pop(0)
-        tied = _tied(graph, width, width.units // 2, home)  # 2
+        tied = _tied(graph, width, width.units // 2, check)  # 2
         if tied is None:
-            result.append(replace(width, step=_step(graph, width, home)))  # 3
+            result.append(replace(width, step=_step(graph, width, check)))  # 3
             continue
         others = [w for w in (*result, *waiting) if not tied.isdisjoint(a.name for a in w.axes)]
         waiting = [w for w in waiting if w not in others]
@@ -89,20 +89,22 @@ def widths_of_class(graph: ArchGraph, among: Iterable[Axis], home: HomeCheck) ->
     return result
 
 
-def _step(graph: ArchGraph, width: AxisGroup, home: HomeCheck) -> int:
+def _step(graph: ArchGraph, width: AxisGroup, check: ClassCheck) -> int:
     """Return the first divisor of a width by which it can become smaller; half of it can go."""
     units = width.units
     for step in range(1, units // 2 + 1):
         half = 2 * step == units
-        if units % step == 0 and (half or _tied(graph, width, units - step, home) is None):
+        if units % step == 0 and (half or _tied(graph, width, units - step, check) is None):
             return step
     return units
 
 
-def _tied(graph: ArchGraph, width: AxisGroup, units: int, home: HomeCheck) -> frozenset[str] | None:
+def _tied(
+    graph: ArchGraph, width: AxisGroup, units: int, check: ClassCheck
+) -> frozenset[str] | None:
     """Return the uncut axes that stand in the way of a cut; None if the class has the network."""
     try:
-        home(take(graph, sizes=width.sizes(max(units, 1))))
+        check(take(graph, sizes=width.sizes(max(units, 1))))
     except RewriteError as error:
         return error.tied
     return None

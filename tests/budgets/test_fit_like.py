@@ -76,7 +76,12 @@ def test_blocks_go_too_and_what_stays_stays(tmp_path):
     small = ag.fit(graph, macs=0.3, like=model, keep=["heads"], skip="*", multiple=4)
     changes = ag.to_transformers(small, small.transfer.pull(state), model, tmp_path)
     assert changes["num_hidden_layers"] == 1 and "num_attention_heads" not in changes
-    assert all(changes[k] % 4 == 0 for k in ("hidden_size", "intermediate_size") if k in changes)
+    cut = changes.keys() & {"hidden_size", "intermediate_size"}
+    assert cut and all(changes[name] % 4 == 0 for name in cut)
+
+
+def sizes_of(graph: ag.ArchGraph) -> dict[str, int]:
+    return {axis.name: axis.size for axis in ag.axes(graph).free}
 
 
 FAMILY = """
@@ -97,8 +102,8 @@ def test_a_family_says_it(tmp_path):
     path.write_text(FAMILY.replace("SIZES", str(ENCODER).replace("'", "")))
     half = resolve(load_family(path), python=True).clients[1].graph
     graph, _ = captured(model, train=False, **example)
-    sizes = {a.name: a.size for a in ag.axes(ag.fit(graph, macs=0.5, like=model).graph).free}
-    assert {a.name: a.size for a in ag.axes(half).free} == sizes
+    alike, apart = (ag.fit(graph, macs=0.5, like=one).graph for one in (model, False))
+    assert sizes_of(half) == sizes_of(alike) != sizes_of(apart)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,7 @@ def test_a_family_says_it(tmp_path):
     ],
 )
 def test_what_is_no_model_is_refused(like, error, message):
+    pytest.importorskip("transformers", reason="needs the extra hf")
     graph = captured(torch.nn.Linear(3, 2), torch.zeros(1, 3)).graph
     with pytest.raises(error, match=message):
         ag.fit(graph, macs=0.5, like=like)
@@ -127,15 +133,51 @@ def axis(name: str, size: int, role: str = "channels") -> Axis:
     return Axis(name, size, role, "", ())
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 6))
+ROLES = st.sampled_from(["channels", "heads"])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), ROLES), min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.integers(1, 6),
+)
 def test_axes_of_a_group_keep_their_ratio(sizes, multiple, step):
-    group = AxisGroup(tuple(axis(f"a{i}", size) for i, size in enumerate(sizes)), step)
+    group = AxisGroup(tuple(axis(f"a{i}", *one) for i, one in enumerate(sizes)), step)
+    bound = [a for a in group.axes if a.role == "channels" and a.size >= 2 * multiple]
+    allowed = [
+        units
+        for units in range(1, group.units)
+        if units % step == 0 and all(group.sizes(units)[a] % multiple == 0 for a in bound)
+    ]
+    assert group.grid(multiple) == [*allowed, group.units]
     for units in group.grid(multiple):
-        cut = group.sizes(units)
-        assert all(n * group.units == a.size * units and 1 <= n for a, n in cut.items())
-        bound = [n for a, n in cut.items() if a.size >= 2 * multiple]
-        assert units == group.units or all(n % multiple == 0 for n in bound)
-    assert group.sizes(group.units) == {a: a.size for a in group.axes}
+        assert all(n * group.units == a.size * units for a, n in group.sizes(units).items())
+
+
+BUDGET = st.floats(0.15, 1.0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(BUDGET, BUDGET, st.sampled_from(["nested", "uniform"]))
+def test_what_a_class_accepts_is_nested_too(first, second, shape):
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 12), torch.nn.ReLU(),
+        torch.nn.Linear(12, 2),
+    )  # fmt: skip
+    graph = captured(net, torch.zeros(1, 3)).graph
+
+    def check(small: ag.Rewritten) -> None:
+        """Refuse two cut sizes of which one does not divide the other."""
+        one, other = sizes_of(small.graph).values()
+        if {one, other}.isdisjoint({12, 16}) and max(one, other) % min(one, other):
+            raise ag.RewriteError("no such class")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("archgraph.foreign.class_check.class_check", lambda like: check)
+        a, b = (ag.fit(graph, macs=x, shape=shape, like="a class") for x in (first, second))
+    large, small = (a, b) if first >= second else (b, a)
+    check(small)
+    assert large.transfer >> ag.nested(large.transfer, small.transfer) == small.transfer
 
 
 @settings(deadline=None, max_examples=25)

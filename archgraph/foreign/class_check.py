@@ -1,4 +1,4 @@
-"""Whether the class of a model has a network: asked before anything is written."""
+"""Ask the class of a model whether it can be constructed as a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from archgraph.foreign.transformers_folder import transformers_finder
 from archgraph.states.rewritten import Rewritten
 
 
-def way_home(like: object) -> Callable[[Rewritten], Arguments]:
+def class_check(like: object) -> Callable[[Rewritten], Arguments]:
     """Return a function that finds the arguments by which a class constructs a network.
 
     It raises a RewriteError for a network that the class has not.
