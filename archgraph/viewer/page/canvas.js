@@ -10,7 +10,7 @@ const READABLE = 0.85;
 // Blocks of a kind that takes less of the MACs are not opened at first.
 const SLIGHT = 0.05;
 // The scale at which the costliest block opens.
-const TIGHT = 0.5;
+const TIGHT = 0.6;
 // From this share of the readable scale on, the first look is at the whole picture.
 const NEARLY = 0.78;
 const ZOOM = { least: 0.03, most: 3 };
@@ -495,7 +495,7 @@ class Canvas {
     const costly = [...kinds.values()].filter((one) => one.all >= SLIGHT * macs(model.root.operators)).sort((x, y) => y.all - x.all); // 2
     costly.forEach(({ first }, i) => { // 3
       const path = around(first);
-      while (path.length && !tried(path, i ? READABLE : TIGHT)) path.pop();
+      while (path.length && !tried(path, i || this.app.panes.length > 1 ? READABLE : TIGHT)) path.pop();
     });
     const sections = model.children(model.root).filter((item) => opens(item) && below(item).length);
     sections.sort((x, y) => macs(model.every(y)) - macs(model.every(x))).forEach((item) => tried([item]));

@@ -106,6 +106,7 @@ class App {
     this.panes.forEach((pane) => pane.settle());
     this.step(this.panes[0]);
     this.select(this.panes[0], this.panes[0].model.root);
+    this.legend(); // marks are known now
     this.panes.forEach((pane) => pane.fit(false)); // in the room that panel and legend leave
   }
 
