@@ -7,10 +7,8 @@ const SVG = "http://www.w3.org/2000/svg";
 // Boxes that are opened at first, and the scale at which their words can be read.
 const FEW = 80;
 const READABLE = 0.85;
-// Blocks of a kind that takes less of the MACs are not opened at first.
-const SLIGHT = 0.05;
-// The scale at which the costliest block opens.
-const TIGHT = 0.6;
+// At first the costliest block may be opened at a smaller one; blocks of a kind with a smaller share of the MACs stay closed.
+const [TIGHT, SLIGHT] = [0.6, 0.05];
 // From this share of the readable scale on, the first look is at the whole picture.
 const NEARLY = 0.78;
 const ZOOM = { least: 0.03, most: 3 };
@@ -105,7 +103,6 @@ class Canvas {
     this.selected = "root";
     this.focused = "root";
     /** @type {Submodel|null} what of it is shown; null: all */ this.small = null;
-    /** @type {Set<number>|null} the operators that are not dimmed; null: none is */ this.lit = null;
     /** @type {any[]} */ this.marked = [];
     /** @type {Item[]} */ this.drawn = [];
     this.svg = svg("svg", { role: "tree", "aria-label": `${model.data.name}: parts`, tabindex: "-1" });
@@ -324,7 +321,6 @@ class Canvas {
       frame.style.fill = colour || "";
       item.view.g.classList.toggle("tinted", Boolean(colour));
       this.narrow(item, colour);
-      item.view.g.classList.toggle("dim", this.lit !== null && !item.view.layout.inside && !this.model.every(item).some((o) => this.lit?.has(o)));
       this.badge(item.view.g, frame, item);
     }
     this.map.renew();
@@ -407,12 +403,6 @@ class Canvas {
     if (item && item.kind !== "graph" && this.find(item.id)) for (const way of /** @type {const} */ (["in", "out"])) follow(item, way);
   }
 
-  /** Dim all but some operators; null: nothing. */
-  trace(/** @type {Set<number>|null} */ lit) {
-    this.lit = lit;
-    this.paint();
-  }
-
   /** The smallest item in the picture that shows an operator. @returns {Item} */
   showing(/** @type {number} */ op) {
     let at = this.model.root;
@@ -461,7 +451,6 @@ class Canvas {
 
   /**
    * Open what costs most, as far as a screen shows it in a type that can be read.
-   *
    * 1. Of the blocks of each kind (the same operators, whatever their sizes), the one with the most MACs, of equal ones the first.
    * 2. The kinds that cost most in all come first; those that cost next to nothing (slices, patch merging) stay closed.
    * 3. Where a block does not fit, the section around it may; the first may be small. Then sections, while they fit.

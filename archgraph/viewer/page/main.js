@@ -70,8 +70,7 @@ class App {
     Object.assign(this.actions, { back: () => this.turn(this.stops().at - 1), on: () => this.turn(this.stops().at + 1) });
     /** @type {Record<string, string>} */
     const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", p: "play", "?": "help" };
-    window.addEventListener("beforeprint", () => this.panes.forEach((pane) => pane.print(true)));
-    window.addEventListener("afterprint", () => this.panes.forEach((pane) => pane.print(false)));
+    for (const on of [true, false]) window.addEventListener(on ? "beforeprint" : "afterprint", () => this.panes.forEach((pane) => pane.print(on)));
     document.addEventListener("keydown", (e) => {
       const writing = e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement;
       if (e.key === "Escape") this.cancel();
@@ -315,7 +314,6 @@ class App {
   select(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const room = canvas.host.clientHeight;
     canvas.focused = item.id;
-    for (const pane of this.panes) if (pane.lit) pane.trace(null);
     this.panel.show(canvas, item);
     document.body.classList.toggle("detailed", item.kind !== "graph");
     this.crumbs(canvas, item);
