@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -118,7 +118,7 @@ class Cost:
         rows = tuple((measure, f"{value:,}") for measure, value in measures.items())
         return Table("Cost", ("measure", "value"), rows, frozenset({1}))._repr_html_()
 
-    def of(self, nodes: tuple[str, ...]) -> NodeCost:
+    def of(self, nodes: Iterable[str]) -> NodeCost:
         """Sum over some operators, e.g. those of a block."""
         return sum((self.nodes[n] for n in nodes), NodeCost())
 

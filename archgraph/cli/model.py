@@ -175,7 +175,7 @@ def draw(
     A model goes into a file (.svg .png .pdf .dot), a family into a folder. Without --output the
     DOT text of a model is printed, and a family goes into a folder of its name; into a file goes
     its global model. A family's global model shows how many clients feed each part and with how
-    much of its weights: weak points stand out.
+    much of its weights.
     """
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn
@@ -185,7 +185,10 @@ def draw(
     family = address.family if address.member is None else None
     if family is not None and (output is None or not output.suffix):
         folder = output or Path(file.stem)
-        pictures = draw_family(family, folder, detail=detail, fold=fold, form=form)
+        pictures = draw_family(
+            family, folder, detail=detail, fold=fold, form=form,
+            title=title, legend=legend, width=width, font=font,
+        )  # fmt: skip
         for path in pictures:
             wrote(path)
         return

@@ -25,8 +25,8 @@ SERIES = (
     "#882255", "#332288", "#8c564b",
 )  # fmt: skip
 
-# Share of clients, from none to all. Dark text stays readable on every one of them.
-SCALE = ("#e8743b", "#f5ad6e", "#fbe3c5", "#d3e4f1", "#9cc4e2", "#6ba6d3")
+# Shares and amounts, from nothing to all of it. Dark text stays readable on every one of them.
+SCALE = ("#ffffff", "#d3e4f1", "#9cc4e2", "#6ba6d3", "#549bcd")
 
 # Kinds of operators, light enough for dark text: hues of the palette, and neighbours in a network
 # (convolution and norm, linear and attention) differ in lightness, too.

@@ -17,7 +17,8 @@ class Reach:
     Attributes:
         clients: Clients that have any of the part.
         total: All clients.
-        weights: Share of the part's weights that such a client has, on average, 0 to 1.
+        weights: Share of the part's weights that a client has, mean over all clients, 0 to 1: the
+            chance that a client drawn at random trains a weight of it.
     """
 
     clients: int
@@ -68,11 +69,9 @@ class Cover(Mapping[str, float]):
         shares = self.shares(sizes)
         if shares is None:
             return None
-        pairs = list(zip(self.counts, shares, strict=True))
+        pairs, total = list(zip(self.counts, shares, strict=True)), sum(self.counts)
         clients = sum(many for many, part in pairs if part)
-        # Of the clients that have any of it: with the others, depth and width would be mixed again.
-        weights = sum(many * part for many, part in pairs) / clients if clients else 0.0
-        return Reach(clients, sum(self.counts), weights)
+        return Reach(clients, total, sum(many * part for many, part in pairs) / total)
 
 
 def coverage(federation: Family | Iterable[tuple[Transfer, int]]) -> Cover:

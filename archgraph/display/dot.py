@@ -15,7 +15,7 @@ import graphviz
 from archgraph.display import colours
 from archgraph.display.cover import Reach, percent
 from archgraph.display.labels import LabelLine
-from archgraph.display.markup import FONT, bar, stacked_lines, text, width
+from archgraph.display.markup import FONT, stacked_lines, text, width
 from archgraph.display.paths import span, spine
 from archgraph.display.scene import Box, Cluster, Scene
 
@@ -195,13 +195,14 @@ class Drawing:
 
 
 def fill(fed: Reach) -> str:
-    """Return the colour of a share of the clients."""
-    return colours.blend(colours.SCALE, fed.clients / fed.total)
+    """Return the colour of the share of the weights that a client has."""
+    return colours.blend(colours.SCALE, fed.weights)
 
 
 def coverage_words(fed: Reach) -> list[str]:
     """Write a part's coverage in words: clients and share of the weights."""
-    return [f"{fed.clients} of {fed.total} clients", f"{percent(fed.weights)} of the weights"]
+    clients = f"{fed.clients} of {fed.total} clients"
+    return [clients, f"{percent(fed.weights)} of the weights over all"]
 
 
 def single(group: Cluster) -> bool:
@@ -251,7 +252,6 @@ def _title(group: Cluster, fed: Reach | None, within: str) -> list[str]:
         lines.append(text(", ".join(notes), size=9, colour=colours.QUIET))
     if fed is not None:
         lines += [text(line, size=8, bold=True) for line in coverage_words(fed)]
-        lines.append(bar(fed.weights))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""All pictures of a family: the global graph with its weak points, and every client's graph."""
+"""All pictures of a family: the global graph with what clients have of it, and every client's graph."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def draw_family(
     detail: Detail = "block",
     fold: bool = True,
     form: str = "svg",
+    title: str | None = None,
+    legend: bool = True,
+    width: str | None = None,
+    font: str | None = None,
 ) -> tuple[Path, ...]:
     """Draw a family: the global model, then each client.
 
@@ -33,6 +37,10 @@ def draw_family(
         detail: As for :func:`archgraph.display.picture.draw`.
         fold: The same.
         form: `svg`, `png`, `pdf` or `dot`.
+        title: What each heading begins with; empty: no headings. Default: the family's name.
+        legend: As for :func:`archgraph.display.picture.draw`.
+        width: The same.
+        font: The same.
 
     Returns:
         Paths of the pictures: the global one, if there is a global model, then each client.
@@ -41,20 +49,20 @@ def draw_family(
         RunError: If a file cannot be written, or the format is unknown.
     """
     target = Path(folder)
-    drawn = functools.partial(draw, detail=detail, fold=fold)
-    name = family.name or family.graph.name or "model"
+    drawn = functools.partial(draw, detail=detail, fold=fold, legend=legend, width=width, font=font)
+    name = (family.name or family.graph.name or "model") if title is None else title
     paths = []
     # Without a global model clients have models of their own only, and nothing to be fed.
     if family.graph.nodes:
         cover = coverage(family)
         paths.append(target / f"global.{form}")
-        legend = family_legend(family)
-        title = f"{name}: {plural(sum(cover.counts), 'client')}"
-        drawn(family.graph, paths[0], cover=cover, title=title, notes=legend)
+        heading = f"{name}: {plural(sum(cover.counts), 'client')}" if name else ""
+        notes = family_legend(family) if legend else ()
+        drawn(family.graph, paths[0], cover=cover, title=heading, notes=notes)
     for member in family.clients:
         paths.append(target / f"{file_name(member.name)}.{form}")
-        title = f"{name}: {member.name} ({plural(member.count, 'client')})"
-        drawn(member.graph, paths[-1], title=title)
+        heading = f"{name}: {member.name} ({plural(member.count, 'client')})" if name else ""
+        drawn(member.graph, paths[-1], title=heading)
     return tuple(paths)
 
 

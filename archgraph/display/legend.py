@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from archgraph.display import colours
 from archgraph.display.cover import Cover
-from archgraph.display.markup import bar, plain_table, text
+from archgraph.display.markup import plain_table, text
 from archgraph.display.scene import Scene
 from archgraph.ops.table import FAMILIES
 from archgraph.tables import count
 
+SIDES = (
+    "a weight has two sides: half the width is a quarter of a middle layer, and half of the stem"
+)
 # To a line: the legend of a narrow picture is not wider than the picture.
 MARKS = 2
 
@@ -64,9 +68,7 @@ def _colours(picture: Scene, cover: Cover | None, across: int) -> Iterator[str]:
         yield from _families(families, 2 * across + 1)
         return
     yield _scale(narrow=across < MARKS)
-    if picture.groups:  # whose titles have bars
-        said = "share of its weights" + " that such a client has: width" * (across >= MARKS)
-        yield plain_table([f"<TD>{bar(0.4)}</TD><TD>{_quiet(said)}</TD>"], padding=2)
+    yield from (_quiet(line) for line in textwrap.wrap(SIDES, 50 * across))
 
 
 def _marks(picture: Scene) -> Iterator[str]:
@@ -93,13 +95,13 @@ def _families(names: Sequence[str], across: int) -> Iterator[str]:
 
 
 def _scale(*, narrow: bool) -> str:
-    """Return the colours of shares of the clients, in a narrow picture below their caption."""
+    """Return the colours of shares of weights, in a narrow picture below their caption."""
     cells = "".join(
         f'<TD BGCOLOR="{colours.blend(colours.SCALE, s / 10)}" WIDTH="22" HEIGHT="14">'
         f"{text(str(10 * s), size=8)}</TD>"
         for s in range(0, 11, 2 if narrow else 1)
     )
-    caption = _quiet("share of clients that have it, %")
+    caption = _quiet("share of the weights, mean over all clients, %")
     if narrow:
         return plain_table([f'<TD COLSPAN="6">{caption}</TD>', cells], padding=2)
     return plain_table([f"<TD>{caption} </TD>{cells}"], padding=2)

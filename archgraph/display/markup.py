@@ -12,8 +12,6 @@ FONT = "Helvetica,Arial,sans-serif"
 # Mean width of a letter of DejaVu Sans in the labels of networks, as a share of its size: 0.60,
 # bold 0.66.
 LETTER = 0.62
-# Points of a bar that is full.
-BAR = 72
 
 
 def text(words: str, *, size: int = 10, colour: str = colours.INK, bold: bool = False) -> str:
@@ -43,17 +41,6 @@ def plain_table(
     inner = "".join(f"<TR>{row}</TR>" for row in rows)
     gaps = f'CELLSPACING="{spacing}" CELLPADDING="{padding}"'
     return f'<TABLE BORDER="0" CELLBORDER="0" {gaps}{attributes}>{inner}</TABLE>'
-
-
-def bar(share: float) -> str:
-    """Draw a bar that is filled up to a share."""
-    full = round(min(max(share, 0.0), 1.0) * BAR)
-    row = "".join(
-        f'<TD BGCOLOR="{colour}" WIDTH="{points}" HEIGHT="4" FIXEDSIZE="TRUE"></TD>'
-        for points, colour in ((full, colours.INK), (BAR - full, colours.PAPER))
-        if points  # Graphviz refuses cells of no width
-    )
-    return plain_table([row], attributes=' ALIGN="LEFT"')
 
 
 def width(lines: Sequence[str]) -> float:

@@ -53,7 +53,7 @@ def draw(
     Sections and blocks are nested frames; equal neighbouring blocks are one frame with their
     number (`×12`); arrows carry shapes without the batch axis; what takes part in training only is
     dashed. With `cover` the picture is FedFA's Fig. 1: every block shows how many clients feed it
-    and with how much of its weights, and weak points stand out in orange.
+    and which share of its weights, the colour of the block.
 
     Args:
         graph: The architecture.

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from archgraph.analysis.cost import cost
 from archgraph.display.hierarchy import Fold, Sections, between, folds
 from archgraph.display.labels import (
     LabelLine,
     abbreviated,
-    count_parameters,
     lines_of,
     main_family,
     mask_of,
@@ -223,18 +223,16 @@ class _Making:
         graph = self.graph
         leaves = tuple(dict.fromkeys(leaf for n in names for leaf in graph.node[n].leaves()))
         last = [self.copies.get(n, [n])[-1] for n in names]
-        # Sizes of the first and the last repetition differ in a fold of blocks that grow.
-        until = dict.fromkeys(leaf for n in last for leaf in graph.node[n].leaves())
         entry = graph.node[names[0]].op == "input"
-        sizes = count(count_parameters(graph, leaves)), count(count_parameters(graph, until))
         return Box(
             name=names[0],
             kind="input" if entry else "operator",
             nodes=tuple(sorted(nodes, key=self.order.__getitem__)),
             lines=(LabelLine(names[0], strong=True),) if entry else self.lines(names, last, titles),
             leaves=leaves,
-            parameters=count_parameters(graph, leaves),
-            size="–".join(dict.fromkeys(sizes)),
+            parameters=cost(graph).of(names).parameters,
+            # Sizes of the first and the last repetition differ in a fold of blocks that grow.
+            size="–".join(dict.fromkeys(_size(graph, one) for one in (names, last))),
             training=names[0] in self.parts.training,
             folded=tuple(copy for n in nodes for copy in self.copies.get(n, ())),
             # Not of the counters that belong to them.
@@ -382,4 +380,5 @@ def _leaves(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _size(graph: ArchGraph, nodes: Sequence[str]) -> str:
-    return count(count_parameters(graph, _leaves(graph, nodes)))
+    """Write the parameters of operators, tied ones where they are used first."""
+    return count(cost(graph).of(nodes).parameters)

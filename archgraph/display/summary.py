@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import Block, structure
-from archgraph.display.labels import count_parameters, dimensions, shape_label
+from archgraph.display.labels import dimensions, shape_label
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.graph.sizes import counted_at
 from archgraph.tables import Table, count, plural
@@ -96,10 +96,9 @@ def _runs(graph: ArchGraph) -> list[tuple[Block | None, list[Node]]]:
 
 
 def _numbers(graph: ArchGraph, nodes: Sequence[Node]) -> tuple[str, str]:
-    """Write the parameters of operators, each leaf once, and their MACs."""
-    leaves = dict.fromkeys(leaf for node in nodes for leaf in node.leaves())
+    """Write the parameters of operators, tied ones where they are used first, and their MACs."""
     spent = cost(graph).of(tuple(node.name for node in nodes))
-    return count(count_parameters(graph, tuple(leaves))), count(spent.macs)
+    return count(spent.parameters), count(spent.macs)
 
 
 def _result(graph: ArchGraph, name: str) -> str:

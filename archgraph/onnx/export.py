@@ -189,12 +189,19 @@ def _check_open(model: onnx_ir.Model, names: Iterable[str]) -> None:
 def _translations() -> dict[Callable[..., object], Callable[..., object]]:
     """Return what takes the place of wrong translations of PyTorch's exporter, by operator.
 
-    onnxscript 0.7 gives a three-dimensional convolution without a bias one of two dimensions
-    (microsoft/onnxscript issue 2931).
+    onnxscript 0.7 gives a convolution without a bias one of zeros, a three-dimensional one of two
+    dimensions (microsoft/onnxscript issue 2931).
     """
+    aten = torch.ops.aten
+    operators = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+    return {operator: _convolution(rank) for rank, operator in enumerate(operators, 1)}
+
+
+def _convolution(rank: int) -> Callable[..., object]:
+    """Return the translation of a convolution over so many axes."""
     from onnxscript import opset18 as op
 
-    def conv3d(
+    def convolution(
         x: OnnxValue,
         weight: OnnxValue,
         bias: OnnxValue | None = None,
@@ -203,11 +210,11 @@ def _translations() -> dict[Callable[..., object], Callable[..., object]]:
         dilation: Sequence[int] = (1,),
         groups: int = 1,
     ) -> OnnxValue:
-        strides, pads, dilations = ([*v] * (3 // len(v)) for v in (stride, padding, dilation))
+        strides, pads, dilations = ([*v] * (rank // len(v)) for v in (stride, padding, dilation))
         tensors = (x, weight) if bias is None else (x, weight, bias)
         return op.Conv(*tensors, group=groups, strides=strides, pads=pads * 2, dilations=dilations)
 
-    return {torch.ops.aten.conv3d.default: conv3d}
+    return convolution
 
 
 def _cause(error: BaseException) -> str:

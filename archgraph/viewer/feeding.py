@@ -24,8 +24,8 @@ LeafPositions: TypeAlias = dict[str, list[list[str]]]
 def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
     """Return the shares of every part, and positions of every leaf and axis, by kind of client.
 
-    A part's row holds the number of clients that have any of it, the share of its weights that such
-    a client has on average, and each kind's share; -1 stands for a part without parameters.
+    A part's row holds the number of clients that have any of it, the share of its weights that a
+    client has, mean over all, and each kind's share; -1 stands for a part without parameters.
     """
     cover, rows, texts = coverage(family), Distinct(), Distinct()
     graph = family.graph

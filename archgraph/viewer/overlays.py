@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,18 +25,16 @@ PartNumbers: TypeAlias = "float | Sequence[float] | Tensor"
 
 @dataclass(frozen=True)
 class Overlay:
-    """A figure of every part, and how a page colours it.
+    """A figure of every part, which a page colours.
 
     Attributes:
         name: What it is.
-        colours: ``scale``: from little to much; ``amount``: from nothing.
         low: Where the colours begin.
         high: Where they end.
         figures: For each graph of the page the columns of :func:`by_part`, None without any.
     """
 
     name: str
-    colours: Literal["scale", "amount"]
     low: float
     high: float
     figures: tuple[dict[str, Json] | None, ...]
@@ -76,7 +74,7 @@ def importance_overlay(
     # One scale for all graphs of the page; amounts begin at nothing.
     figures = tuple(_means(parts, values) for parts in graphs)
     low, high = min(values.values()), max(values.values())
-    return Overlay("importance", "amount", min(low, 0.0), high, figures)
+    return Overlay("importance", min(low, 0.0), high, figures)
 
 
 def block_overlay(graphs: Sequence[Anatomy], scores: Importance) -> Overlay:
@@ -102,9 +100,7 @@ def block_overlay(graphs: Sequence[Anatomy], scores: Importance) -> Overlay:
         return by_part(parts, mean)
 
     low, high = min(scores.blocks.values()), max(scores.blocks.values())
-    return Overlay(
-        "influence of blocks", "amount", min(low, 0.0), high, tuple(map(columns, graphs))
-    )
+    return Overlay("influence of blocks", min(low, 0.0), high, tuple(map(columns, graphs)))
 
 
 def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:

@@ -30,8 +30,6 @@ from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, impor
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.submodels import client_shapes, cost_terms
 
-# Colours of shares, and of amounts from a thousandth of the whole to all of it.
-SCALES = {"scale": list(colours.SCALE), "amount": ["#f2f7fb", *colours.SCALE[3:], "#549bcd"]}
 # Graphs that a page opens with, side by side, if it is made of several things.
 SEVERAL = 4
 # Operators of a graph that takes seconds.
@@ -98,7 +96,7 @@ def view(
             overlays["blocks"] = block_overlay(anatomies, importance)
         by_name = importance.positions if isinstance(importance, Importance) else importance
         overlays["importance"] = importance_overlay(anatomies, by_name)
-    page = {"title": heading, **SCALES, "families": colours.FAMILIES}
+    page = {"title": heading, "scale": list(colours.SCALE), "families": colours.FAMILIES}
     page |= {"graphs": graphs, "pairs": _pairs(parts), "start": _start(several)}
     text = document(heading, page | {"overlays": _overlays(graphs, overlays)})
     if path is not None:
@@ -128,13 +126,13 @@ def _distinctly_named(graphs: list[dict[str, Json]]) -> list[dict[str, Json]]:
 
 
 def _overlays(graphs: list[dict[str, Json]], overlays: Mapping[str, Overlay]) -> dict[str, Json]:
-    """Return names, colours and ends of the overlays; put their figures into the graphs."""
+    """Return names and ends of the overlays; put their figures into the graphs."""
     for i, graph in enumerate(graphs):
         figures = {
             key: one.figures[i] for key, one in overlays.items() if one.figures[i] is not None
         }
         graph.update({"figures": figures} if figures else {})
-    return {key: [one.name, one.colours, one.low, one.high] for key, one in overlays.items()}
+    return {key: [one.name, one.low, one.high] for key, one in overlays.items()}
 
 
 def _listed(subject: Any) -> list[tuple[str | None, Subject]]:

@@ -257,7 +257,7 @@ def test_draw_a_family_with_its_weak_points(here: Path):
     names = ["client-half.svg", "client-whole.svg", "global.svg"]
     assert sorted(p.name for p in (here / "pictures").iterdir()) == names
     assert call("draw", "family.yaml", "-o", "global.dot").exit_code == 0
-    assert "share of clients" in (here / "global.dot").read_text()
+    assert "share of the weights" in (here / "global.dot").read_text()
     refused(call("draw", "family.yaml", "--choose", "depth=3", "-o", "m.dot"), "is a family")
 
 

@@ -69,15 +69,28 @@ def test_a_family_is_drawn_with_its_weak_points(graph: ArchGraph, tmp_path):
     assert "50 %" not in paths[1].read_text()
 
 
+def test_a_family_is_drawn_as_its_options_say(graph: ArchGraph, tmp_path):
+    member = Tier("all", graph, Transfer.identity(graph), count=3)
+    family = Family(graph, None, (member,), "both")
+    options = {"title": "Mine", "legend": False, "width": "3.3in", "font": "Courier"}
+    for path in draw_family(family, tmp_path, form="dot", **options):
+        text = path.read_text()
+        assert float(text.partition('size="')[2].partition(",")[0]) <= 3.3
+        assert "fontname=Courier" in text and "Mine: " in text
+        assert "both" not in text and "share of the weights" not in text
+    bare = draw_family(family, tmp_path, form="dot", title="")[0].read_text()
+    assert "3 clients" not in bare.replace("3 of 3 clients", "")
+
+
 @given(whole=st.integers(1, 5), half=st.integers(0, 5), without=st.integers(0, 5))
 def test_two_numbers_tell_depth_from_width(whole: int, half: int, without: int):
     cover = Cover((whole, half, without), {"a": (1.0, 0.5, 0.0), "b": (1.0, 1.0, 0.0)})
     found = cover.reach({"a": 30, "b": 10})
     assert found is not None
     assert (found.clients, found.total) == (whole + half, whole + half + without)
-    assert found.weights == pytest.approx((whole + half * 25 / 40) / (whole + half), rel=1e-12)
+    assert found.weights == pytest.approx((whole + half * 25 / 40) / found.total, rel=1e-12)
     mean = (30 * cover["a"] + 10 * cover["b"]) / 40
-    assert found.clients / found.total * found.weights == pytest.approx(mean, rel=1e-12)
+    assert found.weights == pytest.approx(mean, rel=1e-12)
 
 
 def test_the_legend_names_each_client_with_the_figures_of_the_library(graph: ArchGraph, tmp_path):

@@ -134,8 +134,8 @@ def test_cover_paints_and_tells_every_block(residual: Net):
         b for label, b in blocks.items() if "1 of 10 clients" in label and "layer1.1" in label
     ]
     assert {n.attr["fillcolor"] for n in inside[0].nodes()} == {weak_fill}
-    assert "share of clients" in text
-    assert "share of clients" not in draw(graph)
+    assert "share of the weights, mean over all clients" in text
+    assert "share of the weights" not in draw(graph)
     assert scene(graph, sections).groups
 
 

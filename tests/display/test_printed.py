@@ -89,7 +89,7 @@ def test_a_family_fits_a_column_with_its_legend():
     members = (take(graph, 0.5).transfer, 3), (Transfer.identity(graph), 1)
     text = draw(graph, width="3.3in", title="", cover=coverage(members))
     assert box_of(render(text).decode())[0] <= width_in_points("3.3in") + 1
-    assert "share of clients" in text
+    assert "share of the weights" in text
 
 
 def test_lines_break_between_operators():

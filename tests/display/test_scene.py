@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from archgraph.analysis.cost import cost
+from archgraph.display import summary_table
 from archgraph.display.labels import dimensions, kernel_of
 from archgraph.display.pieces import Detail
 from archgraph.display.scene import Scene, scene
 from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.graph.passes import specialise
 from archgraph.tables import count
+from tests.nets import captured
 
 Net = Callable[..., tuple[ArchGraph, Sequence[tuple[str, Sequence[tuple[str, Sequence[str]]]]]]]
 
@@ -182,3 +187,23 @@ def test_a_head_that_only_training_has_stands_beside_the_blocks(residual: Net):
     inside = {n for name in picture.groups[0].groups[0].boxes for n in picture.box[name].nodes}
     assert inside == set(held)
     assert not any(leaf.startswith("aux") for leaf in picture.groups[0].leaves)
+
+
+class Tied(nn.Module):
+    """A table of words whose transpose is the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.middle = nn.Embedding(10, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 10, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.middle(self.words(x)).relu())
+
+
+def test_tied_weights_count_once_where_they_are_used_first():
+    graph = captured(Tied(), torch.zeros(2, 4, dtype=torch.int64)).graph
+    assert sum(box.parameters for box in scene(graph, ()).boxes) == cost(graph).parameters == 102
+    parts = [row for row in summary_table(graph).rows[:-1] if not row[0].startswith(" ")]
+    assert sum(int(row[3]) for row in parts) == 102 and parts[-1][3] == "0"

@@ -179,6 +179,16 @@ def test_inputs_that_become_whole_numbers_are_compared(tmp_path: Path):
     assert ag.load(ag.export(graph, state, tmp_path / "features.onnx")).graph.params
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_convolution_without_bias_has_none(rank: int, tmp_path: Path):
+    kind = getattr(torch.nn, f"Conv{rank}d")
+    net = torch.nn.Sequential(kind(2, 3, 3, bias=False, stride=2), kind(3, 4, 1, padding=1))
+    graph, state = captured(net, torch.zeros(2, 2, *[7] * rank))
+    ag.export(graph, state, tmp_path / "net.onnx")
+    model = onnx.load(tmp_path / "net.onnx")
+    assert [(n.op_type, len(n.input)) for n in model.graph.node] == [("Conv", 2), ("Conv", 3)]
+
+
 def test_operators_that_onnx_lacks_are_named(tmp_path: Path):
     @with_parts()
     def Special(self, x):

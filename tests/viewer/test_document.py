@@ -113,7 +113,7 @@ def test_who_feeds_a_block_and_with_which_positions(family):
             assert (clients, weights) == (reach.clients, reach.weights)
             assert tuple(shares) == cover.shares(sizes)
             counted = sum(n * s for (_, n), s in zip(feeding["clients"], shares, strict=True))
-            assert math.isclose(counted, reach.clients * reach.weights)
+            assert math.isclose(counted, reach.total * reach.weights)
     last = [b[0] for b in whole["blocks"]].index("layers.2")
     assert feeding["rows"][feeding["blocks"][last]][2][2] == 0.0  # `short` lacks it
     told = dict(zip([leaf[0] for leaf in whole["leaves"]], feeding["positions"], strict=True))

@@ -23,7 +23,7 @@ def test_a_part_has_the_mean_importance_of_what_it_uses(net):
         "mean": 4.0,
     }
     data = decode_data(view(net, importance=given))
-    assert data["overlays"] == {"importance": ["importance", "amount", 0.0, 7.5]}
+    assert data["overlays"] == {"importance": ["importance", 0.0, 7.5]}
     graph = data["graphs"][0]
     figures, ops = graph["figures"]["importance"], graph["operators"]["name"]
     means = dict(zip(given, (0.5, 7.5, 2.0, 4.0), strict=True))

@@ -7,6 +7,8 @@ const SVG = "http://www.w3.org/2000/svg";
 // Boxes that are opened at first, and the scale at which their words can be read.
 const FEW = 80;
 const READABLE = 0.85;
+// At first the costliest block may be opened at a smaller one; blocks of a kind with a smaller share of the MACs stay closed.
+const [TIGHT, SLIGHT] = [0.6, 0.05];
 // From this share of the readable scale on, the first look is at the whole picture.
 const NEARLY = 0.78;
 const ZOOM = { least: 0.03, most: 3 };
@@ -101,7 +103,6 @@ class Canvas {
     this.selected = "root";
     this.focused = "root";
     /** @type {Submodel|null} what of it is shown; null: all */ this.small = null;
-    /** @type {Set<number>|null} the operators that are not dimmed; null: none is */ this.lit = null;
     /** @type {any[]} */ this.marked = [];
     /** @type {Item[]} */ this.drawn = [];
     this.svg = svg("svg", { role: "tree", "aria-label": `${model.data.name}: parts`, tabindex: "-1" });
@@ -320,7 +321,6 @@ class Canvas {
       frame.style.fill = colour || "";
       item.view.g.classList.toggle("tinted", Boolean(colour));
       this.narrow(item, colour);
-      item.view.g.classList.toggle("dim", this.lit !== null && !item.view.layout.inside && !this.model.every(item).some((o) => this.lit?.has(o)));
       this.badge(item.view.g, frame, item);
     }
     this.map.renew();
@@ -403,12 +403,6 @@ class Canvas {
     if (item && item.kind !== "graph" && this.find(item.id)) for (const way of /** @type {const} */ (["in", "out"])) follow(item, way);
   }
 
-  /** Dim all but some operators; null: nothing. */
-  trace(/** @type {Set<number>|null} */ lit) {
-    this.lit = lit;
-    this.paint();
-  }
-
   /** The smallest item in the picture that shows an operator. @returns {Item} */
   showing(/** @type {number} */ op) {
     let at = this.model.root;
@@ -455,27 +449,45 @@ class Canvas {
     return { x: this.at.x + this.at.k * at.x, y: this.at.y + this.at.k * at.y };
   }
 
-  /** Open what a screen can show in a type that can be read: sections, the largest first; below them all of a level or none. */
+  /**
+   * Open what costs most, as far as a screen shows it in a type that can be read.
+   * 1. Of the blocks of each kind (the same operators, whatever their sizes), the one with the most MACs, of equal ones the first.
+   * 2. The kinds that cost most in all come first; those that cost next to nothing (slices, patch merging) stay closed.
+   * 3. Where a block does not fit, the section around it may; the first may be small. Then sections, while they fit.
+   */
   settle() {
     this.open = new Set(["root"]);
     this.tops = null;
-    const size = (/** @type {Item} */ item) => this.model.sum(item, "parameters");
+    const { model } = this;
+    const macs = (/** @type {number[]} */ operators) => operators.reduce((sum, o) => sum + model.data.operators.macs[o], 0);
+    const kind = (/** @type {Item} */ item) => item.operators.map((o) => model.data.kinds[model.data.operators.kind[o]][0]).join();
     const opens = (/** @type {Item} */ item) => item.make && item.kind !== "box" && item.boxes.length > 1;
-    let shown = this.model.children(this.model.root).length;
-    const tried = (/** @type {Item[]} */ items) => {
-      const more = items.flatMap((item) => this.model.children(item));
+    const below = (/** @type {Item} */ item) => model.children(item).filter(opens).flatMap((part) => [part, ...below(part)]);
+    const around = (/** @type {Item} */ item) => item.parent && item.parent.kind !== "graph" ? [...around(item.parent), item] : [item];
+    const shown = (/** @type {Item} */ item) => this.opened(item) ? model.children(item).reduce((/** @type {number} */ sum, /** @type {Item} */ part) => sum + 1 + shown(part), 0) : 0;
+    const tried = (/** @type {Item[]} */ items, least = READABLE) => {
+      const more = items.filter((item) => !this.open.has(item.id));
+      more.forEach((item) => this.open.add(item.id));
+      more.forEach((item) => this.stale(item));
       this.count = 0;
-      items.forEach((item) => this.open.add(item.id));
-      items.forEach((item) => this.stale(item));
-      const fits = shown + more.length <= FEW && this.scale() >= READABLE;
-      if (fits) shown += more.length;
-      else items.forEach((item) => this.open.delete(item.id));
-      items.forEach((item) => this.stale(item));
-      return fits ? more : [];
+      const fits = shown(model.root) <= FEW && this.scale() >= least;
+      if (!fits) more.forEach((item) => this.open.delete(item.id));
+      more.forEach((item) => this.stale(item));
+      return fits;
     };
-    const sections = this.model.children(this.model.root).filter(opens).sort((a, b) => size(b) - size(a));
-    let row = sections.flatMap((item) => tried([item])).filter(opens);
-    while (row.length) row = tried(row).filter(opens);
+    /** @type {Map<string, {first: Item, most: number, all: number}>} */ const kinds = new Map();
+    const all = below(model.root);
+    for (const item of all.filter((one) => !below(one).length)) { // 1
+      const most = macs(item.operators), known = kinds.get(kind(item)) || { first: item, most: -1, all: 0 };
+      kinds.set(kind(item), { first: most > known.most ? item : known.first, most: Math.max(most, known.most), all: known.all + macs(model.every(item)) });
+    }
+    const costly = [...kinds.values()].filter((one) => one.all >= SLIGHT * macs(model.root.operators)).sort((x, y) => y.all - x.all); // 2
+    costly.forEach(({ first }, i) => { // 3
+      const path = around(first);
+      while (path.length && !tried(path, i || this.app.panes.length > 1 ? READABLE : TIGHT)) path.pop();
+    });
+    const sections = model.children(model.root).filter((item) => opens(item) && below(item).length);
+    sections.sort((x, y) => macs(model.every(y)) - macs(model.every(x))).forEach((item) => tried([item]));
     this.count = 0;
     this.fresh();
   }
@@ -525,6 +537,14 @@ class Canvas {
     const y = this.tops ? 8 : Math.max(8, (clientHeight - h * least) / 2);
     this.go({ x: (clientWidth - w * least) / 2, y, k: least }, false);
     this.fitted = true;
+  }
+
+  /** All of the picture on the paper, whose size is not known: the browser scales it. */
+  print(/** @type {boolean} */ on) {
+    const { w, h } = this.layout(this.model.root);
+    if (on) this.svg.setAttribute("viewBox", `-8 -8 ${w + 16} ${h + 16}`);
+    else this.svg.removeAttribute("viewBox");
+    this.world.setAttribute("transform", on ? "" : `translate(${this.at.x},${this.at.y}) scale(${this.at.k})`);
   }
 
   /** Move so that an item can be seen. */

@@ -70,6 +70,7 @@ class App {
     Object.assign(this.actions, { back: () => this.turn(this.stops().at - 1), on: () => this.turn(this.stops().at + 1) });
     /** @type {Record<string, string>} */
     const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", p: "play", "?": "help" };
+    for (const on of [true, false]) window.addEventListener(on ? "beforeprint" : "afterprint", () => this.panes.forEach((pane) => pane.print(on)));
     document.addEventListener("keydown", (e) => {
       const writing = e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement;
       if (e.key === "Escape") this.cancel();
@@ -100,10 +101,11 @@ class App {
     const others = this.data.graphs.map((/** @type {any} */ g, /** @type {number} */ i) => wanted.includes(i) ? "" : h("option", { value: i }, g.name));
     $("beside").replaceChildren(h("option", { value: "" }, "add a graph"), ...others);
     $("beside").disabled = wanted.length === others.length;
+    this.legend(); // what opens depends on the room that it leaves
     this.panes.forEach((pane) => pane.settle());
     this.step(this.panes[0]);
     this.select(this.panes[0], this.panes[0].model.root);
-    this.legend();
+    this.legend(); // marks are known now
     this.panes.forEach((pane) => pane.fit(false)); // in the room that panel and legend leave
   }
 
@@ -175,10 +177,10 @@ class App {
   /** The colour of an item; empty for its own. */
   colour(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const overlay = this.overlays[this.state.by];
-    // What is open shows its kinds inside.
-    if (overlay?.kind) return canvas.opened(item) || item.kind === "graph" ? "" : this.data.families[overlay.kind(canvas.model, item)] || "";
+    if (canvas.opened(item) || item.kind === "graph") return ""; // what is open shows its parts
+    if (overlay?.kind) return this.data.families[overlay.kind(canvas.model, item)] || "";
     const at = overlay && item.kind !== "input" && item.kind !== "output" ? overlay.at(canvas.model, item, this.kind(canvas, overlay)) : null;
-    return at === null ? "" : blend(this.data[overlay.colours], at);
+    return at === null ? "" : blend(this.data.scale, at);
   }
 
   /** The kind of client that a pane shows, if the colours have figures of it alone; empty: they are of all. @returns {string} */
@@ -228,7 +230,7 @@ class App {
     $("key").replaceChildren(alone ? h("span", {}, `${overlay.name} of `, h("strong", {}, alone))
       : h("span", {}, overlay.name, h("span", { class: "means" }, overlay.legend.slice(overlay.name.length)),
         client && this.byRound() ? h("strong", {}, `, of all clients and not of ${client} alone`) : null), h("div", { class: "ramp" },
-      h("span", { style: `background: linear-gradient(90deg, ${this.data[overlay.colours].join(", ")})` }),
+      h("span", { style: `background: linear-gradient(90deg, ${this.data.scale.join(", ")})` }),
       h("span", { class: "ticks" }, overlay.ticks.map((text) => h("span", {}, text)))));
   }
 
@@ -312,7 +314,6 @@ class App {
   select(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const room = canvas.host.clientHeight;
     canvas.focused = item.id;
-    for (const pane of this.panes) if (pane.lit) pane.trace(null);
     this.panel.show(canvas, item);
     document.body.classList.toggle("detailed", item.kind !== "graph");
     this.crumbs(canvas, item);

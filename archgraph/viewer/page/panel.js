@@ -47,11 +47,11 @@ function few(/** @type {any[]} */ rows, /** @type {(part: any[]) => any} */ make
   return part;
 }
 
-/** Of a row of shares: how many clients there are, which kinds lack it, and the mean share over all clients. */
+/** Of a row of shares: how many clients there are, and which kinds lack it. */
 function feeders(/** @type {any} */ feeding, /** @type {any} */ row) {
   const total = feeding.clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0);
   const lacking = feeding.clients.filter((/** @type {any} */ _, /** @type {number} */ i) => !row[2][i]).map((/** @type {any} */ c) => c[0]);
-  return { total, lacking, over: total ? (row[0] * row[1]) / total : 0 };
+  return { total, lacking };
 }
 
 /** What the panel shows of one graph. */
@@ -123,10 +123,10 @@ class Panel {
     if (!feeding) return null;
     const rows = model.data.blocks.map((/** @type {any} */ block, /** @type {number} */ i) => ({ i, block, row: feeding.rows[feeding.blocks[i]] }))
       .filter((/** @type {any} */ one) => one.row)
-      .sort((/** @type {any} */ a, /** @type {any} */ b) => a.row[0] * a.row[1] - b.row[0] * b.row[1]).slice(0, 5);
+      .sort((/** @type {any} */ a, /** @type {any} */ b) => a.row[1] - b.row[1]).slice(0, 5);
     return table("Fed least", ["block", "clients", "weights, over all"], rows.map((/** @type {any} */ { i, row }) => {
-      const { total, lacking, over } = feeders(feeding, row);
-      return [this.block(canvas, i), [h("span", { class: "whole" }, `${row[0]} of ${total}`), lacking.length ? h("small", {}, `not ${lacking.join(", ")}`) : null], percent(over)];
+      const { total, lacking } = feeders(feeding, row);
+      return [this.block(canvas, i), [h("span", { class: "whole" }, `${row[0]} of ${total}`), lacking.length ? h("small", {}, `not ${lacking.join(", ")}`) : null], percent(row[1])];
     }));
   }
 
@@ -193,10 +193,9 @@ class Panel {
     const feeding = canvas.model.data.feeding;
     const row = canvas.model.fed(item);
     if (!feeding || !row) return null;
-    const { total, lacking, over } = feeders(feeding, row);
-    const those = row[0] < total ? ` on average of those that have it, ${percent(over)} over all` : "";
+    const { total, lacking } = feeders(feeding, row);
     const all = item.kind === "graph" ? `${total} clients, which have ${percent(row[1])} of the weights on average. `
-      : `${row[0]} of ${total} clients, ${percent(row[1])} of the weights${those}. `;
+      : `${row[0]} of ${total} clients, ${percent(row[1])} of the weights over all. `;
     const said = h("p", {}, all,
       lacking.length ? h("strong", {}, `Lacking in ${lacking.join(", ")}.`) : item.kind === "graph" ? this.lacking(canvas) : "No client lacks it.");
     const made = table("Clients", ["kind", "clients", "share of the weights"], feeding.clients.map((/** @type {any} */ c, /** @type {number} */ i) =>

@@ -35,14 +35,14 @@ function overRounds(/** @type {any[]} */ graphs) {
   const top = () => Math.max(...graphs.map((g) => g.rounds ? g.rounds.top : 0)) || 1;
   if (!graphs.some((g) => g.rounds)) return {};
   return {
-    norm: { name: "update norm", legend: "update norm: how far the round moved the weights", colours: "amount", told: silent,
+    norm: { name: "update norm", legend: "update norm: how far the round moved the weights", told: silent,
       get ticks() {
         return [1000, 100, 10, 1].map((d, i) => `${i ? "" : "≤ "}${Number((top() / d).toPrecision(2))}`);
       }, at: (model, item) => {
         const norm = changed(model, item)?.norm ?? null;
         return norm && Math.max(0, 1 + Math.log10(norm / top()) / 3);
       } },
-    coverage: { name: "coverage", legend: "coverage: share of the weights that the round's updates reached", colours: "scale", ticks: SHARES, told: silent,
+    coverage: { name: "coverage", legend: "coverage: share of the weights that the round's updates reached", ticks: SHARES, told: silent,
       at: (model, item) => changed(model, item)?.coverage ?? null },
   };
 }
