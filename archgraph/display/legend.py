@@ -12,9 +12,8 @@ from archgraph.display.scene import Scene
 from archgraph.ops.table import FAMILIES
 from archgraph.tables import count
 
-SIDES = (
-    "a weight has two sides: half the width is a quarter of a middle layer, and half of the stem"
-)
+# A weight has two sides.
+SIDES = "at half width, a client has a quarter of a middle layer and half of the stem"
 # To a line: the legend of a narrow picture is not wider than the picture.
 MARKS = 2
 

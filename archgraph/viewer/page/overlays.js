@@ -62,7 +62,7 @@ function overlays(/** @type {any} */ data) {
   const own = Object.entries(data.overlays).map(([key, told]) => [key, measured(key, told)]);
   return {
     kinds: kinds(data.families),
-    ...feeding && { weights: { ...fed("share of weights", "mean over all clients. A weight has two sides: half the width is a quarter of a middle layer, and half of the stem", (row) => row[1]), of: (model) => Boolean(model.data.feeding) },
+    ...feeding && { weights: { ...fed("share of weights", "mean over all clients; at half width, a quarter of a middle layer and half of the stem", (row) => row[1]), of: (model) => Boolean(model.data.feeding) },
       clients: fed("share of clients", "that have any of a part", (row, clients) => row[0] / clients) },
     parameters: amount("parameters", "parameters"), macs: amount("macs", "MACs"), bytes: amount("bytes", "bytes of results"),
     ...Object.fromEntries(own), ...overRounds(data.graphs),
