@@ -85,8 +85,9 @@ def fit(
         like: The model that was traced, of transformers or its folder, or
             ``functools.partial(timm.create_model, name, …)``: only sizes that its class can have
             are chosen, so that :func:`archgraph.to_transformers` or :func:`archgraph.to_timm`
-            writes the submodel. Of attention, whole heads are cut. The class is asked with small
-            changes of its arguments, which takes seconds.
+            writes the submodel. Attention loses whole heads. Small changes of the arguments are
+            tried first, which takes seconds, and minutes where a folder is named instead of the
+            model. Adapters are added after the cut.
         verify: Run the laws of the rewrites, :func:`archgraph.take` and :func:`archgraph.skip`.
 
     Raises:
@@ -175,7 +176,15 @@ def _widths(
     from archgraph.foreign.class_check import class_check  # torch.export and sympy
 
     check = class_check(like)
-    check(Rewritten.identity(graph))  # a model that is not the one that was traced is refused
+    try:
+        check(Rewritten.identity(graph))
+    except RewriteError as error:
+        raise RewriteError(
+            "its class does not have the whole network",
+            where="like",
+            found=error,
+            hint="pass the model that was traced; adapters are added after the cut",
+        ) from error
     return widths_of_class(graph, _cut(graph, keep, "uniform"), check), check
 
 

@@ -312,7 +312,7 @@ def _holds(test: str, sizes: Mapping[str, int]) -> bool:
 def canonical_graph(
     model: nn.Module, program: torch.export.ExportedProgram, names: Mapping[str, str]
 ) -> ArchGraph | None:
-    """Return a program in canonical form; None if it has none."""
+    """Return a program in canonical form, with how its result is nested; None if it has none."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     owners = {key: key for key in model.state_dict()}
     try:
@@ -320,5 +320,6 @@ def canonical_graph(
     except TraceError:
         return None
     constants, updates = tuple(spelt.constants.values()), tuple(spelt.updates.items())
-    graph = ArchGraph((), constants, spelt.nodes, spelt.outputs, updates)
+    outputs = (str(program.call_spec.out_spec), spelt.outputs)
+    graph = ArchGraph((), constants, spelt.nodes, outputs, updates)
     return renumber(prune(graph, leaves=False))

@@ -384,6 +384,28 @@ def test_a_branch_is_refused_or_outside_of_the_range(doubles: Any, shape: Any) -
     assert right
 
 
+@pytest.mark.parametrize(
+    "small, large",
+    [
+        (lambda a, b: {"a": a, "b": b}, lambda a, b: {"b": a, "a": b}),
+        (lambda a, b: {"small": a}, lambda a, b: {"large": a}),
+        (lambda a, b: (a, b), lambda a, b: [a, b]),
+    ],
+)
+def test_results_that_are_nested_otherwise_end_the_range(small: Any, large: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            a, b = self.linear(x), x * 2
+            return small(a, b) if x.shape[0] < 8 else large(a, b)
+
+    traced = ag.trace(Net().eval(), torch.randn(4, 4))
+    assert "the graph holds for batch < 8" in traced.graph.notes[0]
+
+
 def test_what_is_nested_under_a_strange_key_keeps_its_range() -> None:
     @with_parts(lambda: {"map": nn.Linear(4, 4)})
     def Nested(self, x: dict[str, Tensor]) -> Tensor:
