@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 import archgraph as ag
@@ -512,7 +513,13 @@ def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
     other, weights = traced("distilbert")[1:]
     with pytest.raises(ag.GraphError, match="matches no linear map or convolution"):
         ag.from_peft(other, weights, tmp_path)
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"damaged")
+    weights_file = tmp_path / "adapter_model.safetensors"
+    tensors = safetensors.torch.load_file(weights_file)
+    rows = {k: v[1:] if k.endswith("lora_B.weight") else v for k, v in tensors.items()}
+    safetensors.torch.save_file(rows, weights_file)
+    with pytest.raises(ag.GraphError, match=r"lora\.up\S*: the state has this .* another shape"):
+        ag.from_peft(graph, state, tmp_path)
+    weights_file.write_bytes(b"damaged")
     with pytest.raises(ag.GraphError, match=r"adapter_model\.safetensors: is not a safetensors"):
         ag.from_peft(graph, state, tmp_path)
 
