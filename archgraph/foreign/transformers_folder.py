@@ -212,8 +212,8 @@ def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Argume
     label, derived = config.__name__, _derived(config, start)
 
     def make(arguments: Arguments) -> nn.Module:
-        made = config.from_dict(arguments)
-        return type(model)(made) if folder is None else folder.make(made)
+        candidate = config.from_dict(arguments)
+        return type(model)(candidate) if folder is None else folder.make(candidate)
 
     @_quiet()
     def find(graph: GraphLike) -> tuple[Fit, Arguments]:
