@@ -46,7 +46,8 @@ class Fit:
         label: What the arguments are called in errors: the name of a class.
         start: The arguments of the original model.
         names: Names in the class by those in the graph, for all that the class has.
-        target: StateShapes by the names in the class.
+        target: Shapes by the names that the class gives.
+        owner: Leaves of the graph by their names, aliases among them.
 
     Args:
         graph: The network.
@@ -71,6 +72,7 @@ class Fit:
     ) -> None:
         self.graph, self.model, self.start, self.label = graph, model, start, label
         self._make, self._derived, self._origins = make, derived, dict(origins or {})
+        self.owner = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
         params = [graph.param[name] for name in graph.state_names]
         shapes = {name: p.shape for p in params for name in (p.name, *p.aliases)}
         original = self._original = shapes_of(model)
@@ -120,7 +122,10 @@ class Fit:
                     tried.append((arguments, None))
                 except Exception as error:  # whatever a class raises for what it was given
                     tried.append((arguments, error))
-        raise self._other_function(*tried[0]) if tried else self._other_shapes(search)
+        if not tried:
+            raise self._other_shapes(search)
+        arguments, cause = min(tried, key=lambda pair: pair[1] is not None)  # one that runs, if any
+        raise self._other_function(arguments, cause) from cause
 
     def module(self, arguments: Arguments) -> nn.Module:
         """Construct the network of some arguments in the types of the original model.
@@ -138,15 +143,19 @@ class Fit:
     def filled(self, arguments: Arguments, state: State) -> nn.Module:
         """Construct the network of some arguments, with the weights.
 
-        What forward does not read comes from the original model, where it has the same shape.
+        What forward does not read comes from the original model, where it has the same shape. Where
+        it has another one, a parameter is zero, and a buffer is computed by the class.
         """
         net = self.module(arguments)
-        full, spare = net.state_dict(), self.model.state_dict()
+        full, spare = net.state_dict(keep_vars=True), self.model.state_dict()
         tensors = state_dict(self.graph, state)
         values = {new: tensors[name] for name, new in self.names.items()}
+        read = {id(full[name]) for name in values}  # also under names that only the class has
         for name in full.keys() - values.keys():
             if name in spare and spare[name].shape == full[name].shape:
                 values[name] = spare[name]
+            elif isinstance(full[name], nn.Parameter) and id(full[name]) not in read:
+                values[name] = torch.zeros_like(full[name])
         net.load_state_dict(values, strict=False, assign=True)
         return net
 
@@ -156,10 +165,9 @@ class Fit:
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
         """Return the names in the order in which forward reads them, then the others."""
-        owner = {n: p.name for p in self.graph.params for n in (p.name, *p.aliases)}
         read = (leaf for node in self.graph.nodes for leaf in node.leaves())
         turn = {leaf: i for i, leaf in enumerate(dict.fromkeys(read))}
-        return sorted(names, key=lambda name: turn.get(owner[name], len(turn)))
+        return sorted(names, key=lambda name: turn.get(self.owner[name], len(turn)))
 
     def _remaining(self) -> dict[str, list[int]]:
         """Return the number that each layer had in the original, by the module that holds them."""
@@ -184,7 +192,17 @@ class Fit:
 
         The value of ``OPEN`` that changes no shape is the default of the class; the search can
         change it. If several values change none, the class does not read the entry.
+
+        Raises:
+            RewriteError: If the class refuses the arguments of the original.
         """
+        try:
+            self._meta(self.start)
+        except Exception as error:  # whatever a class raises
+            raise RewriteError(
+                f"{self.label} cannot be constructed without memory from its own arguments",
+                found=f"{type(error).__name__}: {error}",
+            ) from error
         first = ArgumentSearch(
             self._meta, self.start, self.target, self._remaining(), self._derived
         )
@@ -223,7 +241,8 @@ class Fit:
         shapes = search.shapes(nearest) or {}
         ranks = {name: len(shape) for name, shape in shapes.items()}
         lacking = [self._leaves[n] for n, s in self.target.items() if ranks.get(n) != len(s)]
-        for wrong, (has, goal) in unequal_sizes(self.target, shapes).items():
+        if sizes := unequal_sizes(self.target, shapes):
+            wrong, (has, goal) = next(iter(sizes.items()))
             tensor, dim = wrong
             layout, (entry, tied) = self._layout(tensor, dim), self._tied(search, shapes, wrong)
             error = RewriteError(
@@ -284,7 +303,9 @@ class Fit:
         word = ".".join(map(str, entry))
         others = [layout for layout in tied if layout != wrong]
         if not others:
-            return f"the class computes it from {word}: cut it by the factor of the others"
+            return (
+                f"the class also sets uncut dimensions from {word}: cut all of them by one factor"
+            )
         other = min(others, key=lambda layout: len([*leaves(layout)]))  # an axis, if there is one
         both = f"the class computes it and {other} from {word}"
         reasons = [axes(self.graph)[axis.name].reason for axis in _axes_of(other)]
@@ -299,9 +320,7 @@ class Fit:
 
     def _layout(self, tensor: str, dim: int) -> Layout:
         """Return the axes of a dimension of a tensor that the class names."""
-        leaf = self._leaves[tensor]
-        owner = next(p.name for p in self.graph.params if leaf in (p.name, *p.aliases))
-        return axes(self.graph).of(owner)[dim]
+        return axes(self.graph).of(self.owner[self._leaves[tensor]])[dim]
 
 
 def _axes_of(layout: Layout) -> list[AxisRef]:

@@ -19,7 +19,8 @@ from archgraph.errors import GraphError, RewriteError
 from archgraph.files import write
 from archgraph.foreign.peft_names import ADAPTER, author_name, unwrapped
 from archgraph.foreign.search import numbered_as, runs_as_used
-from archgraph.foreign.transformers_folder import first_unlike, is_network_of, names_in_class
+from archgraph.foreign.shards import opened
+from archgraph.foreign.transformers_folder import FolderModel
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import TRAINING, ArchGraph, Node, Param, Ref, Value
 from archgraph.hints import listed
@@ -28,6 +29,7 @@ from archgraph.ops.infer import infer
 from archgraph.ops.table import row, statistics
 from archgraph.plain import Json
 from archgraph.rewrites.insert import fresh
+from archgraph.rewrites.laws import random_inputs
 from archgraph.rewrites.lora import Scaling, add_lora
 from archgraph.rewrites.train_only import train_only
 from archgraph.states import State
@@ -46,20 +48,18 @@ _TASKS = {
     "ForConditionalGeneration": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
     "ForSeq2SeqLM": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
 }
-# Entries of a configuration that change what adapters compute, beside those that are read here.
-_OTHER = (
-    "use_dora",
-    "lora_bias",
-    "use_qalora",
-    "use_bdlora",
-    "layer_replication",
-    "alora_invocation_tokens",
-    "target_parameters",
-    "trainable_token_indices",
-    "monteclora_config",
-    "kasa_config",
-    "arrow_config",
-)
+# Entries of a configuration that may be set; another one may change what adapters compute.
+_KNOWN = {
+    # They are read here.
+    "peft_type", "lora_alpha", "alpha_pattern", "use_rslora", "lora_dropout", "init_lora_weights",
+    "bias", "modules_to_save", "base_model_name_or_path",
+    # The tensors tell as much.
+    "r", "rank_pattern", "target_modules", "exclude_modules", "layers_to_transform",
+    "layers_pattern", "fan_in_fan_out", "ensure_weight_tying",
+    # The function does not depend on them.
+    "peft_version", "task_type", "auto_mapping", "revision", "inference_mode", "megatron_core",
+    "qalora_group_size", "loftq_config", "eva_config", "corda_config", "velora_config",
+}  # fmt: skip
 # Beginnings of adapters that PEFT subtracts from the weights of the base.
 _SUBTRACTED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _HINT = "train_only leaves it out; ag.fold makes a model without adapters"
@@ -124,7 +124,8 @@ def to_peft(
     graph, state = unwrapped(graph, state)  # 1
     tensors = state_dict(graph, state)
     branches = _adapters(graph)
-    names = _names_in(base, graph, tensors, branches)  # 2
+    model = _folder_model(base)
+    names = _names_in(base, model, graph, tensors, branches)  # 2
     layers = {_module(names[f"{path}."]): branch for path, branch in branches.items()}
     bias, apart, modules = _trained(graph, branches, names)  # 3
     if both := [path for path in layers if _within(f"{path}.", modules)]:
@@ -134,7 +135,16 @@ def to_peft(
     factors = _leaves(branches)
     saved = [n for n in tensors if n in apart or _within(names[n], modules)]
     parameters = _names(p for p in graph.params if p.role == "parameter") - factors - {*saved}
-    _check_base(base, {names[n]: t for n, t in tensors.items() if n in parameters})  # 4
+    lacking = {names[n]: t for n, t in tensors.items() if n in parameters}
+    if model is not None and (other := model.first_unlike(lacking)):  # 4
+        raise RewriteError(
+            "is not the base's: beside it, the adapters would compute something else",
+            where=other,
+            found=f"a weight that {base} lacks, or has with other values",
+            hint="of a model that was trained beyond its adapters (flora, say) write ag.fold's "
+            "result by ag.to_transformers; a layer that was drawn: save the model before the run "
+            "and name that folder, or let train_only train the layer",
+        )
     result = {_wrapped(names[n], layers): tensors[n] for n in saved}
     for path, branch in layers.items():
         ends, down = _ENDS[branch.rank_dim], tensors[branch.down]
@@ -190,8 +200,12 @@ def from_peft(
     """
     config, tensors = _read(Path(folder))
     layers = {key: re.split(r"\.lora_|\.\w+$", key)[0] for key in tensors}
-    paths = _paths(graph, base, config, layers)  # 1
     owners = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
+    model = _folder_model(base or config.get("base_model_name_or_path"))
+    # Where there is a base, the layers have its numbers.
+    names = _names_in(base, model, graph, owners, () if base or model else layers.values())  # 1
+    ours = {new: old for old, new in names.items() if new.endswith(".")}
+    paths = {layer: _module(ours.get(f"{layer}.", f"{layer}.")) for layer in layers.values()}
     downs, ups = (
         {layers[key]: t for key, t in tensors.items() if key.endswith(ends)}
         for ends in zip(*_ENDS, strict=True)
@@ -200,14 +214,13 @@ def from_peft(
     odd = [key for key, name in rest.items() if name not in owners]
     if odd := odd or sorted(downs.keys() ^ ups.keys()):
         raise GraphError("is not a tensor of low-rank adapters or of the graph", where=odd[0])
-    new, full, branches = _with_adapters(graph, state, config, (downs, ups), paths)  # 2
-    every = state_dict(new, full)
-    every |= {n: _fitting(new, owners[n], tensors[k]) for k, n in rest.items()}  # 3
-    state_dict(new, every)  # checks that tied weights are still equal
-    trained = {owners[n] for key, n in rest.items() if _is_trained(key, config)}
-    parameters = _leaves(branches) | {n for n in trained if new.param[n].role == "parameter"}
+    new, factors = _with_adapters(graph, config, (downs, ups), paths)  # 2
+    every = state_dict(graph, state) | factors | {n: tensors[k] for k, n in rest.items()}  # 3
+    state_dict(new, every)  # checks shapes, and that tied weights are still equal
+    trained = [graph.param[owners[n]] for key, n in rest.items() if _is_trained(key, config)]
+    parameters = {*factors, *(p.name for p in trained if p.role == "parameter")}
     new = train_only(new, sorted(parameters)).graph  # 4
-    return Traced(new, {name: every[name] for name in new.state_names})
+    return Traced(new, {name: every[name].clone() for name in new.state_names})
 
 
 def _is_trained(name: str, config: Mapping[str, Json]) -> bool:
@@ -216,38 +229,23 @@ def _is_trained(name: str, config: Mapping[str, Json]) -> bool:
     return name.endswith(biases) or _within(name, config.get("modules_to_save") or ())
 
 
-def _paths(
-    graph: ArchGraph, base: str, config: Mapping[str, Json], layers: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the paths that layers of a folder have in the network.
-
-    Args:
-        graph: The network.
-        base: Name or folder of the model beside which the adapters were trained; may be empty.
-        config: PEFT's configuration, which may name a folder.
-        layers: The layers, by names of tensors.
-    """
-    known = str(config.get("base_model_name_or_path") or "")
-    base = base or (known if (Path(known) / MODEL).is_file() else "")
-    names = _names_in(base, graph, _names(graph.params), () if base else layers.values())
-    ours = {new: old for old, new in names.items() if new.endswith(".")}
-    return {layer: _module(ours.get(f"{layer}.", f"{layer}.")) for layer in layers.values()}
+def _folder_model(base: str | None) -> FolderModel | None:
+    """Return the model of a base that is a folder; None of a name, and if there is no base."""
+    return FolderModel(base) if base and (Path(base) / MODEL).is_file() else None
 
 
 def _with_adapters(
     graph: ArchGraph,
-    state: State,
     config: Mapping[str, Json],
     factors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     paths: Mapping[str, str],
-) -> tuple[ArchGraph, dict[str, Tensor], dict[str, SideBranch]]:
-    """Return a graph and its state with adapters, and these by layer.
+) -> tuple[ArchGraph, dict[str, Tensor]]:
+    """Return a graph with adapters, and their tensors.
 
     An alpha is that of the first pattern which the end of a layer's name matches.
 
     Args:
         graph: The graph.
-        state: Its state.
         config: PEFT's configuration.
         factors: Both factors of each adapter, by layer of the base.
         paths: Layers of the graph by those of the base.
@@ -260,18 +258,15 @@ def _with_adapters(
         alpha = float([*alphas, config.get("lora_alpha", 8)][0])
         groups.setdefault((len(down), alpha), []).append(paths[layer])
     scaling: Scaling = "rsqrt" if config.get("use_rslora") else "alpha_over_r"
-    new, full = graph, dict(state)
+    new = graph
     for (rank, alpha), where in groups.items():
-        rewritten = add_lora(new, rank, where, alpha=alpha, scaling=scaling)
-        new, full = rewritten.graph, rewritten.transfer.pull(full)
+        new = add_lora(new, rank, where, alpha=alpha, scaling=scaling).graph
     branches = {_layer(new, b): b for b in low_rank_branches(new)}
     added = {layer: branches[paths[layer]] for layer in downs}
+    tensors = {branch.up: ups[layer] for layer, branch in added.items()}
     for layer, branch in added.items():
-        down = downs[layer].T if branch.rank_dim else downs[layer]
-        full[branch.down] = _fitting(new, branch.down, down)
-        full[branch.up] = _fitting(new, branch.up, ups[layer])
-    new = _with_dropout(new, added.values(), float(config.get("lora_dropout") or 0))
-    return new, full, added
+        tensors[branch.down] = downs[layer].T if branch.rank_dim else downs[layer]
+    return _with_dropout(new, added.values(), float(config.get("lora_dropout") or 0)), tensors
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Json], dict[str, Tensor]]:
@@ -285,29 +280,35 @@ def _read(folder: Path) -> tuple[Mapping[str, Json], dict[str, Tensor]]:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise GraphError("is not a folder of adapters", where=str(folder), expected=name)
-    config = json.loads((folder / CONFIG).read_text())
     where = str(folder / CONFIG)
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise GraphError(
-            "is another kind of adapter",
-            where=where,
-            found=config.get("peft_type") if isinstance(config, dict) else config,
-            expected="LORA",
-        )
-    if special := [key for key in _OTHER if config.get(key)]:
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+    except ValueError as error:
+        raise GraphError("is not JSON", where=where, found=error) from error
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA":
+        raise GraphError("is another kind of adapter", where=where, found=kind, expected="LORA")
+    if special := [key for key, value in config.items() if value and key not in _KNOWN]:
         raise GraphError(
             "computes more than low-rank adapters do", where=where, found=listed(special)
         )
-    if str(start := config.get("init_lora_weights")).startswith(_SUBTRACTED):
+    start = str(config.get("init_lora_weights"))
+    if start == "mica":
         raise GraphError(
-            "adapters belong to other weights: PEFT subtracted what they began as",
+            "one factor of each adapter is frozen", where=where, found=f"init_lora_weights: {start}"
+        )
+    if start.startswith(_SUBTRACTED):
+        raise GraphError(
+            "the adapters belong to a changed base: PEFT subtracted their initial product from its "
+            "weights",
             where=where,
             found=f"init_lora_weights: {start}",
             hint="save_pretrained(…, path_initial_model_for_weight_conversion=…) writes plain ones",
         )
     # Of biases PEFT also saves those of modules that saved ones replace, and those of the latter.
     inner = re.compile(r"\.(original_module|modules_to_save)\.")
-    stored = {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
+    with opened(folder / WEIGHTS):  # which names the file in errors
+        stored = {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
     return config, {author_name(k): v for k, v in stored.items() if not inner.search(k)}
 
 
@@ -425,7 +426,7 @@ def _trained(
     leaves = _names(p for p in params if p.trainable and p.name not in biases)  # 4
     if alone := [leaf for leaf in leaves if not _module(leaf)]:
         raise RewriteError(
-            "is trained, but in no module: PEFT saves modules", where=alone[0], hint=_HINT
+            "is trained, but in no module: PEFT saves modules", where=min(alone), hint=_HINT
         )
     called = {n.scope for n in graph.nodes}.difference(*map(_modules, frozen))
     modules = {_outermost(leaf, called, names) for leaf in leaves}  # 3
@@ -453,23 +454,6 @@ def _trained_biases(params: Collection[Param], layers: Iterable[str]) -> tuple[s
     if alone and alone == {name for name in biases if _module(name) in {*layers}}:
         return "lora_only", frozenset(alone)
     return ("all", frozenset(biases)) if alone and biases <= trained else ("none", frozenset())
-
-
-def _check_base(base: str, lacking: Mapping[str, Tensor]) -> None:
-    """Check that a base, if it is a folder, has what the folder of adapters lacks.
-
-    Raises:
-        RewriteError: If it lacks a weight, or has it with other values.
-    """
-    if (Path(base) / MODEL).is_file() and (other := first_unlike(base, lacking)):
-        raise RewriteError(
-            "is not the base's: beside it, the adapters would compute something else",
-            where=other,
-            found=f"a weight that {base} lacks, or has with other values",
-            hint="of a model that was trained beyond its adapters (flora, say) write ag.fold's "
-            "result by ag.to_transformers; a layer that was drawn: save the model before the run "
-            "and name that folder, or let train_only train the layer",
-        )
 
 
 def _with_dropout(graph: ArchGraph, branches: Iterable[SideBranch], p: float) -> ArchGraph:
@@ -513,7 +497,11 @@ def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> Value:
 
 
 def _names_in(
-    base: str, graph: ArchGraph, tensors: Iterable[str], paths: Iterable[str]
+    base: str,
+    model: FolderModel | None,
+    graph: ArchGraph,
+    tensors: Collection[str],
+    paths: Iterable[str],
 ) -> Mapping[str, str]:
     """Return the names that tensors and modules (``h.0.``) have in the model of the adapters.
 
@@ -526,8 +514,9 @@ def _names_in(
 
     Args:
         base: Name or folder of the model; may be empty.
+        model: That of the folder, or of the one that the adapters name.
         graph: The network.
-        tensors: Names of its tensors.
+        tensors: Names of its tensors, in order.
         paths: Modules that have adapters, or may have them.
 
     Raises:
@@ -538,16 +527,15 @@ def _names_in(
     paths, modules = [*paths], [f"{_module(name)}." for name in every]
     every |= dict.fromkeys([*modules, *(f"{path}." for path in paths)])
     same = dict(zip(every, every, strict=True))
-    if not base:
-        _check_numbers(every, paths)  # 2
-    if not (Path(base) / MODEL).is_file():  # 1
-        return same
+    if model is None:
+        if not base:
+            _check_numbers(every, paths)  # 2
+        return same  # 1
     # Of the class, not of its file: transformers stores some models under older names.
-    known = names_in_class(base)
-    new = numbered_as(every, known)  # 3
+    new = numbered_as(every, model.model.state_dict())  # 3
     if new != same and {*new.values()} == {*same.values()}:  # 4
         bare, _ = without(graph, low_rank_branches(graph))
-        new = new if is_network_of(base, bare, new) else same
+        new = new if model.computes(bare, new, random_inputs(bare)) else same
     return new
 
 
@@ -593,12 +581,6 @@ def _modules(name: str) -> list[str]:
 def _within(name: str, modules: Iterable[str]) -> bool:
     """Return whether PEFT takes a name as inside of modules, which it knows by how paths end."""
     return any(path.endswith(module) for path in _modules(name) for module in modules)
-
-
-def _fitting(graph: ArchGraph, name: str, tensor: Tensor) -> Tensor:
-    if tuple(tensor.shape) != (shape := graph.param[name].shape):
-        raise GraphError("has another shape", where=name, found=tuple(tensor.shape), expected=shape)
-    return tensor
 
 
 def _layer(graph: ArchGraph, branch: SideBranch) -> str:

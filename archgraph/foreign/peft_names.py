@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,8 @@ def author_name(name: str) -> str:
 def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
     """Return a graph and its state under the names of the author's class.
 
-    Adapters keep their names. Of leaves that have one name now, forward reads one: the others go.
+    Adapters lose PEFT's prefix only. Of leaves that have one name now, forward reads one: the
+    others go.
 
     Args:
         graph: The graph of a model that PEFT has wrapped. Another one is returned as it is.
@@ -84,6 +86,6 @@ def author_model(model: Any) -> Any:
     if tensors.keys() == model.state_dict().keys():
         return model
     with torch.device("meta"):
-        result = type(model)(model.config)
+        result = type(model)(copy.deepcopy(model.config))
     result.load_state_dict(tensors, strict=False, assign=True)
     return result

@@ -29,18 +29,27 @@ TOGETHER = 3
 PAIRS = 200
 
 
-def numbers_in(value: object, way: Route = ()) -> Iterator[tuple[Route, int | float | None]]:
+def values_in(value: Any, way: Route = ()) -> Iterator[tuple[Route, Any]]:
+    """Yield the parts of a configuration, each before its own ones, with the way to each.
+
+    >>> list(values_in({"depths": [2, 3]}))
+    [((), {'depths': [2, 3]}), (('depths',), [2, 3]), (('depths', 0), 2), (('depths', 1), 3)]
+    """
+    yield way, value
+    for key, item in items_of(value):
+        yield from values_in(item, (*way, key))
+
+
+def numbers_in(arguments: object) -> Iterator[tuple[Route, int | float | None]]:
     """Yield the numbers of a configuration, and what is left open, with the way to each.
 
     >>> list(numbers_in({"depths": [2, 3], "ratio": 4.0, "bias": True, "drop": 0.1}))
     [(('depths', 0), 2), (('depths', 1), 3), (('ratio',), 4.0)]
     """
-    items = [*items_of(value)]
-    for key, item in items:
-        yield from numbers_in(item, (*way, key))
-    number = not isinstance(value, bool) and isinstance(value, int | float)
-    if value is None or (number and value > RATE):  # type: ignore[operator]
-        yield way, value  # type: ignore[misc]
+    for way, value in values_in(arguments):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or (number and value > RATE):
+            yield way, value
 
 
 def items_of(value: object) -> Iterable[tuple[Any, Any]]:
@@ -49,7 +58,7 @@ def items_of(value: object) -> Iterable[tuple[Any, Any]]:
         return value.items()
     if isinstance(value, list | tuple):
         return enumerate(value)
-    return vars(value).items() if dataclasses.is_dataclass(value) else ()
+    return vars(value).items() if dataclasses.is_dataclass(type(value)) else ()
 
 
 def changed(value: Any, way: Route, new: object) -> Any:
@@ -60,7 +69,7 @@ def changed(value: Any, way: Route, new: object) -> Any:
     """
     if not way:
         return new
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(type(value)):
         return dataclasses.replace(value, **changed(vars(value), way, new))
     entries = {k: changed(v, way[1:], new) if k == way[0] else v for k, v in items_of(value)}
     return entries if isinstance(value, Mapping) else [*entries.values()]
@@ -223,7 +232,7 @@ class ArgumentSearch:
     Attributes:
         make: Constructs the network of a configuration without memory and returns its shapes.
         start: The configuration that the network had before it was rewritten.
-        target: StateShapes by the names that the class gives.
+        target: Shapes by the names that the class gives.
         remaining: Number in the original of each layer, by the module that holds them.
         derived: Entries of the start that the class computes itself where they are missing.
     """
@@ -266,8 +275,8 @@ class ArgumentSearch:
     def fitting(self) -> Iterator[Arguments]:
         """Yield the configurations with these shapes, first the one with the fewest changes.
 
-        Number and size of heads, say, are told by their product alone where they are not tensors'
-        own dimensions: such values are changed together, all by one ratio or a few at a time.
+        Some values, such as number and size of heads, show in shapes only as a product. They are
+        changed together: all by one ratio, or a few at a time.
 
         1. The nearest configuration comes first.
         2. A value that alone changes a dimension of which no other value is part stays.
@@ -291,8 +300,10 @@ class ArgumentSearch:
         alike: dict[Fraction, list[tuple[Route, int]]] = {}  # by their ratio
         for way, value in options:
             alike.setdefault(Fraction(value, get(first, way)), []).append((way, value))
+        groups = dict.fromkeys(map(tuple, alike.values()))
         few = (itertools.combinations(options, count + 1) for count in range(TOGETHER))
-        for combined in itertools.chain(alike.values(), *few):  # 3
+        others = (some for some in itertools.chain(*few) if some not in groups)
+        for combined in itertools.chain(groups, others):  # 3
             if len({way for way, _ in combined}) < len(combined):
                 continue
             arguments = first
@@ -326,7 +337,7 @@ class ArgumentSearch:
                     yield from self._with_lists(result, has, goal)
 
     def _with_lists(self, arguments: Arguments, has: int, goal: int) -> Iterator[Arguments]:
-        """Yield a configuration whose lists with an item for each layer have those of its layers.
+        """Yield configurations whose lists per layer keep the items of the layers that remain.
 
         Lists that the class computes, of names of stages, say, are then left to it.
         """
@@ -334,8 +345,9 @@ class ArgumentSearch:
             if len(remaining) != goal:
                 continue
             result = arguments
-            for way in [w for w, v in _lists(arguments) if len(v) == has > max(remaining)]:
-                result = changed(result, way, [get(arguments, way)[i] for i in remaining])
+            for way, items in values_in(arguments):
+                if _is_list(items) and len(items) == has > max(remaining):
+                    result = changed(result, way, [items[i] for i in remaining])
             if result != arguments:
                 yield result
         if self.derived & arguments.keys():
@@ -379,10 +391,8 @@ class ArgumentSearch:
         self, first: Arguments, goal: StateShapes
     ) -> dict[tuple[Route, int], set[tuple[str, int]]]:
         """Return the dimensions that other values of numbers would change, each alone."""
-        sizes = unequal_sizes(self.target, self.shapes(self.start) or {}).values()
-        ratios = (Fraction(new, has) for has, new in sizes if has)
         result = {}
-        for way, new, _ in self._moves(self.start, {Fraction(1), *ratios}):
+        for way, new, _ in self._moves(self.start, {Fraction(1), *self._ratios(self.start)}):
             if not isinstance(new, int) or get(first, way) in (None, new):
                 continue
             shapes = self.shapes(changed(first, way, new))
@@ -391,9 +401,8 @@ class ArgumentSearch:
         return result
 
 
-def _lists(value: object, way: Route = ()) -> Iterator[tuple[Route, list[Any]]]:
-    """Yield the lists of a configuration; not a pair of a list and a number, say."""
-    if isinstance(value, list | tuple) and len({isinstance(v, list | tuple) for v in value}) == 1:
-        yield way, list(value)
-    for key, item in items_of(value):
-        yield from _lists(item, (*way, key))
+def _is_list(value: object) -> bool:
+    """Return whether a value is a list of alike items; a pair of a list and a number is not."""
+    return (
+        isinstance(value, list | tuple) and len({isinstance(v, list | tuple) for v in value}) == 1
+    )

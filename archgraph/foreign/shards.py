@@ -80,7 +80,7 @@ class Shards(LazyState):
         return min(MAX_SHARD, max(sizes)) if len(sizes) > 1 else MAX_SHARD
 
     def _read(self, name: str, start: int, stop: int) -> Tensor:
-        with _opened(self._file[name]) as file:  # a mapping, of which these rows are read
+        with opened(self._file[name]) as file:  # a mapping, of which these rows are read
             if not self.types[name].dim():
                 return file.get_tensor(name)
             return file.get_slice(name)[start:stop]
@@ -107,7 +107,7 @@ def _index(folder: Path) -> dict[str, str]:
 def _types(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a file without their numbers."""
     result = {}
-    with _opened(file) as tensors:  # checks the header, and that the bytes are there
+    with opened(file) as tensors:  # checks the header, and that the bytes are there
         for name in tensors.keys():
             part = tensors.get_slice(name)
             dtype = _DTYPES.get(part.get_dtype())
@@ -123,7 +123,7 @@ def _types(file: Path) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def opened(file: Path) -> Iterator[Any]:
     """Open a file to read from it.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import os
@@ -15,12 +16,15 @@ from archgraph.capture.surroundings import replaced
 from archgraph.errors import GraphError
 from archgraph.files import write
 from archgraph.foreign.fit import Fit
+from archgraph.foreign.packages import imported
 from archgraph.foreign.search import Arguments
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import import_cause
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
+
+# Arguments of create_model that name weights.
+_WEIGHTS = {"pretrained", "checkpoint_path"}
 
 
 @takes_graph
@@ -40,7 +44,8 @@ def to_timm(
         **args: Arguments that the original model was created with.
 
     Returns:
-        Arguments: ``timm.create_model(name, checkpoint_path=file, **arguments)`` is the network.
+        Arguments, without those that load weights:
+        ``timm.create_model(name, checkpoint_path=file, **arguments)`` is the network.
 
     Raises:
         RewriteError: If no arguments give these shapes; says which axis is in the way.
@@ -58,7 +63,7 @@ def to_timm(
     net = fit.filled(arguments, state)
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in net.state_dict().items()}
     write(file, save(tensors, metadata={"format": "pt"}))
-    return args | _changed(fit.start, arguments)
+    return _without_weights(args) | _changed(fit.start, arguments)
 
 
 def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
@@ -71,27 +76,28 @@ def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
     Raises:
         GraphError: If timm is not installed or has no such model.
     """
-    try:
-        import timm
-    except ImportError as error:
-        cause, hint = import_cause(error)
-        raise GraphError("timm cannot be imported", found=cause, hint=hint) from error
+    timm = imported("timm")
     if not timm.is_model(name):
         raise GraphError("timm has no such model", found=name)
     model = timm.create_model(name, **args)
     with _recorded(type(model)) as calls:
-        timm.create_model(name, **args)
+        timm.create_model(name, **_without_weights(args))
     start: Arguments = calls[0]
 
     def make(arguments: Arguments) -> nn.Module:
-        return timm.create_model(name, **(args | _changed(start, arguments)))
+        return timm.create_model(name, **(_without_weights(args) | _changed(start, arguments)))
 
     def beside(graph: ArchGraph) -> Fit:
         types = (torch_dtype(param.dtype) for param in graph.params)
-        typed = model.to(next(t for t in types if t.is_floating_point))
+        typed = copy.deepcopy(model).to(next(t for t in types if t.is_floating_point))
         return Fit(graph, typed, start, make, label=f"{type(model).__name__} of timm")
 
     return beside
+
+
+def _without_weights(args: Arguments) -> Arguments:
+    """Return the arguments but for those that load weights, which fit the original alone."""
+    return {key: value for key, value in args.items() if key not in _WEIGHTS}
 
 
 def _changed(start: Arguments, arguments: Arguments) -> Arguments:
@@ -118,7 +124,7 @@ def _recorded(kind: type[nn.Module]) -> Iterator[list[Arguments]]:
         values: Arguments = {}
         for key, value in {**bound.arguments, **kwargs}.items():
             # Where a class reads a configuration, its fields are arguments, too.
-            values |= vars(value) if dataclasses.is_dataclass(value) else {key: value}
+            values |= vars(value) if dataclasses.is_dataclass(type(value)) else {key: value}
         calls.append({k: v for k, v in values.items() if not isinstance(v, nn.Module | dict)})
         construct(self, *args, **kwargs)
 

@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +22,13 @@ from archgraph.errors import GraphError, RunError, TraceWarning, os_reason
 from archgraph.foreign.fit import Fit
 from archgraph.foreign.folder_weights import FolderWeights
 from archgraph.foreign.graph_comparison import first_unequal
+from archgraph.foreign.packages import imported
 from archgraph.foreign.peft_names import author_model, author_name, unwrapped
 from archgraph.foreign.search import Arguments
 from archgraph.foreign.shards import MAX_SHARD, write_shards
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import import_cause, listed
+from archgraph.hints import listed
 from archgraph.rewrites.laws import random_inputs
 from archgraph.states import State
 from archgraph.states.lazy import LazyState
@@ -46,6 +48,26 @@ _WEIGHTS = {
 }  # fmt: skip
 
 
+def _transformers() -> ModuleType:
+    return imported("transformers", "AutoConfig", "PreTrainedModel")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide warnings about configurations that are only tried, and the bar of writing."""
+    _transformers()
+    from transformers.utils import logging
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
+        if logging.is_progress_bar_enabled():
+            stack.callback(logging.enable_progress_bar)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        yield
+
+
+@_quiet()
 def from_transformers(
     folder: str | os.PathLike[str], **inputs: Tensor
 ) -> tuple[ArchGraph, LazyState]:
@@ -73,10 +95,9 @@ def from_transformers(
         Traceback (most recent call last):
         archgraph.errors.GraphError: no/folder: names a folder that is not there
     """
-    with _quiet():
-        original = _Original.of(folder)
-        weights = FolderWeights(original.folder, original.model)
-        graph = original.trace(inputs or original.example())
+    original = FolderModel(folder)
+    weights = FolderWeights(original.folder, original.model)
+    graph = original.trace(inputs or original.example())
     # One note instead of two about a model that was only constructed without memory.
     notes = [
         note
@@ -95,6 +116,7 @@ def from_transformers(
     return graph.replace(notes=tuple(notes)), state
 
 
+@_quiet()
 def to_transformers(
     graph: GraphLike,
     state: State,
@@ -143,26 +165,26 @@ def to_transformers(
         archgraph.errors.GraphError: no/folder: names a folder that is not there
     """
     bare, state = unwrapped(graph_of(graph), state)
-    with _quiet():
-        if isinstance(like, str | os.PathLike):
-            original = _Original.of(like)
-            check_new(Path(folder), original.folder)
-            _check_spare(bare, state, original.model)
-            return _rewrite_folder(graph, state, original, Path(folder), max_shard_size)
-        find = transformers_finder(like)
-        _check_spare(bare, state, like)
-        fit, arguments = find(graph)
-        net = fit.filled(arguments, state)
-        net.tie_weights()  # type: ignore[operator]
-        changes = fit.changes(net.config.to_dict())  # type: ignore[operator, union-attr]
-        net.save_pretrained(  # type: ignore[operator]
-            os.fspath(folder), max_shard_size=max_shard_size or MAX_SHARD
-        )
-        if (generation := getattr(like, "generation_config", None)) is not None:
-            (Path(folder) / GENERATION).write_text(generation.to_json_string(), "utf-8")
+    if isinstance(like, str | os.PathLike):
+        original = FolderModel(like)
+        check_new(Path(folder), original.folder)
+        _check_spare(bare, state, original.model)
+        return _rewrite_folder(graph, state, original, Path(folder), max_shard_size)
+    find = transformers_finder(like)
+    _check_spare(bare, state, like)
+    fit, arguments = find(graph)
+    net = fit.filled(arguments, state)
+    net.tie_weights()  # type: ignore[operator]
+    changes = fit.changes(net.config.to_dict())  # type: ignore[operator, union-attr]
+    net.save_pretrained(  # type: ignore[operator]
+        os.fspath(folder), max_shard_size=max_shard_size or MAX_SHARD
+    )
+    if (generation := getattr(like, "generation_config", None)) is not None:
+        (Path(folder) / GENERATION).write_text(generation.to_json_string(), "utf-8")
     return changes
 
 
+@_quiet()
 def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Arguments]]:
     """Return a function that finds the configuration of a network.
 
@@ -172,47 +194,45 @@ def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Argume
     Raises:
         GraphError: If it is neither.
     """
-    with _quiet():
-        if isinstance(like, str | os.PathLike):
-            like = _Original.of(like)
-        like = like.get_base_model() if hasattr(like, "get_base_model") else like
-        if not isinstance(like, _Original | _transformers().PreTrainedModel):
-            raise GraphError(
-                "is not a model of transformers",
-                where="like",
-                found=type(like).__name__,
-                expected="the model that was traced, or its folder",
-                hint="of timm, ag.fit takes functools.partial(timm.create_model, name, …); "
-                "ag.to_timm writes",
-            )
-        folder = like if isinstance(like, _Original) else None
-        model = like.model if isinstance(like, _Original) else author_model(like)
-        config, start = type(model.config), model.config.to_dict()
-        label, derived = config.__name__, _derived(config, start)
+    if isinstance(like, str | os.PathLike):
+        like = FolderModel(like)
+    like = like.get_base_model() if hasattr(like, "get_base_model") else like
+    if not isinstance(like, FolderModel | _transformers().PreTrainedModel):
+        raise GraphError(
+            "is not a model of transformers",
+            where="like",
+            found=type(like).__name__,
+            expected="the model that was traced, or its folder",
+            hint="of timm, ag.fit takes functools.partial(timm.create_model, name, …); "
+            "ag.to_timm writes",
+        )
+    folder = like if isinstance(like, FolderModel) else None
+    model = like.model if isinstance(like, FolderModel) else author_model(like)
+    config, start = type(model.config), model.config.to_dict()
+    label, derived = config.__name__, _derived(config, start)
 
     def make(arguments: Arguments) -> nn.Module:
-        made = config.from_dict(arguments)
-        return type(model)(made) if folder is None else folder.make(made)
+        candidate = config.from_dict(arguments)
+        return type(model)(candidate) if folder is None else folder.make(candidate)
 
+    @_quiet()
     def find(graph: GraphLike) -> tuple[Fit, Arguments]:
-        with _quiet():
-            entries = graph.transfer.entries if isinstance(graph, Rewritten) else {}
-            origins = {
-                author_name(name): author_name(entry.source)
-                for name, entry in entries.items()
-                if entry.source is not None
-            }
-            bare, _ = unwrapped(graph_of(graph), {})
-            fit = Fit(bare, model, start, make, label=label, derived=derived, origins=origins)
-            if folder is None:
-                return fit, fit.arguments()
-            inputs = random_inputs(fit.graph)
+        entries = graph.transfer.entries if isinstance(graph, Rewritten) else {}
+        origins = {
+            author_name(name): author_name(entry.source)
+            for name, entry in entries.items()
+            if entry.source is not None
+        }
+        bare, _ = unwrapped(graph_of(graph), {})
+        fit = Fit(bare, model, start, make, label=label, derived=derived, origins=origins)
+        if folder is None:
+            return fit, fit.arguments()
+        inputs = random_inputs(fit.graph)
 
-            def same(module: nn.Module) -> bool:
-                traced = folder.traced(inputs, module)
-                return any(first_unequal(fit.graph, one, fit.names) is None for one in traced)
+        def same(module: nn.Module) -> bool:
+            return folder.computes(fit.graph, fit.names, inputs, module)
 
-            return fit, fit.arguments(same, TRACED)
+        return fit, fit.arguments(same, TRACED)
 
     return find
 
@@ -232,67 +252,19 @@ def _check_spare(graph: ArchGraph, state: State, model: nn.Module) -> None:
         )
 
 
-def names_in_class(folder: str) -> list[str]:
-    """Return the names of the tensors that the class of a folder's model has, without weights.
-
-    Raises:
-        GraphError: If it is not a folder of a model of transformers.
-    """
-    return [*_Original.of(folder).model.state_dict()]
-
-
-def is_network_of(folder: str, graph: ArchGraph, names: Mapping[str, str]) -> bool:
-    """Return whether a folder's model computes what a graph does, operator by operator.
-
-    Args:
-        folder: A folder of a model of transformers.
-        graph: The network.
-        names: Names of tensors in the folder's model by those in the graph.
-    """
-    with _quiet():
-        traced = _Original.of(folder).traced(random_inputs(graph))
-        return any(first_unequal(graph, one, names) is None for one in traced)
-
-
-def first_unlike(folder: str, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the first tensor that a folder lacks or has with other values; None: all are there.
-
-    Args:
-        folder: A folder of a model of transformers; weights in other files than safetensors are
-            not read.
-        tensors: By their names in its class.
-    """
-    original = _Original.of(folder)
-    try:
-        weights = FolderWeights(original.folder, original.model)
-    except GraphError:
-        return None
-    same = (n in weights and torch.equal(weights[n].to(t), t) for n, t in tensors.items())
-    return next((name for name, equal in zip(tensors, same, strict=True) if not equal), None)
-
-
-class _Original:
+class FolderModel:
     """A model of a folder whose parameters have no memory.
 
     Attributes:
         folder: The folder.
-        config: Its configuration.
-        kind: The class that the configuration names.
         model: The model: parameters on the meta device, buffers as the class computes them.
+
+    Raises:
+        GraphError: If it is not a folder of a model whose weights are plain tensors.
     """
 
-    def __init__(self, folder: Path, config: PretrainedConfig, kind: type[PreTrainedModel]) -> None:
-        self.folder, self.config, self.kind = folder, config, kind
-        self.model = self.make(config)
-
-    @staticmethod
-    def of(like: str | os.PathLike[str]) -> _Original:
-        """Read a folder's configuration.
-
-        Raises:
-            GraphError: If it is not a folder of a model whose weights are plain tensors.
-        """
-        folder = Path(like)
+    def __init__(self, like: str | os.PathLike[str]) -> None:
+        self.folder = folder = Path(like)
         if not folder.is_dir():
             raise GraphError("names a folder that is not there", where=os.fspath(like))
         transformers = _transformers()
@@ -316,7 +288,8 @@ class _Original:
             raise GraphError(
                 "names no class of transformers in architectures", where=where, found=names
             )
-        return _Original(folder, config, kind)
+        self._kind: type[PreTrainedModel] = kind
+        self.model = self.make(config)
 
     def make(self, config: PretrainedConfig) -> PreTrainedModel:
         """Construct the model of a configuration, in the dtype in which it would be loaded."""
@@ -329,7 +302,7 @@ class _Original:
         torch.set_default_dtype(dtype)
         try:
             with _without_memory():
-                return self.kind(config).eval()
+                return self._kind(config).eval()
         finally:
             torch.set_default_dtype(before)
 
@@ -339,7 +312,7 @@ class _Original:
         Raises:
             GraphError: If nothing says what the model takes.
         """
-        name, config = self.model.main_input_name, self.config
+        name, config = self.model.main_input_name, self.model.config
         words = getattr(config, "text_config", config)
         inputs: dict[str, Tensor] = {}
         if name == "input_ids":
@@ -373,26 +346,55 @@ class _Original:
             warnings.simplefilter("ignore", TraceWarning)  # they are notes of the graph
             return trace(model, train=train, strict=False, verify=False, **inputs).graph
 
-    def traced(
-        self, inputs: Mapping[str, Any], model: nn.Module | None = None
-    ) -> Iterator[ArchGraph]:
-        """Trace the model, or another one, for evaluation and for training.
+    @_quiet()
+    def computes(
+        self,
+        graph: ArchGraph,
+        names: Mapping[str, str],
+        inputs: Mapping[str, Any],
+        model: nn.Module | None = None,
+    ) -> bool:
+        """Return whether the model, or another one, computes what a graph does, by operators.
 
         A run's graph has what training does, too: dropouts, which evaluation alone lacks.
+
+        Args:
+            graph: The graph.
+            names: Names of tensors in the model by those in the graph.
+            inputs: Inputs of the graph.
+            model: The other model.
         """
-        return (self.trace(inputs, model, train=train) for train in (False, True))
+        traced = (self.trace(inputs, model, train=train) for train in (False, True))
+        return any(first_unequal(graph, one, names) is None for one in traced)
+
+    def first_unlike(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """Return the first tensor that the files lack or have with other values, if there is one.
+
+        Weights in other files than safetensors are not read.
+
+        Args:
+            tensors: By their names in the class.
+
+        Raises:
+            GraphError: If the files cannot be read, or lack weights of the model.
+        """
+        if not any(self.folder.glob("model*.safetensors*")):
+            return None
+        weights = FolderWeights(self.folder, self.model)
+        same = (n in weights and torch.equal(weights[n].to(t), t) for n, t in tensors.items())
+        return next((name for name, equal in zip(tensors, same, strict=True) if not equal), None)
 
 
 def _rewrite_folder(
     graph: GraphLike,
     state: State,
-    original: _Original,
+    original: FolderModel,
     folder: Path,
     max_shard_size: int | None,
 ) -> dict[str, Any]:
     """Write a network of a folder as another one, tensor by tensor."""
     fit, arguments = transformers_finder(original)(graph)
-    net = original.make(type(original.config).from_dict(arguments))
+    net = original.make(type(original.model.config).from_dict(arguments))
     weights = FolderWeights(original.folder, original.model)
     lazy = (
         state
@@ -412,10 +414,9 @@ def _rewrite_folder(
                 other = file.suffix not in _WEIGHTS and not file.name.endswith(".index.json")
                 if other and file.is_file() and file.name != CONFIG:
                     shutil.copyfile(file, draft / file.name)
-            config = net.config
-            changes = fit.changes(config.to_dict())
-            config.architectures = list(original.config.architectures)
-            config.save_pretrained(os.fspath(draft))
+            changes = fit.changes(net.config.to_dict())
+            net.config.architectures = list(original.model.config.architectures)
+            net.config.save_pretrained(os.fspath(draft))
             write_shards(draft, _arranged(net, fit, lazy, weights), size)
             if folder.exists():
                 folder.rmdir()
@@ -434,20 +435,19 @@ def _arranged(net: nn.Module, fit: Fit, state: LazyState, weights: FolderWeights
     2. What forward does not read comes from the original, where it has the same shape.
     3. Where it has another one, a parameter is zero, and a buffer is computed by the class.
     """
-    owner = {n: p.name for p in fit.graph.params for n in (p.name, *p.aliases)}
-    leaf = {new: owner[name] for name, new in fit.names.items()}
+    leaf = {new: fit.owner[name] for name, new in fit.names.items()}
     tensors = dict(net.named_parameters(remove_duplicate=False))
     zeros = LazyState(
-        tensors, lambda name, a, b: _rows(torch.zeros_like(tensors[name], device="cpu"), a, b)
+        tensors, lambda name, a, b: torch.zeros_like(_rows(tensors[name], a, b), device="cpu")
     )
-    names: dict[int, list[str]] = {}
-    for name, tensor in net.state_dict(keep_vars=True).items():
+    full, names = net.state_dict(keep_vars=True), dict[int, list[str]]()
+    for name, tensor in full.items():
         names.setdefault(id(tensor), []).append(name)
     sources: dict[str, tuple[LazyState, str]] = {}
     for aliases in names.values():
         name = aliases[0]
         mine = [leaf[n] for n in aliases if n in leaf]
-        shape = tuple(net.state_dict()[name].shape)
+        shape = full[name].shape
         spare = [n for n in aliases if n in weights.types and weights.types[n].shape == shape]
         if mine:  # 1
             sources[name] = state, mine[0]
@@ -518,28 +518,3 @@ def _derived(config: type[PretrainedConfig], start: Arguments) -> frozenset[str]
             if config.from_dict(fewer).to_dict() == start:
                 rest = fewer
     return frozenset(start.keys() - rest.keys())
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-        from transformers import AutoConfig, PreTrainedModel  # noqa: F401 - where imports fail
-    except (ImportError, RuntimeError) as error:
-        cause, hint = import_cause(error)
-        raise GraphError("transformers cannot be imported", found=cause, hint=hint) from error
-    return transformers
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide warnings about configurations that are only tried, and the bar of writing."""
-    _transformers()
-    from transformers.utils import logging
-
-    with contextlib.ExitStack() as stack:
-        stack.callback(logging.set_verbosity, logging.get_verbosity())
-        if logging.is_progress_bar_enabled():
-            stack.callback(logging.enable_progress_bar)
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        yield

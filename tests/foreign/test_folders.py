@@ -255,6 +255,10 @@ def test_a_folder_says_which_images_and_words_its_model_takes(kind, tmp_path):
         inputs = random_inputs(small.graph)
         expected = ag.build(small, state.through(small.transfer)).eval()(**inputs)
         torch.testing.assert_close(again(**inputs).logits, expected["logits"])
+        weights = dict(state.through(small.transfer))
+        ag.to_transformers(small, weights, model, tmp_path / "c")
+        other = type(model).from_pretrained(tmp_path / "c").state_dict()
+        assert all(torch.equal(other[name], value) for name, value in again.state_dict().items())
 
 
 def test_a_file_that_vanishes_is_not_an_error_of_writing(tmp_path):

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 import archgraph as ag
@@ -478,7 +479,7 @@ def test_adapters_that_peft_subtracted_from_the_base_are_refused(tmp_path):
     config = peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights="pissa")
     peft.get_peft_model(copy.deepcopy(net.model), config).save_pretrained(tmp_path)
     with pytest.raises(
-        ag.GraphError, match=r"belong to other weights: .* found init_lora_weights: pissa"
+        ag.GraphError, match=r"belong to a changed base: .* found init_lora_weights: pissa"
     ):
         ag.from_peft(graph, state, tmp_path)
 
@@ -499,10 +500,28 @@ def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
     file.write_text(json.dumps(config | {"peft_type": "IA3"}))
     with pytest.raises(ag.GraphError, match="another kind of adapter; found IA3; expected LORA"):
         ag.from_peft(graph, state, tmp_path)
+    for change, found in (
+        ({"an_option_of_tomorrow": [1]}, r"computes more .* found an_option_of_tomorrow"),
+        ({"init_lora_weights": "mica"}, r"one factor .* is frozen; found init_lora_weights: mica"),
+        ({"layers_to_transform": "no JSON"}, r"adapter_config\.json: is not JSON"),
+    ):
+        text = json.dumps(config | change)
+        file.write_text(text.replace('"no JSON"', ""))
+        with pytest.raises(ag.GraphError, match=found):
+            ag.from_peft(graph, state, tmp_path)
     file.write_text(json.dumps(config))
     other, weights = traced("distilbert")[1:]
     with pytest.raises(ag.GraphError, match="matches no linear map or convolution"):
         ag.from_peft(other, weights, tmp_path)
+    weights_file = tmp_path / "adapter_model.safetensors"
+    tensors = safetensors.torch.load_file(weights_file)
+    rows = {k: v[1:] if k.endswith("lora_B.weight") else v for k, v in tensors.items()}
+    safetensors.torch.save_file(rows, weights_file)
+    with pytest.raises(ag.GraphError, match=r"lora\.up\S*: the state has this .* another shape"):
+        ag.from_peft(graph, state, tmp_path)
+    weights_file.write_bytes(b"damaged")
+    with pytest.raises(ag.GraphError, match=r"adapter_model\.safetensors: is not a safetensors"):
+        ag.from_peft(graph, state, tmp_path)
 
 
 @pytest.mark.full
@@ -525,3 +544,8 @@ def test_a_base_with_other_weights_is_refused(tmp_path):
             of_body, tmp_path / "adapter", base=str(tmp_path / "body"),
         )  # fmt: skip
     assert not (tmp_path / "adapter").exists()
+    (tmp_path / "base" / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ag.GraphError, match=r"model\.safetensors: is not a safetensors file"):
+        ag.to_peft(adapted, full, tmp_path / "adapter", base=base)
+    (tmp_path / "base" / "model.safetensors").unlink()  # in other files: not read
+    ag.to_peft(adapted, full, tmp_path / "adapter", base=base)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 
 import archgraph as ag
+from archgraph.foreign.timm_model import timm_fit
 from tests.foreign.test_transformers_folder import both, narrow, shorter
 from tests.nets import captured
 
@@ -54,6 +56,24 @@ def test_fields_and_what_is_handed_on_are_arguments(name, tmp_path):
     with torch.no_grad():
         actual = again.to(torch.bfloat16)(image)
         torch.testing.assert_close(actual, ag.build(small, weights).eval()(image))
+
+
+def test_arguments_that_load_weights_are_for_the_original_alone(tmp_path):
+    name = "vit_tiny_patch16_224"
+    args, image = SMALL[name], torch.randn(2, 3, 32, 32)
+    model = timm.create_model(name, **args).eval()
+    file, original = tmp_path / "small.safetensors", tmp_path / "original.pt"
+    torch.save(model.state_dict(), original)
+    graph, state = captured(model, image, train=False)
+    small, transfer = narrow(graph)
+    weights = transfer.pull(state)
+    arguments = ag.to_timm(small, weights, name, file, checkpoint_path=str(original), **args)
+    assert arguments == ag.to_timm(small, weights, name, file, **args)
+    beside = timm_fit(name, **args)
+    half = ag.trace(copy.deepcopy(model).half(), image.half(), train=False, verify=False).graph
+    first = beside(half)
+    assert beside(graph).model is not first.model
+    assert {p.dtype for p in first.model.parameters()} == {torch.float16}
 
 
 def test_a_residual_network_keeps_its_stem(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.foreign.fit import Fit
-from archgraph.foreign.search import ArgumentSearch
+from archgraph.foreign.search import ArgumentSearch, numbers_in
 from tests.nets import captured
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -177,6 +178,17 @@ def test_numbers_that_no_shape_tells_are_changed_by_one_ratio():
     first, second, *_ = ArgumentSearch(shapes, start, target, {}).fitting()
     assert first == {"widths": [16, 24, 40, 64], "heads": [2, 4, 8, 8]}
     assert second == {"widths": [16, 24, 40, 64], "heads": [1, 2, 4, 4]}
+    start = {key: values[:2] for key, values in start.items()}
+    every = [*ArgumentSearch(shapes, start, {"0": (16,), "1": (24,)}, {}).fitting()]
+    assert len({repr(arguments) for arguments in every}) == len(every) > 1
+
+
+def test_a_class_among_the_arguments_has_no_numbers():
+    @dataclasses.dataclass
+    class Sizes:
+        width: int = 4
+
+    assert [*numbers_in({"kind": Sizes, "sizes": Sizes()})] == [(("sizes", "width"), 4)]
 
 
 def test_a_multiplier_below_one_is_tried_and_a_rate_is_not():
@@ -225,5 +237,34 @@ def test_a_refusal_names_the_axis_or_block_and_what_was_tried(case):
     graph, _ = captured(Blocks(), torch.zeros(2, 3), train=False)
     small = rewrite(graph).graph
     fit = Fit(small, Blocks(), {"width": 4}, lambda a: Blocks(**a), label="Net")
+    with pytest.raises(ag.RewriteError, match=message) as caught:
+        fit.arguments()
+    assert isinstance(caught.value.__cause__, ValueError) == (case == "forward")
+
+
+def test_arguments_that_run_are_named_before_those_that_do_not():
+    graph, _ = captured(Blocks(), torch.zeros(2, 3), train=False)
+    start, asked = {"width": 4, "parts": 4}, list[nn.Module]()
+    fit = Fit(ag.take(graph, 0.5).graph, Blocks(), start, lambda a: Blocks(a["width"]), label="Net")
+
+    def same(module: nn.Module) -> bool:
+        asked.append(module)
+        if len(asked) == 1:
+            raise ValueError("the first one does not run")
+        return False
+
+    message = r"every Net of these shapes computes something else; .*\(width: 2, parts: 2\)"
     with pytest.raises(ag.RewriteError, match=message):
+        fit.arguments(same)
+
+
+def test_a_class_that_cannot_be_constructed_without_memory_says_so():
+    graph, _ = captured(Blocks(), torch.zeros(2, 3), train=False)
+
+    def make(arguments: dict[str, int]) -> nn.Module:
+        assert torch.zeros(1).item() == 0
+        return Blocks(**arguments)
+
+    fit = Fit(ag.take(graph, 0.5).graph, Blocks(), {"width": 4}, make, label="Net")
+    with pytest.raises(ag.RewriteError, match=r"Net cannot be constructed without memory .* meta"):
         fit.arguments()
