@@ -1,4 +1,4 @@
-"""All pictures of a family: the global graph with what clients have of it, and every client's graph."""
+"""Pictures of a family: the global graph with what clients have of it, and each client's graph."""
 
 from __future__ import annotations
 

@@ -137,8 +137,9 @@ class _Resolver:
         elif source is not None:
             model = self.source(source, ("model",))
             global_graph, stored = load_model(model, self.choices(model))
-            given = self.spec.weights.get(("model",), stored)
-            graph, state = self.changed(global_graph, given, model)
+            graph, state = self.changed(
+                global_graph, self.spec.weights.get(("model",), stored), model
+            )
         resolved: dict[str, tuple[Rewritten, State | None]] = {}
         tiers = []
         for index, member in enumerate(self.spec.clients):
@@ -178,8 +179,9 @@ class _Resolver:
         else:
             with self.located(at):
                 lead = Rewritten(start, align(start, graph).transfer)
-        own = model if member.model is None else self.source(member.model, (*at, "model"))
-        change = self.chain(member, lead.graph, at, own)
+        if member.model is not None:
+            model = self.source(member.model, (*at, "model"))
+        change = self.chain(member, lead.graph, at, model)
         return lead >> change, None if weights is None else change.transfer.pull(weights)
 
     def joined(self) -> ArchGraph:

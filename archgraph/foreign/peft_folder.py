@@ -292,7 +292,7 @@ def _read(folder: Path) -> tuple[Mapping[str, Json], dict[str, Tensor]]:
         raise GraphError(
             "computes more than low-rank adapters do", where=where, found=listed(special)
         )
-    start = str(config.get("init_lora_weights"))
+    start = str(config.get("init_lora_weights")).lower()
     if start == "mica":
         raise GraphError(
             "one factor of each adapter is frozen", where=where, found=f"init_lora_weights: {start}"
@@ -385,6 +385,14 @@ def _adapters(graph: ArchGraph) -> dict[str, SideBranch]:
         )
     if not branches:
         raise RewriteError("has no low-rank adapters", hint="ag.add_lora gives a model some")
+    for path, branch in branches.items():
+        users = graph.leaf_users[branch.weight]
+        if len({graph.node[user].scope for user in users}) > 1:
+            raise RewriteError(
+                "stands beside a tied weight, of which PEFT changes another module",
+                where=path,
+                hint="ag.fold makes a model without adapters",
+            )
     return branches
 
 

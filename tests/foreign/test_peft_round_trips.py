@@ -227,8 +227,9 @@ LLAMA = "LlamaForCausalLM", json.dumps(DECODER)
             {"target_modules": ["embed_tokens"]},
             "embed_tokens.weight: .* its weight is tied to that of another layer",
         ),
+        (LLAMA, {"target_modules": ["q_proj"], "init_lora_weights": "OLoRA"}, "a changed base"),
     ],
-    ids=["DoRA", "biases of adapters", "single tokens", "tied"],
+    ids=["DoRA", "biases of adapters", "single tokens", "tied", "OLoRA"],
 )  # fmt: skip
 def test_what_is_not_read_is_refused_by_its_name(kind, options, message, tmp_path):
     model, _ = model_of(*kind)
@@ -256,6 +257,14 @@ def test_a_wrapped_model_with_another_kind_of_adapter_is_refused(tmp_path):
     folded = ag.fold(*here)
     assert not [name for name in folded.state if "lora" in name]
     close(built(*folded, inputs), logits(two, inputs))
+
+
+def test_an_adapter_beside_a_tied_head_is_refused(tmp_path):
+    """It was written for the embedding, and PEFT read none for the head."""
+    model, inputs = model_of(LLAMA[0], json.dumps({**DECODER, "tie_word_embeddings": True}))
+    here = ag.trace(wrapped(model, target_modules=["lm_head"]), train=False, **inputs)
+    with pytest.raises(ag.RewriteError, match="stands beside a tied weight"):
+        ag.to_peft(*here, tmp_path)
 
 
 def test_only_the_active_adapter_of_a_wrapped_model_is_written(tmp_path):
