@@ -204,8 +204,7 @@ def from_peft(
     model = _folder_model(base or config.get("base_model_name_or_path"))
     # Where there is a base, the layers have its numbers.
     names = _names_in(base, model, graph, owners, () if base or model else layers.values())  # 1
-    ours = {new: old for old, new in names.items() if new.endswith(".")}
-    paths = {layer: _module(ours.get(f"{layer}.", f"{layer}.")) for layer in layers.values()}
+    paths = _paths(names, layers.values())
     downs, ups = (
         {layers[key]: t for key, t in tensors.items() if key.endswith(ends)}
         for ends in zip(*_ENDS, strict=True)
@@ -221,6 +220,12 @@ def from_peft(
     parameters = {*factors, *(p.name for p in trained if p.role == "parameter")}
     new = train_only(new, sorted(parameters)).graph  # 4
     return Traced(new, {name: every[name].clone() for name in new.state_names})
+
+
+def _paths(names: Mapping[str, str], layers: Iterable[str]) -> dict[str, str]:
+    """Return the layers of a graph by those of the base, from the names in it."""
+    ours = {new: old for old, new in names.items() if new.endswith(".")}
+    return {layer: _module(ours.get(f"{layer}.", f"{layer}.")) for layer in layers}
 
 
 def _is_trained(name: str, config: Mapping[str, Json]) -> bool:
