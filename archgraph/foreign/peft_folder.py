@@ -391,7 +391,7 @@ def _adapters(graph: ArchGraph) -> dict[str, SideBranch]:
     if not branches:
         raise RewriteError("has no low-rank adapters", hint="ag.add_lora gives a model some")
     for path, branch in branches.items():
-        users = graph.leaf_users[branch.weight]
+        users = graph.leaf_users.get(branch.weight, ())  # some layers have no weight
         if len({graph.node[user].scope for user in users}) > 1:
             raise RewriteError(
                 "stands beside a tied weight, of which PEFT changes another module",
