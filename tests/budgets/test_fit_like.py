@@ -56,7 +56,8 @@ def test_a_submodel_for_a_budget_goes_home(kind, tmp_path):
     model, example = model_of(kind)
     graph, state = captured(model, train=False, **example)
     full = ag.cost(graph).macs
-    for budget, shape in ((0.3, "free"), (0.5, "free"), (0.75, "nested")):
+    budgets: Any = ((0.3, "free"), (0.5, "free"), (0.75, "nested"))
+    for budget, shape in budgets:
         small = ag.fit(graph, macs=budget, shape=shape, like=model)
         used = ag.cost(small.graph).macs / (budget * full)
         assert (0.95 if shape == "free" else 0.5) < used <= 1

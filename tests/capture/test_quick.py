@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -92,7 +94,7 @@ def test_a_range_takes_an_export_on_each_side_of_a_branch_and_none_behind_its_en
 
 
 def test_sizes_of_millions_of_examples_take_no_memory():
-    inputs = (torch.ones(2, 4, requires_grad=True), torch.ones(3, dtype=torch.int64)), {}
+    inputs: Any = (torch.ones(2, 4, requires_grad=True), torch.ones(3, dtype=torch.int64)), {}
     wide, other = at_size(inputs, [{0: "batch"}, {}], "batch", 1 << 27, numbers=False)[0]
     assert (wide.shape, wide.dtype, wide.requires_grad) == ((1 << 27, 4), torch.float32, True)
     assert other is inputs[0][1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_a_family_is_drawn_with_its_weak_points(graph: ArchGraph, tmp_path):
 def test_a_family_is_drawn_as_its_options_say(graph: ArchGraph, tmp_path):
     member = Tier("all", graph, Transfer.identity(graph), count=3)
     family = Family(graph, None, (member,), "both")
-    options = {"title": "Mine", "legend": False, "width": "3.3in", "font": "Courier"}
+    options: Any = {"title": "Mine", "legend": False, "width": "3.3in", "font": "Courier"}
     for path in draw_family(family, tmp_path, form="dot", **options):
         text = path.read_text()
         assert float(text.partition('size="')[2].partition(",")[0]) <= 3.3

@@ -133,7 +133,7 @@ def model_of(name: str, options: str):
 
 
 @functools.cache
-def traced(name: str, options: str):
+def traced(name: str, options: str) -> Any:
     model, inputs = model_of(name, options)
     return ag.trace(model, train=False, verify=False, **inputs)
 
@@ -152,6 +152,15 @@ def wrapped(model, **options):
 @torch.no_grad()
 def logits(model, inputs) -> torch.Tensor:
     return next(iter(model(**inputs).values()))
+
+
+def pair(network: Any) -> tuple[Any, Any]:
+    graph, state = network
+    return graph, state
+
+
+def fold(network: Any) -> tuple[Any, Any]:
+    return pair(ag.fold(*pair(network)))
 
 
 def built(graph, state, inputs) -> torch.Tensor:
@@ -188,7 +197,7 @@ def test_a_configuration_survives_the_round_trip(case, tmp_path):
     assert not {t.data_ptr() for t in full.values()} & {t.data_ptr() for t in state.values()}
     here = ag.trace(theirs, train=False, verify=False, **inputs)
     embedded = any("lora_embedding" in name for name in here.state)
-    ways = {"read": (adapted, full)} | ({} if embedded else {"traced": here})
+    ways: dict[str, Any] = {"read": (adapted, full)} | ({} if embedded else {"traced": here})
     for way, (net, weights) in ways.items():
         ag.to_peft(net, weights, tmp_path / way)
         base = copy.deepcopy(model)
@@ -198,15 +207,15 @@ def test_a_configuration_survives_the_round_trip(case, tmp_path):
         first, second = again.peft_config["default"], theirs.peft_config["default"]
         assert first.task_type == config.get("task_type", TASKS.get((case, way)))
         assert first.lora_dropout == second.lora_dropout
-        close(built(*ag.fold(net, weights), inputs), expected)
+        close(built(*fold((net, weights)), inputs), expected)
     like = model if embedded else theirs
-    assert ag.to_transformers(*ag.fold(*ways.popitem()[1]), like, tmp_path / "folded") == {}
+    assert ag.to_transformers(*fold(ways.popitem()[1]), like, tmp_path / "folded") == {}
     whole = type(model).from_pretrained(tmp_path / "folded").eval()
     close(logits(whole, inputs), expected)
     assert whole.state_dict().keys() == model.state_dict().keys()
     if embedded:
         with pytest.raises(ag.RewriteError, match=r"lora_embedding_A.*save_pretrained of PEFT"):
-            ag.to_peft(*here, tmp_path / "traced")
+            ag.to_peft(*pair(here), tmp_path / "traced")
 
 
 BERT = "BertForSequenceClassification", json.dumps(ENCODER)
@@ -235,7 +244,7 @@ def test_what_is_not_read_is_refused_by_its_name(kind, options, message, tmp_pat
     model, _ = model_of(*kind)
     wrapped(model, **options).save_pretrained(tmp_path)
     with pytest.raises((ag.GraphError, ag.RewriteError), match=message):
-        ag.from_peft(*traced(*kind), tmp_path)
+        ag.from_peft(*pair(traced(*kind)), tmp_path)
 
 
 def test_a_wrapped_model_with_another_kind_of_adapter_is_refused(tmp_path):
@@ -243,9 +252,9 @@ def test_a_wrapped_model_with_another_kind_of_adapter_is_refused(tmp_path):
     model, inputs = model_of(*BERT)
     dora = ag.trace(wrapped(model, target_modules=["query"], use_dora=True), train=False, **inputs)
     with pytest.raises(ag.RewriteError, match=r"query\.lora_\w+\.default\S*: .* DoRA"):
-        ag.to_peft(*dora, tmp_path)
+        ag.to_peft(*pair(dora), tmp_path)
     with pytest.raises(ag.RewriteError, match=r"has no such tensor; found .*lora_magnitude"):
-        ag.to_transformers(*ag.fold(*dora), model, tmp_path / "out")
+        ag.to_transformers(*fold(dora), model, tmp_path / "out")
     two = wrapped(model, target_modules=["query"])
     two.add_adapter(
         "second", peft.LoraConfig(r=3, target_modules=["query"], init_lora_weights=False)
@@ -253,10 +262,10 @@ def test_a_wrapped_model_with_another_kind_of_adapter_is_refused(tmp_path):
     two.base_model.set_adapter(["default", "second"])
     here = ag.trace(two.eval(), train=False, verify=False, **inputs)
     with pytest.raises(ag.RewriteError, match=r"query\.lora_A\.second\S*: .* second adapter"):
-        ag.to_peft(*here, tmp_path)
-    folded = ag.fold(*here)
-    assert not [name for name in folded.state if "lora" in name]
-    close(built(*folded, inputs), logits(two, inputs))
+        ag.to_peft(*pair(here), tmp_path)
+    folded = fold(here)
+    assert not [name for name in folded[1] if "lora" in name]
+    close(built(*pair(folded), inputs), logits(two, inputs))
 
 
 def test_an_adapter_beside_a_tied_head_is_refused(tmp_path):
@@ -264,7 +273,7 @@ def test_an_adapter_beside_a_tied_head_is_refused(tmp_path):
     model, inputs = model_of(LLAMA[0], json.dumps({**DECODER, "tie_word_embeddings": True}))
     here = ag.trace(wrapped(model, target_modules=["lm_head"]), train=False, **inputs)
     with pytest.raises(ag.RewriteError, match="stands beside a tied weight"):
-        ag.to_peft(*here, tmp_path)
+        ag.to_peft(*pair(here), tmp_path)
 
 
 def test_only_the_active_adapter_of_a_wrapped_model_is_written(tmp_path):
@@ -278,12 +287,12 @@ def test_only_the_active_adapter_of_a_wrapped_model_is_written(tmp_path):
         with torch.no_grad():
             two.base_model.model.classifier.modules_to_save[active].bias += 1
         here = ag.trace(two.eval(), train=False, verify=False, **inputs)
-        ag.to_peft(*here, tmp_path / active)
+        ag.to_peft(*pair(here), tmp_path / active)
         again = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / active).eval()
         close(logits(again, inputs), logits(two, inputs))
         assert author_model(two.get_base_model()).config is not two.get_base_model().config
-        folded = ag.fold(*here)
-        ag.to_transformers(*folded, two.get_base_model(), tmp_path / f"{active} folded")
+        folded = fold(here)
+        ag.to_transformers(*pair(folded), two.get_base_model(), tmp_path / f"{active} folded")
         whole = type(model).from_pretrained(tmp_path / f"{active} folded").eval()
         close(logits(whole, inputs), logits(two, inputs))
 

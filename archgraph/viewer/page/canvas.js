@@ -291,7 +291,8 @@ class Canvas {
   /** @returns {Shape[]} */
   edge(/** @type {Path} */ path, /** @type {number} */ number, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
     const { edge, from, to, lane, x } = path;
-    const start = from.x + from.exit;
+    const out = edge.head >= 0 && layout.children[edge.head].kind === "output"; // results leave apart, each with its label
+    const start = from.x + from.exit + (out ? Math.max(-from.w / 4, Math.min(from.w / 4, x - from.x - from.exit)) : 0);
     // Inside an open item all begins below its title.
     const y = edge.tail >= 0 ? from.y + from.h : -4;
     const end = edge.head >= 0 ? to.y : layout.h - layout.dy;
@@ -306,9 +307,10 @@ class Canvas {
     }
     const arrow = edge.head >= 0 ? `url(#arrow${this.model.index})` : undefined;
     /** @type {Shape} */ const line = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow, "data-path": number }];
-    if (!edge.label || edge.tail < 0 || named.has(edge.tail) || edge.quiet) return [line];
+    if (!edge.label || edge.tail < 0 || (named.has(edge.tail) && !out) || edge.quiet) return [line];
     named.add(edge.tail);
-    const text = { x: start + (path.before ? -6 : 6), y: from.y + from.h + 15, "text-anchor": path.before ? "end" : undefined, class: "flow" };
+    const left = path.before || (out && start > x);
+    const text = { x: (out ? x : start) + (left ? -6 : 6), y: out ? end - 9 : from.y + from.h + 15, "text-anchor": left ? "end" : undefined, class: "flow" };
     return [line, ["text", text, edge.label]];
   }
 
@@ -539,11 +541,9 @@ class Canvas {
     this.fitted = true;
   }
 
-  /** All of the picture on the paper, whose size is not known: the browser scales it. */
   print(/** @type {boolean} */ on) {
-    const { w, h } = this.layout(this.model.root);
-    if (on) this.svg.setAttribute("viewBox", `-8 -8 ${w + 16} ${h + 16}`);
-    else this.svg.removeAttribute("viewBox");
+    const { w, h } = this.layout(this.model.root); // all of the picture: the browser scales it to the paper
+    on ? this.svg.setAttribute("viewBox", `-8 -8 ${w + 16} ${h + 16}`) : this.svg.removeAttribute("viewBox");
     this.world.setAttribute("transform", on ? "" : `translate(${this.at.x},${this.at.y}) scale(${this.at.k})`);
   }
 
