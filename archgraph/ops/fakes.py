@@ -77,12 +77,12 @@ def _is_contiguous(input: Tensor, *_: object) -> bool:
     return input.is_floating_point() and is_contiguous_or_false(input)
 
 
-def _is_row(bias: Tensor, _: Tensor, weight: Tensor) -> bool:
+def _is_row(bias: Tensor, input: Tensor, weight: Tensor) -> bool:
     """Return whether a product plus a bias has the outline of the product."""
     return (
         bias.dim() == 1
         and bias.is_floating_point()
-        and bias.dtype == weight.dtype
+        and bias.dtype == input.dtype == weight.dtype
         and statically_known_true(bias.shape[0] == weight.shape[-1])
     )
 

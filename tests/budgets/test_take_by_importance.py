@@ -122,7 +122,7 @@ def test_a_page_takes_scores(graph, scores):
 def test_a_page_shows_scores_of_blocks(graph, scores):
     blocks = {"stage1.0": 0.25, "stage2.1": 0.75}
     page = decode_data(ag.view(graph, importance=replace(scores, blocks=blocks)))
-    assert page["overlays"]["blocks"] == ["influence of blocks", "amount", 0.0, 0.75]
+    assert page["overlays"]["blocks"] == ["influence of blocks", 0.0, 0.75]
     (shown,) = page["graphs"]
     figures = shown["figures"]["blocks"]
     assert figures["whole"] == 0.5

@@ -392,7 +392,7 @@ clients:
         ("take: 0.5", "fit: {milliseconds: 8ms}",
          "f.yaml:5: clients[1].fit.milliseconds: is an unknown key; found 'milliseconds'; "
          "expected one of parameters, macs, bytes, activations, memory, batch, optimizer, shape, "
-         "importance, multiple, keep, skip; it is 'macs' here"),
+         "importance, multiple, keep, skip, like; it is 'macs' here"),
         ("choose:", "model: n.yaml, choose:",
          "f.yaml:4: clients[0].choose: has both a model and choices"),
         ("name: b", "name: a",
