@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlsplit
 
-from archgraph.errors import ErrorFacts
+from archgraph.errors import ArchGraphError, ErrorFacts, GraphError
+
+# Name on the package index, where "archgraph" is another project.
+DISTRIBUTION = "archgraph-torch"
 
 # Names that an error lists; of more it says how many there are.
 LISTED = 20
@@ -79,12 +87,16 @@ _CURES = (
 EXTRAS = {
     "datasets": "data",
     "dp_accounting": "privacy",
+    "flwr": "flower",
     "onnx": "onnx",
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
     "pyarrow": "data",
+    "ray": "flower",
+    "tensorboard": "tensorboard",
     "tokenizers": "data",
     "torch_geometric": "hypernet",
+    "torchmetrics": "metrics",
     "transformers": "hf",
 }
 
@@ -104,6 +116,65 @@ def import_cause(error: BaseException) -> tuple[BaseException, str | None]:
     missing = next((e for e in chain if isinstance(e, ModuleNotFoundError) and e.name), None)
     if missing is None:
         return error, None
-    extra = EXTRAS.get(str(missing.name).partition(".")[0])
-    install = f"pip install 'archgraph[{extra}]'" if extra else "install it"
-    return missing, f"{install}, or run archgraph in the folder that holds it"
+    package = str(missing.name).partition(".")[0]
+    if package in EXTRAS:
+        return missing, install_command(package)
+    return missing, "install it, or run archgraph in the folder that holds it"
+
+
+def imported(
+    name: str, *members: str, kind: type[ArchGraphError] = GraphError, where: str | None = None
+) -> ModuleType:
+    """Import a module of an optional package.
+
+    Args:
+        name: Name of the module.
+        *members: Names that it must have: some packages import their parts late.
+        kind: Class of the error.
+        where: Key that needs the module, for the error.
+
+    Raises:
+        ArchGraphError: If it cannot be imported; the error says what to install.
+    """
+    try:
+        module = importlib.import_module(name)
+        all(getattr(module, member) for member in members)
+    except (ImportError, RuntimeError) as error:
+        cause, hint = import_cause(error)
+        package = name.partition(".")[0]
+        raise kind(f"needs the package {package}", where=where, found=cause, hint=hint) from error
+    return module
+
+
+def install_command(package: str, release: str = "") -> str:
+    """Return the command that installs an optional package with its extra.
+
+    Args:
+        package: Name of the imported package, one of `EXTRAS`.
+        release: Version of archgraph to install; empty: the newest.
+
+    >>> install_command("onnx", "0.1.0")
+    "pip install 'archgraph-torch[onnx]==0.1.0'"
+    """
+    pinned = f"=={release}" if release else ""
+    return f"pip install '{DISTRIBUTION}[{EXTRAS[package]}]{pinned}'"
+
+
+def version() -> str:
+    """Return the version of the code that runs.
+
+    It ends in "+local" where that code is not the installed one: a checkout on `PYTHONPATH`, or a
+    project of the same import name.
+    """
+    from importlib import metadata
+
+    try:
+        installed = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "0+local"
+    source = json.loads(installed.read_text("direct_url.json") or "{}")
+    folder = Path(str(installed.locate_file("")))
+    if source.get("dir_info", {}).get("editable"):
+        folder = Path(unquote(urlsplit(source["url"]).path))
+    same = folder.resolve() == Path(__file__).resolve().parents[1]
+    return installed.version if same else f"{installed.version}+local"

@@ -2,7 +2,7 @@
 
 Each trains the same network with the same optimiser on as many batches of the same sizes; seconds
 are those between the ends of two rounds, so that no start is in them. A simulator that is not
-installed is left out: ``pip install 'archgraph[flower]'``, ``pip install pfl==0.6.0``.
+installed is left out: ``pip install 'archgraph-torch[flower]'``, ``pip install pfl==0.6.0``.
 """
 
 from __future__ import annotations

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
+
+from archgraph import hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 project = "archgraph"
 author = "archgraph developers"
 project_copyright = "archgraph developers"
-release = version = importlib.metadata.version("archgraph")
+release = version = hints.version()
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
 exclude_patterns = [

@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from archgraph.cli.output import complain, message, say
 from archgraph.errors import ArchGraphError, TraceWarning, raised_in
+from archgraph.hints import version as running_version
 from archgraph.language.elsewhere import GONE
 
 # Exit codes: as diff(1) and shells use them.
@@ -174,9 +175,7 @@ training = functools.partial(app.command, cls=Training)
 
 def _version(requested: bool) -> None:
     if requested:
-        from importlib.metadata import version
-
-        say(f"archgraph {version('archgraph')}")
+        say(f"archgraph {running_version()}")
         raise typer.Exit
 
 

@@ -23,12 +23,12 @@ from archgraph.data.columns import (
     features,
     targets,
 )
-from archgraph.data.extras import optional_module
 from archgraph.data.files import MOST_BYTES, check_size, decode_text, readable
 from archgraph.data.rows import Records, check_apart, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, Split
 from archgraph.errors import DataError
+from archgraph.hints import imported
 from archgraph.language.data import ColumnKind, TableData, column_names
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _csv(path: Path, separator: str) -> DataFrame:
 
 def _parquet(path: Path) -> DataFrame:
     """Read a Parquet file."""
-    parquet = optional_module("pyarrow.parquet", WHERE)
+    parquet = imported("pyarrow.parquet", kind=DataError, where=WHERE)
     # Pyarrow's own errors are kinds of these.
     errors = (OSError, ValueError, OverflowError)
     with readable("table", path, "Parquet", errors, hint=None), parquet.ParquetFile(path) as file:

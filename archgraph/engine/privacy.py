@@ -25,6 +25,7 @@ from archgraph.engine.stream import ResultStream
 from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, Result, ServerState, Task, World, private_task, seeded
 from archgraph.federation.private_means import Census, PrivateMeans
+from archgraph.hints import install_command
 from archgraph.language.privacy import PrivacySpec
 from archgraph.ops.table import statistics
 from archgraph.plain import Json
@@ -64,7 +65,7 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
         raise RunError(
             "accounting needs dp-accounting",
             where="privacy",
-            hint="pip install 'archgraph[privacy]'",
+            hint=install_command("dp_accounting"),
         )
 
 

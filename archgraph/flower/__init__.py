@@ -25,11 +25,11 @@ imported before an experiment asks for it.
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import RunError
+from archgraph.hints import imported
 
 if TYPE_CHECKING:
     from archgraph.engine.experiment import Experiment
@@ -56,16 +56,8 @@ def simulate(experiment: Experiment, *, data: object = None, **options: Any) -> 
         raise RunError(f"cannot run on Flower with {what}", where="engine: flower")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    try:
-        for package in ("flwr", "ray"):
-            importlib.import_module(package)
-    except ImportError as error:
-        raise RunError(
-            "needs the packages flwr and ray",
-            where="engine: flower",
-            found=str(error),
-            hint="pip install 'archgraph[flower]'",
-        ) from error
+    for package in ("flwr", "ray"):
+        imported(package, kind=RunError, where="engine: flower")
     from archgraph.flower import simulation
 
     return simulation.run_simulated(experiment, **options)

@@ -7,11 +7,11 @@ tensors, and nothing of it is executed.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import platform
 from collections.abc import Mapping
 from typing import Any
 
+import flwr
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -20,6 +20,7 @@ from archgraph.errors import RejectedUpdate, RunError
 from archgraph.federation import Model, Task
 from archgraph.flower.programs import Trusted, as_plain, as_program
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import install_command, version
 from archgraph.language import flat
 from archgraph.language.yaml import parse_document
 from archgraph.plain import Json
@@ -35,7 +36,7 @@ BODY = "message"
 
 def installed_here() -> dict[str, Json]:
     """Return what a server and its nodes tell one another of what is installed."""
-    installed = {name: importlib.metadata.version(name) for name in ("archgraph", "flwr")}
+    installed = {"archgraph": version(), "flwr": flwr.__version__}
     torches = {"torch": str(torch.__version__), "python": platform.python_version()}
     return {"format": FORMAT, **installed, **torches}
 
@@ -61,7 +62,7 @@ def versions_apart(theirs: Mapping[str, Json]) -> str:
                     "other versions",
                     found=f"{name} {actual}",
                     expected=f"{name} {ours[key]}, as at the server",
-                    hint=f"pip install 'archgraph[flower]=={release}' there, then start it again",
+                    hint=f"{install_command('flwr', release)} there, then start it again",
                 )
             )
     return ""

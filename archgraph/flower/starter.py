@@ -14,6 +14,7 @@ from archgraph.engine.facts import as_resolved, family_of
 from archgraph.engine.world import prepare
 from archgraph.errors import RunError
 from archgraph.files import write
+from archgraph.hints import DISTRIBUTION
 from archgraph.language import ExperimentSpec, load_experiment
 from archgraph.language.consent import python_names
 from archgraph.language.data import NamedData
@@ -107,7 +108,8 @@ def _check_empty(target: Path) -> None:
 
 def _filled(template: str, **values: object) -> str:
     """Return the text of a template with values in place of its names."""
-    return (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8").format(**values)
+    text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
+    return text.format(distribution=DISTRIBUTION, **values)
 
 
 def _anywhere(spec: ExperimentSpec) -> ExperimentSpec:

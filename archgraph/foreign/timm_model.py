@@ -16,10 +16,10 @@ from archgraph.capture.surroundings import replaced
 from archgraph.errors import GraphError
 from archgraph.files import write
 from archgraph.foreign.fit import Fit
-from archgraph.foreign.packages import imported
 from archgraph.foreign.search import Arguments
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import imported
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
 

@@ -22,13 +22,12 @@ from archgraph.errors import GraphError, RunError, TraceWarning, os_reason
 from archgraph.foreign.fit import Fit
 from archgraph.foreign.folder_weights import FolderWeights
 from archgraph.foreign.graph_comparison import first_unequal
-from archgraph.foreign.packages import imported
 from archgraph.foreign.peft_names import author_model, author_name, unwrapped
 from archgraph.foreign.search import Arguments
 from archgraph.foreign.shards import MAX_SHARD, write_shards
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import listed
+from archgraph.hints import imported, listed
 from archgraph.rewrites.laws import random_inputs
 from archgraph.states import State
 from archgraph.states.lazy import LazyState

@@ -28,7 +28,7 @@ import pydantic
 
 from archgraph.errors import ErrorFacts
 from archgraph.fields import Base, Mistake, Place
-from archgraph.hints import import_cause, unknown
+from archgraph.hints import import_cause, install_command, unknown
 from archgraph.language.document import places
 from archgraph.language.expression import evaluate, is_expression, names_in
 from archgraph.language.mistakes import abbreviate, main_mistake
@@ -98,7 +98,7 @@ ROLES: Mapping[RoleName, ClassRole] = {
         ("torchmetrics.classification", "torchmetrics.regression", "torchmetrics.segmentation"),
         "torchmetrics:Metric",
         supplied=("num_classes", "num_labels", "ignore_index"),
-        install="pip install 'archgraph[metrics]'",
+        install=install_command("torchmetrics"),
     ),
     "transform": ClassRole(
         ("torchvision.transforms.v2",),

@@ -6,12 +6,12 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import RunError, SpecError, os_reason
 from archgraph.graph.ir import ArchGraph
+from archgraph.hints import version
 from archgraph.language import flat
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def save_folder(graph: ArchGraph, state: State, folder: Path) -> Path:
         raise SpecError("holds something else", where=str(folder), expected=expected)
     # Copies: safetensors refuses tensors that share memory.
     tensors = {n: state[n].detach().cpu().clone().contiguous() for n in graph.state_names}
-    mark = {"archgraph": version("archgraph"), "format": FORMAT, "digest": graph.digest}
+    mark = {"archgraph": version(), "format": FORMAT, "digest": graph.digest}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".draft-{folder.name}-") as at:

@@ -24,9 +24,8 @@ The extra ``onnx`` brings the packages, which are imported on first use.
 
 from __future__ import annotations
 
-import importlib
-
 from archgraph.errors import RunError
+from archgraph.hints import imported
 
 
 def require_packages(*names: str) -> None:
@@ -36,11 +35,4 @@ def require_packages(*names: str) -> None:
         RunError: If one is not installed; says what to install.
     """
     for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise RunError(
-                f"ONNX files need the package {name}",
-                found=str(error),
-                hint="pip install 'archgraph[onnx]'",
-            ) from error
+        imported(name, kind=RunError, where="ONNX files")

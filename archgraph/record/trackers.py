@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import sys
@@ -13,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.files import write
-from archgraph.hints import unknown
+from archgraph.hints import imported, unknown
 from archgraph.language.elsewhere import suggestion
 from archgraph.plain import Json
 from archgraph.record.points import frame, points
@@ -143,15 +142,7 @@ class TensorBoardTracker:
 
     def __post_init__(self) -> None:
         """Find the package."""
-        try:
-            importlib.import_module("tensorboard")
-        except ImportError as error:
-            raise RunError(
-                "needs the package tensorboard",
-                where="tensorboard",
-                found=str(error),
-                hint="pip install 'archgraph[tensorboard]'",
-            ) from error
+        imported("tensorboard", kind=RunError, where="tensorboard")
 
     def begin(self, run: Beginning) -> None:
         """Open the files; what they have of later rounds is dropped."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ from pydantic import ConfigDict
 from archgraph.engine.clients import read_clients
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import RunError
+from archgraph.hints import version
 from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 from archgraph.record.condense import condensed
@@ -159,7 +159,7 @@ def origin(device: str = "cpu") -> dict[str, Json]:
         commit = ""
     return {
         **environment(device),
-        "archgraph": importlib.metadata.version("archgraph"),
+        "archgraph": version(),
         "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     }

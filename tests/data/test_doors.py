@@ -367,7 +367,7 @@ def test_large_numbers_are_standardised_before_they_are_rounded(tmp_path):
 def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"needs the package pyarrow.*archgraph\[data\]"):
+    with pytest.raises(DataError, match=r"needs the package pyarrow.*archgraph-torch\[data\]"):
         read_data(TableData(table=str(tmp_path / "t.parquet"), target="y"))
 
 

@@ -618,7 +618,7 @@ sections:
 
 def test_packages_are_asked_for_where_they_are_needed(files, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"needs the package tokenizers; .*archgraph\[data\]"):
+    with pytest.raises(DataError, match=r"needs the package tokenizers; .*archgraph-torch\[data\]"):
         read_tokenizer(files["pieces"])
 
 

@@ -291,7 +291,7 @@ def test_impossible_values_are_refused_with_their_place(wrong):
 
 def test_without_the_accountant_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RunError, match=r"privacy: .* pip install 'archgraph\[privacy\]'"):
+    with pytest.raises(RunError, match=r"privacy: .* pip install 'archgraph-torch\[privacy\]'"):
         execute(setup())
     silent = execute(setup("privacy: {clip: 1.0, noise: 0, delta: 0.01}"), progress=False)
     assert silent.privacy["epsilon"] is None  # infinite, without an accountant

@@ -194,4 +194,4 @@ def test_without_torchmetrics_the_message_names_the_extra(monkeypatch):
     with pytest.raises(pydantic.ValidationError, match="needs torchmetrics") as caught:
         spec("regression", "SpearmanCorrCoef")
     facts: Any = caught.value.errors()[0]["ctx"]["error"].facts
-    assert facts["hint"] == "pip install 'archgraph[metrics]'"
+    assert facts["hint"] == "pip install 'archgraph-torch[metrics]'"

@@ -214,7 +214,7 @@ def test_without_the_packages_it_says_what_to_install(traced, file, tmp_path, mo
         lambda: ag.load(file),
         lambda: ag.export(traced.graph, traced.state, tmp_path / "x.onnx"),
     ):
-        with pytest.raises(ag.RunError, match=r"archgraph\[onnx\]"):
+        with pytest.raises(ag.RunError, match=r"archgraph-torch\[onnx\]"):
             call()
 
 
