@@ -93,6 +93,7 @@ EXTRAS = {
     "onnxscript": "onnx",
     "pyarrow": "data",
     "ray": "flower",
+    "scipy": "stats",
     "tensorboard": "tensorboard",
     "tokenizers": "data",
     "torch_geometric": "hypernet",
@@ -122,7 +123,7 @@ def import_cause(error: BaseException) -> tuple[BaseException, str | None]:
     return missing, "install it, or run archgraph in the folder that holds it"
 
 
-def imported(
+def optional_module(
     name: str, *members: str, kind: type[ArchGraphError] = GraphError, where: str | None = None
 ) -> ModuleType:
     """Import a module of an optional package.

@@ -5,8 +5,8 @@ no client's weight depends on its adapters. It is FedIT where all ranks are equa
 average (Diao et al., ICLR 2021, Algorithm 1) with the rank in place of the width.
 
 The mean of factors is not that of products, and a rank that only the largest client has counts
-with its whole weight: on five networks what is added to the weights differed from ``Σ p s B A`` by
-0.7 to 1.2 of its norm (``benchmarks.low_rank_quality``); FLoRA's stacks are exact.
+with its whole weight: what is added to the weights differs from ``Σ p s B A``. FLoRA's stacks are
+exact.
 """
 
 from __future__ import annotations

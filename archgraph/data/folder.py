@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from archgraph.data.files import MOST_BYTES, check_size, readable
@@ -19,6 +18,9 @@ from archgraph.data.rows import Records, dataset_of_rows, divided, number_classe
 from archgraph.data.values import Dataset, check_alike
 from archgraph.errors import DataError
 from archgraph.language.data import FolderData
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 WHERE = "data.folder"
 TRAIN, TEST = "train", "test"
@@ -37,8 +39,6 @@ FORMATS = {
 PILLOW_FORMATS = sorted(set(FORMATS.values()))
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
-# What Pillow raises for a file that is damaged, or made to fill the memory.
-UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 # Of one image, before it is scaled.
 MOST_PIXELS = 2**26
 
@@ -161,28 +161,32 @@ def read_pictures(
     check_size(math.prod(shape), MOST_BYTES, "set of images", sources[0][0], hint="scale them")
     pictures = torch.empty(shape, dtype=torch.uint8)
     for row, (where, file) in enumerate(sources):
-        with _complete(where), Image.open(file, formats=PILLOW_FORMATS) as image:
+        with _opened(where, file) as image:
             pictures[row] = decode_image(image, size, colour)
     return pictures
 
 
-def decode_image(image: Image.Image, size: tuple[int, int], colour: bool) -> Tensor:
+def decode_image(image: Image, size: tuple[int, int], colour: bool) -> Tensor:
     """Decode an image, upright, in one or three channels, scaled: ``[channel, height, width]``.
 
+    >>> from PIL import Image
     >>> decode_image(Image.new("L", (3, 2), 7), (2, 3), colour=False).shape
     torch.Size([1, 2, 3])
     """
+    from PIL import ImageOps
+    from PIL.Image import Resampling
+
     # Turned before the size is compared: cameras store sideways what EXIF says is upright.
     image = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
     if image.size != size[::-1]:
-        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+        image = image.resize(size[::-1], Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(image))
     return pixels.movedim(-1, 0) if colour else pixels[None]
 
 
 def _head(where: str, file: Path | io.BytesIO) -> tuple[tuple[int, int], str]:
     """Return height and width of an upright image, and its pixel mode, without reading pixels."""
-    with _complete(where), Image.open(file, formats=PILLOW_FORMATS) as image:
+    with _opened(where, file) as image:
         width, height = image.size
         check_size(width * height, MOST_PIXELS, "image", where, "pixels")
         if image.mode not in (*GREY, *COLOUR):
@@ -197,6 +201,15 @@ def _head(where: str, file: Path | io.BytesIO) -> tuple[tuple[int, int], str]:
         return ((width, height) if turned else (height, width)), image.mode
 
 
-def _complete(where: str) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def _opened(where: str, file: Path | io.BytesIO) -> Iterator[Image]:
+    """Open an image; a file that is damaged, or made to fill the memory, is a `DataError`."""
+    from PIL.Image import DecompressionBombError, open  # Pillow comes with matplotlib
+
+    unreadable = (OSError, ValueError, SyntaxError, DecompressionBombError)
     expected = f"a complete image, one of {', '.join(PILLOW_FORMATS)}"
-    return readable("image", where, expected, UNREADABLE, hint=None)
+    with (
+        readable("image", where, expected, unreadable, hint=None),
+        open(file, formats=PILLOW_FORMATS) as image,
+    ):
+        yield image

@@ -24,7 +24,7 @@ from archgraph.data.rows import Records, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
-from archgraph.hints import imported, listed
+from archgraph.hints import listed, optional_module
 from archgraph.language.data import HuggingFaceData, column_names
 
 WHERE = "data.huggingface"
@@ -83,7 +83,7 @@ def _saved(path: Path) -> Mapping[str, Any]:
     """Load the splits of a saved set."""
     size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
     check_size(size, MOST_BYTES, "set", path)
-    datasets = imported("datasets", kind=DataError, where=WHERE)
+    datasets = optional_module("datasets", kind=DataError, where=WHERE)
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -99,7 +99,7 @@ def _saved(path: Path) -> Mapping[str, Any]:
 def _used(loaded: object) -> Mapping[str, Any]:
     """Return the splits by name: `train`, then `test` if there is one."""
     splits: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
-    known = imported("datasets", kind=DataError, where=WHERE).Dataset
+    known = optional_module("datasets", kind=DataError, where=WHERE).Dataset
     if other := [split for split in splits.values() if not isinstance(split, known)]:
         raise DataError(
             "is not a data set of Hugging Face",

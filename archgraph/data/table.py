@@ -28,7 +28,7 @@ from archgraph.data.rows import Records, check_apart, dataset_of_rows, divided
 from archgraph.data.tokens import dataset_of_texts
 from archgraph.data.values import Dataset, Split
 from archgraph.errors import DataError
-from archgraph.hints import imported
+from archgraph.hints import optional_module
 from archgraph.language.data import ColumnKind, TableData, column_names
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _csv(path: Path, separator: str) -> DataFrame:
 
 def _parquet(path: Path) -> DataFrame:
     """Read a Parquet file."""
-    parquet = imported("pyarrow.parquet", kind=DataError, where=WHERE)
+    parquet = optional_module("pyarrow.parquet", kind=DataError, where=WHERE)
     # Pyarrow's own errors are kinds of these.
     errors = (OSError, ValueError, OverflowError)
     with readable("table", path, "Parquet", errors, hint=None), parquet.ParquetFile(path) as file:

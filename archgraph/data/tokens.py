@@ -26,7 +26,7 @@ from archgraph.data.rows import Records, dataset_of_rows
 from archgraph.data.values import Dataset
 from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
-from archgraph.hints import imported
+from archgraph.hints import optional_module
 from archgraph.language.data import HuggingFaceData, TableData
 from archgraph.language.mistakes import abbreviate
 
@@ -180,7 +180,7 @@ def read_tokenizer(path: str | Path, where: str = WHERE) -> Tokenizer:
 
 def _saved_by_tokenizers(path: Path, where: str) -> Tokenizer:
     check_size(path.stat().st_size, MOST_BYTES, "file", path)
-    library = imported("tokenizers", kind=DataError, where=where)
+    library = optional_module("tokenizers", kind=DataError, where=where)
     with _reading(path, "tokenizer.json, as tokenizers and transformers save it"):
         backend = library.Tokenizer.from_file(str(path))
     settings, tokens = backend.padding or {}, _tokens(backend)
@@ -200,7 +200,7 @@ def _saved_by_tokenizers(path: Path, where: str) -> Tokenizer:
 
 
 def _saved_by_transformers(path: Path, where: str) -> Tokenizer:
-    loader = imported("transformers", kind=DataError, where=where).AutoTokenizer
+    loader = optional_module("transformers", kind=DataError, where=where).AutoTokenizer
     with _reading(path, "tokenizer.json and tokenizer_config.json, or vocab.txt"):
         saved = loader.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     backend = getattr(saved, "backend_tokenizer", None)

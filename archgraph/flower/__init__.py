@@ -29,7 +29,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from archgraph.errors import RunError
-from archgraph.hints import imported
+from archgraph.hints import optional_module
 
 if TYPE_CHECKING:
     from archgraph.engine.experiment import Experiment
@@ -57,7 +57,7 @@ def simulate(experiment: Experiment, *, data: object = None, **options: Any) -> 
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for package in ("flwr", "ray"):
-        imported(package, kind=RunError, where="engine: flower")
+        optional_module(package, kind=RunError, where="engine: flower")
     from archgraph.flower import simulation
 
     return simulation.run_simulated(experiment, **options)

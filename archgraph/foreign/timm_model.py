@@ -19,7 +19,7 @@ from archgraph.foreign.fit import Fit
 from archgraph.foreign.search import Arguments
 from archgraph.graph.argument import takes_graph
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import imported
+from archgraph.hints import optional_module
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
 
@@ -76,7 +76,7 @@ def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
     Raises:
         GraphError: If timm is not installed or has no such model.
     """
-    timm = imported("timm")
+    timm = optional_module("timm")
     if not timm.is_model(name):
         raise GraphError("timm has no such model", found=name)
     model = timm.create_model(name, **args)

@@ -27,7 +27,7 @@ from archgraph.foreign.search import Arguments
 from archgraph.foreign.shards import MAX_SHARD, write_shards
 from archgraph.graph.argument import GraphLike, graph_of
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import imported, listed
+from archgraph.hints import listed, optional_module
 from archgraph.rewrites.laws import random_inputs
 from archgraph.states import State
 from archgraph.states.lazy import LazyState
@@ -48,7 +48,7 @@ _WEIGHTS = {
 
 
 def _transformers() -> ModuleType:
-    return imported("transformers", "AutoConfig", "PreTrainedModel")
+    return optional_module("transformers", "AutoConfig", "PreTrainedModel")
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ The extra ``onnx`` brings the packages, which are imported on first use.
 from __future__ import annotations
 
 from archgraph.errors import RunError
-from archgraph.hints import imported
+from archgraph.hints import optional_module
 
 
 def require_packages(*names: str) -> None:
@@ -35,4 +35,4 @@ def require_packages(*names: str) -> None:
         RunError: If one is not installed; says what to install.
     """
     for name in names:
-        imported(name, kind=RunError, where="ONNX files")
+        optional_module(name, kind=RunError, where="ONNX files")

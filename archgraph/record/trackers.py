@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from archgraph.errors import ArchGraphError, RunError
 from archgraph.files import write
-from archgraph.hints import imported, unknown
+from archgraph.hints import optional_module, unknown
 from archgraph.language.elsewhere import suggestion
 from archgraph.plain import Json
 from archgraph.record.points import frame, points
@@ -142,7 +142,7 @@ class TensorBoardTracker:
 
     def __post_init__(self) -> None:
         """Find the package."""
-        imported("tensorboard", kind=RunError, where="tensorboard")
+        optional_module("tensorboard", kind=RunError, where="tensorboard")
 
     def begin(self, run: Beginning) -> None:
         """Open the files; what they have of later rounds is dropped."""

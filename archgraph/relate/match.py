@@ -16,7 +16,7 @@ from archgraph.analysis.axes import axes
 from archgraph.errors import RewriteError
 from archgraph.graph.argument import GraphLike, graph_of, takes_graph
 from archgraph.graph.ir import ArchGraph
-from archgraph.hints import unknown
+from archgraph.hints import optional_module, unknown
 from archgraph.ops.constants import constant_tensor
 from archgraph.rewrites.take import take
 from archgraph.states import State, Transfer
@@ -327,7 +327,6 @@ def _part(tensor: Tensor, names: Sequence[str | None], positions: Mapping[str, O
 
 def _assigned(products: Tensor) -> Order:
     """Return the row of each column, such that the sum is largest."""
-    from scipy.optimize import linear_sum_assignment
-
-    rows: Order = linear_sum_assignment(products.T.numpy(), maximize=True)[1]
+    optimize = optional_module("scipy.optimize", where="matching of neurons")
+    rows: Order = optimize.linear_sum_assignment(products.T.numpy(), maximize=True)[1]
     return rows

@@ -10,7 +10,11 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
+
+from archgraph.errors import RunError
+from archgraph.hints import optional_module
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -70,9 +74,7 @@ class Paired:
         """
         if self.error is None:
             return None
-        from scipy.special import stdtrit  # 0.1 s, which most commands do not need
-
-        half = float(stdtrit(self._freedom, 1 - LEVEL / 2)) * self.error
+        half = float(_scipy("special").stdtrit(self._freedom, 1 - LEVEL / 2)) * self.error
         return self.mean - half, self.mean + half
 
     @property
@@ -87,9 +89,7 @@ class Paired:
             return None
         if self.error == 0:  # equal in every seed: the limit of ever smaller deviations
             return float(self.mean == 0)
-        from scipy.special import stdtr
-
-        return 2 * float(stdtr(self._freedom, -abs(self.mean) / self.error))
+        return 2 * float(_scipy("special").stdtr(self._freedom, -abs(self.mean) / self.error))
 
     def detectable(self, level: float = LEVEL) -> float | None:
         """Return the smallest true difference that so many seeds find with a probability of 80 %.
@@ -106,17 +106,14 @@ class Paired:
         """
         if self.error is None:
             return None
-        from scipy.optimize import brentq
-        from scipy.special import stdtrit
-        from scipy.stats import nct
-
-        bound = float(stdtrit(self._freedom, 1 - level / 2))
+        sf = _scipy("stats").nct.sf
+        bound = float(_scipy("special").stdtrit(self._freedom, 1 - level / 2))
 
         def missing(shift: float) -> float:
             """Return how much of the power a true mean of `shift` standard errors lacks."""
-            return POWER - float(nct.sf(bound, self._freedom, shift))
+            return POWER - float(sf(bound, self._freedom, shift))
 
-        return self.error * float(brentq(missing, 0.0, 4 * bound + 10))
+        return self.error * float(_scipy("optimize").brentq(missing, 0.0, 4 * bound + 10))
 
     @property
     def _freedom(self) -> int:
@@ -168,3 +165,8 @@ def resampled(better: ArrayLike, other: ArrayLike, *, draws: int = 2000) -> floa
         columns = np.bincount(random.integers(examples, size=examples), minlength=examples)  # 2
         means[draw] = rows @ gaps @ columns / (seeds * examples)  # 3
     return float(100 * means.std(ddof=1))
+
+
+def _scipy(part: str) -> ModuleType:
+    """Import a part of scipy: 0.1 s, which most commands do not need."""
+    return optional_module(f"scipy.{part}", kind=RunError, where="intervals of a study")

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn import functional
+
+from archgraph.errors import RunError
+from archgraph.hints import optional_module
 
 PENALTIES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 """L2 penalties of softmax regression, the strongest first."""
@@ -89,6 +91,7 @@ def softmax_regression(
         slope = (turned @ residual.float()).double() + penalty * weight
         return float(loss), torch.cat([slope, residual.sum(0)[None]]).flatten().numpy()
 
+    minimize = optional_module("scipy.optimize", kind=RunError, where="softmax regression").minimize
     for penalty in choices:
         options = {"gtol": _GRADIENT, "ftol": 1e-9, "maxiter": _ITERATIONS}
         start = minimize(
