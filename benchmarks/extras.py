@@ -88,7 +88,7 @@ def environment(folder: Path, requirement: str, below: Path | None = None) -> Pa
     packages = next(folder.glob("lib/python*/site-packages"))
     if below:
         (packages / "below.pth").write_text(f"{below}\n")
-    command = [folder / "bin/python", "-m", "pip", "-q", "install", requirement]
+    command: list[str | Path] = [folder / "bin/python", "-m", "pip", "-q", "install", requirement]
     subprocess.run([*command, "-c", ROOT / "constraints.txt"], check=True)
     return packages
 

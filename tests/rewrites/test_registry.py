@@ -3,7 +3,6 @@
 import functools
 import importlib
 import inspect
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,10 +15,9 @@ from archgraph.language.help import topic
 from archgraph.language.rewriting import rewritten
 from archgraph.language.yaml import parse_document
 from archgraph.rewrites.laws import same_function
-from archgraph.rewrites.registry import rewrite_rows, rewrite_table
+from archgraph.rewrites.registry import rewrite_rows
 from tests.rewrites.networks import sections
 
-README = Path(__file__).parents[2] / "README.md"
 SAME_FUNCTION = {"deepen", "widen", "add_scaler", "train_only"}
 SAME_FUNCTION |= {"add_step_sizes", "add_adapters", "add_lora"}
 
@@ -88,10 +86,6 @@ def test_a_chain_runs_in_the_order_of_the_rows(images):
 def test_the_nearest_rewrite_is_named():
     with pytest.raises(ag.SpecError, match=r"shorte: is not a step, .*'shorten'"):
         topic("shorte")
-
-
-def test_the_readme_has_the_table_of_the_rows():
-    assert rewrite_table().markdown() in README.read_text()
 
 
 @pytest.mark.parametrize("row", rewrite_rows().values(), ids=lambda row: row.name)
