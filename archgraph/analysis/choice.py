@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -22,10 +24,12 @@ from archgraph.errors import RewriteError
 from archgraph.hints import listed
 
 # One share for every width (ranks of adapters are none), or shares by axis name, role or pattern.
-Shares: TypeAlias = float | Mapping[str, float] | Mapping[Axis, float] | Mapping[str | Axis, float]
+Share: TypeAlias = float | str  # 0.5 or "50%"
+Shares: TypeAlias = Share | Mapping[str, Share] | Mapping[Axis, Share] | Mapping[str | Axis, Share]
 Sizes: TypeAlias = Mapping[str, int] | Mapping[Axis, int] | Mapping[str | Axis, int]
 Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Axis, Any]
 LARGEST_FACTOR = 16  # a larger number is more likely a size
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?) ?%\s*")
 Rounding: TypeAlias = Literal["ceil", "floor"]
 
 
@@ -149,6 +153,7 @@ def _by_axis(
     solved: Axes, choice: Any, expected: str, *, share: bool = False
 ) -> Iterator[tuple[Axis, Any]]:
     """Yield each chosen axis with what is chosen of it: 1 of factors that a share leaves whole."""
+    choice = percent(choice) if share else choice
     if choice is None:
         return
     if isinstance(choice, Mapping):
@@ -170,8 +175,19 @@ def _by_axis(
         )
 
 
+def percent(value: Any) -> Any:
+    """Return a percentage as a number, and any other value as it is.
+
+    >>> percent("14.3%"), percent(0.5)
+    (0.143, 0.5)
+    """
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    return float(Fraction(match[1]) / 100) if match else value
+
+
 def _number(axis: Axis | None, value: Any, grow: bool) -> float:
     """Return a share in (0, 1], or with ``grow`` a factor from 1 to the largest."""
+    value = percent(value)
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not (1 <= value <= LARGEST_FACTOR if grow else 0 < value <= 1):
         bounds = f"from 1 to {LARGEST_FACTOR}" if grow else "in (0, 1]"

@@ -345,10 +345,12 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
         return ", ".join(text if one else f"{text} {m}" for m, text in texts.items())
 
     more = set(costs.blocks) - least.skipped
+    advice = ["skip='*' allows to leave blocks out"] * bool(more and not least.skipped)
+    advice += ["a budget above 1 is an amount, not a share"] * (min(limits.values()) < 100)
     raise RewriteError(
         "no submodel is within the budget",
         where=", ".join(amounts),
         found=f"{listed(amounts)} for the smallest",
         expected=f"at most {listed(limits)}",
-        hint="skip='*' allows to leave blocks out" if more and not least.skipped else None,
+        hint="; ".join(advice) or None,
     )

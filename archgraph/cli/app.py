@@ -74,7 +74,8 @@ class Commands(TyperGroup):
             code = raised_in(error)
             if not code or ctx.params.get("debug"):
                 raise
-            complain(f"{code}: {type(error).__name__}: {error}; --debug shows the traceback")
+            said = "; ".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
+            complain(f"{code}: {said}; --debug shows the traceback")
             raise typer.Exit(BAD_INPUT) from None
 
 

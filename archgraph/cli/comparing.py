@@ -48,6 +48,20 @@ def compare(
             help="Average over the tests of the last rounds: 0.2 of them all, or 5 of them.",
         ),
     ] = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES", help="Experiments to show, as 'HeteroFL,NeFL*'; default: all."
+        ),
+    ] = "",
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Columns in this order, as 'seeds,average_accuracy,mega*'; default: all. CSV has "
+            "their names.",
+        ),
+    ] = "",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -93,7 +107,7 @@ def compare(
     forms = {"--csv": as_csv, "--markdown": as_markdown, "--latex": as_latex}
     of_runs = {
         "--unfinished": unfinished, "--tiers": by_tier, "--last": last, "--output": output,
-        "--width": width, **forms,
+        "--width": width, "--rows": rows, "--columns": columns, **forms,
     }  # fmt: skip
     for option, asked in of_runs.items():
         if asked and of_models:
@@ -109,6 +123,7 @@ def compare(
     from archgraph.reports.comparison import comparison
 
     compared = comparison(folders, unfinished=unfinished, tiers=by_tier, last=last)
+    compared = compared.choose(*([n.strip() for n in s.split(",") if s] for s in (rows, columns)))
     written = list[Path]()
     if output is not None:
         from archgraph.reports.paper import paper_figures

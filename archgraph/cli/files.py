@@ -105,12 +105,14 @@ def explain_word(
 ) -> None:
     """Explain a word of the files: a step, a rewrite, a strategy or a key.
 
-    Its sentence, options with defaults, and an example. Without NAME all topics are listed; the
-    page "Keys and operators" of the documentation shows the same.
+    Its sentence, options with defaults, and an example. Without NAME all topics are listed, and
+    with "steps", "rewrites" or "strategies" those of that group. The page "Keys and operators" of
+    the documentation shows the same.
     """
     from archgraph.language.help import overview, topic
 
-    say(overview() if name is None else str(topic(name)))
+    groups = overview()
+    say("\n\n".join(groups.values()) if name is None else groups.get(name) or str(topic(name)))
 
 
 @command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from archgraph.errors import RejectedUpdate, RunError
+from archgraph.errors import ArchGraphError, RejectedUpdate, RunError
 from archgraph.federation import Outcome, ServerState, State
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import by_text
@@ -67,6 +68,18 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
         plain = {str(key): json.loads(json.dumps(item)) for key, item in value.values.items()}
         value = dataclasses.replace(value, values=plain)
     return typing.cast(T, value)
+
+
+@contextlib.contextmanager
+def noted(strategy: object, method: str, round: int) -> Iterator[None]:
+    """Note in an error of a strategy's own code which method raised it, and in which round."""
+    try:
+        yield
+    except ArchGraphError:
+        raise
+    except Exception as error:
+        error.add_note(f"in {type(strategy).__name__}.{method}, round {round}")
+        raise
 
 
 def outcome_of(program: object, value: object) -> Outcome:

@@ -50,7 +50,7 @@ from archgraph.engine.computed import MACS, computed, of_client
 from archgraph.engine.evaluate import Evaluator
 from archgraph.engine.experiment import Experiment
 from archgraph.engine.privacy import dp_world, privacy_spent, weights_alone
-from archgraph.engine.returned import each_returned, fitting, received, returned
+from archgraph.engine.returned import each_returned, fitting, noted, received, returned
 from archgraph.engine.stream import ResultStream
 from archgraph.engine.world import testable
 from archgraph.errors import RejectedUpdate, RunError
@@ -317,7 +317,8 @@ class Loop:
     def _merged(self, plan: RoundPlan) -> tuple[ServerState, dict[str, Json] | None]:
         """Return the server's state after a round, and what the round changed (steps 2 to 6)."""
         setup, world, strategy = self.experiment, self.experiment.world, self.experiment.strategy
-        before = strategy.begin(world, self.server, plan.round, plan.clients)  # step 2
+        with noted(strategy, "begin", plan.round):
+            before = strategy.begin(world, self.server, plan.round, plan.clients)  # step 2
         before = returned(ServerState, before, strategy, "begin")
         if plan.due and setup.evaluate.trained and not self._at_nodes:
             plan.test = local_test(self._evaluator, before)
@@ -327,13 +328,14 @@ class Loop:
         if setup.privacy is not None:
             world, arriving = dp_world(setup, before, plan.round), weights_alone(arriving)
         results = ResultStream(arriving, f"{type(strategy).__name__}.receive")
-        after = received(  # step 3
-            strategy,
-            lambda: strategy.receive(world, before, results, plan.round),
-            before,
-            world.graph,
-            plan.round,
-        )
+        with noted(strategy, "receive", plan.round):
+            after = received(  # step 3
+                strategy,
+                lambda: strategy.receive(world, before, results, plan.round),
+                before,
+                world.graph,
+                plan.round,
+            )
         return after, self._changes.line(plan.round, before, after) if self.record else None
 
     # ------------------------------------------------------------ steps 4 to 6, client by client
@@ -341,7 +343,9 @@ class Loop:
     def _task(self, state: ServerState, client: int, number: int) -> Task:
         """Return what a client is to do, checked (step 4)."""
         strategy, world = self.experiment.strategy, self.experiment.world
-        task = returned(Task, strategy.send(world, state, client, number), strategy, "send")
+        with noted(strategy, "send", number):
+            sent = strategy.send(world, state, client, number)
+        task = returned(Task, sent, strategy, "send")
         task = private_task(strategy, world, task)
         fitting(task.graph, task.state, strategy, "send")
         if task.client != client:

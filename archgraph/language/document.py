@@ -112,9 +112,11 @@ class Document:
         model: ModelType,
         loc: Place = (),
         ignore: Callable[[Json], bool] | None = None,
+        hint: str | None = None,
     ) -> NoReturn:
         """Raise what :func:`main_mistake` chooses of pydantic's errors as a ``SpecError``."""
         mistake = main_mistake(error, model, self.lines, loc, ignore)
+        mistake.facts["hint"] = mistake.facts.get("hint") or hint
         line = self.lines.get(mistake.other) if mistake.other else None
         message = mistake.message + (f", as on line {line}" if line else "")
         self.fail(mistake.place, message, **mistake.facts)

@@ -414,6 +414,13 @@ class ExperimentSpec(FromFile):
                 raise Mistake("cannot be combined with `privacy`", place=(key,), hint=why)
         return self
 
+    @pydantic.model_validator(mode="after")
+    def _rate_is_set(self) -> ExperimentSpec:
+        if self.local.optimiser is None and self.local.lr is None:
+            hint = "write `local: {lr: 0.05}`, or an optimiser with its arguments"
+            raise Mistake("the learning rate is missing", place=("local", "lr"), hint=hint)
+        return self
+
     def summary(self) -> str:
         """Say which strategy learns for how long."""
         family = Path(self.family).name if isinstance(self.family, str) else self.family.summary()

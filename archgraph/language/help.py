@@ -204,15 +204,15 @@ def strategy_names() -> list[str]:
     return sorted(importlib.metadata.entry_points(group=STRATEGIES).names)
 
 
-def overview() -> str:
-    """Render all topics, a line each, as ``archgraph help`` lists them."""
-    parts: list[str] = []
+def overview() -> dict[str, str]:
+    """Return the topics by group, a line each, as ``archgraph help`` lists them."""
+    parts: dict[str, str] = {}
     width = max(map(len, topics()))
     for group, members in groupby(topics().values(), lambda entry: entry.group):
         lines = (f"  {entry.name.ljust(width)}  {entry.sentence}" for entry in members)
-        parts.append("\n".join((group, *lines)))
+        parts[group] = "\n".join((group, *lines))
     # Names only: describing a strategy means importing it, which takes seconds for all.
-    return "\n\n".join((*parts, f"{STRATEGY_GROUP}\n  {', '.join(strategy_names())}"))
+    return {**parts, STRATEGY_GROUP: f"{STRATEGY_GROUP}\n  {', '.join(strategy_names())}"}
 
 
 def markdown() -> str:

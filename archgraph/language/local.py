@@ -16,7 +16,6 @@ from archgraph.language.named import WRITTEN, LibraryClass, library_class
 from archgraph.plain import Json
 
 _Transform = Annotated[LibraryClass, library_class("transform"), WRITTEN]
-DEFAULT_RATE = 0.1  # of SGD, where neither an optimiser nor a rate is named
 # Options of SGD that may stand beside `optimiser` instead of behind it.
 _OF_SGD = ("lr", "momentum", "weight_decay")
 
@@ -76,7 +75,7 @@ class LocalOptions(Base):
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="learning rate of SGD, where `optimiser` is left out; default 0.1",
+        description="learning rate of SGD; required without `optimiser`",
         examples=[0.05],
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
@@ -151,18 +150,15 @@ class LocalOptions(Base):
     def chosen(self) -> LibraryClass:
         """The optimiser, that of the short form included.
 
-        >>> LocalOptions(momentum=0.9).chosen.plain()
+        >>> LocalOptions(lr=0.1, momentum=0.9).chosen.plain()
         {'SGD': {'lr': 0.1, 'momentum': 0.9}}
         """
         said = {key: getattr(self, key) for key in _OF_SGD if getattr(self, key) is not None}
-        return self.optimiser or LibraryClass(
-            "optimiser", "torch.optim.SGD", {"lr": DEFAULT_RATE, **said}
-        )
+        return self.optimiser or LibraryClass("optimiser", "torch.optim.SGD", said)
 
     def written(self) -> dict[str, Json]:
-        """Return the options as plain values, with the rate of SGD where that is left out."""
-        values = self.model_dump(mode="json", exclude_none=True)
-        return values if self.optimiser is not None else {"lr": DEFAULT_RATE, **values}
+        """Return the options that are set as plain values."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     def tuning(self) -> LocalOptions:
         """Return the options of tuning before a test, which belongs to no round.

@@ -90,7 +90,8 @@ def main_mistake(
         case "value_error":
             return _raised(first, inner)
         case "literal_error" | "union_tag_invalid":
-            return _choice(first, inner)
+            others = [e for e in errors if where(e) == inner and e["type"] != first["type"]]
+            return _choice(first, inner, [in_words(e["msg"]) for e in others])
         case _:
             # The members of a union each say what they expected at the same place.
             words = dict.fromkeys(in_words(e["msg"]) for e in errors if where(e) == inner)
@@ -127,8 +128,8 @@ def _raised(fault: ErrorDetails, loc: Place) -> Mistake:
     return Mistake(str(cause), place=loc, found=abbreviate(fault["input"]))
 
 
-def _choice(fault: ErrorDetails, loc: Place) -> Mistake:
-    """Return the mistake of a value outside a list of choices."""
+def _choice(fault: ErrorDetails, loc: Place, others: Sequence[str]) -> Mistake:
+    """Return the mistake of a value outside a list of choices, or what else could stand there."""
     facts = fault["ctx"]
     # Pydantic gives the choices as a text: 'a', 'b' or 'c'.
     listed = facts.get("expected_tags") or facts["expected"]
@@ -138,7 +139,9 @@ def _choice(fault: ErrorDetails, loc: Place) -> Mistake:
         "has an unknown value",
         place=loc,
         found=abbreviate(wrong),
-        expected=f"one of {', '.join(names)}" if len(names) > 1 else names[0],
+        expected=" or ".join(
+            dict.fromkeys((f"one of {', '.join(names)}" if len(names) > 1 else names[0], *others))
+        ),
         hint=nearest(wrong, names) if isinstance(wrong, str) else None,
     )
 

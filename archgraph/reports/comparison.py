@@ -11,10 +11,12 @@ import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archgraph.errors import RunError
+from archgraph.hints import unknown
 from archgraph.language import ExperimentSpec
 from archgraph.plain import Json, digest
 from archgraph.reports.measures import Measure, cost_measures, of_models, of_tiers, tested
@@ -32,6 +34,12 @@ COMMON = frozenset({"archgraph", "seed"})
 BRIEF = 48
 # Settings in a label.
 DETAILS = 2
+# Columns whose titles are abbreviations.
+LEGENDS = {
+    "mace": "MACE: multiply–accumulates of an epoch, mean over the clients (largest of the rounds)",
+    "epochs": "T·E: rounds × local epochs",
+    "tmac": "TMAC: MACE × T·E",
+}
 
 
 @dataclass(frozen=True)
@@ -131,12 +139,14 @@ class Comparison:
         last: Of which part of the rounds tests are averaged; None: the last test counts alone.
         mixed: Whether tiers were tested on each client's own mixture of classes; else on test
             examples of its classes; None: tiers are not columns.
+        chosen: Keys of the columns after the first, in this order; empty: all.
     """
 
     groups: tuple[RunGroup, ...]
     measures: tuple[Measure, ...]
     last: float | None = None
     mixed: bool | None = None
+    chosen: tuple[str, ...] = ()
 
     @functools.cached_property
     def frame(self) -> DataFrame:
@@ -154,23 +164,47 @@ class Comparison:
         return _differences([(group.runs[0], group.settings) for group in self.groups])
 
     def tables(self) -> tuple[Table, ...]:
-        """Return tables with a row per group; below, what the groups differ in."""
-        measures = self._measures()
-        rows = []
-        for group in self.groups:
-            rounds = str(group.at) + (f" of {group.planned}" if group.at < group.planned else "")
-            tests = [] if self.last is None else [str(len(group.tests))]
-            values = (_spread(group.figures.get(m.key), m.show) for m in measures)
-            row = (group.label, group.strategy, str(len(group.seeds)), rounds, *tests, *values)
-            rows.append(row)
-        heads = ("experiment", "strategy", "seeds", "rounds", *self._tests())
-        titles = (*heads, *(m.title for m in measures))
-        right = frozenset(range(2, len(titles)))
-        first = Table("Runs", titles, tuple(rows), right=right, note=self._note())
+        """Return a table with a row per group, and unless columns are chosen, the differences."""
+        columns = self._columns()
+        keys = self.chosen or tuple(columns)
         labels = tuple(group.label for group in self.groups)
+        rows = zip(labels, *(columns[key][1] for key in keys), strict=True)
+        titles = ("experiment", *(columns[key][0] for key in keys))
+        right = frozenset(i for i, key in enumerate(keys, 1) if key != "strategy")
+        first = Table("Runs", titles, tuple(rows), right=right, note=self._note(keys))
         differences = tuple((key, *texts) for key, texts in self.differences.items())
-        second = Table("What they differ in", ("setting", *labels), differences)
-        return (first, second) if differences else (first,)
+        second = Table("Differences", ("setting", *labels), differences)
+        return (first, second) if differences and not self.chosen else (first,)
+
+    def choose(self, rows: Sequence[str], columns: Sequence[str]) -> Comparison:
+        """Return some rows and columns of the comparison.
+
+        Args:
+            rows: Names of experiments or patterns; empty: all.
+            columns: Keys or titles of columns or patterns, in their order; empty: all.
+
+        Raises:
+            RunError: If there is no row or column of such a name.
+        """
+        labels = {group.label: group.label for group in self.groups}
+        kept = _matching(rows, labels, "rows") or labels
+        groups = tuple(group for group in self.groups if group.label in kept)
+        titles = {key: title for key, (title, _) in self._columns().items()}
+        return replace(self, groups=groups, chosen=_matching(columns, titles, "columns"))
+
+    def _columns(self) -> dict[str, tuple[str, list[str]]]:
+        """Return the columns after the names by their keys: title, and a text for each group."""
+        columns = {
+            "strategy": ("strategy", [group.strategy for group in self.groups]),
+            "seeds": ("seeds", [str(len(group.seeds)) for group in self.groups]),
+            "rounds": ("rounds", [_rounds(group) for group in self.groups]),
+        }
+        if self.last is not None:
+            columns["tests"] = ("tests", [str(len(group.tests)) for group in self.groups])
+        for m in self._measures():
+            texts = [_spread(group.figures.get(m.key), m.show) for group in self.groups]
+            columns[m.key] = (m.title, texts)
+        return columns
 
     def plain(self) -> dict[str, Json]:
         """Return the comparison as values that JSON can write."""
@@ -196,15 +230,16 @@ class Comparison:
 
     def csv(self) -> str:
         """Return a line per group: mean and standard deviation of every figure."""
-        keys = [m.key for m in self._measures()]
+        keys = [m.key for m in self._measures() if not self.chosen or m.key in self.chosen]
         heads = [name for key in keys for name in (key, f"{key}_std")]
         rows = []
         for group in self.groups:
             figures = [group.figures.get(key) for key in keys]
             cells = [cell for f in figures for cell in ((f.mean, f.std) if f else (None, None))]
-            tests = [] if self.last is None else [len(group.tests)]
-            rows.append([group.label, group.strategy, len(group.seeds), group.at, *tests, *cells])
-        return as_csv(["experiment", "strategy", "seeds", "round", *self._tests(), *heads], rows)
+            counted = [] if self.last is None else [len(group.tests)]
+            rows.append([group.label, group.strategy, len(group.seeds), group.at, *counted, *cells])
+        tests = [] if self.last is None else ["tests"]
+        return as_csv(["experiment", "strategy", "seeds", "round", *tests, *heads], rows)
 
     def markdown(self) -> str:
         """Return the tables as Markdown."""
@@ -218,11 +253,7 @@ class Comparison:
         """Return what at least one group measured."""
         return tuple(m for m in self.measures if any(m.key in g.figures for g in self.groups))
 
-    def _tests(self) -> list[str]:
-        """Return the column with the number of averaged tests, if any are averaged."""
-        return [] if self.last is None else ["tests"]
-
-    def _note(self) -> str:
+    def _note(self, keys: Iterable[str]) -> str:
         note = "mean ± standard deviation over the seeds"
         if self.last is None:
             note += ", last test"
@@ -233,7 +264,7 @@ class Comparison:
         if self.mixed is not None:
             share = "its own mixture of classes" if self.mixed else "its own classes"
             note += f"; tiers: mean over their clients, each on test data of {share}"
-        return note
+        return "; ".join((note, *(LEGENDS[key] for key in keys if key in LEGENDS)))
 
 
 def comparison(
@@ -507,6 +538,28 @@ def _digest(value: Json) -> str:
 
 
 def _spread(figure: Figure | None, show: Callable[[float], str]) -> str:
-    if figure is None:
-        return NOTHING
-    return show(figure.mean) + ("" if figure.std is None else f" ± {show(figure.std)}")
+    """Return mean and deviation, with as many decimals as the mean.
+
+    >>> _spread(Figure((0.35, 0.3636)), "{:.4g}".format)
+    '0.3568 ± 0.0096'
+    """
+    if figure is None or figure.std is None:
+        return NOTHING if figure is None else show(figure.mean)
+    mean = show(figure.mean)
+    number = re.fullmatch(r"-?\d+\.(\d+)", mean)
+    return f"{mean} ± " + (f"{figure.std:.{len(number[1])}f}" if number else show(figure.std))
+
+
+def _rounds(group: RunGroup) -> str:
+    return str(group.at) + (f" of {group.planned}" if group.at < group.planned else "")
+
+
+def _matching(patterns: Sequence[str], names: Mapping[str, str], where: str) -> tuple[str, ...]:
+    """Return the keys that match, or whose names do, in the order of the patterns."""
+    chosen: list[str] = []
+    for pattern in patterns:
+        keys = [k for k, name in names.items() if fnmatchcase(k, pattern) or name == pattern]
+        if not keys:
+            raise RunError("there is none", where=where, **unknown(pattern, names))
+        chosen += [key for key in keys if key not in chosen]
+    return tuple(chosen)

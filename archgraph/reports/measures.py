@@ -280,7 +280,7 @@ def _each(groups: SeriesGroupBy, reduce: Callable[[np.ndarray], float]) -> Serie
 def _column(key: str, of: str, name: str, values: Series) -> Measure:
     share = name in SHARES
     return Measure(
-        key, f"{of} {'%' if share else name}", _percent if share else significant, values
+        key, f"{of} {name}{' %' if share else ''}", _percent if share else significant, values
     )
 
 

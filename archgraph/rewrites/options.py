@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from archgraph.analysis.choice import LARGEST_FACTOR
+from archgraph.analysis.choice import LARGEST_FACTOR, percent
 from archgraph.fields import Base, Count, Mistake, Natural
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
@@ -31,13 +31,15 @@ def _number(
     """Return a validator of a number's bounds; pydantic itself refuses other types."""
 
     def checked(value: Any) -> Any:
+        value = percent(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and not fits(value):
             hint = "sizes: {axis: 4} says numbers of positions" if value > 1 else None
             raise Mistake(f"is not a {what}", found=value, expected=expected, hint=hint)
         return value
 
-    return BeforeValidator(checked, json_schema_input_type=Annotated[float, bounds])
+    text = Annotated[str, Field(pattern="%$", examples=["50%"])]
+    return BeforeValidator(checked, json_schema_input_type=Annotated[float, bounds] | text)
 
 
 def _listed(value: Any) -> Any:

@@ -106,7 +106,7 @@ def test_values_in_python_are_recorded_as_they_are(tmp_path, graph, scores):
     family = {"model": graph, "clients": [{"name": "half", "take": take}, {"name": "full"}]}
     data = {"dataset": "digits", "partition": {"scheme": "iid"}}
     values = {"name": "best", "family": family, "data": data, "strategy": {"heterofl": {}}}
-    spec = ag.load_experiment(values | {"rounds": 1})
+    spec = ag.load_experiment(values | {"rounds": 1, "local": {"lr": 0.1}})
     assert not isinstance(spec.family, str)
     client = ag.resolve(spec.family).clients[0]
     assert client.graph == ag.take(graph, 0.5, importance=scores).graph

@@ -197,7 +197,7 @@ def test_show_and_explain_take_a_family(here: Path):
     assert explained == call("explain", "model.yaml").output
     assert explained != call("explain", "family.yaml:half").output
     (here / "run.yaml").write_text(
-        "archgraph: 1\nname: run\nfamily: family.yaml\nrounds: 1\n"
+        "archgraph: 1\nname: run\nfamily: family.yaml\nrounds: 1\nlocal: {lr: 0.1}\n"
         "data: {dataset: digits}\nstrategy: {fedavg: {}}\n"
     )
     assert call("show", "run.yaml").output.splitlines()[1:] == shown.output.splitlines()[1:]

@@ -39,6 +39,7 @@ name: own
 family: {model: net.yaml, clients: [{name: all, count: 2}]}
 strategy: {fedavg: {}}
 rounds: 1
+local: {lr: 0.1}
 data: DATA
 """
 TABLE = "a,b,y\n" + "".join(f"{i / 7:.2f},{-i},{i % 3}\n" for i in range(30))

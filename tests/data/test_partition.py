@@ -304,7 +304,8 @@ def test_digits_clients_test_only_on_what_they_own():
 def test_an_experiment_gives_kinds_of_client_their_shares(tmp_path):
     family = Path(__file__).parents[2] / "specs" / "families" / "fedfa_digits.yaml"
     text = (
-        f"archgraph: 1\nname: e\nfamily: {family}\nrounds: 1\nstrategy: {{exclusivefl: {{}}}}\n"
+        f"archgraph: 1\nname: e\nfamily: {family}\nrounds: 1\n"
+        f"local: {{lr: 0.1}}\nstrategy: {{exclusivefl: {{}}}}\n"
         "data:\n  dataset: digits\n  partition: {scheme: equal_dirichlet"
     )
     file = tmp_path / "e.yaml"

@@ -62,7 +62,14 @@ TASK = {"classification": _classes, "next_token": _text, "segmentation": _pixels
 def run(model: nn.Module, train: dict[str, Pair], test: Pair, **keys: Any) -> Run:
     traced = ag.trace(copy.deepcopy(model), test[0][:2])
     family = {"model": traced, "clients": [{"name": "all", "count": len(train)}]}
-    spec = {"name": "counted", "family": family, "strategy": "fedavg", "rounds": 1, **keys}
+    spec = {
+        "name": "counted",
+        "family": family,
+        "strategy": "fedavg",
+        "rounds": 1,
+        "local": {"lr": 0.1},
+        **keys,
+    }
     folder = spec.pop("out", None)
     return ag.run(spec, data=(train, test), progress=False, out=folder, python=True)
 

@@ -93,7 +93,13 @@ def test_networks_for_volumes_are_trained():
     volumes, classes = torch.randn(40, 1, 4, 4, 4), torch.arange(40) % 3
     model = ag.trace(net, volumes[:2])
     family = {"model": model, "clients": [{"name": "all", "count": 2}]}
-    spec = {"name": "volumes", "family": family, "strategy": {"fedavg": {}}, "rounds": 1}
+    spec = {
+        "name": "volumes",
+        "family": family,
+        "strategy": {"fedavg": {}},
+        "rounds": 1,
+        "local": {"lr": 0.1},
+    }
     run = ag.run(spec, data=((volumes, classes), (volumes[:9], classes[:9])), progress=False)
     assert len(run.rounds[0]["clients"]) == 2
 

@@ -160,7 +160,7 @@ def test_models_are_tested_on_the_clients_whose_own_they_are(write):
 )
 def test_processes_and_resumed_runs_have_the_same_bits(write, tmp_path, strategy, more):
     """Of what a client keeps for each of its models, too."""
-    changes = {"strategy": {strategy: more}, "rounds": 3, "sample": 3}
+    changes = {"strategy": {strategy: more}, "rounds": 3, "local": {"lr": 0.1}, "sample": 3}
     one, two = (
         ag.run(write(engine={"workers": n}, **changes), out=tmp_path / str(n), progress=False)
         for n in (1, 2)

@@ -324,6 +324,6 @@ def test_python_model_brings_its_weights(write, tmp_path, monkeypatch):
 
 def test_a_strategy_without_options_is_its_name():
     """A user writes `strategy: fedavg`, as `server: adam`."""
-    shared = {"name": "e", "family": "f.yaml", "rounds": 1}
+    shared = {"name": "e", "family": "f.yaml", "rounds": 1, "local": {"lr": 0.1}}
     short = ExperimentSpec.model_validate({**shared, "strategy": "fedavg"})
     assert short == ExperimentSpec.model_validate({**shared, "strategy": {"fedavg": {}}})

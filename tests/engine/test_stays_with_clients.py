@@ -35,6 +35,7 @@ def write(folder: Path, client: str, strategy: str, change: str = "") -> Path:
         "archgraph: 1\nname: e\nfamily:\n  model: m.yaml\n"
         f"  change: {{{change}}}\n  clients: [{{name: plain}}, {{name: more, {client}}}]\n"
         f"data: {{dataset: digits, limit: 40}}\nstrategy: {{{strategy}}}\nrounds: 2\n"
+        f"local: {{lr: 0.1}}\n"
     )
     return file
 

@@ -30,6 +30,7 @@ family:
 data: {dataset: digits, limit: 60}
 strategy: {fedavg: {}}
 rounds: 1
+local: {lr: 0.1}
 """
 
 

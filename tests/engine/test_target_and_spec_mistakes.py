@@ -291,6 +291,7 @@ family:
 data: {dataset: digits}
 strategy: {heterofl: {}}
 rounds: 1
+local: {lr: 0.1}
 """
 
 SPECS = {

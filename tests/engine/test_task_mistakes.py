@@ -152,6 +152,7 @@ family: {{model: net.yaml, clients: [{{name: all, count: 2}}]}}
 strategy: {{fedavg: {{}}}}
 task: {wrong.task}
 rounds: 1
+local: {{lr: 0.1}}
 """
     (tmp_path / "e.yaml").write_text(text)
     with pytest.raises(ag.ArchGraphError, match=re.escape(wrong.said)):

@@ -88,7 +88,7 @@ def test_what_changes_no_test_is_refused_with_its_line(tmp_path: Path) -> None:
     file.write_text(
         "archgraph: 1\nname: e\nfamily: {model: m.yaml, clients: [{name: a}]}\n"
         "data: {dataset: digits, limit: 20}\nstrategy: {fedavg: {}}\n"
-        "rounds: 1\nevaluate:\n  every: 1\n  statistics: 50\n"
+        "rounds: 1\nlocal: {lr: 0.1}\nevaluate:\n  every: 1\n  statistics: 50\n"
     )
     with pytest.raises(RunError, match=r"e\.yaml:9: evaluate\.statistics: changes nothing"):
         first_state(prepare(file))
@@ -143,6 +143,7 @@ def test_what_shipped_strategies_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
                 "data": {"dataset": "digits", "limit": 40},
                 "strategy": {entry.name: options},
                 "rounds": 1,
+                "local": {"lr": 0.1},
                 **({"public": 20} if entry.name == "fedmd" else {}),
             }
         )

@@ -35,9 +35,10 @@ FILES = {
     "model.yaml": "archgraph: 1\npython: 'planted:net'\ninputs: {input: [1, 8, 8]}\n",
     "family.yaml": "archgraph: 1\nmodel: model.yaml\nclients: [{name: a, count: 2}]\n",
     "experiment.yaml": "archgraph: 1\nname: e\nfamily: family.yaml\n"
-    "data: {dataset: digits, limit: 60}\nstrategy: {fedavg: {}}\nrounds: 1\n",
+    "data: {dataset: digits, limit: 60}\nstrategy: {fedavg: {}}\nrounds: 1\nlocal: {lr: 0.1}\n",
     "strategy.yaml": "archgraph: 1\nname: s\nfamily: own.yaml\n"
-    "data: {dataset: digits, limit: 60}\nstrategy: {python: 'planted:Mine'}\nrounds: 1\n",
+    "data: {dataset: digits, limit: 60}\nstrategy: {python: 'planted:Mine'}\nrounds: 1\n"
+    "local: {lr: 0.1}\n",
     "own.yaml": "archgraph: 1\nmodel: flat.yaml\nclients: [{name: a, count: 2}]\n",
     "flat.yaml": "archgraph: 1\ninputs: {input: [1, 8, 8]}\n"
     "sections: [{name: body, steps: [flatten, linear: 10]}]\n",

@@ -185,6 +185,7 @@ def test_what_was_changed_after_reading_is_no_lines_fault(tmp_path: Path) -> Non
     file.write_text(
         "archgraph: 1\nname: e\nfamily: {model: m.yaml, clients: [{name: a}]}\n"
         "data: {dataset: digits, limit: 20}\nstrategy: {fedavg: {weights: all}}\nrounds: 1\n"
+        "local: {lr: 0.1}\n"
     )
     (tmp_path / "m.yaml").write_text(
         "archgraph: 1\ninputs: {x: [1, 8, 8]}\n"
@@ -194,11 +195,11 @@ def test_what_was_changed_after_reading_is_no_lines_fault(tmp_path: Path) -> Non
     with pytest.raises(SpecError, match=r"e\.yaml:5: strategy\.fedavg\.weights: wrong value"):
         prepare(spec)
     wrong = spec.model_copy(update={"strategy": {"fedavg": {"weights": "none"}}})
-    for changed in (wrong, wrong.model_copy(update={"rounds": 2})):
+    for changed in (wrong, wrong.model_copy(update={"rounds": 2, "local": {"lr": 0.1}})):
         with pytest.raises(SpecError) as error:
             prepare(changed)
         assert str(error.value).startswith("strategy.fedavg.weights: wrong value; found 'none'")
-    kept = spec.model_copy(update={"rounds": 2})
+    kept = spec.model_copy(update={"rounds": 2, "local": {"lr": 0.1}})
     with pytest.raises(SpecError, match=r"e\.yaml:5: strategy"):
         prepare(kept)
 

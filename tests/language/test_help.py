@@ -97,7 +97,7 @@ def test_the_example_of_a_rewrite_is_read(row) -> None:
 
 
 def test_the_page_and_the_list_name_every_topic() -> None:
-    page, listed = explained.markdown(), explained.overview()
+    page, listed = explained.markdown(), "\n\n".join(explained.overview().values())
     for name, topic in TOPICS.items():
         assert f"### `{name}`" in page and f"  {name} " in listed
         assert topic.example in page and topic.example.splitlines() == [

@@ -37,7 +37,7 @@ MODEL = "archgraph: 1\npython: 'noted:Net'\ninputs: {image: [1, 8, 8]}\n"
 FAMILY = "archgraph: 1\nmodel: model.yaml\nclients: [{name: a}, {name: half, take: 0.5}]\n"
 EXPERIMENT = (
     "archgraph: 1\nname: e\nfamily: family.yaml\ndata: {dataset: digits, limit: 60}\n"
-    "strategy: {heterofl: {}}\nrounds: 1\n"
+    "strategy: {heterofl: {}}\nrounds: 1\nlocal: {lr: 0.1}\n"
 )
 
 

@@ -137,7 +137,13 @@ def test_malformed_families_and_experiments_are_invalid(
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("door", DOORS)
 def test_each_kind_of_data_is_valid_alone(door: str) -> None:
-    whole = {"name": "e", "family": "f.yaml", "strategy": {"fedavg": {}}, "rounds": 1}
+    whole = {
+        "name": "e",
+        "family": "f.yaml",
+        "strategy": {"fedavg": {}},
+        "rounds": 1,
+        "local": {"lr": 0.1},
+    }
     example = plain(topics()[f"data.{door}"].example)
     validator("experiment").validate({**whole, "data": example})
     for wrong in ({**example, "datset": 1}, {**example, door: 3}, {"python": "no_function"}):

@@ -68,7 +68,7 @@ def interrupted(setup: Experiment, folder: Path, client: int, round: int) -> Non
 
 
 # A personal layer: what a client kept decides how it trains.
-FACTS = {"rounds": 4}
+FACTS = {"rounds": 4, "local": {"lr": 0.1}}
 KEPT = frozenset({"1.running_mean", "1.running_var", "5.weight", "5.bias"})
 
 

@@ -164,7 +164,10 @@ def test_mistakes(run, monkeypatch, choice, said):
 
 
 def test_check_knows_the_trackers(tmp_path):
-    text = "name: e\nfamily: {model: net.yaml, clients: [{name: all, count: 2}]}\nrounds: 1\n"
+    text = (
+        "name: e\nfamily: {model: net.yaml, clients: [{name: all, count: 2}]}\nrounds: 1\n"
+        "local: {lr: 0.1}\n"
+    )
     (tmp_path / "net.yaml").write_text(MODEL)
     (tmp_path / "e.yaml").write_text(text + "strategy: {fedavg: {}}\ntrackers: [tensorbord]\n")
     (found,) = verdicts([tmp_path / "e.yaml"])

@@ -97,7 +97,7 @@ def test_seeds_of_one_experiment_are_one_row(tmp_path: Path):
     assert group.figures["server_seconds"].mean == 2.0
     (table,) = comparison([tmp_path]).tables()
     cells = dict(zip(table.columns, table.rows[0], strict=True))
-    assert cells["worst %"] == "40.00 ± 10.00"
+    assert cells["worst accuracy %"] == "40.00 ± 10.00"
     assert cells["local %"] == "25.00 ± 0.00"
     assert "worst perplexity" not in cells
 
@@ -181,7 +181,9 @@ def test_without_validation_examples_there_is_no_such_column(tmp_path: Path):
     with_, without = comparison([tmp_path / "with", tmp_path / "without"]).groups
     assert "validation_global_accuracy" in with_.figures
     assert not [key for key in without.figures if key.startswith("validation")]
-    assert "validation global %" not in comparison([tmp_path / "without"]).tables()[0].columns
+    assert (
+        "validation global accuracy %" not in comparison([tmp_path / "without"]).tables()[0].columns
+    )
 
 
 def test_of_perplexities_the_largest_is_the_worst(tmp_path: Path):
@@ -212,7 +214,7 @@ def test_what_differs_is_named_and_sets_labels_apart(tmp_path: Path):
     assert found.differences["family"][0].startswith("3 small, 1 large [")
     # The options of a strategy say nothing beside another strategy.
     assert set(found.differences) == {"strategy", "local.lr", "family"}
-    assert [table.title for table in found.tables()] == ["Runs", "What they differ in"]
+    assert [table.title for table in found.tables()] == ["Runs", "Differences"]
 
 
 def test_options_of_one_strategy_are_compared(tmp_path: Path):
@@ -238,6 +240,7 @@ def test_what_follows_from_another_setting_is_not_a_difference(tmp_path: Path):
             "family": "f.yaml",
             "strategy": {"fedfa": {}},
             "rounds": 4,
+            "local": {"lr": 0.1},
             "data": data,
         }
         (folder / "run.yaml").write_text(json.dumps(spec))

@@ -175,7 +175,9 @@ def test_settings_shown_make_the_experiment_again(preset: str):
 
 def test_no_round_is_chosen_by_test_data(tmp_path: Path):
     """The best round is that of the validation examples, though another one tested better."""
-    config = "name: a\nfamily: f\nstrategy: {fedavg: {}}\nrounds: 3\nvalidation: 0.1\n"
+    config = (
+        "name: a\nfamily: f\nstrategy: {fedavg: {}}\nrounds: 3\nlocal: {lr: 0.1}\nvalidation: 0.1\n"
+    )
     rounds = [
         {
             "round": number,

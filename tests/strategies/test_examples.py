@@ -40,7 +40,9 @@ def test_an_example_is_complete_in_forty_lines(name: str) -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rounds_on_digits(folder: Path, name: str) -> None:
-    spec = ag.load_experiment(folder / f"{name}.yaml").model_copy(update={"rounds": 2})
+    spec = ag.load_experiment(folder / f"{name}.yaml").model_copy(
+        update={"rounds": 2, "local": {"lr": 0.1}}
+    )
     run = ag.run(spec, out=folder / "run", progress=False)
     for line in run.rounds:
         assert (line["rejected"], line["failed"]) == ([], [])

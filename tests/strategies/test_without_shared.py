@@ -412,6 +412,7 @@ BASE = {
     "data": {"dataset": "digits", "limit": 60},
     "strategy": {"fedmd": {}},
     "rounds": 1,
+    "local": {"lr": 0.1},
 }
 
 

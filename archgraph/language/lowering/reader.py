@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
@@ -112,7 +113,8 @@ class StepReader:
             self._check_steps(block.after, ("blocks", name, "after"))
 
     def _check_words(self) -> None:
-        """Refuse names of blocks and parameters that mean something else."""
+        """Refuse names of blocks and parameters that mean something else, or nothing."""
+        used = set(names_in(json.dumps(self.document.data, default=str)))
         for name, block in self.model.blocks.items():
             if table.find(name) or name == "block":
                 meaning = (
@@ -120,8 +122,12 @@ class StepReader:
                 )
                 self._reserved(name, meaning, ("blocks", name))
             for key in block.params:
+                here: Place = ("blocks", name, "params", key)
                 if key in RESERVED:
-                    self._reserved(key, RESERVED[key], ("blocks", name, "params", key))
+                    self._reserved(key, RESERVED[key], here)
+                if key not in used:  # in a block inside this one, maybe
+                    hint = f"write ${key} where it belongs, or remove it"
+                    self.document.fail(here, "is not used by any expression", hint=hint)
         for key in self.model.params:
             if key in SIZES:
                 self._reserved(key, SIZES[key], ("params", key))
@@ -200,10 +206,10 @@ class StepReader:
         """Read a step's options; without parameters, expressions stay unchecked."""
         inner = (*loc, step.name)
         data = {} if step.options is None else step.options
-        if not isinstance(data, dict):
-            if not main:
-                self._not_a_mapping(inner, data, "options")
-            data = {main: data}
+        short = not isinstance(data, dict)
+        if short and not main:
+            self._not_a_mapping(inner, data, "options")
+        written = data = {main: data} if short else data
         if params is not None:
             data = self.resolve(data, params, inner)
         try:
@@ -215,7 +221,16 @@ class StepReader:
                 plain = {k: v for k, v in data.items() if not _has_expression(v)}
                 return kind.model_construct(None, **plain)
             ignore = _has_expression if params is None else None
-            self.document.refuse(error, kind, inner, ignore)
+            hint = self._origin(written.get(next(iter(errors[0]["loc"]), "")))
+            if short and hint is None:
+                hint = f"`{step.name}: VALUE` sets {main!r}, {kind.model_fields[main].description}"
+            self.document.refuse(error, kind, inner, ignore, hint=hint)
+
+    def _origin(self, value: Json) -> str | None:
+        """Return where the parameters of an expression are set; None if the file sets none."""
+        lines = {name: self.document.lines.get(("params", name)) for name in names_in(value)}
+        listed = ", ".join(f"{name} is set on line {line}" for name, line in lines.items() if line)
+        return f"computed from {value!r}; {listed}" if listed else None
 
     def _not_a_mapping(self, loc: Place, value: Json, what: str) -> NoReturn:
         expected = f"{what}: {{key: value}}"
