@@ -90,7 +90,8 @@ def main_mistake(
         case "value_error":
             return _raised(first, inner)
         case "literal_error" | "union_tag_invalid":
-            others = [e for e in errors if where(e) == inner and e["type"] != first["type"]]
+            types = ("int_type", "tuple_type")
+            others = [e for e in errors if where(e) == inner and e["type"] in types]
             return _choice(first, inner, [in_words(e["msg"]) for e in others])
         case _:
             # The members of a union each say what they expected at the same place.

@@ -34,6 +34,7 @@ COMMON = frozenset({"archgraph", "seed"})
 BRIEF = 48
 # Settings in a label.
 DETAILS = 2
+_DECIMALS = re.compile(r"-?\d+\.(\d+)")
 # Columns whose titles are abbreviations.
 LEGENDS = {
     "mace": "MACE: multiply–accumulates of an epoch, mean over the clients (largest of the rounds)",
@@ -545,9 +546,9 @@ def _spread(figure: Figure | None, show: Callable[[float], str]) -> str:
     """
     if figure is None or figure.std is None:
         return NOTHING if figure is None else show(figure.mean)
-    mean = show(figure.mean)
-    number = re.fullmatch(r"-?\d+\.(\d+)", mean)
-    return f"{mean} ± " + (f"{figure.std:.{len(number[1])}f}" if number else show(figure.std))
+    mean, std = show(figure.mean), show(figure.std)
+    decimals = [len(number[1]) for text in (mean, std) if (number := _DECIMALS.fullmatch(text))]
+    return f"{mean} ± " + (f"{float(std):.{min(decimals)}f}" if len(decimals) == 2 else std)
 
 
 def _rounds(group: RunGroup) -> str:

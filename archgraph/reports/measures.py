@@ -279,9 +279,8 @@ def _each(groups: SeriesGroupBy, reduce: Callable[[np.ndarray], float]) -> Serie
 
 def _column(key: str, of: str, name: str, values: Series) -> Measure:
     share = name in SHARES
-    return Measure(
-        key, f"{of} {name}{' %' if share else ''}", _percent if share else significant, values
-    )
+    title = f"{of} accuracy %" if share else f"{of} {name}"
+    return Measure(key, title, _percent if share else significant, values)
 
 
 def _percent(value: float) -> str:

@@ -7,6 +7,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import archgraph as ag
@@ -169,6 +171,16 @@ def test_patterns_roles_and_prefixes_find_axes():
 def perceptron() -> ag.ArchGraph:
     net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
     return captured(net, torch.randn(2, 3), train=False).graph
+
+
+@given(percent=st.integers(1, 100), blank=st.sampled_from(["", " "]))
+def test_a_percentage_is_the_share_of_its_digits(perceptron, percent: int, blank: str):
+    graph = perceptron
+    text, share = f"{percent}{blank}%", percent / 100
+    assert ag.take(graph, text, allow_nothing=True) == ag.take(graph, share, allow_nothing=True)
+    assert ag.take(graph, {"*": text}, allow_nothing=True).graph.digest == (
+        ag.take(graph, {"*": share}, allow_nothing=True).graph.digest
+    )
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_errors_say_what_is_possible():
     with pytest.raises(
         ag.RewriteError,
         match=r"^macs: no submodel is within the budget; found 5 for the smallest; "
-        r"expected at most 4$",
+        r"expected at most 4; a budget above 1 is an amount, not a share$",
     ):
         ag.fit(graph, macs=4)
     with pytest.raises(

@@ -426,7 +426,7 @@ MISTAKES = {
     "fewer targets than inputs": Mistake(
         own("{python: 'made_here:unequal'}"),
         "--python " + RUN,
-        "experiment.yaml:6: data.python: made_here:unequal: train: inputs and targets differ "
+        "experiment.yaml:7: data.python: made_here:unequal: train: inputs and targets differ "
         "in number; found input [9, 2], targets [8]",
     ),
     # -- at the terminal

@@ -268,7 +268,7 @@ family: {{model: {{archgraph: 1, name: m, inputs: {{x: [1, 8, 8]}},
 data: {{dataset: digits, limit: 200}}
 strategy: {{{strategy}: {{}}}}
 rounds: 1
-local: {lr: 0.1}
+local: {{lr: 0.1}}
 aggregate: {aggregate}
 """
 

@@ -54,7 +54,7 @@ EXPERIMENT = {
     "data": {"python": "rows57:make"},
     "task": {"kind": "classification", "objective": "python:loss57:loss"},
     "strategy": {"python": "way57:Mine"},
-    "local": {"batch": 5},
+    "local": {"batch": 5, "lr": 0.1},
 }
 
 

@@ -235,7 +235,9 @@ def test_a_round_without_a_counted_target_keeps_the_global_model():
         "b": (inputs[20:40], ignored),
         "c": (inputs[40:], targets[40:]),
     }
-    result = run(model, train, (inputs, targets), sample=1, rounds=6, local={"batch": 20})
+    result = run(
+        model, train, (inputs, targets), sample=1, rounds=6, local={"batch": 20, "lr": 0.1}
+    )
     accuracies = [line["evaluation"]["global"]["loss"] for line in result.rounds]
     drawn = [line["clients"][0]["client"] for line in result.rounds]
     assert {2} < set(drawn)

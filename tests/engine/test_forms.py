@@ -87,6 +87,22 @@ def test_a_strategy_may_receive_in_inference_mode(experiment, mean, tmp_path):
     assert len(run.rounds) == 2
 
 
+@pytest.mark.parametrize("method", ["begin", "send", "receive"])
+def test_an_error_of_a_strategy_names_class_method_and_round(experiment, mean, method: str):
+    class Wrong(mean):  # type: ignore[misc, valid-type]  # a fixture
+        pass
+
+    def broken(self: Any, world: Any, state: Any, *args: Any) -> Any:
+        if args[-1] == 2 or args[0] == 2:  # the round: last, or before the clients of `begin`
+            raise KeyError("absent")
+        return getattr(mean, method)(self, world, state, *args)
+
+    setattr(Wrong, method, broken)
+    with pytest.raises(KeyError) as caught:
+        execute(experiment(Wrong(), rounds=3, clients=2, sampled=None))
+    assert f"in Wrong.{method}, round 2" in caught.value.__notes__
+
+
 def test_networks_for_volumes_are_trained():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv3d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
@@ -154,7 +170,7 @@ def test_entries_of_eight_bits_stay_as_they_are(rules, tmp_path):
         if rules.get("strategy") in ("fedrolex", "fedfa"):
             clients += [{"name": "half", "count": 2, "take": 0.5}]
         spec = {"name": "quantised", "family": {"model": model, "clients": clients}, "rounds": 2}
-        spec |= {"strategy": "fedavg", "local": {"batch": 4}, **rules}
+        spec |= {"strategy": "fedavg", "local": {"batch": 4, "lr": 0.1}, **rules}
         out = tmp_path / str(kind)
         data = ((rows, classes), (rows[:9], classes[:9]))
         run = ag.run(spec, data=data, progress=False, out=out)

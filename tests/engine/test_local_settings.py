@@ -112,7 +112,7 @@ def test_arguments_reach_the_optimiser_and_left_out_ones_are_its_own():
     assert (tuple(group["betas"]), group["amsgrad"]) == ((0.5, 0.9), True)
     assert (group["lr"], group["weight_decay"]) == (0.001, 0.01)
     assert (
-        options(momentum=0.9).chosen
+        options(lr=0.1, momentum=0.9).chosen
         == options(optimiser={"SGD": {"lr": 0.1, "momentum": 0.9}}).chosen
     )
 
@@ -369,7 +369,9 @@ def test_a_kind_with_another_optimiser_has_nothing_of_the_runs(write):
     assert adam.chosen.plain() == {"AdamW": {"lr": 0.01}} and adam.batch == 8
     slow = run.changed(options(lr=0.1))
     assert slow.chosen.plain() == {"SGD": {"lr": 0.1, "momentum": 0.9}}
-    setup = prepare(write([{**SMALL, "local": {"optimiser": "Adam"}}], local={"momentum": 0.9}))
+    setup = prepare(
+        write([{**SMALL, "local": {"optimiser": "Adam"}}], local={"lr": 0.1, "momentum": 0.9})
+    )
     assert setup.local_of(0).chosen.plain() == {"Adam": {}}
 
 
@@ -560,7 +562,7 @@ MISTAKES = (
     ),
     Wrong(
         "too few weights",
-        local(loss={"CrossEntropyLoss": {"weight": [1.0, 2.0]}}),
+        local(lr=0.1, loss={"CrossEntropyLoss": {"weight": [1.0, 2.0]}}),
         "e.yaml:7: local.loss: CrossEntropyLoss does not take outputs and targets of the task: "
         "weight tensor should be defined either for all 10 classes or no classes but got weight "
         "tensor of shape: [2]; found classification (digits)",
@@ -572,12 +574,12 @@ MISTAKES = (
     ),
     Wrong(
         "a loss of numbers",
-        local(loss="MSELoss"),
+        local(lr=0.1, loss="MSELoss"),
         "e.yaml:7: local.loss: MSELoss does not take outputs and targets of the task",
     ),
     Wrong(
         "a loss of three tensors",
-        local(loss="TripletMarginLoss"),
+        local(lr=0.1, loss="TripletMarginLoss"),
         "e.yaml:7: local.loss: TripletMarginLoss does not take outputs and targets of the task",
     ),
     Wrong("a kind's misspelt key", kind(learning_rate=0.1), "it is 'lr' here"),
@@ -590,7 +592,7 @@ MISTAKES = (
     Wrong(
         "a loss beside an objective of one's own",
         {
-            **local(loss="CrossEntropyLoss"),
+            **local(lr=0.1, loss="CrossEntropyLoss"),
             "task": {
                 "kind": "classification",
                 "objective": "python:torch.nn.functional:cross_entropy",

@@ -515,10 +515,10 @@ def shown(tmp_path: Any, old: str = "", new: str = "") -> Any:
 
 
 def test_parameters_may_use_those_before_them_and_numbers_need_no_name(tmp_path) -> None:
-    plain = shown(tmp_path, "out: $width", "out: 12")
+    plain = shown(tmp_path, "out: $width", "out: $width + 4")
     for new in ("params: {c: 4, d: $c * 3}", "params: {c: 4, d: 3 * 4}", "params: {d: 12}"):
         (tmp_path / "net.yaml").write_text(
-            MODEL.replace("params: {c: 4}", new).replace("out: $width", "out: $d")
+            MODEL.replace("params: {c: 4}", new).replace("out: $width", "out: $width + $d - 8")
         )
         assert ag.load(tmp_path / "net.yaml") == plain
     default = "params: {width: 4, wide: $width + 4}"

@@ -90,7 +90,7 @@ def test_what_changes_no_test_is_refused_with_its_line(tmp_path: Path) -> None:
         "data: {dataset: digits, limit: 20}\nstrategy: {fedavg: {}}\n"
         "rounds: 1\nlocal: {lr: 0.1}\nevaluate:\n  every: 1\n  statistics: 50\n"
     )
-    with pytest.raises(RunError, match=r"e\.yaml:9: evaluate\.statistics: changes nothing"):
+    with pytest.raises(RunError, match=r"e\.yaml:10: evaluate\.statistics: changes nothing"):
         first_state(prepare(file))
 
 

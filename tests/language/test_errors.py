@@ -48,6 +48,31 @@ def test_the_good_model_is_good() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        # a block's parameter that no expression has, and where a computed value comes from
+        (
+            "width: null,",
+            "width: null, unused: 2,",
+            "m.yaml:7: blocks.b.params.unused: is not used by any expression; write $unused where "
+            "it belongs, or remove it",
+        ),
+        (
+            "stride: $stride}",
+            "stride: $stride, dilation: $four - 9}",
+            "m.yaml:10: blocks.b.steps[0].conv.dilation: has a wrong value; found -5; expected 1 "
+            f"or more or a list; computed from '$four - 9'; four is set on line 4{IN_BLOCK}",
+        ),
+        (
+            "stride: $stride}",
+            "stride: $stride, padding: '1'}",
+            "m.yaml:10: blocks.b.steps[0].conv.padding: has an unknown value; found '1'; "
+            "expected one of same, valid or an integer or a list",
+        ),
+        (
+            "- relu",
+            "- layer_scale: 1.5",
+            "m.yaml:11: blocks.b.steps[1].layer_scale: has a wrong value; found 1.5; expected an "
+            "integer; `layer_scale: VALUE` sets 'dim', the feature axis: -1 of tokens, 1 of images",
+        ),
         # misspelt keys and names
         (
             "name: m",
@@ -254,7 +279,7 @@ def test_the_good_model_is_good() -> None:
         ),
         (
             "stride: $stride",
-            "groups: 2",
+            "stride: $stride, groups: 2",
             "m.yaml:10: blocks.b.steps[0].conv.groups: does not divide its input channels; found "
             f"2 groups, 3 channels{IN_BLOCK}",
         ),
@@ -463,6 +488,9 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:10: evaluate.after: has a wrong value; found 0; expected more than 0"),
         ("engine: local", "evaluate: {fine_tune: 1.5}",
          "e.yaml:10: evaluate.fine_tune: has a wrong value; found 1.5; expected an integer"),
+        ("local: {epochs: 1, lr: 0.1}", "local: {epochs: 1}",
+         "e.yaml:11: local.lr: the learning rate is missing; write `local: {lr: 0.05}`, or an "
+         "optimiser with its arguments"),
         ("rounds: 3", "rounds: three",
          "e.yaml:8: rounds: has a wrong value; found 'three'; expected an integer"),
         ("rounds: 3\nsample: 0.5", "rounds: three\nsample: 1.5",

@@ -117,7 +117,7 @@ def test_the_page_and_the_list_name_every_topic() -> None:
         ("heterofl", ["rates", "mapping to number"]),
         ("fedfa.percentile", ["fedfa (strategies)", "percentile", "0.95"]),
         ("experiment", ["mapping: a strategy's name to its options"]),
-        ("local.lr", ["local (experiment files)", "default 0.1"]),
+        ("local.lr", ["local (experiment files)", "required without `optimiser`"]),
         ("sample", ["experiment (experiment files)", "clients in a round"]),
     ],
 )
@@ -143,6 +143,6 @@ def test_every_option_of_a_strategy_has_a_sentence() -> None:
 
 
 def test_a_key_is_found_below_its_mapping() -> None:
-    assert "default 0.1" in str(explained.topic("local.lr"))
+    assert "required" in str(explained.topic("local.lr"))
     with pytest.raises(SpecError, match=r"local\.rl: is not .* did you mean 'local\.lr'"):
         explained.topic("local.rl")

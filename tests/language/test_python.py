@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import archgraph as ag
 from archgraph.errors import SpecError
 from archgraph.hints import EXTRAS
+from archgraph.studies.outcomes import Paired
+from archgraph.studies.trivial_models import Labelled, softmax_regression
 
 MODULE = """\
 import torch
@@ -124,6 +129,22 @@ def test_modules_of_extras_are_those_of_the_project():
     }
     # flwr[simulation] brings ray
     assert EXTRAS.items() <= (listed | {"ray": "flower"}).items()
+
+
+@pytest.mark.parametrize("use", ["match", "interval", "softmax regression"])
+def test_what_needs_scipy_names_its_extra(monkeypatch, use: str):
+    for part in ("optimize", "special", "stats"):
+        monkeypatch.setitem(sys.modules, f"scipy.{part}", None)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+    graph, state = ag.trace(net, torch.zeros(2, 3))
+    table = Labelled(torch.zeros(4, 3), torch.arange(4) % 2)
+    needed: dict[str, Callable[[], object]] = {
+        "match": lambda: ag.match(graph, state, state),
+        "interval": lambda: Paired((1.0, 2.0)).interval,
+        "softmax regression": lambda: [*softmax_regression(table, table.inputs, 2, (1.0,))],
+    }
+    with pytest.raises(ag.ArchGraphError, match=r"needs the package scipy; .*\[stats\]"):
+        needed[use]()
 
 
 def test_an_example_input_is_bounded(net, tmp_path: Path):

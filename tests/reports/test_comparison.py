@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fnmatch
 import json
 import statistics
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_seeds_of_one_experiment_are_one_row(tmp_path: Path):
     (table,) = comparison([tmp_path]).tables()
     cells = dict(zip(table.columns, table.rows[0], strict=True))
     assert cells["worst accuracy %"] == "40.00 ± 10.00"
-    assert cells["local %"] == "25.00 ± 0.00"
+    assert cells["local accuracy %"] == "25.00 ± 0.00"
     assert "worst perplexity" not in cells
 
 
@@ -330,8 +331,11 @@ def test_tiers_are_told_apart_by_their_clients_own_mixtures(tmp_path: Path):
     assert figures == {"tier.small.matched": (0.5, 0.7), "tier.large.matched": (0.8, 0.8)}
     table = found.tables()[0]
     cells = dict(zip(table.columns, table.rows[0], strict=True))
-    assert (cells["small %"], cells["large %"]) == ("60.00 ± 14.14", "80.00 ± 0.00")
-    assert table.columns.index("small %") < table.columns.index("seconds")
+    assert (cells["small accuracy %"], cells["large accuracy %"]) == (
+        "60.00 ± 14.14",
+        "80.00 ± 0.00",
+    )
+    assert table.columns.index("small accuracy %") < table.columns.index("seconds")
     assert table.note.endswith("each on test data of its own mixture of classes")
 
 
@@ -397,6 +401,24 @@ def test_no_part_of_the_rounds_is_refused(tmp_path: Path, last: float):
         RunError, match=r"last: no part of the rounds; found .*; expected a fraction"
     ):
         comparison([tmp_path], last=last)
+
+
+def test_rows_and_columns_are_chosen_by_name_in_every_form(tmp_path: Path):
+    for number, low in enumerate((0.4, 0.6)):
+        made(tmp_path / f"{number}", accuracies(low, 0.8), settings={"local": {"lr": number}})
+    every = comparison([tmp_path])
+    first, second = (group.label for group in every.groups)
+    chosen = every.choose([second], ["seeds", "sec*", "worst accuracy %"])
+    (table,) = chosen.tables()
+    seconds = [key for key in every._columns() if fnmatch.fnmatchcase(key, "sec*")]
+    titles = [every._columns()[key][0] for key in ("seeds", *seconds, "worst_accuracy")]
+    assert table.columns == ("experiment", *titles) and len(table.rows) == 1
+    assert table.rows[0][0] == second and first not in chosen.latex() + chosen.csv()
+    assert "average" not in chosen.latex() + chosen.csv()
+    assert every.choose([], []) == every
+    for rows, columns in ((["nobody"], []), ([], ["worst"])):
+        with pytest.raises(RunError, match="there is none; found"):
+            every.choose(rows, columns)
 
 
 def test_every_form_tells_the_same_the_tiers_and_how_many_tests(tmp_path: Path):

@@ -28,6 +28,7 @@ family: {model: net.yaml, clients: [{name: whole}]}
 data: {dataset: digits}
 strategy: {fedavg: {}}
 rounds: 4
+local: {lr: 0.1}
 """
 RELOADS = '<meta http-equiv="refresh" content="10">'
 

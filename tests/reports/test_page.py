@@ -143,6 +143,7 @@ def test_settings_shown_are_those_that_differ(log: Log):
 def test_settings_shown_make_the_experiment_again(preset: str):
     """Law: nothing that decides is missing, and nothing that is shown is the default."""
     base: dict[str, Any] = {"name": "e", "family": "f", "strategy": {"fedavg": {}}, "rounds": 2}
+    base["local"] = {"lr": 0.1}
     every: dict[str, dict[str, Any]] = {
         "": {},
         "attack": {"attack": {}, "data": {"dataset": "mnist", "partition": {"scheme": "iid"}}},

@@ -111,10 +111,15 @@ class StepReader:
         for name, block in self.model.blocks.items():
             self._check_steps(block.steps, ("blocks", name, "steps"))
             self._check_steps(block.after, ("blocks", name, "after"))
+        used = set(names_in(json.dumps(self.document.data, default=str)))  # an inner block may
+        for name, block in self.model.blocks.items():
+            for key in block.params.keys() - used:
+                hint = f"write ${key} where it belongs, or remove it"
+                at: Place = ("blocks", name, "params", key)
+                self.document.fail(at, "is not used by any expression", hint=hint)
 
     def _check_words(self) -> None:
-        """Refuse names of blocks and parameters that mean something else, or nothing."""
-        used = set(names_in(json.dumps(self.document.data, default=str)))
+        """Refuse names of blocks and parameters that mean something else."""
         for name, block in self.model.blocks.items():
             if table.find(name) or name == "block":
                 meaning = (
@@ -122,12 +127,8 @@ class StepReader:
                 )
                 self._reserved(name, meaning, ("blocks", name))
             for key in block.params:
-                here: Place = ("blocks", name, "params", key)
                 if key in RESERVED:
-                    self._reserved(key, RESERVED[key], here)
-                if key not in used:  # in a block inside this one, maybe
-                    hint = f"write ${key} where it belongs, or remove it"
-                    self.document.fail(here, "is not used by any expression", hint=hint)
+                    self._reserved(key, RESERVED[key], ("blocks", name, "params", key))
         for key in self.model.params:
             if key in SIZES:
                 self._reserved(key, SIZES[key], ("params", key))
@@ -222,7 +223,7 @@ class StepReader:
                 return kind.model_construct(None, **plain)
             ignore = _has_expression if params is None else None
             hint = self._origin(written.get(next(iter(errors[0]["loc"]), "")))
-            if short and hint is None:
+            if short and hint is None and not _out_of_range(errors[0]["type"]):
                 hint = f"`{step.name}: VALUE` sets {main!r}, {kind.model_fields[main].description}"
             self.document.refuse(error, kind, inner, ignore, hint=hint)
 
@@ -290,6 +291,10 @@ class StepReader:
             )
         except GraphError as error:
             self.document.fail(loc, error.message, **error.facts)
+
+
+def _out_of_range(kind: str) -> bool:
+    return kind.startswith(("less", "greater"))
 
 
 def _has_expression(value: Json) -> bool:
