@@ -76,7 +76,7 @@ def chosen_axes(
         )
     if rounding not in get_args(Rounding):
         raise RewriteError("unknown rounding", found=rounding, expected="ceil or floor")
-    requested = _by_axis(solved, shares, "a factor" if grow else "a share", share=True)
+    requested = _by_axis(solved, percent(shares), "a factor" if grow else "a share", share=True)
     by_share = {axis: _number(axis, share, grow) for axis, share in requested}
     counts = {axis: _rounded(axis, share, rounding) for axis, share in by_share.items()}
     requested = _by_axis(solved, sizes, "sizes by axis")
@@ -153,7 +153,6 @@ def _by_axis(
     solved: Axes, choice: Any, expected: str, *, share: bool = False
 ) -> Iterator[tuple[Axis, Any]]:
     """Yield each chosen axis with what is chosen of it: 1 of factors that a share leaves whole."""
-    choice = percent(choice) if share else choice
     if choice is None:
         return
     if isinstance(choice, Mapping):

@@ -73,6 +73,7 @@ def main_mistake(
 
     first = _most_telling(errors, where)
     inner = where(first)
+    same = [e for e in errors if where(e) == inner]
     key = str(first["loc"][-1]) if first["loc"] else ""
     match first["type"]:
         case "extra_forbidden":
@@ -90,12 +91,10 @@ def main_mistake(
         case "value_error":
             return _raised(first, inner)
         case "literal_error" | "union_tag_invalid":
-            types = ("int_type", "tuple_type")
-            others = [e for e in errors if where(e) == inner and e["type"] in types]
-            return _choice(first, inner, [in_words(e["msg"]) for e in others])
+            return _choice(first, inner, same)
         case _:
             # The members of a union each say what they expected at the same place.
-            words = dict.fromkeys(in_words(e["msg"]) for e in errors if where(e) == inner)
+            words = dict.fromkeys(in_words(e["msg"]) for e in same)
             value = abbreviate(first["input"])
             facts = {"found": value, "expected": " or ".join(words)}
             return Mistake("has a wrong value", place=inner, **facts)
@@ -129,20 +128,20 @@ def _raised(fault: ErrorDetails, loc: Place) -> Mistake:
     return Mistake(str(cause), place=loc, found=abbreviate(fault["input"]))
 
 
-def _choice(fault: ErrorDetails, loc: Place, others: Sequence[str]) -> Mistake:
-    """Return the mistake of a value outside a list of choices, or what else could stand there."""
+def _choice(fault: ErrorDetails, loc: Place, same: Sequence[ErrorDetails]) -> Mistake:
+    """Return the mistake of a value outside a list of choices, beside what else may stand there."""
     facts = fault["ctx"]
     # Pydantic gives the choices as a text: 'a', 'b' or 'c'.
     listed = facts.get("expected_tags") or facts["expected"]
     names = [n.strip(" '") for n in listed.replace(" or ", ",").split(",")]
     wrong = facts.get("tag", fault["input"])
+    listed = f"one of {', '.join(names)}" if len(names) > 1 else names[0]
+    others = [in_words(e["msg"]) for e in same if e["type"] in ("int_type", "tuple_type")]
     return Mistake(
         "has an unknown value",
         place=loc,
         found=abbreviate(wrong),
-        expected=" or ".join(
-            dict.fromkeys((f"one of {', '.join(names)}" if len(names) > 1 else names[0], *others))
-        ),
+        expected=" or ".join((listed, *others)),
         hint=nearest(wrong, names) if isinstance(wrong, str) else None,
     )
 

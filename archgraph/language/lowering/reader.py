@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
 import pydantic
+from pydantic_core import ErrorDetails
 
 from archgraph.errors import GraphError
 from archgraph.fields import Mistake, Place
@@ -111,7 +112,11 @@ class StepReader:
         for name, block in self.model.blocks.items():
             self._check_steps(block.steps, ("blocks", name, "steps"))
             self._check_steps(block.after, ("blocks", name, "after"))
-        used = set(names_in(json.dumps(self.document.data, default=str)))  # an inner block may
+        self._check_used()
+
+    def _check_used(self) -> None:
+        """Refuse parameters of blocks that no expression has: inner blocks see them, too."""
+        used = set(names_in(json.dumps(self.document.data, default=str)))
         for name, block in self.model.blocks.items():
             for key in block.params.keys() - used:
                 hint = f"write ${key} where it belongs, or remove it"
@@ -222,13 +227,16 @@ class StepReader:
                 plain = {k: v for k, v in data.items() if not _has_expression(v)}
                 return kind.model_construct(None, **plain)
             ignore = _has_expression if params is None else None
-            hint = self._origin(written.get(next(iter(errors[0]["loc"]), "")))
-            if short and hint is None and not _out_of_range(errors[0]["type"]):
-                hint = f"`{step.name}: VALUE` sets {main!r}, {kind.model_fields[main].description}"
+            hint = self._origin(errors[0], written)
+            if short:
+                hint = hint or _meaning(
+                    errors[0], f"`{step.name}: VALUE` sets {main!r}", kind, main
+                )
             self.document.refuse(error, kind, inner, ignore, hint=hint)
 
-    def _origin(self, value: Json) -> str | None:
-        """Return where the parameters of an expression are set; None if the file sets none."""
+    def _origin(self, fault: ErrorDetails, written: Mapping[str, Json]) -> str | None:
+        """Return where the parameters of a wrong expression are set; None if the file sets none."""
+        value = written.get(str(next(iter(fault["loc"]), "")))
         lines = {name: self.document.lines.get(("params", name)) for name in names_in(value)}
         listed = ", ".join(f"{name} is set on line {line}" for name, line in lines.items() if line)
         return f"computed from {value!r}; {listed}" if listed else None
@@ -293,8 +301,13 @@ class StepReader:
             self.document.fail(loc, error.message, **error.facts)
 
 
-def _out_of_range(kind: str) -> bool:
-    return kind.startswith(("less", "greater"))
+def _meaning(
+    fault: ErrorDetails, form: str, kind: type[pydantic.BaseModel], main: str
+) -> str | None:
+    """Return what a short form sets, where its value is of a wrong type."""
+    if fault["type"].startswith(("less", "greater")):
+        return None
+    return f"{form}, {kind.model_fields[main].description}"
 
 
 def _has_expression(value: Json) -> bool:
