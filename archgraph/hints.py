@@ -79,12 +79,15 @@ _CURES = (
 EXTRAS = {
     "datasets": "data",
     "dp_accounting": "privacy",
+    "flwr": "flower",
     "onnx": "onnx",
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
     "pyarrow": "data",
+    "tensorboard": "tensorboard",
     "tokenizers": "data",
     "torch_geometric": "hypernet",
+    "torchmetrics": "metrics",
     "transformers": "hf",
 }
 
