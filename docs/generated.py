@@ -31,6 +31,7 @@ from archgraph import federation
 from archgraph.cli import app
 from archgraph.data.source import DATASETS, source
 from archgraph.federation.catalogue import strategy_table
+from archgraph.hints import EXTRAS
 from archgraph.language.aggregate import rule_table
 from archgraph.rewrites.registry import rewrite_table
 
@@ -56,6 +57,19 @@ TASKS = {
     " RewriteError RunError SpecError TraceError TraceWarning",
 }
 
+# What each extra is needed for.
+FEATURES = {
+    "data": "{doc}`data </data>`: Parquet files, data sets of Hugging Face, texts with a tokenizer",
+    "hf": "{doc}`models of transformers </hugging-face>`, and tokenizers that are folders",
+    "onnx": "{doc}`ONNX files </onnx>`",
+    "metrics": "{doc}`metrics of torchmetrics </tasks>`",
+    "tensorboard": "{doc}`the tracker </tasks>` `tensorboard`",
+    "privacy": "{doc}`differential privacy </trust/privacy>`",
+    "stats": "{doc}`matching networks </rewrites/unrelated>`, tables of {doc}`studies </studies>`",
+    "hypernet": "{doc}`RecipFL </strategies>` and other uses of graph hypernetworks",
+    "flower": "{doc}`Flower's simulation </running/flower>`, {doc}`machines </running/machines>`",
+}
+
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Write the pages when a build begins."""
@@ -75,6 +89,7 @@ def write(out: Path) -> None:
         "gallery.md": gallery(out),
         "language.md": language.markdown(),
         "data-sets.md": data_sets(),
+        "extras.md": extras(),
         "rewrites.md": rewrite_table().markdown() + "\n",
         "rooms.md": rooms(),
         "rules.md": rule_table().markdown() + "\n",
@@ -127,6 +142,15 @@ def data_sets() -> str:
     for known in map(source, DATASETS):
         files = "with archgraph" if known.shipped else f"`{known.folders[0]}/`"
         rows.append(f"| `{known.name}` | {known.about} | {len(known.labels) or ''} | {files} |")
+    return "\n".join(rows) + "\n"
+
+
+def extras() -> str:
+    """Return the table of extras: what each is needed for, and the modules that it brings."""
+    rows = ["| extra | needed for | brings |", "|---|---|---|"]
+    for extra, use in FEATURES.items():
+        modules = ", ".join(f"`{module}`" for module, name in EXTRAS.items() if name == extra)
+        rows.append(f"| `{extra}` | {use} | {modules} |")
     return "\n".join(rows) + "\n"
 
 

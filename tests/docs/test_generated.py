@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import typer
 
 from archgraph.cli import app
+from archgraph.hints import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +63,14 @@ def test_every_room_has_a_row(generated: Any) -> None:
     names = re.findall(r"^\| (?:\{doc\}`)?(\w+)", generated.rooms(), re.M)
     rooms = {path.parent.name for path in (ROOT / "archgraph").glob("*/__init__.py")}
     assert len(names) == len(set(names)) and set(names) == rooms | {"room"}
+
+
+def test_every_extra_has_a_row_with_its_modules(generated: Any) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"]) - {"dev", "docs"}
+    rows = dict(re.findall(r"^\| `(\w+)` \| .+ \| (`.+) \|$", generated.extras(), re.M))
+    assert set(rows) == extras
+    assert {m: e for e, cell in rows.items() for m in re.findall(r"`(\w+)`", cell)} == EXTRAS
 
 
 def test_a_model_of_the_gallery_is_a_link_once_its_page_is_written(
