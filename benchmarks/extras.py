@@ -50,7 +50,7 @@ hypernet.GraphHypernetwork.for_graphs([graph])
         "ag.to_transformers": """import archgraph as ag, torch, transformers as t
 model = t.BertModel(t.BertConfig(num_hidden_layers=1, hidden_size=32, num_attention_heads=2))
 graph, state = ag.trace(model, input_ids=torch.ones(2, 8, dtype=torch.int64))
-ag.to_transformers(graph, state, model)
+ag.to_transformers(graph, state, model, "written")
 """,
     },
     "data": {
