@@ -39,6 +39,13 @@ OUT = HERE / "_generated"
 # What the methods of a strategy take and return, in the order in which a reader meets them.
 STRATEGY_TYPES = ("World", "Client", "Tier", "ServerState", "Task", "Result", "Evaluated")
 CLIENT_TYPES = ("Work", "Outcome")
+# The examinations of many models: a file each, and the columns that a summary adds up.
+EXAMS = {
+    "zoo": ("free axes", "removable blocks"),
+    "growth": ("free axes", "exact axes", "deepened sections"),
+    "hypernet": ("generated tensors",),
+    "onnx-zoo": ("file operators",),
+}
 # The public names of archgraph by what a reader wants to do. A test compares them with the stub.
 TASKS = {
     "See": "view draw explain outline",
@@ -74,6 +81,7 @@ def write(out: Path) -> None:
         "fields-strategy.md": fields(STRATEGY_TYPES),
         "gallery.md": gallery(out),
         "language.md": language.markdown(),
+        "measured.md": measured(),
         "data-sets.md": data_sets(),
         "rewrites.md": rewrite_table().markdown() + "\n",
         "rooms.md": rooms(),
@@ -127,6 +135,21 @@ def data_sets() -> str:
     for known in map(source, DATASETS):
         files = "with archgraph" if known.shipped else f"`{known.folders[0]}/`"
         rows.append(f"| `{known.name}` | {known.about} | {len(known.labels) or ''} | {files} |")
+    return "\n".join(rows) + "\n"
+
+
+def measured() -> str:
+    """Return how many models pass each examination, a row for each group of models."""
+    rows = ["| file | models from | models | pass | in total |", "|---|---|---|---|---|"]
+    for name, columns in EXAMS.items():
+        with (HERE / "measured" / f"{name}.csv").open(newline="") as file:
+            models = list(csv.DictReader(file))
+        for group in dict.fromkeys(model["group"] for model in models):
+            of = [model for model in models if model["group"] == group]
+            sums = ((sum(int(model[c] or 0) for model in of), c) for c in columns)
+            total = ", ".join(f"{number:,} {column}" for number, column in sums)
+            passed = sum(model["verdict"] == "pass" for model in of)
+            rows.append(f"| `{name}` | {group} | {len(of)} | {passed} | {total} |")
     return "\n".join(rows) + "\n"
 
 
