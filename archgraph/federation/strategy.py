@@ -31,6 +31,18 @@ LATER = "later"
 # What clients of a method may be; "any": networks of any kind, which need no global model.
 Serves: TypeAlias = tuple[Literal["one", "width", "depth", "exits", "split", "rank", "any"], ...]
 
+# How a family says it.
+SERVES: Mapping[str, str] = {
+    "one": "one architecture for all clients",
+    "width": "narrower clients (`take`)",
+    "depth": "shallower clients (`shorten`, `skip`)",
+    "exits": "the network up to one of its exits (`add_exits`, `ends_after`)",
+    "split": "a network in parts: FedIN's share both ends, FedGKT's have the first part "
+    "(`ends_after` with a head)",
+    "rank": "smaller ranks of low-rank adapters (`rank`)",
+    "any": "any architectures, without a global model or shared weights",
+}
+
 
 @dataclass(frozen=True, repr=False)
 class Evaluated:
@@ -170,6 +182,25 @@ class Strategy(ABC):
     unlearnable: ClassVar[Mapping[str, str]] = {}
     """What a target may not be (``classes``, ``labels``, ``values`` or ``any``), and why: an
     experiment whose task has such targets is refused."""
+
+    @classmethod
+    def requirements(cls) -> tuple[str, ...]:
+        """Return what it requires of models, data and other keys of an experiment."""
+        facts = {
+            "a global model": cls.needs_global,
+            "`public` examples": cls.public,
+            "targets that are classes": "values" in cls.unlearnable,
+            "no `aggregate`, no `server`": not cls.averages,
+        }
+        return tuple(text for text, holds in facts.items() if holds)
+
+    @classmethod
+    def help_notes(cls) -> tuple[str, str]:
+        """Return two sentences: what its clients may be, and what it requires."""
+        return (
+            f"Clients: {'; '.join(SERVES[kind] for kind in cls.serves) or 'any'}.",
+            f"Requires: {', '.join(cls.requirements()) or 'nothing else'}.",
+        )
 
     @property
     def corrected(self) -> str:
