@@ -25,6 +25,7 @@ exclude_patterns = [
     "_generated/gallery.md",
     "_generated/language.md",
     "_generated/measured.md",
+    "_generated/methods.md",
     "_generated/rewrites.md",
     "_generated/rooms.md",
     "_generated/rules.md",

@@ -17,7 +17,7 @@ import json
 import pkgutil
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ def write(out: Path) -> None:
         "fields-strategy.md": fields(STRATEGY_TYPES),
         "gallery.md": gallery(out),
         "language.md": language.markdown(),
+        "methods.md": methods(),
         "measured.md": measured(),
         "data-sets.md": data_sets(),
         "rewrites.md": rewrite_table().markdown() + "\n",
@@ -135,6 +136,29 @@ def data_sets() -> str:
     for known in map(source, DATASETS):
         files = "with archgraph" if known.shipped else f"`{known.folders[0]}/`"
         rows.append(f"| `{known.name}` | {known.about} | {len(known.labels) or ''} | {files} |")
+    return "\n".join(rows) + "\n"
+
+
+def methods() -> str:
+    """Return a table of methods and requirements: a mark where a method's class has it."""
+    facts: dict[str, Callable[[type[federation.Strategy]], bool]] = {
+        "one network only": lambda cls: cls.serves == ("one",),
+        "narrower parts": lambda cls: "width" in cls.serves,
+        "shallower parts": lambda cls: bool({"depth", "exits"} & {*cls.serves}),
+        "needs exits": lambda cls: "exits" in cls.serves,
+        "same stem and head, or first part": lambda cls: "split" in cls.serves,
+        "adapters of any rank": lambda cls: "rank" in cls.serves,
+        "any networks": lambda cls: "any" in cls.serves,
+        "needs a global model": lambda cls: cls.needs_global,
+        "needs public data": lambda cls: cls.public,
+        "classes only": lambda cls: "values" in cls.unlearnable,
+        "`aggregate`, `server`": lambda cls: cls.averages,
+    }
+    rows = [f"| method | {' | '.join(facts)} |", "|---" + "|:-:" * len(facts) + "|"]
+    for name in language.strategy_names():
+        cls = federation.find_strategy(name)
+        marks = ("●" if holds(cls) else "" for holds in facts.values())
+        rows.append(f"| `{name}` | {' | '.join(marks)} |")
     return "\n".join(rows) + "\n"
 
 

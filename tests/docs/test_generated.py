@@ -81,3 +81,13 @@ def test_a_value_is_described_on_one_page(generated: Any) -> None:
     assert len(described) == len(set(described))
     assert len(modules) == len(pages)
     assert "archgraph.take" in described and "archgraph.federation.Task" in described
+
+
+def test_every_strategy_has_a_row_of_requirements(generated: Any) -> None:
+    rows = [line.split(" | ") for line in generated.methods().splitlines()]
+    heads = rows[0]
+    assert len(rows) == 2 + len(importlib.metadata.entry_points(group="archgraph.strategies"))
+    assert all(len(row) == len(heads) for row in (rows[0], *rows[2:]))
+    fedmd = next(row for row in rows if row[0] == "| `fedmd`")
+    assert fedmd[heads.index("needs public data")] == "●"
+    assert not fedmd[heads.index("needs a global model")].strip()
