@@ -186,13 +186,13 @@ class Strategy(ABC):
     @classmethod
     def requirements(cls) -> tuple[str, ...]:
         """Return what it requires of models, data and other keys of an experiment."""
-        facts = {
-            "a global model": cls.needs_global,
-            "`public` examples": cls.public,
-            "targets that are classes": "values" in cls.unlearnable,
-            "no `aggregate`, no `server`": not cls.averages,
-        }
-        return tuple(text for text, holds in facts.items() if holds)
+        facts = (
+            ("a global model", cls.needs_global),
+            ("`public` examples", cls.public),
+            ("targets that are classes", "values" in cls.unlearnable),
+            ("no `aggregate`, no `server`", not cls.averages),
+        )
+        return tuple(text for text, holds in facts if holds)
 
     @classmethod
     def help_notes(cls) -> tuple[str, str]:
