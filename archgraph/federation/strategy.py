@@ -8,9 +8,11 @@ written to disk.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal, TypeAlias, TypeVar, final
 
 from archgraph.errors import SpecError
@@ -114,13 +116,13 @@ def option(
         Traceback (most recent call last):
         archgraph.errors.SpecError: mu: out of range; found -1; expected above 0
     """
-    bounds: list[tuple[str, Callable[[float], bool]]] = []
-    if least is not None:
-        bounds.append((f"{least} or more", lambda value: value >= least))
-    if above is not None:
-        bounds.append((f"above {above}", lambda value: value > above))
-    if most is not None:
-        bounds.append((f"at most {most}", lambda value: value <= most))
+    limits = (
+        (f"{least} or more", operator.le, least),
+        (f"above {above}", operator.lt, above),
+        (f"at most {most}", operator.ge, most),
+    )
+    # Each compares its bound with a value.
+    bounds = [(text, partial(holds, bound)) for text, holds, bound in limits if bound is not None]
     words = ", ".join(text for text, _ in bounds)
     checks = [(words, holds) for _, holds in bounds]
     # In the metadata, where `__post_init__` checks it and `archgraph help` prints it.
