@@ -4,16 +4,16 @@
 # full   all tests: every model, every malformed file, every way in which a client can misbehave
 # docs   builds the pages into docs/_build/html; a warning is an error
 # gallery  writes the pages of thirty models for the documentation, then builds it (some minutes)
-# zoo    examines every model of the zoo and writes docs/measured/zoo.md (an hour on two cores), grows the
-#        foreign ones (docs/measured/growth.md), generates them all (docs/measured/hypernet.md) and exports the foreign ones
-#        (docs/measured/onnx-zoo.md): another each
+# zoo    examines every model of the zoo and writes docs/measured/zoo.csv (an hour on two cores), grows the
+#        foreign ones (growth.csv), generates them all (hypernet.csv) and exports the foreign ones
+#        (onnx-zoo.csv): another each
 # small  runs specs/experiments/small with seeds 0, 1, 2 and compares them (an hour on two cores;
 #        needs data, see README); with SET=recipfl those of specs/experiments/recipfl
 # studies  runs what is missing of the papers' tables in size small, writes runs/studies (a day on two
 #        cores in all, goes on where it stopped; needs data)
 # bench  timings as ratios against baselines measured in the same run
 # trust  runs that are killed, malformed files and updates, faults planted in the code (about two hours
-#        of one core); writes the figures into docs/measured/trust.md
+#        of one core); writes docs/measured/kills.csv, fuzz.csv and mutants.csv
 
 PYTHON ?= python3
 VENV   := .venv
@@ -61,12 +61,12 @@ gallery: $(VENV)/.installed-dev
 	$(MAKE) docs
 
 zoo: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/measured/zoo.md
+	$(BIN)/python -m tests.zoo --level full --jobs $(JOBS) --write docs/measured/zoo.csv
 	$(BIN)/python -m tests.zoo --exam growth --group torchvision --group transformers \
-	  --jobs $(JOBS) --write docs/measured/growth.md
-	$(BIN)/python -m tests.zoo --exam hypernet --jobs $(JOBS) --write docs/measured/hypernet.md
+	  --jobs $(JOBS) --write docs/measured/growth.csv
+	$(BIN)/python -m tests.zoo --exam hypernet --jobs $(JOBS) --write docs/measured/hypernet.csv
 	$(BIN)/python -m tests.zoo --exam onnx --group torchvision --group transformers \
-	  --jobs $(JOBS) --write docs/measured/onnx-zoo.md
+	  --jobs $(JOBS) --write docs/measured/onnx-zoo.csv
 
 # One process per run, one thread each: runs do not disturb one another, nor depend on the cores.
 small: $(VENV)/.installed-dev
@@ -83,7 +83,7 @@ bench: $(VENV)/.installed-dev
 
 trust: $(VENV)/.installed-dev
 	for script in kills fuzz mutants; do \
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trust.$$script --write docs/measured/trust.md || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trust.$$script --write docs/measured/$$script.csv || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/_generated .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -37,7 +37,7 @@ RUNS = {
     "fedmd": (f"{SMALL}/fedmd_digits.yaml",),
     "nefl": (f"{SMALL}/nefl_wd_cifar10.yaml", "data.limit=1000"),
     "depthfl": (f"{SMALL}/depthfl_digits.yaml",),
-    "fedprox": ("docs/examples/fedprox.yaml",),
+    "scaffold": ("docs/examples/scaffold.yaml",),
     "flower": (f"{SMALL}/fjord_digits.yaml", "engine=flower"),
 }
 

@@ -25,6 +25,8 @@ exclude_patterns = [
     "_generated/fields-strategy.md",
     "_generated/gallery.md",
     "_generated/language.md",
+    "_generated/measured.md",
+    "_generated/methods.md",
     "_generated/rewrites.md",
     "_generated/rooms.md",
     "_generated/rules.md",

@@ -17,7 +17,7 @@ import json
 import pkgutil
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,13 @@ OUT = HERE / "_generated"
 # What the methods of a strategy take and return, in the order in which a reader meets them.
 STRATEGY_TYPES = ("World", "Client", "Tier", "ServerState", "Task", "Result", "Evaluated")
 CLIENT_TYPES = ("Work", "Outcome")
+# The examinations of many models: a file each, and the columns that a summary adds up.
+EXAMS = {
+    "zoo": ("free axes", "removable blocks"),
+    "growth": ("free axes", "exact axes", "deepened sections"),
+    "hypernet": ("generated tensors",),
+    "onnx-zoo": ("file operators",),
+}
 # The public names of archgraph by what a reader wants to do. A test compares them with the stub.
 TASKS = {
     "See": "view draw explain outline",
@@ -88,6 +95,8 @@ def write(out: Path) -> None:
         "fields-strategy.md": fields(STRATEGY_TYPES),
         "gallery.md": gallery(out),
         "language.md": language.markdown(),
+        "methods.md": methods(),
+        "measured.md": measured(),
         "data-sets.md": data_sets(),
         "extras.md": extras(),
         "rewrites.md": rewrite_table().markdown() + "\n",
@@ -151,6 +160,44 @@ def extras() -> str:
     for extra, use in FEATURES.items():
         modules = ", ".join(f"`{module}`" for module, name in EXTRAS.items() if name == extra)
         rows.append(f"| `{extra}` | {use} | {modules} |")
+    return "\n".join(rows) + "\n"
+
+
+def methods() -> str:
+    """Return a table of methods and requirements: a mark where a method's class has it."""
+    facts: dict[str, Callable[[type[federation.Strategy]], bool]] = {
+        "one network only": lambda cls: cls.serves == ("one",),
+        "narrower parts": lambda cls: "width" in cls.serves,
+        "shallower parts": lambda cls: bool({"depth", "exits"} & {*cls.serves}),
+        "needs exits": lambda cls: "exits" in cls.serves,
+        "same stem and head, or first part": lambda cls: "split" in cls.serves,
+        "adapters of any rank": lambda cls: "rank" in cls.serves,
+        "any networks": lambda cls: "any" in cls.serves,
+        "needs a global model": lambda cls: cls.needs_global,
+        "needs public data": lambda cls: cls.public,
+        "classes only": lambda cls: "values" in cls.unlearnable,
+        "`aggregate`, `server`": lambda cls: cls.averages,
+    }
+    rows = [f"| method | {' | '.join(facts)} |", "|---" + "|:-:" * len(facts) + "|"]
+    for name in language.strategy_names():
+        cls = federation.find_strategy(name)
+        marks = ("●" if holds(cls) else "" for holds in facts.values())
+        rows.append(f"| `{name}` | {' | '.join(marks)} |")
+    return "\n".join(rows) + "\n"
+
+
+def measured() -> str:
+    """Return how many models pass each examination, a row for each group of models."""
+    rows = ["| file | models from | models | pass | in total |", "|---|---|---|---|---|"]
+    for name, columns in EXAMS.items():
+        with (HERE / "measured" / f"{name}.csv").open(newline="") as file:
+            models = list(csv.DictReader(file))
+        for group in dict.fromkeys(model["group"] for model in models):
+            of = [model for model in models if model["group"] == group]
+            sums = ((sum(int(model[c] or 0) for model in of), c) for c in columns)
+            total = ", ".join(f"{number:,} {column}" for number, column in sums)
+            passed = sum(model["verdict"] == "pass" for model in of)
+            rows.append(f"| `{name}` | {group} | {len(of)} | {passed} | {total} |")
     return "\n".join(rows) + "\n"
 
 

@@ -121,8 +121,8 @@ def strategies(
 ) -> None:
     """List the installed strategies.
 
-    Paper and year, what their clients may be, presets and options; `archgraph help NAME` explains
-    one.
+    Paper and year, what their clients may be, what they require, presets; `archgraph help NAME`
+    explains one with its options.
     """
     from archgraph.federation import strategy_table
 

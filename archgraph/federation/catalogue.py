@@ -1,29 +1,15 @@
-"""All strategies in one table: paper, what their clients may be, presets and options."""
+"""All strategies in one table: paper, clients, requirements, presets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from archgraph.federation.registry import find_strategy
-from archgraph.language.experiment import strategy_options
+from archgraph.federation.strategy import SERVES
 from archgraph.language.help import strategy_names
 from archgraph.tables import Table
 
-# What clients may be, as `Strategy.serves` has it, and how a family says it.
-SERVES: Mapping[str, str] = {
-    "one": "one architecture for all clients",
-    "width": "narrower clients (`take`)",
-    "depth": "shallower clients (`shorten`, `skip`)",
-    "exits": "the network up to one of its exits (`add_exits`, `ends_after`)",
-    "split": "a network in parts: FedIN's share both ends, FedGKT's have the first part "
-    "(`ends_after` with a head)",
-    "rank": "smaller ranks of low-rank adapters (`rank`)",
-    "any": "any architectures, also without a global model or shared weights",
-}
-
 
 def strategy_table() -> Table:
-    """Return every installed strategy: paper and year, what its clients may be, presets, options.
+    """Return every installed strategy: paper and year, clients, requirements, presets.
 
     Raises:
         SpecError: If one cannot be imported.
@@ -32,23 +18,21 @@ def strategy_table() -> Table:
         >>> next(row for row in strategy_table().rows if row[0] == "heterofl")[:4]
         ('heterofl', 'HeteroFL', '2021', 'width, depth')
     """
-    rows = []
-    for name in strategy_names():
-        cls = find_strategy(name)
-        options = (field.name for field in strategy_options(cls))
-        rows.append(
-            (
-                name,
-                cls.paper,
-                "" if cls.year is None else str(cls.year),
-                ", ".join(cls.serves),
-                ", ".join(cls.presets),
-                ", ".join(options),
-            )
+    classes = {name: find_strategy(name) for name in strategy_names()}
+    rows = [
+        (
+            name,
+            cls.paper,
+            "" if cls.year is None else str(cls.year),
+            ", ".join(cls.serves),
+            ", ".join(cls.requirements()),
+            ", ".join(cls.presets),
         )
+        for name, cls in classes.items()
+    ]
     return Table(
         "Strategies",
-        ("name", "paper", "year", "clients", "presets", "options"),
+        ("name", "paper", "year", "clients", "requires", "presets"),
         tuple(rows),
         frozenset({2}),
         note="; ".join(f"{word}: {meaning}" for word, meaning in SERVES.items()),

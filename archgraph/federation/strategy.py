@@ -8,9 +8,11 @@ written to disk.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal, TypeAlias, TypeVar, final
 
 from archgraph.errors import SpecError
@@ -30,6 +32,18 @@ LATER = "later"
 
 # What clients of a method may be; "any": networks of any kind, which need no global model.
 Serves: TypeAlias = tuple[Literal["one", "width", "depth", "exits", "split", "rank", "any"], ...]
+
+# How a family says it.
+SERVES: Mapping[str, str] = {
+    "one": "one architecture for all clients",
+    "width": "narrower clients (`take`)",
+    "depth": "shallower clients (`shorten`, `skip`)",
+    "exits": "the network up to one of its exits (`add_exits`, `ends_after`)",
+    "split": "a network in parts: FedIN's share both ends, FedGKT's have the first part "
+    "(`ends_after` with a head)",
+    "rank": "smaller ranks of low-rank adapters (`rank`)",
+    "any": "any architectures, without a global model or shared weights",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,13 +116,13 @@ def option(
         Traceback (most recent call last):
         archgraph.errors.SpecError: mu: out of range; found -1; expected above 0
     """
-    bounds: list[tuple[str, Callable[[float], bool]]] = []
-    if least is not None:
-        bounds.append((f"{least} or more", lambda value: value >= least))
-    if above is not None:
-        bounds.append((f"above {above}", lambda value: value > above))
-    if most is not None:
-        bounds.append((f"at most {most}", lambda value: value <= most))
+    limits = (
+        (f"{least} or more", operator.le, least),
+        (f"above {above}", operator.lt, above),
+        (f"at most {most}", operator.ge, most),
+    )
+    # Each compares its bound with a value.
+    bounds = [(text, partial(holds, bound)) for text, holds, bound in limits if bound is not None]
     words = ", ".join(text for text, _ in bounds)
     checks = [(words, holds) for _, holds in bounds]
     # In the metadata, where `__post_init__` checks it and `archgraph help` prints it.
@@ -170,6 +184,25 @@ class Strategy(ABC):
     unlearnable: ClassVar[Mapping[str, str]] = {}
     """What a target may not be (``classes``, ``labels``, ``values`` or ``any``), and why: an
     experiment whose task has such targets is refused."""
+
+    @classmethod
+    def requirements(cls) -> tuple[str, ...]:
+        """Return what it requires of models, data and other keys of an experiment."""
+        facts = (
+            ("a global model", cls.needs_global),
+            ("`public` examples", cls.public),
+            ("targets that are classes", "values" in cls.unlearnable),
+            ("no `aggregate`, no `server`", not cls.averages),
+        )
+        return tuple(text for text, holds in facts if holds)
+
+    @classmethod
+    def help_notes(cls) -> tuple[str, str]:
+        """Return two sentences: what its clients may be, and what it requires."""
+        return (
+            f"Clients: {'; '.join(SERVES[kind] for kind in cls.serves) or 'any'}.",
+            f"Requires: {', '.join(cls.requirements()) or 'nothing else'}.",
+        )
 
     @property
     def corrected(self) -> str:

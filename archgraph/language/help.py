@@ -274,10 +274,10 @@ def _strategy(name: str) -> Topic:
         words = ", ".join((_type(schema, schema.get("$defs", {})), *ranges))
         options.append(HelpOption(field.name, words, default, " ".join(text.split())))
     if cls.presets:
-        text = "a set of values, which other options override"
-        options.append(HelpOption("preset", ", ".join(cls.presets), "", text))
+        names = ", ".join(cls.presets)
+        options.append(HelpOption("preset", names, "", "values that other options override"))
     example = f"strategy: {{{name}: {{}}}}"
-    return Topic(name, STRATEGY_GROUP, sentence, tuple(options), example=example)
+    return Topic(name, STRATEGY_GROUP, sentence, tuple(options), cls.help_notes(), example)
 
 
 def _short(name: str, main: str) -> tuple[str, ...]:

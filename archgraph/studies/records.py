@@ -1,4 +1,4 @@
-"""What a finished run of a study leaves for good: one line of a tracked file, in text.
+"""What a finished run of a study leaves for good: one line of text.
 
 Tables, differences and plots are computed from these lines alone, so they outlive the run folders,
 and a measure that is thought of later needs no new runs. A file holds the runs of one study; other

@@ -15,6 +15,7 @@ import typer
 
 from archgraph.cli import app
 from archgraph.hints import EXTRAS
+from tests import sheets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,3 +92,23 @@ def test_a_value_is_described_on_one_page(generated: Any) -> None:
     assert len(described) == len(set(described))
     assert len(modules) == len(pages)
     assert "archgraph.take" in described and "archgraph.federation.Task" in described
+
+
+def test_every_strategy_has_a_row_of_requirements(generated: Any) -> None:
+    rows = [line.split(" | ") for line in generated.methods().splitlines()]
+    heads = rows[0]
+    assert len(rows) == 2 + len(importlib.metadata.entry_points(group="archgraph.strategies"))
+    assert all(len(row) == len(heads) for row in (rows[0], *rows[2:]))
+    fedmd = next(row for row in rows if row[0] == "| `fedmd`")
+    assert fedmd[heads.index("needs public data")] == "●"
+    assert not fedmd[heads.index("needs a global model")].strip()
+
+
+def test_every_measured_model_is_counted_once(generated: Any) -> None:
+    counted: dict[str, int] = {}
+    for line in generated.measured().splitlines()[2:]:
+        name, models, passed = (line.split(" | ")[i] for i in (0, 2, 3))
+        assert int(passed) <= int(models)
+        counted[name.strip("| `")] = counted.get(name.strip("| `"), 0) + int(models)
+    folder = ROOT / "docs" / "measured"
+    assert counted == {name: len(sheets.read(folder / f"{name}.csv")) for name in generated.EXAMS}

@@ -229,8 +229,7 @@ def test_every_block_is_of_a_language_that_is_checked() -> None:
 
 
 def test_files_that_pages_name_exist() -> None:
-    """Pages of results name the files of the program that made them."""
-    for page in (page for page in PAGES if "results" not in page.parts):
+    for page in (page for page in PAGES if page.name != "CHANGELOG.md"):  # names files of its time
         for path in re.findall(
             r"`((?:specs|docs|strategies|archgraph|tests)/[\w/.-]+)`", page.read_text()
         ):

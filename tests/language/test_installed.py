@@ -39,7 +39,7 @@ def test_a_kind_of_file_and_an_engine_of_the_docs_are_known_when_installed(tmp_p
         "assert kind_of({'budgets': []}) == 'budgets'\n"
         "assert schema('budgets')['title'] == 'archgraph budgets'\n"
         "assert '2 budgets' in call('check', 'mine.yaml').output\n"
-        f"spec = ag.load_experiment({str(ROOT / 'docs/examples/fedprox.yaml')!r})\n"
+        f"spec = ag.load_experiment({str(ROOT / 'docs/examples/scaffold.yaml')!r})\n"
         "engine = type(spec.engine)(kind='announced')\n"
         "update = {'engine': engine, 'rounds': 1, 'strategy': {'heterofl': None}}\n"
         "run = ag.run(spec.model_copy(update=update))\n"

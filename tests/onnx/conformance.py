@@ -1,6 +1,6 @@
 """Published test cases of ONNX.
 
-Write the page with ``python -m tests.onnx.conformance --write docs/measured/onnx-cases.md``.
+Write the figures with ``python -m tests.onnx.conformance --write docs/measured/onnx-cases.csv``.
 
 Each case is a small file with inputs and outputs. Its nodes are computed as they are while a file
 is captured, and the results compared with the published ones. What lies outside of the scope is
@@ -14,7 +14,7 @@ import math
 import re
 import sys
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from archgraph.onnx.network import DOMAINS, REFUSED, OnnxModule
 from archgraph.onnx.operators.known import FOLDS, known_tensor
 from archgraph.onnx.tensors import DTYPES
 from archgraph.rewrites.laws import outputs
+from tests import sheets
 
 GROUPS = ("node", "pytorch-converted", "pytorch-operator", "simple", "light")
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
@@ -218,46 +219,30 @@ def outcomes(groups: Sequence[str] = GROUPS, each: int = sys.maxsize) -> list[Ou
     return found
 
 
-def page(found: Sequence[Outcome]) -> str:
-    """The table as Markdown."""
-    lines = [
-        "# The published test cases of ONNX\n",
-        "Made by `python -m tests.onnx.conformance --write docs/measured/onnx-cases.md`",
-        "from the test data",
-        f"of the package `onnx` {onnx.__version__}. Each case is computed by the rows of",
-        "the table of operators, without a capture, and compared with the published result; the",
-        "whole networks (light) are loaded by `ag.load`, and their graphs compared.\n",
-        "| group | cases | in scope | equal | different | refused | outside of the scope |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def by_group(found: Sequence[Outcome]) -> Iterator[dict[str, object]]:
+    """Yield how many cases of each group ended in which way."""
+    words = ("equal", "different", "refused", "outside")
     for group in dict.fromkeys(o.group for o in found):
-        own = [o for o in found if o.group == group]
-        count = Counter(o.word for o in own)
-        scope = len(own) - count["outside"]
-        share = f"{count['equal']} ({100 * count['equal'] / scope:.1f} %)" if scope else "0"
-        lines.append(
-            f"| {group} | {len(own)} | {scope} | {share} | {count['different']} "
-            f"| {count['refused']} | {count['outside']} |"
-        )
-    lines += ["\n## Outside of the scope\n", "| reason | cases |", "|---|---|"]
-    reasons = Counter(o.reason for o in found if o.word == "outside")
-    lines += [f"| {reason} | {count} |" for reason, count in reasons.most_common()]
-    lines += ["\n## In scope and not equal\n", "| operators | reason | cases |", "|---|---|---|"]
-    rest: dict[tuple[str, str], list[str]] = defaultdict(list)
+        count = Counter(o.word for o in found if o.group == group)
+        yield {"group": group, "cases": count.total(), **{word: count[word] for word in words}}
+
+
+def by_reason(found: Sequence[Outcome]) -> Iterator[dict[str, object]]:
+    """Yield the reasons why cases are not equal, by operator within the scope."""
+    count: Counter[tuple[str, str, str]] = Counter()
     for o in found:
-        if o.word in ("different", "refused"):
-            name = o.kinds[0] if len(o.kinds) == 1 else "several"
-            rest[name, o.reason.replace("|", "/")].append(o.name)
-    for (kinds, reason), names in sorted(rest.items()):
-        lines.append(f"| {kinds} | {reason} | {len(names)} |")
-    return "\n".join(lines) + "\n"
+        if o.word != "equal":
+            kind = o.kinds[0] if len(o.kinds) == 1 else "several"
+            count[o.word, "" if o.word == "outside" else kind, o.reason] += 1
+    for (word, kind, reason), cases in sorted(count.items()):
+        yield {"outcome": word, "operator": kind, "reason": reason, "cases": cases}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine groups of cases; 0 where none is different."""
     parser = argparse.ArgumentParser(prog="python -m tests.onnx.conformance", description=__doc__)
     parser.add_argument("--group", choices=GROUPS, action="append", help="these groups only")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write a CSV file")
     parser.add_argument("--show", action="store_true", help="name the cases that are not equal")
     options = parser.parse_args(arguments)
     found = outcomes(tuple(options.group or GROUPS))
@@ -266,9 +251,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if o.word in ("different", "refused"):
                 print(o.word, o.name, o.reason, sep=": ")  # noqa: T201 - the command's product
     if options.write:
-        options.write.write_text(page(found))
-    else:
-        print(page(found))  # noqa: T201 - the command's product
+        sheets.write(options.write, by_group(found))
+        reasons = options.write.with_stem(f"{options.write.stem}-reasons")
+        sheets.write(reasons, by_reason(found))
+    for row in by_group(found):
+        print(row)  # noqa: T201 - the command's product
     return 1 if any(o.word == "different" for o in found) else 0
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import archgraph as ag
 from archgraph.cli import app
 from archgraph.federation import configure, find_strategy, strategy_table
-from archgraph.federation.catalogue import SERVES
+from archgraph.federation.strategy import SERVES
 from archgraph.language.experiment import strategy_options
 from archgraph.language.help import strategy_names, topic
 
@@ -79,15 +79,17 @@ def test_options_that_a_run_wrote_down_are_those_that_it_began_with(name: str):
 def test_every_strategy_has_a_row_with_its_facts():
     rows = {row[0]: row[1:] for row in strategy_table().rows}
     assert sorted(rows) == strategy_names()
-    for name, (paper, year, clients, presets, options) in rows.items():
+    for name, (paper, year, clients, _, presets) in rows.items():
         assert bool(paper) == bool(year) == (name != "standalone")
         assert clients and set(clients.split(", ")) <= set(SERVES)
         assert presets == ", ".join(find_strategy(name).presets)
-        assert "ClassVar" not in options
-    assert rows["fedrolex"][3:] == (
-        "paper, official_code",
-        "step, direction, scaler, weights, norm, private, mask_absent",
+    assert rows["fedrolex"][3:] == ("a global model", "paper, official_code")
+    assert rows["fedmd"][3] == (
+        "`public` examples, targets that are classes, no `aggregate`, no `server`"
     )
+    help_ = str(topic("fedin"))
+    assert "Clients: shallower clients (`shorten`, `skip`); a network in parts" in help_
+    assert "Requires: nothing else." in help_
 
 
 @pytest.mark.parametrize("name", strategy_names())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import functools
 import os
 import random
@@ -20,9 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import sheets
 from tests.language import fuzzing
 from tests.language.fuzzing import Result, Stage
-from tests.trust import page
 from tests.trust.folders import broken_folder, use_folder
 from tests.trust.forks import Tell, forked
 from tests.trust.onnx_files import use_onnx, valid_file
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS, action="append", help="these kinds only")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures into a page")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write a CSV file")
     options = parser.parse_args(arguments)
     kinds = options.kind or KINDS
     found: dict[str, list[Result]] = {}
@@ -61,10 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if result.fault:
                 print(result, flush=True)  # noqa: T201 - the command's product
     if options.write:
-        rows = page.kept_rows(options.write, "fuzz")
-        lines = _table(found).splitlines()
-        rows |= dict(zip(found, lines[2:], strict=True))
-        page.write(options.write, "fuzz", "\n".join([*lines[:2], *rows.values()]))
+        sheets.update(options.write, _rows(found), "mutations of")
     return 1 if any(result.fault for results in found.values() for result in results) else 0
 
 
@@ -166,19 +164,20 @@ def _watch() -> Watch:
     return Watch()
 
 
-def _table(found: Mapping[str, Sequence[Result]]) -> str:
-    """The figures as Markdown."""
-    head = ("mutations of", "cases", "refused", "worked", "faults", "slowest", "most memory")
-    rows = []
+def _rows(found: Mapping[str, Sequence[Result]]) -> Iterator[dict[str, object]]:
+    """Yield the figures of each kind of file."""
     for kind, results in found.items():
         counts = Counter(r.outcome for r in results)
-        faults = sum(r.fault for r in results)
-        slowest, most = max(r.seconds for r in results), max(r.peak for r in results)
-        rows.append((
-            kind, f"{len(results):,}", f"{counts['rejected']:,}", f"{counts['loaded']:,}", faults,
-            f"{slowest:.1f} s", f"{most / 2**20:.0f} MiB",
-        ))  # fmt: skip
-    return page.table(head, rows)
+        yield {
+            "mutations of": kind,
+            "cases": len(results),
+            "refused": counts["rejected"],
+            "worked": counts["loaded"],
+            "faults": sum(bool(r.fault) for r in results),
+            "slowest, s": round(max(r.seconds for r in results), 1),
+            "most memory, MiB": round(max(r.peak for r in results) / 2**20),
+            "date": datetime.date.today(),
+        }
 
 
 if __name__ == "__main__":

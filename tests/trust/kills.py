@@ -10,6 +10,7 @@ an undisturbed run writes.
 from __future__ import annotations
 
 import argparse
+import datetime
 import hashlib
 import json
 import math
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import archgraph as ag
-from tests.trust import page
+from tests import sheets
 from tests.trust.forks import silent
 
 MODEL = Path(__file__).resolve().parents[2] / "specs" / "models" / "digits_cnn.yaml"
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strategy", choices=STRATEGIES, action="append")
     parser.add_argument("--workers", type=int, default=1, help="processes that train clients")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures into a page")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write a CSV file")
     options = parser.parse_args(arguments)
     names = options.strategy or list(STRATEGIES)
     reports: dict[str, Report] = {}
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         print(name, reports[name], flush=True)  # noqa: T201 - the command's product
     if options.write:
-        page.write(options.write, "kills", _table(reports))
+        sheets.write(options.write, _rows(reports))
     return 1 if any(report.faults for report in reports.values()) else 0
 
 
@@ -243,36 +244,20 @@ seed: 0
 """
 
 
-def _table(reports: Mapping[str, Report]) -> str:
-    """The figures as Markdown."""
-    head = (
-        "strategy",
-        "kills",
-        "before the run had begun",
-        "while writing",
-        "runs",
-        "of these prolonged",
-        "equal bits",
-        "dead ends",
-    )
-    rows: list[tuple[Any, ...]] = []
+def _rows(reports: Mapping[str, Report]) -> Iterator[dict[str, object]]:
+    """Yield the figures of each strategy."""
     for name, report in reports.items():
-        dead = sum(fault.startswith("dead") for fault in report.faults)
-        equal = report.runs - len(report.faults)
-        rows.append(
-            (
-                name,
-                report.kills,
-                report.early,
-                report.writing,
-                report.runs,
-                report.longer,
-                equal,
-                dead,
-            )
-        )
-    rows.append(("all", *(sum(row[i] for row in rows) for i in range(1, len(head)))))
-    return page.table(head, rows)
+        yield {
+            "strategy": name,
+            "kills": report.kills,
+            "before the run began": report.early,
+            "while writing": report.writing,
+            "runs": report.runs,
+            "prolonged runs": report.longer,
+            "equal bits": report.runs - len(report.faults),
+            "dead ends": sum(fault.startswith("dead") for fault in report.faults),
+            "date": datetime.date.today(),
+        }
 
 
 if __name__ == "__main__":

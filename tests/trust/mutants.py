@@ -7,7 +7,7 @@ the tests of its room that reach its statement, cheapest first, until one fails.
 mutmut 3.8 works here, too. It changes neither properties nor other decorated functions, takes no
 faults written by hand, and many of its mutants change texts of errors.
 
-``--write docs/measured/trust.md`` replaces the figures there. With ``--log`` an interrupted run
+``--write docs/measured/mutants.csv`` writes the figures. With ``--log`` an interrupted run
 goes on: what the file says counts while the changed file and the tests that it rests on are as they
 were.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import builtins
+import datetime
 import gc
 import importlib
 import math
@@ -32,7 +33,7 @@ from typing import Any
 
 import pytest
 
-from tests.trust import page
+from tests import sheets
 from tests.trust.forks import Tell, forked
 from tests.trust.log import Log
 from tests.trust.mutations import Mutant, functions, mutants, rank
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="TEXT", help="changes whose name contains this")
     parser.add_argument("--planted", action="store_true", help="the planted faults only")
     parser.add_argument("--log", type=Path, metavar="FILE", help="add each result to a file")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures into a page")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write a CSV file")
     options = parser.parse_args(arguments)
     chosen = [
         change
@@ -75,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if ended != pytest.ExitCode.OK:
         return int(ended)
     if options.write:
-        page.write(options.write, "mutants", _table(runner.verdicts, chosen))
+        sheets.write(options.write, _rows(runner.verdicts, chosen))
+        survivors = options.write.with_stem(f"{options.write.stem}-survivors")
+        sheets.write(survivors, _survivors(runner.verdicts, chosen))
     lost = [c for c in chosen if runner.verdicts[c.name] in UNNOTICED]
     surviving = [c for c in lost if c.name not in EQUIVALENT]
     for change in lost:
@@ -310,31 +313,31 @@ def _announcing(path: str) -> ast.Module:
 # -- figures ----------------------------------------------------------------------------------
 
 
-def _table(verdicts: Mapping[str, str], changes: Sequence[Change]) -> str:
-    """The figures as Markdown."""
-    rows, total = [], Counter[str]()
+def _rows(verdicts: Mapping[str, str], changes: Sequence[Change]) -> Iterator[dict[str, object]]:
+    """Yield the figures of each room and of the changes planted by hand."""
     groups: dict[str, list[Change]] = defaultdict(list)
     for change in changes:
         groups[change.room if isinstance(change, Mutant) else "planted by hand"].append(change)
     for name, group in groups.items():
         counts = Counter("same" if c.name in EQUIVALENT else verdicts[c.name] for c in group)
-        total += counts
-        rows.append((name, *_counts(counts)))
-    rows.append(("all", *_counts(total)))
-    head = (
-        "changes to", "changes", "change nothing", "noticed", "of these by time or a crash",
-        "unnoticed", "share",
-    )  # fmt: skip
-    lost = [c for c in changes if verdicts[c.name] in UNNOTICED]
-    listed = [f"- `{c.name}`: {EQUIVALENT.get(c.name, _WORDS[verdicts[c.name]])}" for c in lost]
-    return page.table(head, rows) + ("\nSurvived:\n\n" + "\n".join(listed) if listed else "")
+        lost = sum(counts[verdict] for verdict in UNNOTICED)
+        noticed = len(group) - counts["same"] - lost
+        yield {
+            "changes to": name,
+            "changes": len(group),
+            "without effect": counts["same"],
+            "noticed": noticed,
+            "by time or a crash": noticed - counts["killed"],
+            "unnoticed": lost,
+            "date": datetime.date.today(),
+        }
 
 
-def _counts(counts: Mapping[str, int]) -> tuple[object, ...]:
-    every, same = sum(counts.values()), counts["same"]
-    lost = sum(counts[verdict] for verdict in UNNOTICED)
-    noticed = every - same - lost
-    return every, same, noticed, noticed - counts["killed"], lost, f"{noticed / (every - same):.1%}"
+def _survivors(verdicts: Mapping[str, str], changes: Sequence[Change]) -> Iterator[dict[str, str]]:
+    """Yield the changes that no test noticed, each with the reason."""
+    for change in changes:
+        if (verdict := verdicts[change.name]) in UNNOTICED:
+            yield {"change": change.name, "why": EQUIVALENT.get(change.name, _WORDS[verdict])}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.trust import log, page
+from tests import sheets
+from tests.trust import log
 from tests.trust.folders import mutate_header, mutate_json
 from tests.trust.kills import differing
 from tests.trust.log import Log
@@ -147,19 +148,14 @@ def test_equivalent_mutants_are_mutants_with_a_reason():
     assert all(EQUIVALENT.values())
 
 
-def test_figures_replace_those_of_their_command(tmp_path):
-    file = tmp_path / "page.md"
-    file.write_text(
-        "a\n<!-- kills: written by `python -m tests.trust.kills` -->\n<!-- /kills -->\nb\n"
-    )
-    for text in ("one", "two"):
-        page.write(file, "kills", text)
-    assert "two" in file.read_text()
-    assert "one" not in file.read_text()
-    assert file.read_text().startswith("a\n")
-    assert file.read_text().endswith("\nb\n")
-    with pytest.raises(ValueError, match="found no block"):
-        page.write(file, "fuzz", "")
+def test_rows_replace_those_of_the_same_kind(tmp_path):
+    file = tmp_path / "fuzz.csv"
+    sheets.update(file, [{"kind": "a, b", "n": 1}, {"kind": "c", "n": 2}], "kind")
+    sheets.update(file, [{"kind": "c", "n": 3, "more": "\n"}], "kind")
+    assert file.read_text().startswith("kind,n,more\n")
+    first, second = sheets.read(file)
+    assert first == {"kind": "a, b", "n": "1", "more": ""}
+    assert second == {"kind": "c", "n": "3", "more": "\n"}
 
 
 def test_mutations_of_files_change_them():

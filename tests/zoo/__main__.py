@@ -1,10 +1,8 @@
-"""Examine the zoo: ``python -m tests.zoo --jobs 2 --write docs/measured/zoo.md``.
+"""Examine the zoo: ``python -m tests.zoo --jobs 2 --write docs/measured/zoo.csv``.
 
-With ``--exam growth`` models are widened, deepened and split instead of cut
-(``docs/measured/growth.md``), with ``--exam hypernet`` their weights are generated
-(``docs/measured/hypernet.md``), with ``--exam onnx`` they are exported
-(``docs/measured/onnx-zoo.md``), with ``--exam skips`` each of their blocks is left out
-(``docs/measured/skips.md``).
+With ``--exam growth`` models are widened, deepened and split instead of cut, with ``--exam
+hypernet`` their weights are generated, with ``--exam onnx`` they are exported, with ``--exam
+skips`` each of their blocks is removed. ``docs/measured/index.md`` explains the columns.
 Each model runs in a process of its own, bounded in memory and time. With ``--log`` an interrupted
 run goes on where it stopped.
 """
@@ -28,9 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.zoo import exam, exported, growth, hypernet, skips, table
+from tests.zoo import exam, exported, growth, hypernet, skips, table, tables
 from tests.zoo.collection import GROUPS, Entry, entries, entry
-from tests.zoo.page import merged
 from tests.zoo.report import Failure
 
 GIGABYTES = 10  # of private memory for a model, 22 for one that runs alone
@@ -38,21 +35,30 @@ MINUTES = {"quick": 15, "full": 60}
 
 
 class Exam(NamedTuple):
-    """One way to examine a model, and how its reports are shown."""
+    """One way to examine a model, and how its reports are shown.
+
+    ``figures`` are the columns of a model's row; ``also`` names a second file and gives its rows.
+    """
 
     examine: Any
     report: Any
     line: Any
-    table: Any
+    figures: Any
+    also: tuple[str, Any] | None = None
 
 
 EXAMS = {
-    "cuts": Exam(exam.examine, exam.Report, table.line, table.table),
-    "growth": Exam(growth.examine, growth.Report, growth.line, growth.table),
-    "hypernet": Exam(hypernet.examine, hypernet.Report, hypernet.line, hypernet.table),
-    "onnx": Exam(exported.examine, exported.Report, exported.line, exported.table),
-    "skips": Exam(skips.examine, skips.Report, skips.line, skips.table),
-}
+    "cuts": Exam(exam.examine, exam.Report, table.line, table.figures),
+    "growth": Exam(
+        growth.examine, growth.Report, growth.line, growth.figures, ("reasons", growth.reasons)
+    ),
+    "hypernet": Exam(
+        hypernet.examine, hypernet.Report, hypernet.line, hypernet.figures,
+        ("slots", hypernet.slots),
+    ),
+    "onnx": Exam(exported.examine, exported.Report, exported.line, exported.figures),
+    "skips": Exam(skips.examine, skips.Report, skips.line, skips.figures),
+}  # fmt: skip
 Key = tuple[str, str]
 
 
@@ -84,11 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="begin no model after this time; those left are said to be not examined",
     )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write a CSV file")
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="with --write, of `cuts`: models that are not examined stay as the file has them",
+        help="with --write: models that are not examined stay as the file has them",
     )
     parser.add_argument("--one", metavar="GROUP/NAME", help="examine here and print the report")
     options = parser.parse_args(arguments)
@@ -110,10 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     passed = sum(r.ok for _, r in found)
     print(f"{passed} of {len(found)} pass, {time.perf_counter() - start:.0f} s")  # noqa: T201 - the command's product
     if options.write:
-        page = EXAMS[options.exam].table(found, options.level, len(chosen))
-        if options.keep:
-            page = merged(options.write.read_text(), page)
-        options.write.write_text(page)
+        kind = EXAMS[options.exam]
+        tables.write(options.write, found, kind.figures, kind.also, keep=options.keep)
     return 0 if passed == len(found) else 1
 
 

@@ -7,7 +7,6 @@ ones larger, unless PyTorch itself is then far from its results in double precis
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,16 +24,7 @@ from tests.zoo.collection import Entry
 from tests.zoo.exam import Level, seed_of, tensors
 from tests.zoo.growth import unsettled
 from tests.zoo.report import Checks, Findings
-from tests.zoo.tables import (
-    Found,
-    by_group,
-    each_group,
-    failures,
-    grid,
-    listing,
-    not_examined,
-    told,
-)
+from tests.zoo.tables import Row, rounded, told
 
 BESIDE = 2**30  # bytes of weights above which they stand beside the file
 REFUSED = ("cannot be expressed in ONNX", "cannot be exported with a free batch size")
@@ -57,7 +47,6 @@ class Report(Findings):
     nodes: int = 0
     whole: File | None = None
     half: File | None = None
-    refused: tuple[tuple[str, str], ...] = ()  # what is not exported, and why
 
 
 def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
@@ -188,73 +177,25 @@ def _axes(graph: ag.ArchGraph) -> list[tuple[object, ...]]:
 
 # -- all models -------------------------------------------------------------------------------
 
-_COLUMNS = (
-    "model", "parameters", "operators: graph", "file", "MB", "file − PyTorch", "half: parameters",
-    "file − PyTorch", "export s", "verdict",
-)  # fmt: skip
-
 
 def line(entry: Entry, report: Report, seconds: float) -> str:
     """One model in one line, its refusals and failures below."""
     gaps = ", ".join(f"{f.gap:.0e}" for f in (report.whole, report.half) if f)
     size = f"{report.memory / 2**30:.1f} GiB"
-    head = f"{_verdict(report)} {entry.group}/{entry.name} ({seconds:.0f} s, {size}; {gaps})"
+    head = f"{report.verdict} {entry.group}/{entry.name} ({seconds:.0f} s, {size}; {gaps})"
     refused = [f"        {what} refused: {why}" for what, why in report.refused]
     return told(report, head, *refused)
 
 
-def table(found: Found, level: Level, models: int) -> str:
-    """The page: a summary, a table per group, refusals and failures."""
-    parts = [
-        "# The zoo as ONNX files",
-        "Written by `python -m tests.zoo --exam onnx`; do not edit.",
-        "Every model is traced, weights of one value are made random (and small ones larger, where "
-        "single precision can then be compared at all), and the whole and half of "
-        "every free axis (`take 0.5`) are exported. onnxruntime runs each file on random inputs "
-        "of two batch sizes, beside the built module, and the whole on its example, beside the "
-        f"original; allowed is {TOLERANCES['float32']:g} of the largest value of each result in "
-        "single precision. Then the file is loaded: the same graph, weights bit for bit, "
-        "the same axes and blocks.",
-        "A refusal is not a failure; it is listed with its reason. *file*: operators in the "
-        "file. Processor seconds on one core, for the whole.",
-        _summary(found),
-    ]
-    refused = [f"- {e.group}/{e.name}, {what}: {why}" for e, r in found for what, why in r.refused]
-    parts += [*not_examined(found, models), *by_group(found, _COLUMNS, _row)]
-    parts += [*listing("Refused", refused), *failures(found)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _verdict(report: Report) -> str:
-    return "FAIL" if not report.ok else "refused" if report.refused else "pass"
-
-
-def _summary(found: Found) -> str:
-    heads = ("group", "models", "pass", "refused", "worst difference: whole", "half")
-    rows = []
-    for group, own in each_group(found):
-        verdicts = Counter(map(_verdict, own))
-        worst = (
-            f"{max((f.gap for r in own if (f := getattr(r, key))), default=0.0):.0e}"
-            for key in ("whole", "half")
-        )
-        counts = str(len(own)), str(verdicts["pass"]), str(verdicts["refused"])
-        rows.append((group, *counts, *worst))
-    return grid(heads, rows)
-
-
-def _row(entry: Entry, report: Report) -> tuple[str, ...]:
+def figures(report: Report) -> Row:
+    """Return sizes of the files and their differences from PyTorch."""
     whole, half = report.whole, report.half
-    verdict = _verdict(report)
-    return (
-        entry.name,
-        f"{report.parameters:,}",
-        str(report.nodes),
-        str(whole.operators) if whole else "",
-        f"{whole.bytes / 1e6:.1f}" if whole else "",
-        f"{whole.gap:.0e}" if whole else "",
-        f"{half.parameters:,}" if half else "",
-        f"{half.gap:.0e}" if half else "",
-        f"{report.seconds.get('whole: export', 0.0):.1f}",
-        "**fail**" if verdict == "FAIL" else verdict,
-    )
+    return {
+        "graph operators": report.nodes,
+        "file operators": whole.operators if whole else "",
+        "file bytes": whole.bytes if whole else "",
+        "file minus PyTorch": rounded(whole.gap) if whole else "",
+        "half parameters": half.parameters if half else "",
+        "half minus PyTorch": rounded(half.gap) if half else "",
+        "export s": round(report.seconds.get("whole: export", 0.0), 1),
+    }

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from tests.structures import refusals
 from tests.zoo.collection import Entry
 from tests.zoo.exam import Level, dropout_off, seed_of, tensors
 from tests.zoo.report import Checks, Findings
-from tests.zoo.tables import Found, by_group, failures, grid, listing, not_examined, told
+from tests.zoo.tables import Found, Row, rounded, told
 
 FACTOR = 1.5
 TWICE = 2.0  # what runs over an axis bears copies that are equally many
@@ -344,18 +344,11 @@ class _Function:
 
 # -- all models -------------------------------------------------------------------------------
 
-_COLUMNS = (
-    "model", "kind", "parameters", "wider: free axes", "exact", "tried alone", "alone 64 / 32",
-    "at once", "at once 64 / 32", "doubled", "doubled 64 / 32", "bare copies", "deeper: sections",
-    "kept", "64 / 32", "cuts", "narrow(widen)", "verdict",
-)  # fmt: skip
-
 
 def line(entry: Entry, report: Report, seconds: float) -> str:
     """One model in one line, its failures below."""
-    verdict = "pass" if report.ok else "FAIL"
     head = (
-        f"{verdict} {entry.group}/{entry.name} ({seconds:.0f} s, {report.kind}): wider "
+        f"{report.verdict} {entry.group}/{entry.name} ({seconds:.0f} s, {report.kind}): wider "
         f"{report.free - len(report.not_wider)}/{report.free}, tried {report.alone.tried} "
         f"({_gaps(report.alone)}), {report.axes_together} at once ({_gaps(report.together)}), "
         f"{report.axes_doubled} doubled ({_gaps(report.doubled)}); "
@@ -365,77 +358,44 @@ def line(entry: Entry, report: Report, seconds: float) -> str:
     return told(report, head)
 
 
-def table(found: Found, level: Level, models: int) -> str:
-    """The page: promises kept by kind, reasons of refusals, a table per group, failures."""
-    alone = "every free axis that can be widened"
-    if level == "quick":
-        alone = f"random ones alone for {SECONDS['quick']:.0f} processor seconds a model"
-    parts = [
-        "# Growth",
-        "Written by `python -m tests.zoo --exam growth`; do not edit.",
-        "Every model is traced with its own weights (entries of one value made random, small ones "
-        f"scaled up), then grown: axes ×{FACTOR:g}, {alone}, then all at once; every section by "
-        "one block; cut behind every section. What it then computes in evaluation is compared with "
-        f"the original in float64 (allowed: {EXACT64:g}) and float32 ({EXACT32:g}), relative to "
-        "the largest value of each output; where twice the original's own difference between the "
-        "two is more, that much is allowed in float32. A refusal is not a failure: it is counted, "
-        "with its reason. Refusals are counted on the model as it is; where it has more than "
-        f"{PARAMETERS:,} parameters, all free axes are narrowed to about as many before it grows.",
-        f"*Exact*: free axes that can be widened so. *Doubled*: how many are widened ×{TWICE:g} at "
-        "once, where what runs over an axis gets equally many copies (empty: not tried). "
-        "*Cuts*: behind how many sections the parts are "
-        "architectures, equal the whole when chained and compute the same bit for bit. "
-        "*Bare copies*: how far the outputs move when the same positions are copied without "
-        "compensation. *narrow(widen)*: whether narrowing in Net2Net's mode gives back graph "
-        "and state bit for bit.",
-        _by_kind(found),
-    ]
-    parts += not_examined(found, models)
-    for title, key in (
-        ("Axes that are not widened", "not_wider"),
-        ("Sections that are not deepened", "not_deeper"),
-        ("Sections behind which no cut is made", "not_cut"),
-    ):
-        parts.append(f"## {title}\n\n" + _reasons(found, key))
-    parts += [*by_group(found, _COLUMNS, _row), *failures(found)]
-    notes = [f"- {e.group}/{e.name}: {text}" for e, r in found for text in r.notes]
-    parts += listing("Axes that cannot grow with the others", notes)
-    return "\n\n".join(parts) + "\n"
+def figures(report: Report) -> Row:
+    """Return how many axes and sections grew, and how far the results were off."""
+    laws = {
+        "alone": report.alone, "together": report.together, "doubled": report.doubled,
+        "deepened": report.deeper,
+    }  # fmt: skip
+    gaps = {
+        f"{name} {bits}": rounded(gap) if law.tried else ""
+        for name, law in laws.items()
+        for bits, gap in (("64", law.gap64), ("32", law.gap32))
+    }
+    return {
+        "kind": report.kind,
+        "free axes": report.free,
+        "exact axes": report.free - len(report.not_wider),
+        "axes alone": report.alone.tried,
+        "axes together": report.axes_together,
+        "axes doubled": report.axes_doubled,
+        "sections": report.sections,
+        "deepened sections": report.deeper.tried,
+        "cuts": report.parts.tried,
+        **gaps,
+        "bare copies": rounded(report.effect) if report.together.tried else "",
+        "narrowed back": {None: "", True: "equal", False: "differs"}[report.narrowed_back],
+    }
 
 
-def _by_kind(found: Found) -> str:
-    heads = ("kind", "models", "pass", "free axes", "exact", "share", "worst 64 / 32", "deepened")
-    rows = []
-    for kind in ("residual CNN", "transformer", "other", "all"):
-        own = [r for _, r in found if kind in (r.kind, "all")]
-        if not own:
-            continue
-        free = sum(r.free for r in own)
-        exact = free - sum(len(r.not_wider) for r in own)
-        laws = [law for r in own for law in (r.alone, r.together, r.doubled, r.deeper, r.parts)]
-        worst = Law(1, max(law.gap64 for law in laws), max(law.gap32 for law in laws))
-        sections, deep = sum(r.sections for r in own), sum(r.deeper.tried for r in own)
-        rows.append((
-            kind, str(len(own)), str(sum(r.ok for r in own)), f"{free:,}", f"{exact:,}",
-            f"{exact / max(free, 1):.1%}", _gaps(worst), f"{deep} of {sections} sections",
-        ))  # fmt: skip
-    return grid(heads, rows)
-
-
-def _reasons(found: Found, key: str) -> str:
-    """Reasons without the names in them, most frequent first, with how many models have them."""
-    count: dict[str, int] = {}
-    models: dict[str, list[str]] = {}
-    for entry, report in found:
-        for _, reason in getattr(report, key):
-            text = general(reason)
-            count[text] = count.get(text, 0) + 1
-            models.setdefault(text, []).append(entry.name)
-    rows = [
-        (text, str(count[text]), listed(list(dict.fromkeys(models[text]))))
-        for text in sorted(count, key=lambda t: -count[t])
-    ]
-    return grid(("reason", "times", "models"), rows) if count else "None."
+def reasons(found: Found) -> Iterator[Row]:
+    """Yield the reasons of refusals without names, most frequent first, with some models."""
+    for refused in ("not_wider", "not_deeper", "not_cut"):
+        models: dict[str, list[str]] = {}
+        for entry, report in found:
+            for _, reason in getattr(report, refused):
+                models.setdefault(general(reason), []).append(entry.name)
+        for reason, names in sorted(models.items(), key=lambda item: -len(item[1])):
+            few = listed(list(dict.fromkeys(names)))
+            kind = refused.replace("_", " ")
+            yield {"refused": kind, "reason": reason, "times": len(names), "models": few}
 
 
 def general(reason: str) -> str:
@@ -452,17 +412,3 @@ def general(reason: str) -> str:
 
 def _gaps(law: Law) -> str:
     return f"{law.gap64:.0e} / {law.gap32:.0e}" if law.tried else ""
-
-
-def _row(entry: Entry, report: Report) -> tuple[str, ...]:
-    back = {None: "", True: "equal", False: "**differs**"}[report.narrowed_back]
-    cuts = max(report.sections - 1, 0)
-    return (
-            entry.name, report.kind, f"{report.parameters:,}", str(report.free),
-            str(report.free - len(report.not_wider)), str(report.alone.tried),
-            _gaps(report.alone), str(report.axes_together), _gaps(report.together),
-            str(report.axes_doubled or ""), _gaps(report.doubled),
-            f"{report.effect:.0e}" if report.together.tried else "",
-            str(report.sections), str(report.deeper.tried), _gaps(report.deeper),
-            f"{report.parts.tried} of {cuts}", back, "pass" if report.ok else "**fail**",
-        )  # fmt: skip

@@ -33,12 +33,18 @@ class Findings:
     passed: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()  # a check and why it was not run
+    refused: tuple[tuple[str, str], ...] = ()  # what is not exported, and why
     notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether nothing failed; a refusal is not a failure."""
         return not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """``pass``, ``FAIL``, or ``refused`` if something was refused with a reason."""
+        return "FAIL" if not self.ok else "refused" if self.refused else "pass"
 
     def to_json(self) -> dict[str, Any]:
         """As plain dicts, lists and numbers."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import archgraph as ag
 from tests.nets import Foreign
-from tests.zoo.collection import GROUPS, Entry
+from tests.zoo.collection import Entry
 from tests.zoo.exam import Level, dropout_off
 from tests.zoo.report import Checks, Findings
-from tests.zoo.tables import Found, failures, grid, not_examined, told
+from tests.zoo.tables import Row, told
 
 LARGE = 3_000_000  # parameters; above, a quarter of every width has the same blocks
 
@@ -63,26 +63,10 @@ def examine(foreign: Foreign, level: Level = "quick", name: str = "") -> Report:
 
 def line(entry: Entry, report: Report, seconds: float) -> str:
     """One model in one line, its failures below."""
-    verdict = "pass" if report.ok else "FAIL"
-    head = f"{verdict} {entry.group}/{entry.name} ({seconds:.0f} s): {report.removable} removable"
-    return told(report, head)
+    head = f"{report.verdict} {entry.group}/{entry.name} ({seconds:.0f} s)"
+    return told(report, f"{head}: {report.removable} removable")
 
 
-def table(found: Found, level: Level, models: int) -> str:
-    """The page: blocks by group, and what is wrong."""
-    heads = ("group", "models", "blocks", "removable", "wrong")
-    rows = []
-    for group in (*GROUPS, "all"):
-        own = [r for e, r in found if group in (e.group, "all")]
-        sums = (sum(getattr(r, name) for r in own) for name in heads[2:])
-        rows.append((group, str(len(own)), *(f"{number:,}" for number in sums)))
-    parts = [
-        "# Skipping on the zoo",
-        "Written by `python -m tests.zoo --exam skips`; do not edit.",
-        "Every removable block is left out alone, and the network compared in float64 with the "
-        "unchanged one whose branches are multiplied by zero where they are added.",
-        grid(heads, rows),
-        *not_examined(found, models),
-        *failures(found),
-    ]
-    return "\n\n".join(parts) + "\n"
+def figures(report: Report) -> Row:
+    """Return how many blocks there are, and how many the law was wrong for."""
+    return {"blocks": report.blocks, "removable": report.removable, "wrong": report.wrong}

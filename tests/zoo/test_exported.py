@@ -16,8 +16,9 @@ import archgraph as ag
 from tests.nets import Foreign
 from tests.zoo import exported
 from tests.zoo.collection import entry
-from tests.zoo.exported import File, Report, examine, line, table
+from tests.zoo.exported import File, Report, examine, figures, line
 from tests.zoo.report import Failure
+from tests.zoo.tables import rows
 
 
 @pytest.mark.full
@@ -61,19 +62,20 @@ def test_a_refusal_is_not_a_failure():
     report = examine(Foreign(Median(), (torch.randn(2, 3),)))
     assert report.ok and "bessel_j0" in dict(report.refused)["whole"]
     item = entry("transformers/bert")
-    page = table([(item, report)], "quick", 2)
-    assert "| transformers | 1 | 0 | 1 |" in page and "1 of 2 models were not examined" in page
-    assert "- transformers/bert, whole: cannot be expressed in ONNX" in page
+    [row] = rows([(item, report)], figures)
+    assert row["verdict"] == "refused"
+    assert str(row["remarks"]).startswith("whole refused: cannot be expressed in ONNX")
     assert line(item, report, 1.0).startswith("refused transformers/bert")
 
 
-def test_a_report_survives_json_and_the_table_shows_it():
+def test_a_report_survives_json_and_its_row_shows_it():
     file = File(1_000, 30, 2_000_000, 3e-7)
     report = Report(
         parameters=1_000, nodes=9, whole=file, seconds={"whole: export": 2.5},
         failures=(Failure("half: round trip", "AssertionError: a | b"),),
     )  # fmt: skip
     assert Report.from_json(report.to_json()) == report
-    page = table([(entry("transformers/bert"), report)], "quick", 1)
-    assert "| bert | 1,000 | 9 | 30 | 2.0 | 3e-07 |  |  | 2.5 | **fail** |" in page
-    assert "- transformers/bert: half: round trip: AssertionError: a \\| b" in page
+    [row] = rows([(entry("transformers/bert"), report)], figures)
+    sizes = {"graph operators": 9, "file operators": 30, "file bytes": 2_000_000}
+    assert row | sizes == row and (row["half parameters"], row["export s"]) == ("", 2.5)
+    assert (row["file minus PyTorch"], row["verdict"]) == ("3e-07", "FAIL")

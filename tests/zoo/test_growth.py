@@ -12,8 +12,9 @@ import archgraph as ag
 from tests.nets import Foreign
 from tests.zoo import growth
 from tests.zoo.collection import entry
-from tests.zoo.growth import Law, Report, examine, general, table, unsettled
+from tests.zoo.growth import Law, Report, examine, figures, general, reasons, unsettled
 from tests.zoo.report import Failure
+from tests.zoo.tables import rows
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ def test_the_examination_sees_what_is_wrong(monkeypatch):
     assert {f.check for f in report.failures} >= {"widen 0.out", "widen 2.out", "widen all"}
 
 
-def test_a_report_survives_json_and_the_table_counts_reasons():
+def test_a_report_survives_json_and_its_rows_count_reasons():
     report = Report(
         kind="transformer", parameters=1_000, free=4, sections=3, alone=Law(3, 1e-16, 1e-7),
         not_wider=(("a.out", "aten.layer_norm in a.b runs over it: uneven"),),
@@ -74,13 +75,15 @@ def test_a_report_survives_json_and_the_table_counts_reasons():
         narrowed_back=False, notes=("noted",),
     )  # fmt: skip
     assert Report.from_json(report.to_json()) == report and not report.ok
-    page = table([(entry("transformers/bert"), report)], "quick", 2)
-    assert "| transformer | 1 | 0 | 4 | 3 | 75.0% | 1e-16 / 1e-07 | 0 of 3 sections |" in page
-    assert "| aten.layer_norm runs over it: uneven | 1 | bert |" in page
-    assert "| section has no repeatable block | 1 | bert |" in page
-    assert "1 of 2 models were not examined" in page and "**differs**" in page
-    assert "- transformers/bert: widen all: AssertionError: a \\| b" in page
-    assert "- transformers/bert: noted" in page
+    found = [(entry("transformers/bert"), report)]
+    [row] = rows(found, figures)
+    assert (row["kind"], row["free axes"], row["exact axes"]) == ("transformer", 4, 3)
+    assert (row["alone 64"], row["alone 32"], row["together 64"]) == ("1e-16", "1e-07", "")
+    assert row["narrowed back"] == "differs" and row["verdict"] == "FAIL"
+    assert row["remarks"] == "widen all: AssertionError: a | b; noted"
+    wider, deeper = reasons(found)
+    assert [*wider.values()] == ["not wider", "aten.layer_norm runs over it: uneven", 1, "bert"]
+    assert deeper["reason"] == "section has no repeatable block"
 
 
 def test_reasons_without_names():

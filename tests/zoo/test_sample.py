@@ -6,11 +6,12 @@ import warnings
 
 import pytest
 
+from tests import sheets
 from tests.zoo.collection import FAMILIES, OTHERS, entries, entry
 from tests.zoo.exam import Report, examine
-from tests.zoo.page import merged
 from tests.zoo.report import Failure
-from tests.zoo.table import table
+from tests.zoo.table import figures
+from tests.zoo.tables import rows, write
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ def test_every_model_is_in_the_collection_once():
     assert groups.count("transformers") == len(FAMILIES) >= 24
 
 
-def test_a_report_survives_json_and_the_table_shows_its_failures():
+def test_a_report_survives_json_and_its_row_shows_its_failures():
     report = Report(
         parameters=1_000, nodes=3, share=0.5, gap=1e-16, seconds={"trace": 0.04},
         passed=("trace",), failures=(Failure("law", "RewriteError: a | b", "place"),),
@@ -61,21 +62,17 @@ def test_a_report_survives_json_and_the_table_shows_its_failures():
     )  # fmt: skip
     assert Report.from_json(report.to_json()) == report
     assert not report.ok
-    page = table([(entry("transformers/bert"), report)], "quick", 2)
-    assert "| transformers | 1 | 0 | 0.0% | 50.00% |" in page
-    assert "  - law: RewriteError: a \\| b" in page
-    assert "- transformers/bert: no macs: why\n- transformers/bert: noted" in page
-    row = next(line for line in page.splitlines() if line.startswith("| bert |"))
-    assert row.endswith("| 1e-16 | 50.00% | 0.0 |  |  | **fail** |")
+    [row] = rows([(entry("transformers/bert"), report)], figures)
+    assert (row["parameters"], row["share on free axes"], row["trace s"]) == (1_000, 0.5, 0.04)
+    assert (row["mask minus take"], row["verdict"]) == ("1e-16", "FAIL")
+    assert row["remarks"] == "law: RewriteError: a | b; no macs: why; noted"
+    assert list(row)[-2:] == ["verdict", "remarks"] and row["axes s"] == ""
 
 
-def test_some_models_are_examined_again_and_the_others_stay():
-    good, bad = Report(parameters=7, share=0.5), Report(failures=(Failure("law", "a"),))
-    names = ("transformers/bert", "transformers/vit", "handmade/unet")
-    bert, vit, unet = map(entry, names)
-    old = table([(bert, bad), (unet, good)], "quick", 2)
-    again = table([(bert, good), (vit, good)], "full", 2)
-    both = table([(bert, good), (vit, good), (unet, good)], "quick", 3)
-    assert merged(old, again) == both and merged(both, both) == both
-    back = merged(both, table([(bert, bad)], "quick", 1))
-    assert "transformers/bert\n  - law: a" in back and "| 3 | 2 | 66.7% | 50.00% |" in back
+def test_some_models_are_examined_again_and_the_others_stay(tmp_path):
+    good, bad = Report(parameters=7), Report(failures=(Failure("law", "a"),))
+    bert, vit = map(entry, ("transformers/bert", "transformers/vit"))
+    write(file := tmp_path / "zoo.csv", [(bert, bad), (vit, good)], figures, keep=False)
+    write(file, [(bert, good)], figures, keep=True)
+    assert [row["verdict"] for row in sheets.read(file)] == ["pass", "pass"]
+    assert [row["model"] for row in sheets.read(file)] == ["bert", "vit"]
