@@ -378,6 +378,7 @@ class App {
     const least = Math.min(...closed.map((item) => this.depth(item)));
     for (const item of closed) if (this.depth(item) === least) pane.open.add(item.id);
     pane.fresh();
+    pane.fit(false);
     this.write();
   }
 
