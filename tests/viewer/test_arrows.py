@@ -16,9 +16,10 @@ LAID = """graphs => {
   const wide = text => 7 * text.length;
   SCRIPT
   return graphs.map(({ sizes, edges, columns }) => {
-    const { spots, paths, words, w } = layered(sizes, edges, rows => broken(rows.map(r => r.h), columns));
+    const split = rows => broken(rows.map(row => row.h), columns);
+    const { spots, paths, words, w } = layered(sizes, edges, split);
     return { w, spots: spots.map(({ x, y, w, h, layer }) => ({ x, y, w, h, layer })),
-      paths: paths.map(({ edge, points, lane, sides, ways }) => ({ edge, points, lane, sides, ways })),
+      paths: paths.map(({ from, to, ...path }) => path),
       words: words.map(word => ({ ...word, at: spots.indexOf(word.at), width: wide(word.text) })) };
   });
 }"""
@@ -126,7 +127,7 @@ def test_a_long_skip_has_a_lane_of_its_own_and_says_so_at_both_ends(laid):
     graphs = random_graphs(3, 60, quiet=0, cycles=0)
     for graph, picture in zip(graphs, laid(graphs), strict=True):
         blocks: dict[int, int] = {}
-        for spot, (number, part) in zip(picture["spots"], enumerate(graph["sizes"]), strict=True):
+        for spot, part in zip(picture["spots"], graph["sizes"], strict=True):
             blocks[spot["layer"]] = max(blocks.get(spot["layer"], 0), part["blocks"])
         said: dict[tuple[int, int], str] = {}
         for word in picture["words"]:
@@ -157,4 +158,13 @@ def test_a_long_skip_has_a_lane_of_its_own_and_says_so_at_both_ends(laid):
             for other, (x2, top), (_, low) in lanes:
                 if other != tail and max(top, min(y, y1)) < min(low, max(y, y1)):
                     assert abs(x - x2) >= 7, (path, other)
+        runs = [
+            (path["edge"], y, *sorted((x, x1)))
+            for path in picture["paths"]
+            for (x, y), (x1, y1) in pairwise(path["points"])
+            if y == y1 and path["sides"]
+        ]
+        for (one, y, low, high), (other, y1, low1, high1) in combinations(runs, 2):
+            apart = abs(y - y1) >= 1 or max(low, low1) > min(high, high1)
+            assert apart or one["tail"] == other["tail"], (one, other)
     assert many > 50

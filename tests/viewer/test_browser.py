@@ -65,6 +65,16 @@ def test_containers_open_and_close_and_the_address_keeps_them(opened, net):
     assert len(items(page)) > len(closed)
 
 
+def test_what_opens_leaves_nothing_beside_the_pane(opened, net):
+    page = opened(net)
+    first = "g.item:not(.open) > .toggle >> nth=0"
+    for act in ("#more", "#more", "#less", first, first, first, first):
+        page.locator(act).dispatch_event("click")  # it may be out of sight
+        area, picture = (page.locator(one).bounding_box() for one in (".area", "g.world"))
+        assert area["x"] <= picture["x"], act
+        assert picture["x"] + picture["width"] <= area["x"] + area["width"], act
+
+
 def test_the_state_in_the_address_comes_back(opened, net):
     page = opened(net)
     page.click("#less")
@@ -677,8 +687,10 @@ CROSSED = """() => {
   const scale = archgraph.app.panes[0].at.k;
   const heights = all("text").map(([text]) => parseFloat(getComputedStyle(text).fontSize) * scale);
   const covered = all("text.flow").filter(([, r]) => boxes.some(([, b]) =>
-    Math.min(r.right, b.right) - Math.max(r.left, b.left) > 2 && Math.min(r.bottom, b.bottom) - Math.max(r.top, b.top) > 2));
-  return { covered: covered.map(([one]) => one.textContent), titles: under(all("g.item > text"), 1), boxes: under(boxes, 2),
+    Math.min(r.right, b.right) - Math.max(r.left, b.left) > 2
+    && Math.min(r.bottom, b.bottom) - Math.max(r.top, b.top) > 2));
+  return { covered: covered.map(([one]) => one.textContent),
+    titles: under(all("g.item > text"), 1), boxes: under(boxes, 2),
     labels: under(all("text.flow"), 2), least: Math.min(...heights),
     arrows: area.querySelectorAll("path.edge").length };
 }"""

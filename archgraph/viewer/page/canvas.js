@@ -39,19 +39,17 @@ function patch(/** @type {any} */ group, /** @type {Shape[]} */ shapes) {
   while (old.length > shapes.length) group.lastChild.remove();
 }
 
-const pen = document.createElement("canvas").getContext("2d");
+const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
 /** @type {Map<string, number>} */ const known = new Map();
 
 /** Width of a text in the picture's type. */
 function wide(/** @type {string} */ text, /** @type {boolean} */ strong) {
   const key = `${strong}${text}`;
-  let found = known.get(key);
-  if (found === undefined) {
-    if (pen) pen.font = `${strong ? 600 : 400} 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif`;
-    found = pen ? pen.measureText(text).width : text.length * 7;
-    known.set(key, found);
+  if (!known.has(key)) {
+    pen.font = `${strong ? 600 : 400} 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif`;
+    known.set(key, pen.measureText(text).width);
   }
-  return found;
+  return known.get(key) ?? 0;
 }
 
 /** A number in few signs: 25.6M. */
@@ -403,12 +401,9 @@ class Canvas {
 
   /** The smallest item in the picture that shows an operator. @returns {Item} */
   showing(/** @type {number} */ op) {
-    let at = this.model.root;
-    for (;;) {
-      const next = this.opened(at) || at.kind === "graph" ? this.model.children(at).find((child) => this.model.every(child).includes(op)) : undefined;
-      if (!next) return at;
-      at = next;
-    }
+    let shown = this.model.holder(op);
+    for (let at = shown; at.parent; at = at.parent) if (!this.opened(at.parent)) shown = at.parent;
+    return shown;
   }
 
   find(/** @type {string} */ id) {

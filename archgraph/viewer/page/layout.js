@@ -6,23 +6,10 @@ const PASSES = 7; // the last one down: a branch stands below its beginning
 const MOST = { columns: 8, beside: 2, obstacles: 300, blocks: 1, names: 2 };
 
 /**
- * @typedef {Object} Edge
- * @property {number} tail child; -1: the container's entry
- * @property {number} head child; -2: the container's exit
- * @property {string} label
- * @property {boolean} quiet whether it only masks or only trains
- * @property {number} [room] width of its label
- */
-
-/**
- * @typedef {Object} Size
- * @property {number} w
- * @property {number} h
- * @property {number} entry where arrows enter, from the centre
- * @property {number} exit where they leave
- * @property {boolean} open whether all arrows enter at one place
- * @property {number} blocks how many blocks it holds
- * @property {string} name what skips from it and to it say
+ * @typedef {{tail: number, head: number, label: string, quiet: boolean, room?: number}} Edge
+ * tail: child, -1: the container's entry; head: child, -2: its exit; quiet: it only masks or only trains; room: width of its label
+ * @typedef {{w: number, h: number, entry: number, exit: number, open: boolean, blocks: number, name: string}} Size
+ * entry, exit: where arrows enter and leave, from the centre; open: all enter at one place; blocks: how many it holds; name: in words of skips
  */
 
 /**
@@ -57,10 +44,7 @@ function spot(/** @type {Partial<Size>} */ size, /** @type {number} */ layer = 0
   return { w: 2, h: 0, entry: 0, exit: 0, open: true, blocks: 0, name: "", ...size, x: 0, y: 0, layer, up: [], down: [], near: { up: [], down: [] } };
 }
 
-/**
- * An order in which all that feeds a child comes before it; of a cycle the first child goes first.
- * @returns {number[]}
- */
+/** An order in which all that feeds a child comes before it; of a cycle the first child goes first. @returns {number[]} */
 function sorted(/** @type {number} */ many, /** @type {Edge[]} */ edges) {
   const into = Array.from({ length: many }, () => new Set());
   for (const e of edges) if (e.tail >= 0 && e.head >= 0) into[e.head].add(e.tail);
@@ -149,15 +133,11 @@ function rank(/** @type {Spot[]} */ spots, /** @type {Edge[]} */ edges, /** @typ
   const low = entry ? 1 : 0;
   const into = spots.map(() => /** @type {number[]} */ ([]));
   const out = spots.map(() => /** @type {number[]} */ ([]));
-  for (const e of edges) {
-    if (e.tail >= 0 && e.head >= 0) {
-      into[e.head].push(e.tail);
-      out[e.tail].push(e.head);
-    }
+  for (const { tail, head } of edges.filter((e) => e.tail >= 0 && e.head >= 0)) {
+    into[head].push(tail);
+    out[tail].push(head);
   }
-  spots.forEach((s, i) => {
-    s.layer = Math.max(low, ...into[i].map((t) => spots[t].layer + 1));
-  });
+  spots.forEach((s, i) => (s.layer = Math.max(low, ...into[i].map((t) => spots[t].layer + 1))));
   const fed = new Set(edges.filter((e) => e.tail === -1).map((e) => e.head));
   for (let i = spots.length - 1; i >= 0; i--) {
     if (!into[i].length && !fed.has(i) && out[i].length) {
@@ -180,14 +160,10 @@ function longest(/** @type {number} */ many, /** @type {Edge[]} */ edges, /** @t
     return equal[(equal.length - 1) >> 1];
   };
   for (let i = 0; i < many; i++) length.push(into[i].length ? reach(best(into[i])) : 0);
-  const path = [];
   // It ends where nothing goes on.
   const ends = length.map((far, i) => (tails.has(i) ? far / many : far));
-  let at = ends.indexOf(Math.max(...ends));
-  if (out.length) {
-    path.push(best(out));
-    at = path[0].tail;
-  }
+  const path = out.length ? [best(out)] : [];
+  let at = out.length ? path[0].tail : ends.indexOf(Math.max(...ends));
   while (at >= 0 && into[at].length) {
     path.push(best(into[at]));
     at = path[path.length - 1].tail;
@@ -326,6 +302,10 @@ function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @t
   /** @type {Array<Array<{low: number, high: number, tail: number|null}>>} */
   const blocked = rows.flatMap((row) => [row.map((s) => ({ low: left(s), high: right(s), tail: null })), []]); // rows, and the gaps below them
   for (const { at, head, low, high } of words) blocked[2 * (at.layer - head) + 1].push({ low, high, tail: null });
+  for (const { edge, from } of paths) {
+    const start = from.x + from.exit;
+    if (edge.room && edge.tail >= 0) blocked[2 * from.layer + 1].push({ low: start, high: start + edge.room, tail: edge.tail });
+  }
   const long = paths.filter((p) => p.to.layer - p.from.layer > 1).sort((a, b) => a.to.layer - a.from.layer - b.to.layer + b.from.layer);
   for (const path of long) {
     const between = blocked.slice(2 * path.from.layer + 1, 2 * path.to.layer);
@@ -334,7 +314,7 @@ function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @t
     else {
       const near = between.flat();
       const others = near.filter((o) => o.tail !== path.edge.tail);
-      const shared = near.filter((o) => o.tail === path.edge.tail).map((o) => o.low);
+      const shared = near.filter((o) => o.tail === path.edge.tail && o.low === o.high).map((o) => o.low);
       const sides = others.length > MOST.obstacles
         ? [Math.min(...others.map((o) => o.low)) - GAP.lane, Math.max(...others.map((o) => o.high)) + GAP.lane]
         : [x, y, ...others.flatMap((o) => [o.low - GAP.lane, o.high + GAP.lane])];
@@ -373,7 +353,7 @@ function banded(/** @type {Spot[][]} */ rows, /** @type {Path[]} */ paths, /** @
   const aside = paths.filter((p) => p.edge.room && p.edge.tail >= 0 && (p.sides || p.lane !== null || Math.abs(p.to.x + p.to.entry - p.from.x - p.from.exit) > GAP.tip));
   const labelled = new Set(aside.map((p) => p.from.layer));
   let y = 0;
-  return rows.map((row, i) => {
+  const bands = rows.map((row, i) => {
     // The outer ones lower: they do not cross the others.
     const into = turning.filter((p) => p.to.layer === i).sort((a, b) => (b.lane ?? 0) - (a.lane ?? 0));
     const out = [...new Set(turning.filter((p) => p.from.layer === i).map((p) => p.from))];
@@ -395,6 +375,9 @@ function banded(/** @type {Spot[][]} */ rows, /** @type {Path[]} */ paths, /** @
     y = low + (tallest(row) && (!rows[i + 1] || tallest(rows[i + 1])) ? GAP.y : GAP.end) - (labelled.has(i) ? 4 : 0);
     return { top, bottom, low, high: top - above, end: out.length || starts.length > 1 ? low + GAP.run : bottom };
   });
+  // What comes out of one column is not level with what goes into another, as if it went on.
+  for (const { level } of turning) level[0] = Math.max(level[0], ...turning.map((p) => p.level[1] + 4).filter((y) => Math.abs(y - 4 - level[0]) < 4));
+  return bands;
 }
 
 /** Put columns side by side, with room between them for what turns there. @returns {number} width of all */
@@ -473,18 +456,20 @@ function broken(/** @type {number[]} */ heights, /** @type {number} */ columns) 
 
 /** Links between the children of a container, entry and exit included. @returns {Edge[]} */
 function edgesIn(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children) {
-  return children.length && children[0].kind === "operator" ? wires(model, item, children) : arrows(model, item, children);
+  const found = new Map();
+  const add = (/** @type {number|undefined} */ tail, /** @type {number} */ head, /** @type {string} */ label, quiet = false) => {
+    const key = `${tail} ${head}`;
+    if (tail !== undefined && tail !== head && !found.has(key)) found.set(key, { tail, head, label, quiet });
+  };
+  (children[0]?.kind === "operator" ? wires : arrows)(model, item, children, add);
+  return [...found.values()];
 }
 
-/** Values that pass between the operators of a box. @returns {Edge[]} */
-function wires(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children) {
+/** Values that pass between the operators of a box. */
+function wires(/** @type {Model} */ model, /** @type {Item} */ _, /** @type {Item[]} */ children, /** @type {Function} */ add) {
   const child = new Map(children.map((c, i) => [c.number, i]));
   const { kinds, operators } = model.data;
   const used = new Set();
-  const found = new Map();
-  const add = (/** @type {number} */ tail, /** @type {number} */ head, /** @type {string} */ label) => {
-    if (tail !== head && !found.has(`${tail} ${head}`)) found.set(`${tail} ${head}`, { tail, head, label, quiet: false });
-  };
   for (const [op, head] of child) {
     for (const source of model.feeds[op]) {
       const tail = child.get(source);
@@ -493,25 +478,19 @@ function wires(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {
     }
   }
   children.forEach((_, i) => used.has(i) || add(i, -2, ""));
-  return [...found.values()];
 }
 
-/** Arrows between boxes, raised to the children that hold them. @returns {Edge[]} */
-function arrows(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children) {
+/** Arrows between boxes, raised to the children that hold them. */
+function arrows(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children, /** @type {Function} */ add) {
   const child = new Map();
   children.forEach((c, i) => c.boxes.forEach((b) => child.set(b, i)));
   const twin = new Map();
   const own = new Set(item.boxes);
   if (item.times > 1) item.boxes.forEach((b, i) => twin.set(b, item.shown[i % item.shown.length]));
-  const found = new Map();
-  const add = (/** @type {number} */ tail, /** @type {number} */ head, /** @type {any} */ arrow) => {
-    const key = `${tail} ${head}`;
-    if (tail !== head && !found.has(key)) found.set(key, { tail, head, label: arrow[1], quiet: arrow[2] > 0 });
-  };
   for (const [box, head] of child) {
-    for (const [tail, arrow] of model.into[box]) {
-      if (child.has(tail)) add(child.get(tail), head, arrow);
-      else if (!own.has(tail)) add(-1, head, arrow);
+    for (const [tail, [, label, quiet]] of model.into[box]) {
+      if (child.has(tail)) add(child.get(tail), head, label, quiet > 0);
+      else if (!own.has(tail)) add(-1, head, label, quiet > 0);
     }
   }
   for (const box of item.boxes) {
@@ -520,8 +499,8 @@ function arrows(/** @type {Model} */ model, /** @type {Item} */ item, /** @type 
       const tail = twin.get(box) ?? box;
       // What the last repetition hands on may be wider than what the one that is shown does.
       const ours = tail === box ? undefined : model.from[tail].find(([next]) => !child.has(next));
-      add(child.get(tail), -2, ours ? ours[1] : arrow);
+      const [, label, quiet] = ours ? ours[1] : arrow;
+      add(child.get(tail), -2, label, quiet > 0);
     }
   }
-  return [...found.values()].filter((e) => e.tail !== undefined && e.head !== undefined);
 }
