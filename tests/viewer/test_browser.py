@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import archgraph as ag
 from archgraph.analysis.cost import cost
 from archgraph.capture.trace import trace
 from archgraph.display.colours import FAMILIES
@@ -62,6 +63,16 @@ def test_containers_open_and_close_and_the_address_keeps_them(opened, net):
     assert items(page) == closed
     page.click("#more")
     assert len(items(page)) > len(closed)
+
+
+def test_what_opens_leaves_nothing_beside_the_pane(opened, net):
+    page = opened(net)
+    first = "g.item:not(.open) > .toggle >> nth=0"
+    for act in ("#more", "#more", "#less", first, first, first, first):
+        page.locator(act).dispatch_event("click")  # it may be out of sight
+        area, picture = (page.locator(one).bounding_box() for one in (".area", "g.world"))
+        assert area["x"] <= picture["x"], act
+        assert picture["x"] + picture["width"] <= area["x"] + area["width"], act
 
 
 def test_the_state_in_the_address_comes_back(opened, net):
@@ -675,7 +686,11 @@ CROSSED = """() => {
   const boxes = all("g.item:not(.open):not(.graph) > rect.frame:not(.behind)");
   const scale = archgraph.app.panes[0].at.k;
   const heights = all("text").map(([text]) => parseFloat(getComputedStyle(text).fontSize) * scale);
-  return { titles: under(all("g.item > text"), 1), boxes: under(boxes, 2),
+  const covered = all("text.flow").filter(([, r]) => boxes.some(([, b]) =>
+    Math.min(r.right, b.right) - Math.max(r.left, b.left) > 2
+    && Math.min(r.bottom, b.bottom) - Math.max(r.top, b.top) > 2));
+  return { covered: covered.map(([one]) => one.textContent),
+    titles: under(all("g.item > text"), 1), boxes: under(boxes, 2),
     labels: under(all("text.flow"), 2), least: Math.min(...heights),
     arrows: area.querySelectorAll("path.edge").length };
 }"""
@@ -697,11 +712,12 @@ class Branches(nn.Module):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("model", ["net", "branches", "recurrent"])
+@pytest.mark.parametrize("model", ["net", "branches", "recurrent", "unet"])
 def test_no_arrow_crosses_a_title_or_a_box_and_the_first_look_can_be_read(opened, net, model):
     graphs = {
         "net": lambda: net,
         "branches": lambda: trace(Branches(), torch.zeros(1, 8)).graph,
+        "unet": lambda: ag.load("specs/models/small_unet.yaml"),
         "recurrent": lambda: trace(nn.LSTM(4, 6, 2, batch_first=True), torch.zeros(1, 5, 4)).graph,
     }
     page = opened(graphs[model]())
@@ -709,7 +725,7 @@ def test_no_arrow_crosses_a_title_or_a_box_and_the_first_look_can_be_read(opened
     for _ in range(4):
         found = page.evaluate(CROSSED)
         assert found["arrows"] > 1
-        assert (found["titles"], found["boxes"], found["labels"]) == ([], [], [])
+        assert [found[key] for key in ("titles", "boxes", "labels", "covered")] == [[], [], [], []]
         page.click("#more")
 
 

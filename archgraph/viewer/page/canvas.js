@@ -39,19 +39,17 @@ function patch(/** @type {any} */ group, /** @type {Shape[]} */ shapes) {
   while (old.length > shapes.length) group.lastChild.remove();
 }
 
-const pen = document.createElement("canvas").getContext("2d");
+const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
 /** @type {Map<string, number>} */ const known = new Map();
 
 /** Width of a text in the picture's type. */
 function wide(/** @type {string} */ text, /** @type {boolean} */ strong) {
   const key = `${strong}${text}`;
-  let found = known.get(key);
-  if (found === undefined) {
-    if (pen) pen.font = `${strong ? 600 : 400} 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif`;
-    found = pen ? pen.measureText(text).width : text.length * 7;
-    known.set(key, found);
+  if (!known.has(key)) {
+    pen.font = `${strong ? 600 : 400} 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif`;
+    known.set(key, pen.measureText(text).width);
   }
-  return found;
+  return known.get(key) ?? 0;
 }
 
 /** A number in few signs: 25.6M. */
@@ -63,7 +61,7 @@ function brief(/** @type {number} */ value) {
 }
 
 /** A way through points, upright in each of them. */
-function way(/** @type {Array<[number, number]>} */ points, /** @type {[number, number]} */ [x, y]) {
+function way(/** @type {Array<[number, number]>} */ [[x, y], ...points]) {
   let d = "";
   for (const [x1, y1] of points) {
     if (Math.abs(x1 - x) > 0.5) d += `C${x} ${(y + y1) / 2} ${x1} ${(y + y1) / 2} ${x1} ${y1}`;
@@ -82,6 +80,11 @@ function rounded(/** @type {Array<[number, number]>} */ points) {
     d += `L${x - Math.sign(x - x0) * r} ${y - Math.sign(y - y0) * r}Q${x} ${y} ${x + Math.sign(x1 - x) * r} ${y + Math.sign(y1 - y) * r}`;
   }
   return `${d}L${points[points.length - 1].join(" ")}`;
+}
+
+/** Whether an item holds blocks. */
+function framed(/** @type {Item} */ item) {
+  return ["section", "fold", "block"].includes(item.kind);
 }
 
 /** What an item takes below its frame. */
@@ -117,14 +120,14 @@ class Canvas {
 
   /** Lines of an item's box, module names where they are asked for. @returns {Array<[string, number]>} */
   lines(/** @type {Item} */ item) {
-    const framed = ["section", "fold", "block"].includes(item.kind);
+    const block = framed(item);
     /** @type {Array<[string, number]>} */
-    const lines = framed ? [[item.name, 1], .../** @type {Array<[string, number]>} */ (item.lines.map(([t]) => [t, 0]))] : [...item.lines];
-    if (this.app.state.names && !framed && item.operators.length) {
+    const lines = block ? [[item.name, 1], .../** @type {Array<[string, number]>} */ (item.lines.map(([t]) => [t, 0]))] : [...item.lines];
+    if (this.app.state.names && !block && item.operators.length) {
       const place = this.model.data.places[this.model.data.operators.place[item.operators[0]]][0];
       if (place) lines.push([place, 0]);
     }
-    const size = framed ? this.model.sum(item, "parameters") : 0;
+    const size = block ? this.model.sum(item, "parameters") : 0;
     if (size) lines.push([this.parameters(item, size), 0]);
     return lines;
   }
@@ -157,10 +160,11 @@ class Canvas {
     const children = this.model.children(item);
     item.edges = item.edges || edgesIn(this.model, item, children);
     const sizes = children.map((child) => ({ w: this.layout(child).w, h: this.layout(child).h + below(child),
-      entry: this.port(child, "entry"), exit: this.port(child, "exit"), open: Boolean(this.layout(child).inside) }));
+      entry: this.port(child, "entry"), exit: this.port(child, "exit"), open: Boolean(this.layout(child).inside),
+      blocks: framed(child) ? this.model.blocksOf(child).length : 0, name: child.kind === "output" ? "" : child.name }));
     for (const edge of item.edges) edge.room = edge.label && !edge.quiet ? wide(edge.label, false) + 6 : 0;
     const bare = item.kind === "graph";
-    const found = layered(sizes, item.edges, (rows) => bare ? this.columns(rows) : this.folded(rows), bare ? this.tops : null);
+    const found = layered(sizes, item.edges, (rows, most) => bare ? this.columns(rows, most) : this.folded(rows, most), bare ? this.tops : null);
     const w = Math.max(found.w, bare ? 0 : wide(this.title(item), true) + head + 10) + 2 * GAP.pad;
     item.layout = { lines: [[this.title(item), 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
       dx: (w - found.w) / 2, dy: bare ? GAP.pad : GAP.head + 4, children };
@@ -218,15 +222,10 @@ class Canvas {
     const middle = item.make || open ? 12 + (item.make ? 22 : 0) : layout.w / 2;
     const anchor = item.make || open ? "start" : "middle";
     layout.lines.forEach((/** @type {any} */ [text, strong], /** @type {number} */ i) => {
-      const line = svg("text", { x: item.make && i && !open ? 12 : middle, y: 20 + i * LINE, "text-anchor": anchor, class: strong ? "strong" : "" });
-      line.textContent = text;
-      parts.push(line);
+      const x = item.make && i && !open ? 12 : middle;
+      parts.push(svg("text", { x, y: 20 + i * LINE, "text-anchor": anchor, class: strong ? "strong" : "" }, [text]));
     });
-    if (item.times > 1) {
-      const badge = svg("text", { x: layout.w - 10, y: 20, "text-anchor": "end", class: "strong times" });
-      badge.textContent = `×${item.times}`;
-      parts.push(badge);
-    }
+    if (item.times > 1) parts.push(svg("text", { x: layout.w - 10, y: 20, "text-anchor": "end", class: "strong times" }, [`×${item.times}`]));
     if (item.make) {
       parts.push(svg("g", { class: "toggle", "aria-hidden": "true" }, [
         svg("rect", { x: 0, y: 0, width: 32, height: 28, class: "hit" }),
@@ -258,14 +257,15 @@ class Canvas {
     const named = new Set();
     const drawn = inside.paths.map((/** @type {Path} */ p, /** @type {number} */ i) => this.edge(p, i, inside, item.layout, named));
     // Words above all arrows: their halo interrupts what would strike them.
-    patch(view.lines, [...drawn.map(([line]) => line), ...drawn.flatMap(([, ...words]) => words)]);
+    const ends = inside.words.map((/** @type {Word} */ word) => this.flow(word.x, word.y, word.side, word.text));
+    patch(view.lines, [...drawn.map(([line]) => line), ...drawn.flatMap(([, ...labels]) => labels), ...ends]);
   }
 
   /** First rows of the columns in which a tall picture is shown; their number stays until all is fitted anew. */
-  columns(/** @type {Array<{w: number, h: number}>} */ rows) {
+  columns(/** @type {Array<{w: number, h: number}>} */ rows, /** @type {number} */ most) {
     const heights = rows.map((row) => row.h);
-    const options = Array.from({ length: MOST.columns }, (_, i) => broken(heights, i + 1));
-    if (this.count) return options[this.count - 1];
+    const options = Array.from({ length: most }, (_, i) => broken(heights, i + 1));
+    if (this.count) return options[Math.min(this.count, most) - 1];
     // Best is all of it in letters that can be read; then such letters and little to scroll down.
     const score = (/** @type {number[]} */ starts) => {
       const parts = starts.map((start, i) => rows.slice(start, starts[i + 1]));
@@ -282,36 +282,34 @@ class Canvas {
   }
 
   /** First rows of the columns of a part that no screen could show in one. */
-  folded(/** @type {Array<{w: number, h: number}>} */ rows) {
+  folded(/** @type {Array<{w: number, h: number}>} */ rows, /** @type {number} */ most) {
     const heights = rows.map((row) => row.h);
     const tall = heights.reduce((a, b) => a + b, 0) / (this.host.clientHeight / READABLE || Infinity);
-    return tall > 1 ? broken(heights, Math.min(Math.ceil(tall), MOST.columns)) : [0];
+    return tall > 1 ? broken(heights, Math.min(Math.ceil(tall), most)) : [0];
   }
 
   /** @returns {Shape[]} */
   edge(/** @type {Path} */ path, /** @type {number} */ number, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
-    const { edge, from, to, lane, x } = path;
+    const { edge, from, x } = path;
     const out = edge.head >= 0 && layout.children[edge.head].kind === "output"; // results leave apart, each with its label
-    const start = from.x + from.exit + (out ? Math.max(-from.w / 4, Math.min(from.w / 4, x - from.x - from.exit)) : 0);
+    const middle = from.x + from.exit;
+    const start = middle + (out ? Math.max(-from.w / 4, Math.min(from.w / 4, x - middle)) : 0);
+    const points = /** @type {Array<[number, number]>} */ (path.points.map(([a, b], i) => [i < 2 ? start : a, b]));
     // Inside an open item all begins below its title.
-    const y = edge.tail >= 0 ? from.y + from.h : -4;
-    const end = edge.head >= 0 ? to.y : layout.h - layout.dy;
-    const [under, over] = [inside.bands[from.layer].low, inside.bands[to.layer].top];
-    const top = Math.max(y, under);
-    let d = `M${start} ${y}`;
-    if (path.turns) d += rounded([[start, y], ...path.turns, [x, end]]);
-    else if (lane === null) d += way([[start, top], [x, Math.max(over, y)], [x, end]], [start, y]);
-    else {
-      const [first, last] = [inside.bands[from.layer + 1].top, inside.bands[to.layer - 1].low];
-      d += way([[start, top], [lane, first], [lane, last], [x, over], [x, end]], [start, y]);
-    }
+    if (edge.tail < 0) points[0][1] = -4;
+    if (edge.head < 0) points[points.length - 1][1] = layout.h - layout.dy;
+    const d = `M${points[0].join(" ")}${path.sides ? rounded(points) : way(points)}`;
     const arrow = edge.head >= 0 ? `url(#arrow${this.model.index})` : undefined;
     /** @type {Shape} */ const line = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow, "data-path": number }];
     if (!edge.label || edge.tail < 0 || (named.has(edge.tail) && !out) || edge.quiet) return [line];
     named.add(edge.tail);
-    const left = path.before || (out && start > x);
-    const text = { x: (out ? x : start) + (left ? -6 : 6), y: out ? end - 9 : from.y + from.h + 15, "text-anchor": left ? "end" : undefined, class: "flow" };
-    return [line, ["text", text, edge.label]];
+    const side = (out && Math.sign(x - start)) || (path.before ? -1 : 1);
+    return [line, out ? this.flow(x, path.to.y - 9, side, edge.label) : this.flow(start, inside.bands[from.layer].bottom + 15, side, edge.label)];
+  }
+
+  /** A text beside an arrow. @returns {Shape} */
+  flow(/** @type {number} */ x, /** @type {number} */ y, /** @type {number} */ side, /** @type {string} */ text) {
+    return ["text", { x: x + 6 * side, y, "text-anchor": side < 0 ? "end" : undefined, class: "flow" }, text];
   }
 
   /** Colours of the overlay, of some items or of all. */
@@ -333,8 +331,7 @@ class Canvas {
     const { g, frame, layout } = item.view;
     const gone = this.small ? lacked(this.model, item, this.small) : 0;
     const share = this.small && !layout.inside && gone < 1 ? narrowed(this.model, item, this.small) : 1;
-    const outline = g.querySelector(":scope > rect.outline");
-    if (outline) outline.remove();
+    g.querySelector(":scope > rect.outline")?.remove();
     g.classList.toggle("narrowed", share < 1);
     if (share < 1) {
       g.style.setProperty("--around", `color-mix(in srgb, ${colour || "var(--cffffff)"} 25%, var(--cffffff))`);
@@ -355,8 +352,7 @@ class Canvas {
   /** A word and a border where an item differs from its counterpart. */
   badge(/** @type {any} */ g, /** @type {any} */ frame, /** @type {Item} */ item) {
     const mark = this.app.comparison ? this.app.comparison.mark(this, item) : "";
-    const old = g.querySelector(":scope > text.badge");
-    if (old) old.remove();
+    g.querySelector(":scope > text.badge")?.remove();
     if (mark) g.dataset.mark = mark;
     else delete g.dataset.mark;
     if (!mark || (mark === "inside" && g.classList.contains("open"))) return;
@@ -365,9 +361,7 @@ class Canvas {
     const width = Number(frame.getAttribute("width"));
     // A long one begins right of the arrow that enters in the middle.
     const long = wide(said, true) > width / 2 - 8;
-    const badge = svg("text", { x: long ? width / 2 + 10 : width, y: -4, "text-anchor": long ? "start" : "end", class: "badge" });
-    badge.textContent = said;
-    g.append(badge);
+    g.append(svg("text", { x: long ? width / 2 + 10 : width, y: -4, "text-anchor": long ? "start" : "end", class: "badge" }, [said]));
   }
 
   /** What is selected, and where the keyboard stands; only what changes is touched, which costs a layout. */
@@ -407,12 +401,9 @@ class Canvas {
 
   /** The smallest item in the picture that shows an operator. @returns {Item} */
   showing(/** @type {number} */ op) {
-    let at = this.model.root;
-    for (;;) {
-      const next = this.opened(at) || at.kind === "graph" ? this.model.children(at).find((child) => this.model.every(child).includes(op)) : undefined;
-      if (!next) return at;
-      at = next;
-    }
+    let shown = this.model.holder(op);
+    for (let at = shown; at.parent; at = at.parent) if (!this.opened(at.parent)) shown = at.parent;
+    return shown;
   }
 
   find(/** @type {string} */ id) {
@@ -490,7 +481,6 @@ class Canvas {
     });
     const sections = model.children(model.root).filter((item) => opens(item) && below(item).length);
     sections.sort((x, y) => macs(model.every(y)) - macs(model.every(x))).forEach((item) => tried([item]));
-    this.count = 0;
     this.fresh();
   }
 
@@ -500,8 +490,9 @@ class Canvas {
     return Math.min(1.1, this.host.clientWidth / (w + 16), this.host.clientHeight / (h + 16));
   }
 
-  /** Every item anew. */
+  /** Every item anew, in as many columns as all of them need. */
   fresh() {
+    this.count = 0;
     for (const item of this.model.items.values()) item.layout = item.view = null;
     this.draw();
   }
@@ -563,14 +554,9 @@ class Canvas {
 
   /** Open whatever holds an item. */
   reveal(/** @type {Item} */ item, told = true) {
-    let changed = false;
-    for (let at = item.parent; at && at.kind !== "graph"; at = at.parent) {
-      if (!this.open.has(at.id)) {
-        this.open.add(at.id);
-        changed = true;
-      }
-    }
-    if (changed) {
+    const many = this.open.size;
+    for (let at = item.parent; at; at = at.parent) this.open.add(at.id);
+    if (this.open.size > many) {
       this.stale(item);
       this.draw();
     }

@@ -1,25 +1,15 @@
 // Where the children of one container stand: a straight trunk from top to bottom, shortcuts in lanes beside it.
 
-const GAP = { x: 26, y: 36, pad: 14, head: 24, lane: 14, clear: 9, column: 64, top: 22, tip: 12, end: 22, drop: 17 };
-const PASSES = 6;
-const MOST = { columns: 8, obstacles: 300, labels: 300 };
+const GAP = { x: 26, y: 36, pad: 14, head: 24, lane: 14, clear: 9, column: 64, top: 10, tip: 12, end: 22, drop: 17, run: 8 };
+const PASSES = 7; // the last one down: a branch stands below its beginning
+// Columns, and those beside which skips can be followed; blocks that an edge passes and is not long.
+const MOST = { columns: 8, beside: 2, obstacles: 300, blocks: 1, names: 2 };
 
 /**
- * @typedef {Object} Edge
- * @property {number} tail child; -1: the container's entry
- * @property {number} head child; -2: the container's exit
- * @property {string} label
- * @property {boolean} quiet whether it only masks or only trains
- * @property {number} [room] width of its label
- */
-
-/**
- * @typedef {Object} Size
- * @property {number} w
- * @property {number} h
- * @property {number} entry where arrows enter, from the centre
- * @property {number} exit where they leave
- * @property {boolean} open whether all arrows enter at one place
+ * @typedef {{tail: number, head: number, label: string, quiet: boolean, room?: number}} Edge
+ * tail: child, -1: the container's entry; head: child, -2: its exit; quiet: it only masks or only trains; room: width of its label
+ * @typedef {{w: number, h: number, entry: number, exit: number, open: boolean, blocks: number, name: string}} Size
+ * entry, exit: where arrows enter and leave, from the centre; open: all enter at one place; blocks: how many it holds; name: in words of skips
  */
 
 /**
@@ -35,18 +25,26 @@ const MOST = { columns: 8, obstacles: 300, labels: 300 };
  * @property {number|null} lane x of its way past the layers between; null: there are none
  * @property {number} x where it enters
  * @property {boolean} before whether its label stands left of it
- * @property {Array<[number, number]>|null} turns corners of its way to another column
+ * @property {[number, number]|null} sides on which it leaves and comes, if it turns at right angles; -1: left
+ * @property {number[]} ways gutters that it runs in, then where it does: left of a column, and right of one
+ * @property {[number, number, number]} level y of its way to the side, to its head, and above the columns between
+ * @property {Array<[number, number]>} points from its tail to its head
  */
+
+/**
+ * What stands at an end of long skips: one for all that leave or enter an item (head: 1) on one side; it takes the room from low to high.
+ * @typedef {{at: Spot, head: number, side: number, text: string, x: number, y: number, low: number, high: number}} Word
+ */
+
+/** @typedef {{top: number, bottom: number, low: number, high: number, end: number}} Band a row; arrows bend below `low` and above `high`, and nothing is below `end` */
+/** @typedef {(rows: Array<{w: number, h: number}>, most: number) => number[]} Columns the first row of each column */
 
 /** @returns {Spot} */
 function spot(/** @type {Partial<Size>} */ size, /** @type {number} */ layer = 0) {
-  return { w: 2, h: 0, entry: 0, exit: 0, open: true, ...size, x: 0, y: 0, layer, up: [], down: [], near: { up: [], down: [] } };
+  return { w: 2, h: 0, entry: 0, exit: 0, open: true, blocks: 0, name: "", ...size, x: 0, y: 0, layer, up: [], down: [], near: { up: [], down: [] } };
 }
 
-/**
- * An order in which all that feeds a child comes before it; of a cycle the first child goes first.
- * @returns {number[]}
- */
+/** An order in which all that feeds a child comes before it; of a cycle the first child goes first. @returns {number[]} */
 function sorted(/** @type {number} */ many, /** @type {Edge[]} */ edges) {
   const into = Array.from({ length: many }, () => new Set());
   for (const e of edges) if (e.tail >= 0 && e.head >= 0) into[e.head].add(e.tail);
@@ -60,14 +58,8 @@ function sorted(/** @type {number} */ many, /** @type {Edge[]} */ edges) {
   return order;
 }
 
-/**
- * Layout of the children of a container, in whatever order they are.
- * @param {Size[]} sizes of the children
- * @param {Edge[]} edges
- * @param {(rows: Array<{w: number, h: number}>) => number[]} columns first row of each column
- * @param {number[]|null} tops where the rows of a single column begin; null: one below the other
- */
-function layered(sizes, edges, columns = () => [0], tops = null) {
+/** Layout of the children of a container, in whatever order they are; rows of a single column begin at `tops`, if there are any. */
+function layered(/** @type {Size[]} */ sizes, /** @type {Edge[]} */ edges, columns = /** @type {Columns} */ (() => [0]), tops = /** @type {number[]|null} */ (null)) {
   if (edges.every((e) => e.tail < 0 || e.head < 0 || e.tail < e.head)) return stacked(sizes, edges, columns, tops);
   const order = sorted(sizes.length, edges);
   /** @type {number[]} */ const rank = [];
@@ -79,101 +71,60 @@ function layered(sizes, edges, columns = () => [0], tops = null) {
 }
 
 /**
- * Layered layout after Sugiyama, Tagawa and Toda (1981).
+ * Layered layout after Sugiyama, Tagawa and Toda (1981), of children in topological order but for cycles.
  * 1. Layers: an item stands below all that feeds it.
  * 2. Order in a layer: by the mean of the neighbours; edges that pass a layer count there.
- * 3. The trunk, a longest path, is straight; other items stand near their neighbours (isotonic regression).
+ * 3. The trunk, a longest path, is straight but for branches; other items stand near their neighbours (isotonic regression).
  * 4. Rows are broken into columns where `columns` says so.
- * 5. An edge that passes layers runs in a lane: the nearest that no item and no other lane is in.
- * 6. An edge that closes a cycle runs up on the left of its column.
- * @param {Size[]} sizes of the children, in topological order but for cycles
- * @param {Edge[]} edges
- * @param {(rows: Array<{w: number, h: number}>) => number[]} columns first row of each column
- * @param {number[]|null} tops where the rows of a single column begin; null: one below the other
+ * 5. An edge that passes layers runs in a lane: the nearest that no item and no other lane is in. One that passes many
+ *    blocks (a long skip), closes a cycle or leads to another column turns at right angles.
+ * 6. Between two rows stand, from above: labels, ways out to the side, bends, words of long skips, ways in.
+ * 7. Between two columns run those that turn there.
  */
-function stacked(sizes, edges, columns, tops) {
+function stacked(/** @type {Size[]} */ sizes, /** @type {Edge[]} */ edges, /** @type {Columns} */ columns, /** @type {number[]|null} */ tops) {
   const spots = sizes.map((size) => spot(size));
   const entry = edges.some((e) => e.tail === -1) ? spot({}) : null;
   const exit = edges.some((e) => e.head === -2) ? spot({}) : null;
   const at = (/** @type {number} */ i) => /** @type {Spot} */ (i === -1 ? entry : i === -2 ? exit : spots[i]);
   const forward = edges.filter((e) => e.tail === -1 || e.head === -2 || e.tail < e.head);
-  rank(spots, forward, entry, exit);
-  const trunk = longest(spots.length, forward);
-  const fixed = new Set(trunk.flatMap((e) => [at(e.tail), at(e.head)]));
+  rank(spots, forward, entry, exit); // 1
+  const longer = longest(spots.length, forward, new Set(edges.map((e) => e.tail)));
+  const loose = branched(spots.length, forward, longer);
+  const trunk = new Set(longer.filter((e) => !loose.has(e.tail) && !loose.has(e.head)));
+  const fixed = new Set(longer.flatMap((e) => [e.tail, e.head]).filter((i) => !loose.has(i)).map(at));
   const bends = new Set();
   const all = new Set([...spots, ...(entry ? [entry] : []), ...(exit ? [exit] : [])]);
   for (const edge of forward) {
     for (const bend of bent(at(edge.tail), at(edge.head), edge.quiet)) {
       all.add(bend);
       // The trunk passes a layer as if an item stood there.
-      if (trunk.includes(edge)) fixed.add(bend);
+      if (trunk.has(edge)) fixed.add(bend);
       else bends.add(bend);
     }
   }
   /** @type {Spot[][]} */ const layers = [];
   for (const one of all) (layers[one.layer] = layers[one.layer] || []).push(one);
   const filled = layers.filter(Boolean);
-  order(filled);
+  order(filled); // 2
   const rows = filled.map((row) => row.filter((s) => !bends.has(s)));
   rows.forEach((row, i) => row.forEach((s) => (s.layer = i)));
-  place(rows, fixed);
-  const tall = rows.map((row) => Math.max(0, ...row.map((s) => s.h)));
-  const starts = columns(rows.map((row, i) => ({ w: Math.max(...row.map(right)) - Math.min(...row.map(left)), h: tall[i] + GAP.y })));
+  place(rows, fixed); // 3
+  const paths = edges.map((edge) => /** @type {Path} */ ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: 0, before: false, sides: null, ways: [], level: [0, 0, 0], points: [] }));
+  const long = skips(paths, rows, trunk);
+  const areas = rows.map((row) => ({ w: Math.max(...row.map(right)) - Math.min(...row.map(left)), h: tallest(row) + GAP.y }));
+  const starts = columns(areas, long.length ? MOST.beside : MOST.columns); // 4
   const column = rows.map((_, i) => starts.filter((start) => start <= i).length - 1);
-  let y = 0;
-  // Nothing stands in the rows of entry and exit.
-  // Where arrows with labels turn, they turn below the labels.
-  const drops = rows.map((_, i) => (forward.some((e) => e.room && e.tail >= 0 && at(e.tail).layer === i && (at(e.head).layer > i + 1
-    || Math.abs(at(e.head).x + at(e.head).entry - at(e.tail).x - at(e.tail).exit) > GAP.tip)) ? GAP.drop : 0));
-  const gap = (/** @type {number} */ i) => ((entry && !i) || (exit && i === rows.length - 2) ? GAP.end : GAP.y) + (drops[i] && GAP.drop - 4);
-  const bands = rows.map((row, i) => {
-    if (starts.includes(i)) y = starts.length > 1 ? GAP.top : 0;
-    if (tops && starts.length === 1) y = tops[i];
-    const top = y;
-    for (const s of row) s.y = top + (tall[i] - s.h) / 2;
-    y += tall[i] + gap(i);
-    return { top, bottom: top + tall[i], low: top + tall[i] + drops[i] };
-  });
-  const paths = forward.map((edge) => /** @type {Path} */ ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: 0, before: false, turns: null }));
-  const inside = paths.filter((p) => column[p.from.layer] === column[p.to.layer]);
-  lanes(inside, rows, new Set(trunk));
-  for (const p of paths) p.before = turned(p, paths, column);
-  const back = edges.filter((e) => !forward.includes(e)).map((edge) => /** @type {Path} */ ({ edge, from: at(edge.tail), to: at(edge.head), lane: null, x: 0, before: false, turns: null }));
-  const loops = starts.map((_, c) => back.filter((p) => column[p.from.layer] === c && column[p.to.layer] === c));
-  const spans = starts.map((_, c) => {
-    const xs = [...rows.flatMap((row, i) => (column[i] === c ? row.flatMap((s) => [left(s), right(s)]) : [])),
-      ...inside.flatMap((p) => (p.lane !== null && column[p.to.layer] === c ? [p.lane] : [])),
-      ...paths.flatMap((p) => (p.edge.tail >= 0 && column[p.from.layer] === c ? [p.from.x + p.from.exit + (p.before ? -1 : 1) * (p.edge.room || 0)] : []))];
-    return [Math.min(...xs) - GAP.lane * loops[c].length, Math.max(...xs)];
-  });
-  let from = 0;
-  const shifts = spans.map(([low, high]) => {
-    const shift = from - low;
-    from += high - low + GAP.column;
-    return shift;
-  });
-  for (const s of all) if (!bends.has(s)) s.x += shifts[column[s.layer]];
-  for (const p of inside) if (p.lane !== null) p.lane += shifts[column[p.to.layer]];
-  const gutter = (/** @type {number} */ c) => spans[c][0] + shifts[c] - GAP.column / 2;
-  paths.forEach((p) => (p.x = p.to.x + p.to.entry));
-  paths.filter((p) => !inside.includes(p)).forEach((p, i) => (p.turns = turns(p, column, bands, gutter, i)));
+  const words = worded(paths, long, column); // 5
+  lanes(paths.filter((p) => !p.ways.length), rows, trunk, words);
+  label(paths, words);
+  const bands = banded(rows, paths, words, starts, tops); // 6
+  const w = spaced(paths, rows, words, column); // 7
   tips(paths, trunk);
-  for (const p of back) {
-    const c = column[p.to.layer];
-    p.x = p.to.x + p.to.entry - (p.to.open ? 0 : Math.min(GAP.tip, p.to.w / 4));
-    const loop = loops[c].indexOf(p);
-    const low = bands[p.from.layer].bottom + GAP.tip;
-    const high = bands[p.to.layer].top - GAP.tip;
-    const start = p.from.x + p.from.exit;
-    if (loop >= 0) {
-      const side = spans[c][0] + shifts[c] + GAP.lane * loop;
-      p.turns = [[start, low], [side, low], [side, high], [p.x, high]];
-    } else p.turns = turns(p, column, bands, gutter, 0);
-  }
-  clear([...paths, ...back], bands, from - GAP.column);
-  return { spots, entry, exit, bands, columns: starts.length, paths: [...paths, ...back], w: Math.max(0, from - GAP.column), h: Math.max(0, ...bands.map((b) => b.bottom)) + (starts.length > 1 ? GAP.y : 0) };
+  paths.forEach((p) => route(p, bands));
+  return { spots, entry, exit, bands, paths, words, columns: starts.length, w, h: Math.max(0, ...bands.map((b) => b.end)) };
 }
 
+const tallest = (/** @type {Spot[]} */ row) => Math.max(0, ...row.map((s) => s.h));
 const left = (/** @type {Spot} */ s) => s.x - s.w / 2;
 const right = (/** @type {Spot} */ s) => s.x + s.w / 2;
 
@@ -182,15 +133,11 @@ function rank(/** @type {Spot[]} */ spots, /** @type {Edge[]} */ edges, /** @typ
   const low = entry ? 1 : 0;
   const into = spots.map(() => /** @type {number[]} */ ([]));
   const out = spots.map(() => /** @type {number[]} */ ([]));
-  for (const e of edges) {
-    if (e.tail >= 0 && e.head >= 0) {
-      into[e.head].push(e.tail);
-      out[e.tail].push(e.head);
-    }
+  for (const { tail, head } of edges.filter((e) => e.tail >= 0 && e.head >= 0)) {
+    into[head].push(tail);
+    out[tail].push(head);
   }
-  spots.forEach((s, i) => {
-    s.layer = Math.max(low, ...into[i].map((t) => spots[t].layer + 1));
-  });
+  spots.forEach((s, i) => (s.layer = Math.max(low, ...into[i].map((t) => spots[t].layer + 1))));
   const fed = new Set(edges.filter((e) => e.tail === -1).map((e) => e.head));
   for (let i = spots.length - 1; i >= 0; i--) {
     if (!into[i].length && !fed.has(i) && out[i].length) {
@@ -201,7 +148,7 @@ function rank(/** @type {Spot[]} */ spots, /** @type {Edge[]} */ edges, /** @typ
 }
 
 /** The edges of a longest path, from the entry and to the exit where there are such; of equal ways the middle one. @returns {Edge[]} */
-function longest(/** @type {number} */ many, /** @type {Edge[]} */ edges) {
+function longest(/** @type {number} */ many, /** @type {Edge[]} */ edges, /** @type {Set<number>} */ tails) {
   const into = Array.from({ length: many }, () => /** @type {Edge[]} */ ([]));
   const out = edges.filter((e) => e.head === -2);
   for (const e of edges) if (e.head >= 0) into[e.head].push(e);
@@ -213,17 +160,31 @@ function longest(/** @type {number} */ many, /** @type {Edge[]} */ edges) {
     return equal[(equal.length - 1) >> 1];
   };
   for (let i = 0; i < many; i++) length.push(into[i].length ? reach(best(into[i])) : 0);
-  const path = [];
-  let at = length.indexOf(Math.max(...length));
-  if (out.length) {
-    path.push(best(out));
-    at = path[0].tail;
-  }
+  // It ends where nothing goes on.
+  const ends = length.map((far, i) => (tails.has(i) ? far / many : far));
+  const path = out.length ? [best(out)] : [];
+  let at = out.length ? path[0].tail : ends.indexOf(Math.max(...ends));
   while (at >= 0 && into[at].length) {
     path.push(best(into[at]));
     at = path[path.length - 1].tail;
   }
   return path;
+}
+
+/** Items of the trunk beside which others stand between the same fork and merge: none of them is the straight way. @returns {Set<number>} */
+function branched(/** @type {number} */ many, /** @type {Edge[]} */ edges, /** @type {Edge[]} */ trunk) {
+  const rank = new Map(trunk.map((e, i) => [e.head, trunk.length - i]));
+  if (trunk.length) rank.set(trunk[trunk.length - 1].tail, 0);
+  const ways = edges.filter((e) => !e.quiet);
+  const [fork, merge] = [new Map(rank), new Map(rank)];
+  for (let i = 0; i < many; i++) {
+    if (!rank.has(i)) fork.set(i, Math.max(...ways.filter((e) => e.head === i).map((e) => fork.get(e.tail) ?? -Infinity)));
+  }
+  for (let i = many - 1; i >= 0; i--) {
+    if (!rank.has(i)) merge.set(i, Math.min(...ways.filter((e) => e.tail === i).map((e) => merge.get(e.head) ?? Infinity)));
+  }
+  const beside = [...fork.keys()].filter((i) => !rank.has(i) && fork.get(i) >= 0 && merge.get(i) <= trunk.length);
+  return new Set([...rank.keys()].filter((i) => beside.some((other) => fork.get(other) < rank.get(i) && rank.get(i) < merge.get(other))));
 }
 
 /** Make neighbours of an edge's ends; what stands for it in the layers between. @returns {Spot[]} */
@@ -303,124 +264,178 @@ function spread(/** @type {Spot[]} */ row, /** @type {number[]} */ wishes, /** @
   });
 }
 
-/** Lanes of edges that pass layers, the shortest first; edges of one tail may share one. */
-function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @type {Set<Edge>} */ trunk) {
-  const blocked = rows.map((row) => row.map((s) => ({ low: left(s), high: right(s), tail: /** @type {number|null} */ (null) })));
+/** Edges that pass more than `MOST.blocks` blocks. @returns {Path[]} */
+function skips(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @type {Set<Edge>} */ trunk) {
+  const passed = rows.map((row) => Math.max(0, ...row.map((s) => s.blocks)));
+  const blocks = (/** @type {Path} */ { from, to }) => passed.slice(from.layer + 1, to.layer).reduce((sum, many) => sum + many, 0);
+  return paths.filter((p) => !p.edge.quiet && !trunk.has(p.edge) && p.from.name && p.to.name && blocks(p) > MOST.blocks);
+}
+
+/** Where paths turn, and the words at the ends of long skips. @returns {Word[]} */
+function worded(/** @type {Path[]} */ paths, /** @type {Path[]} */ long, /** @type {number[]} */ column) {
+  /** @type {Map<string, {at: Spot, head: number, side: number, names: string[]}>} */ const ends = new Map();
+  for (const p of paths) {
+    const { edge, from, to } = p;
+    const [a, b] = [column[from.layer], column[to.layer]];
+    // To the left where an edge closes a cycle.
+    if (a !== b) [p.sides, p.ways] = a < b ? [[1, -1], [a + 1, b]] : [[-1, 1], [a, b + 1]];
+    else if (from.layer >= to.layer) [p.sides, p.ways] = [[-1, -1], [a, a]];
+    else if (long.includes(p)) p.sides = [1, 1];
+    for (const head of long.includes(p) ? [0, 1] : []) {
+      const side = /** @type {number[]} */ (p.sides)[head];
+      const key = `${[edge.tail, edge.head][head]} ${head} ${side}`;
+      ends.set(key, { at: [from, to][head], head, side, names: [...ends.get(key)?.names || [], [to, from][head].name] });
+    }
+  }
+  return [...ends.values()].map(({ at, head, side, names }) => {
+    const text = `${["to", "skip from"][head]} ${names.slice(0, MOST.names).join(", ")}${names.length > MOST.names ? ` and ${names.length - MOST.names} more` : ""}`;
+    // Beside the arrows that enter there.
+    const arrows = head && !at.open ? paths.filter((p) => p.to === at).length - names.length - 1 : 0;
+    const x = at.x + [at.exit, at.entry][head] + side * Math.min(GAP.tip * Math.max(0, arrows), at.w / 2);
+    const end = x + side * (wide(text, false) + 2 * GAP.tip);
+    return { at, head, side, text, x, y: 0, low: Math.min(x, end), high: Math.max(x, end) };
+  });
+}
+
+/** Lanes of edges that pass layers within a column, the shortest first; edges of one tail may share one. */
+function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @type {Set<Edge>} */ trunk, /** @type {Word[]} */ words) {
+  /** @type {Array<Array<{low: number, high: number, tail: number|null}>>} */
+  const blocked = rows.flatMap((row) => [row.map((s) => ({ low: left(s), high: right(s), tail: null })), []]); // rows, and the gaps below them
+  for (const { at, head, low, high } of words) blocked[2 * (at.layer - head) + 1].push({ low, high, tail: null });
+  for (const { edge, from } of paths) {
+    const start = from.x + from.exit;
+    if (edge.room && edge.tail >= 0) blocked[2 * from.layer + 1].push({ low: start, high: start + edge.room, tail: edge.tail });
+  }
   const long = paths.filter((p) => p.to.layer - p.from.layer > 1).sort((a, b) => a.to.layer - a.from.layer - b.to.layer + b.from.layer);
   for (const path of long) {
-    const between = blocked.slice(path.from.layer + 1, path.to.layer);
+    const between = blocked.slice(2 * path.from.layer + 1, 2 * path.to.layer);
     const [x, y] = [path.from.x + path.from.exit, path.to.x + path.to.entry];
     if (trunk.has(path.edge)) path.lane = x;
     else {
       const near = between.flat();
       const others = near.filter((o) => o.tail !== path.edge.tail);
-      const shared = near.filter((o) => o.tail === path.edge.tail).map((o) => o.low);
+      const shared = near.filter((o) => o.tail === path.edge.tail && o.low === o.high).map((o) => o.low);
       const sides = others.length > MOST.obstacles
         ? [Math.min(...others.map((o) => o.low)) - GAP.lane, Math.max(...others.map((o) => o.high)) + GAP.lane]
         : [x, y, ...others.flatMap((o) => [o.low - GAP.lane, o.high + GAP.lane])];
-      // To the right where both sides are as near.
+      // To the right where both sides are as near; long skips all on the right, with their words.
       const cost = (/** @type {number} */ at) => Math.abs(at - x) + Math.abs(at - y) + (at < Math.min(x, y) ? 2 : 0) - (shared.includes(at) ? 4 * GAP.lane : 0);
-      const free = [...new Set([...shared, ...sides])].filter((at) => others.every((o) => at <= o.low - GAP.clear || at >= o.high + GAP.clear));
+      const free = [...new Set([...shared, ...sides])].filter((at) => (!path.sides || at > Math.max(x, y)) && others.every((o) => at <= o.low - GAP.clear || at >= o.high + GAP.clear));
       path.lane = free.reduce((best, at) => (cost(at) < cost(best) ? at : best));
     }
-    for (const row of between) row.push({ low: path.lane, high: path.lane, tail: path.edge.tail });
+    for (const slot of between) slot.push({ low: path.lane, high: path.lane, tail: path.edge.tail });
   }
 }
 
-/** Whether fewer arrows turn to the left than to the right where an edge leaves an item. */
-function turned(/** @type {Path} */ path, /** @type {Path[]} */ paths, /** @type {number[]} */ column) {
-  const start = path.from.x + path.from.exit;
-  const sides = [0, 0];
-  for (const p of paths) {
-    const leaves = p.from === path.from;
-    const crosses = column[p.from.layer] !== column[p.to.layer];
-    if (!leaves && (p.to !== path.to || crosses)) continue;
-    const far = crosses ? 1e6 : (p.lane ?? (leaves ? p.to.x + p.to.entry : p.from.x + p.from.exit)) - start;
-    // What enters below comes near the arrow further down than what leaves.
-    if (Math.abs(far) > 4) sides[Number(far > 0)] += leaves ? 2 : 1;
-  }
-  return sides[0] < sides[1];
-}
-
-/** Points along an edge, as it is drawn, in the gaps between rows that it passes. @returns {Array<[number, number]>} */
-function along(/** @type {Path} */ path, /** @type {Array<{top: number, bottom: number, low: number}>} */ bands) {
-  const { from, to, lane, x } = path;
-  const start = from.x + from.exit;
-  const top = Math.max(from.y + from.h, bands[from.layer].low);
-  const last = bands[to.layer].top;
-  /** @type {Array<[number, number, number, number]>} */ let parts;
-  if (path.turns) {
-    const corners = [[start, from.y + from.h], ...path.turns, [x, to.y]];
-    parts = corners.slice(1).map(([x1, y1], i) => [corners[i][0], corners[i][1], x1, y1]);
-  } else if (lane === null) parts = [[start, from.y + from.h, start, top], [start, top, x, last], [x, last, x, to.y]];
-  else {
-    const [first, end] = [bands[from.layer + 1].top, bands[to.layer - 1].low];
-    parts = [[start, top, lane, first], [lane, first, lane, end], [lane, end, x, last], [x, last, x, to.y]];
-  }
-  return parts.flatMap(([x0, y0, x1, y1]) => {
-    const many = Math.max(2, Math.ceil((Math.abs(x1 - x0) + Math.abs(y1 - y0)) / 6));
-    return Array.from({ length: many + 1 }, (_, i) => {
-      const t = i / many;
-      const s = path.turns ? t : t * t * (3 - 2 * t);
-      const y = path.turns ? t : 0.5 * (3 * t * (1 - t)) + t * t * t;
-      return /** @type {[number, number]} */ ([x0 + (x1 - x0) * s, y0 + (y1 - y0) * y]);
-    });
-  });
-}
-
-/** Put a label on the other side of its arrow where fewer arrows, and none more, run through it. */
-function clear(/** @type {Path[]} */ paths, /** @type {Array<{top: number, bottom: number, low: number}>} */ bands, /** @type {number} */ wide) {
-  const labelled = paths.filter((p) => p.edge.room && p.edge.tail >= 0);
-  if (labelled.length > MOST.labels) return;
-  const points = paths.map((p) => along(p, bands));
-  for (const from of new Set(labelled.map((p) => p.from))) {
-    const room = Math.max(...labelled.filter((p) => p.from === from).map((p) => p.edge.room || 0));
-    const start = from.x + from.exit;
-    const [top, bottom] = [from.y + from.h + 3, from.y + from.h + 18];
-    const struck = (/** @type {boolean} */ before) => {
-      const [low, high] = before ? [start - room, start - 4] : [start + 4, start + room];
-      if (low < -GAP.pad / 2 || high > wide + GAP.pad / 2) return Infinity;
-      return points.reduce((sum, some) => sum + Number(some.some(([x, y]) => x > low && x < high && y > top && y < bottom)), 0);
-    };
+/** Put labels to the left of their arrows where fewer other arrows run, or fewer of their own turn. */
+function label(/** @type {Path[]} */ paths, /** @type {Word[]} */ words) {
+  for (const from of new Set(paths.filter((p) => p.edge.room && p.edge.tail >= 0).map((p) => p.from))) {
     const own = paths.filter((p) => p.from === from);
-    if (struck(!own[0].before) < struck(own[0].before)) for (const p of own) p.before = !p.before;
+    const start = from.x + from.exit;
+    const room = Math.max(...own.map((p) => p.edge.room || 0));
+    /** @type {Array<[number, number]>} */ const beside = paths.flatMap((p) => {
+      const [mine, here, there] = [p.from === from, p.from.x + p.from.exit - start, (p.lane ?? p.to.x + p.to.entry) - start];
+      const through = p.from.layer === from.layer ? here : p.from.layer < from.layer && from.layer < p.to.layer && p.lane !== null ? there : 0;
+      // What turns below, away from here or into where its own arrows lead, is drawn close to it.
+      const aside = p.sides ? p.sides[mine ? 0 : 1] * room : mine || p.lane !== null ? there : here;
+      return [[Math.abs(through) < room ? through : 0, 1000], [Math.abs(aside) > 4 && (mine || own.some((one) => one.to === p.to)) ? aside : 0, mine ? 2 : 1]];
+    });
+    for (const word of words) if (word.at === from && !word.head) beside.push([word.side, 1000]);
+    for (const p of own) p.before = beside.reduce((sum, [x, weight]) => sum + Math.sign(x) * weight, 0) > 0;
   }
 }
 
-/** The way to another column: below the tail, up between the columns, from above into the head. @returns {Array<[number, number]>} */
-function turns(/** @type {Path} */ path, /** @type {number[]} */ column, /** @type {Array<{top: number, bottom: number, low: number}>} */ bands,
-  /** @type {(c: number) => number} */ gutter, /** @type {number} */ i) {
-  const { from, to } = path;
-  const [a, b] = [column[from.layer], column[to.layer]];
-  const aside = (i % 4) * 5 - 8; // several of them run beside one another
-  // Above the next row of its column, if there is one: below an entry there is less room.
-  const next = column[from.layer + 1] === a ? bands[from.layer + 1].top - 8 : Infinity;
-  const low = Math.min(bands[from.layer].bottom + 28 + aside / 2, next);
-  const high = bands[to.layer].top - GAP.y / 2 + (to.y === bands[to.layer].top ? 4 : 0) + aside / 2;
-  const x = from.x + from.exit;
-  // To the left where an edge closes a cycle.
-  const [out, into] = b > a ? [a + 1, b] : [a, b + 1];
-  /** @type {Array<[number, number]>} */ const way = [[x, low], [gutter(out) + aside, low]];
-  if (into !== out) way.push([gutter(out) + aside, aside / 2], [gutter(into) + aside, aside / 2]);
-  return [...way, [gutter(into) + aside, high], [to.x + to.entry, high]];
+/** Levels of rows, and of what turns between them. @returns {Band[]} */
+function banded(/** @type {Spot[][]} */ rows, /** @type {Path[]} */ paths, /** @type {Word[]} */ words, /** @type {number[]} */ starts, /** @type {number[]|null} */ tops) {
+  const turning = paths.filter((p) => p.sides);
+  const over = turning.filter((p) => p.ways[0] !== p.ways[1]); // above the columns between
+  over.forEach((p, k) => (p.level[2] = GAP.run * k));
+  const aside = paths.filter((p) => p.edge.room && p.edge.tail >= 0 && (p.sides || p.lane !== null || Math.abs(p.to.x + p.to.entry - p.from.x - p.from.exit) > GAP.tip));
+  const labelled = new Set(aside.map((p) => p.from.layer));
+  let y = 0;
+  const bands = rows.map((row, i) => {
+    // The outer ones lower: they do not cross the others.
+    const into = turning.filter((p) => p.to.layer === i).sort((a, b) => (b.lane ?? 0) - (a.lane ?? 0));
+    const out = [...new Set(turning.filter((p) => p.from.layer === i).map((p) => p.from))];
+    const said = words.filter((word) => word.at.layer === i);
+    // Results have their labels above them.
+    const result = aside.some((p) => p.to.layer === i && !p.to.name && p.to.h) ? GAP.drop + 4 : 0;
+    const above = Math.max(result, into.length && GAP.tip + GAP.run * (into.length - 1) + (said.some((word) => word.head) ? GAP.drop : GAP.run));
+    if (starts.includes(i)) y = starts.length > 1 ? GAP.top + GAP.run * over.length : 0;
+    const top = tops && starts.length === 1 ? tops[i] : y + above;
+    const bottom = top + tallest(row);
+    // Where arrows with labels turn, they turn below the labels.
+    const drop = labelled.has(i) ? GAP.drop : out.length && GAP.run;
+    const low = bottom + drop + GAP.run * out.length;
+    for (const s of row) s.y = (top + bottom - s.h) / 2;
+    for (const word of said) word.y = [bottom + GAP.drop - 2, top - above + GAP.tip][word.head];
+    for (const p of turning) if (p.from.layer === i) p.level[0] = bottom + drop + GAP.run * (out.indexOf(p.from) + 0.5);
+    into.forEach((p, k) => (p.level[1] = top - GAP.tip - GAP.run * k));
+    // Nothing stands in the rows of entry and exit.
+    y = low + (tallest(row) && (!rows[i + 1] || tallest(rows[i + 1])) ? GAP.y : GAP.end) - (labelled.has(i) ? 4 : 0);
+    return { top, bottom, low, high: top - above, end: out.length || starts.length > 1 ? low + GAP.run : bottom };
+  });
+  // What comes out of one column is not level with what goes into another, as if it went on.
+  for (const { level } of turning) level[0] = Math.max(level[0], ...turning.map((p) => p.level[1] + 4).filter((y) => Math.abs(y - 4 - level[0]) < 4));
+  return bands;
+}
+
+/** Put columns side by side, with room between them for what turns there. @returns {number} width of all */
+function spaced(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @type {Word[]} */ words, /** @type {number[]} */ column) {
+  const many = column.map(() => 0);
+  const turns = paths.map((p) => [...new Set(p.ways)].map((c) => [c, many[c]++]));
+  let from = 0;
+  const places = [...new Set(column)].map((c) => {
+    const own = (/** @type {Spot} */ s) => column[s.layer] === c;
+    const xs = [...rows.flat().filter(own).flatMap((s) => [left(s), right(s)]), ...words.filter(({ at }) => own(at)).flatMap(({ low, high }) => [low, high]),
+      ...paths.flatMap((p) => (p.lane !== null && own(p.to) ? [p.lane] : [])),
+      ...paths.flatMap((p) => (p.edge.tail >= 0 && own(p.from) ? [p.from.x + p.from.exit + (p.before ? -1 : 1) * (p.edge.room || 0)] : []))];
+    const room = c ? Math.max(GAP.column, GAP.run * (many[c] + 4)) : GAP.run * many[c];
+    const gutter = from + (room - GAP.run * (many[c] - 1)) / 2;
+    const shift = from + room - Math.min(...xs);
+    from = Math.max(...xs) + shift;
+    return { gutter, shift };
+  });
+  for (const row of rows) for (const s of row) s.x += places[column[s.layer]].shift;
+  for (const word of words) word.x += places[column[word.at.layer]].shift;
+  paths.forEach((p, i) => {
+    if (p.lane !== null) p.lane += places[column[p.to.layer]].shift;
+    p.ways = turns[i].map(([c, k]) => places[c].gutter + GAP.run * k);
+  });
+  return from;
+}
+
+/** The corners of an edge's way. */
+function route(/** @type {Path} */ p, /** @type {Band[]} */ bands) {
+  const { from, to, lane, x, level } = p;
+  const start = from.x + from.exit;
+  const ways = lane === null ? p.ways : [lane];
+  const [low, high] = p.sides ? level : [bands[from.layer].low, bands[to.layer].high];
+  /** @type {Array<[number, number]>} */ let between = [];
+  if (p.sides) between = ways.flatMap((at, i) => [[at, i ? level[2] : low], [at, i + 1 < ways.length ? level[2] : high]]);
+  else if (lane !== null) between = [[lane, bands[from.layer + 1].high], [lane, bands[to.layer - 1].low]];
+  p.points = [[start, from.y + from.h], [start, low], ...between, [x, high], [x, to.y]];
 }
 
 /** Where arrows enter a closed item: the trunk in the middle, the others beside it, on their sides. */
-function tips(/** @type {Path[]} */ paths, /** @type {Edge[]} */ trunk) {
+function tips(/** @type {Path[]} */ paths, /** @type {Set<Edge>} */ trunk) {
   /** @type {Map<Spot, Path[]>} */ const into = new Map();
-  for (const path of paths) if (!path.to.open && !path.turns) into.set(path.to, [...(into.get(path.to) || []), path]);
+  for (const path of paths) {
+    path.x = path.to.x + path.to.entry;
+    if (!path.to.open) into.set(path.to, [...(into.get(path.to) || []), path]);
+  }
   for (const [to, some] of into) {
     if (some.length < 2) continue;
-    const from = (/** @type {Path} */ p) => p.lane ?? p.from.x + p.from.exit;
+    const from = (/** @type {Path} */ p) => (p.lane ?? p.from.x + p.from.exit) + (p.sides ? p.sides[1] * 1e6 : 0);
     some.sort((a, b) => from(a) - from(b));
-    const main = some.findIndex((p) => trunk.includes(p.edge));
+    const main = some.findIndex((p) => trunk.has(p.edge));
     const middle = main < 0 ? (some.length - 1) / 2 : main;
     const step = Math.min(GAP.tip, (to.w - 16) / 2 / Math.max(middle, some.length - 1 - middle));
     some.forEach((p, i) => (p.x = to.x + (i - middle) * step));
   }
 }
 
-/** First rows of so many columns that the tallest is as low as can be. @returns {number[]} */
+/** First rows of so many columns that the tallest is about as low as can be. @returns {number[]} */
 function broken(/** @type {number[]} */ heights, /** @type {number} */ columns) {
   const starts = (/** @type {number} */ most) => {
     const found = [0];
@@ -434,29 +449,27 @@ function broken(/** @type {number[]} */ heights, /** @type {number} */ columns) 
     });
     return found;
   };
-  let [low, high] = [Math.max(0, ...heights), heights.reduce((a, b) => a + b, 0)];
-  while (high - low > 1) {
-    const middle = (low + high) / 2;
-    if (starts(middle).length <= columns) high = middle;
-    else low = middle;
-  }
-  return starts(high);
+  let most = heights.reduce((a, b) => a + b, 0) / columns;
+  while (starts(most).length > columns) most *= 1.01;
+  return starts(most);
 }
 
 /** Links between the children of a container, entry and exit included. @returns {Edge[]} */
 function edgesIn(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children) {
-  return children.length && children[0].kind === "operator" ? wires(model, item, children) : arrows(model, item, children);
+  const found = new Map();
+  const add = (/** @type {number|undefined} */ tail, /** @type {number} */ head, /** @type {string} */ label, quiet = false) => {
+    const key = `${tail} ${head}`;
+    if (tail !== undefined && tail !== head && !found.has(key)) found.set(key, { tail, head, label, quiet });
+  };
+  (children[0]?.kind === "operator" ? wires : arrows)(model, item, children, add);
+  return [...found.values()];
 }
 
-/** Values that pass between the operators of a box. @returns {Edge[]} */
-function wires(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children) {
+/** Values that pass between the operators of a box. */
+function wires(/** @type {Model} */ model, /** @type {Item} */ _, /** @type {Item[]} */ children, /** @type {Function} */ add) {
   const child = new Map(children.map((c, i) => [c.number, i]));
   const { kinds, operators } = model.data;
   const used = new Set();
-  const found = new Map();
-  const add = (/** @type {number} */ tail, /** @type {number} */ head, /** @type {string} */ label) => {
-    if (tail !== head && !found.has(`${tail} ${head}`)) found.set(`${tail} ${head}`, { tail, head, label, quiet: false });
-  };
   for (const [op, head] of child) {
     for (const source of model.feeds[op]) {
       const tail = child.get(source);
@@ -465,25 +478,19 @@ function wires(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {
     }
   }
   children.forEach((_, i) => used.has(i) || add(i, -2, ""));
-  return [...found.values()];
 }
 
-/** Arrows between boxes, raised to the children that hold them. @returns {Edge[]} */
-function arrows(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children) {
+/** Arrows between boxes, raised to the children that hold them. */
+function arrows(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children, /** @type {Function} */ add) {
   const child = new Map();
   children.forEach((c, i) => c.boxes.forEach((b) => child.set(b, i)));
   const twin = new Map();
   const own = new Set(item.boxes);
   if (item.times > 1) item.boxes.forEach((b, i) => twin.set(b, item.shown[i % item.shown.length]));
-  const found = new Map();
-  const add = (/** @type {number} */ tail, /** @type {number} */ head, /** @type {any} */ arrow) => {
-    const key = `${tail} ${head}`;
-    if (tail !== head && !found.has(key)) found.set(key, { tail, head, label: arrow[1], quiet: arrow[2] > 0 });
-  };
   for (const [box, head] of child) {
-    for (const [tail, arrow] of model.into[box]) {
-      if (child.has(tail)) add(child.get(tail), head, arrow);
-      else if (!own.has(tail)) add(-1, head, arrow);
+    for (const [tail, [, label, quiet]] of model.into[box]) {
+      if (child.has(tail)) add(child.get(tail), head, label, quiet > 0);
+      else if (!own.has(tail)) add(-1, head, label, quiet > 0);
     }
   }
   for (const box of item.boxes) {
@@ -492,8 +499,8 @@ function arrows(/** @type {Model} */ model, /** @type {Item} */ item, /** @type 
       const tail = twin.get(box) ?? box;
       // What the last repetition hands on may be wider than what the one that is shown does.
       const ours = tail === box ? undefined : model.from[tail].find(([next]) => !child.has(next));
-      add(child.get(tail), -2, ours ? ours[1] : arrow);
+      const [, label, quiet] = ours ? ours[1] : arrow;
+      add(child.get(tail), -2, label, quiet > 0);
     }
   }
-  return [...found.values()].filter((e) => e.tail !== undefined && e.head !== undefined);
 }

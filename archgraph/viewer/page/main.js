@@ -331,6 +331,7 @@ class App {
 
   toggle(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     if (!item.make) return;
+    const { fitted } = canvas;
     canvas.toggle(item);
     for (const [pane, one] of this.across(canvas, item)) {
       for (let at = one.parent; at; at = at.parent) pane.open.add(at.id);
@@ -339,6 +340,13 @@ class App {
     }
     canvas.focused = item.id;
     canvas.mark();
+    // Nothing that was in sight slips under the panel.
+    const [low, high] = [canvas.at.x, canvas.at.x + canvas.at.k * canvas.layout(canvas.model.root).w];
+    if (fitted && (low < 0 || high > canvas.host.clientWidth)) {
+      this.panes.forEach((pane) => pane.fit(false));
+      canvas.show(item);
+    }
+    canvas.fitted = fitted;
     const g = canvas.find(item.id);
     if (g && document.activeElement && document.activeElement !== $("search")) g.focus({ preventScroll: true });
     if (canvas.selected === item.id) this.panel.show(canvas, item);
@@ -375,14 +383,12 @@ class App {
   /** Open what is closed in the last row, or close all. */
   deeper(/** @type {Canvas} */ pane) {
     const closed = pane.visible().filter((item) => item.make && !pane.opened(item));
-    const least = Math.min(...closed.map((item) => this.depth(item)));
-    for (const item of closed) if (this.depth(item) === least) pane.open.add(item.id);
+    const depth = (/** @type {Item} */ item) => ["section", "fold", "block", "box"].indexOf(item.kind);
+    const least = Math.min(...closed.map(depth));
+    for (const item of closed) if (depth(item) === least) pane.open.add(item.id);
     pane.fresh();
+    pane.fit(false);
     this.write();
-  }
-
-  depth(/** @type {Item} */ item) {
-    return ["section", "fold", "block", "box"].indexOf(item.kind);
   }
 
   closed(/** @type {Canvas} */ pane) {
