@@ -74,7 +74,7 @@ def main_mistake(
     first = _most_telling(errors, where)
     inner = where(first)
     same = [e for e in errors if where(e) == inner]
-    key = str(first["loc"][-1]) if first["loc"] else ""
+    key = "".join(map(str, first["loc"][-1:]))
     match first["type"]:
         case "extra_forbidden":
             names = _field_names(model, first["loc"][:-1])
