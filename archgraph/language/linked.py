@@ -69,9 +69,8 @@ def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> Expe
         >>> from archgraph.graph.text import parse
         >>> text = "%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x"
         >>> family = {"model": parse(text), "clients": [{"name": "all", "count": 2}]}
-        >>> load_experiment(
-        ...     {"name": "mine", "family": family, "strategy": {"fedavg": {}}, "rounds": 3}
-        ... ).rounds
+        >>> values = {"name": "mine", "family": family, "strategy": {"fedavg": {}}, "rounds": 3}
+        >>> load_experiment({**values, "local": {"lr": 0.1}}).rounds
         3
     """
     if isinstance(path, Mapping):

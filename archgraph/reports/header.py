@@ -47,6 +47,7 @@ def data(spec: ExperimentSpec) -> str:
 
     Example:
         >>> facts = {"name": "a", "family": "f", "rounds": 1, "strategy": {"fedavg": {}}}
+        >>> facts["local"] = {"lr": 0.1}
         >>> parts = {"scheme": "dirichlet", "alpha": 0.5}
         >>> data(ExperimentSpec.model_validate({**facts, "data": {"dataset": "mnist"}}))
         'mnist'
