@@ -152,7 +152,7 @@ class Drawing:
                 margin="7",
                 tooltip=f"{group.name}: {group.note} parameters",
             )
-            for inner in () if single(group) else group.groups:
+            for inner in block.groups:
                 self.frame(frame, inner, group.name)
             for name in block.boxes:
                 self.box(frame, self.boxes[name], fed)
