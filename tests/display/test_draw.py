@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,9 +42,7 @@ def _structure(monkeypatch: pytest.MonkeyPatch):
             ]
         )
 
-    monkeypatch.setitem(
-        sys.modules, "archgraph.analysis.structure", SimpleNamespace(structure=found)
-    )
+    monkeypatch.setattr("archgraph.display.picture.structure", found)
 
 
 shapes = st.lists(st.tuples(st.integers(1, 2), st.sampled_from([4, 8])), min_size=1, max_size=3)
