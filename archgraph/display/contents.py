@@ -100,7 +100,7 @@ class Contents:
                 return Content(" · ".join(line.text for line in lines_of(self.graph, nodes)))
             case (str(name),):
                 return Content(operator_label(self.graph, self.graph.node[name]).text)
-            case (Branches((body, shortcut), kind),) if kind and not self.purpose(body):
+            case (Branches((body, shortcut), kind),) if kind and not self.purpose(body, shortcut):
                 return Content(self.text(body), kind, self.text(shortcut))
             case (Branches(paths, ""),):
                 return Content(self.text(paths, " | "))
@@ -139,16 +139,15 @@ class Contents:
         steps = zip(*paths, strict=False)
         common = len(list(itertools.takewhile(lambda items: len(set(items)) == 1, steps)))
         rests = [path[common:] for path in paths]
-        if operand in before and len(rests) == 2 and rests[0]:
-            return (*paths[0][:common], Branches(tuple(rests), kind))
-        flat = itertools.chain(*map(_branches, rests))
-        return (*paths[0][:common], Branches(tuple(flat)))
+        if operand not in before or len(rests) > 2 or not rests[0]:
+            kind = ""
+        return (*paths[0][:common], Branches(tuple(rests), kind))
 
     def is_layer(self, name: str) -> bool:
         """Return whether an operator is told of: weights, attention, a window that moves."""
         node = self.graph.node[name]
-        weighted = attends(self.graph, node) or bool(kernel_of(self.graph, node))
-        return weighted or node.arg("kernel_size") is not None
+        weighted = attends(self.graph, node) or kernel_of(self.graph, node)
+        return bool(weighted) or node.arg("kernel_size") is not None
 
     def text(self, items: Sequence[str | Branches | Path], joint: str = " · ") -> str:
         """Write a path or, with another joint, branches."""
@@ -163,35 +162,27 @@ class Contents:
                 label = operator_label(self.graph, node, brief=True).text
                 return f"{label} depthwise" if alone else label
             case Branches():
-                purpose = item.kind and self.purpose(item.paths[0])
+                purpose = item.kind and self.purpose(*item.paths)
                 return purpose or f"({self.text(item.paths, ' | ')})"
             case path:
                 return self.text(path) or "identity"
 
-    def purpose(self, body: Path) -> str:
-        """Return what a residual body is: attention with projections, or a feed-forward network."""
+    def purpose(self, body: Path, shortcut: Path) -> str:
+        """Return what a residual block is: attention and projections, or a feed-forward network."""
         layers = [self.graph.node[name] for name in names_of(body)]
         attending = [node for node in layers if attends(self.graph, node)]
         families = {node_family(self.graph, node) for node in layers} - {"attention"}
-        if families - {"linear"} or len(attending) > 1 or len(layers) + len(attending) < 2:
+        if shortcut or families - {"linear"} or len(attending) > 1:
             return ""
         if attending:
             return operator_label(self.graph, attending[0]).text
-        return f"feed-forward of {max(max(kernel_of(self.graph, node)) for node in layers)}"
+        return f"feed-forward of {layers[0].shape[-1]}" if len(layers) > 1 else ""
 
 
 def names_of(path: Path) -> list[str]:
     """Return the layers of a path, branch by branch."""
     below = ([i] if isinstance(i, str) else names_of((*itertools.chain(*i.paths),)) for i in path)
     return list(itertools.chain(*below))
-
-
-def _branches(path: Path) -> tuple[Path, ...]:
-    """Return the branches that a path is, if it is nothing else; else the path itself."""
-    match path:
-        case (Branches(paths, ""),):
-            return paths
-    return (path,)
 
 
 def repeats(texts: Sequence[str]) -> Iterator[tuple[int, int, int]]:

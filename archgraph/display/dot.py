@@ -234,8 +234,9 @@ def wrapped_lines(lines: Sequence[LabelLine], letters: int | None) -> Iterator[L
             continue
         parts = line.text.split(" · ")
         joined = [part.replace(" ", TIED) if len(part) < letters - 1 else part for part in parts]
-        for part in textwrap.wrap(f"{TIED}· ".join(joined), letters, break_long_words=False):
-            yield replace(line, text=part.removesuffix(f"{TIED}·").replace(TIED, " "))
+        words = textwrap.TextWrapper(letters, break_long_words=False, break_on_hyphens=False)
+        for part in words.wrap(f"{TIED}· ".join(joined)):
+            yield replace(line, text=part.replace(TIED, " "))
 
 
 def _title(group: Cluster, fed: Reach | None, within: str) -> list[str]:
