@@ -140,7 +140,7 @@ class Contents:
         common = len(list(itertools.takewhile(lambda items: len(set(items)) == 1, steps)))
         rests = [path[common:] for path in paths]
         if operand not in before or len(rests) > 2 or not rests[0]:
-            kind = ""
+            kind, rests = "", [branch for path in rests for branch in _branches(path)]
         return (*paths[0][:common], Branches(tuple(rests), kind))
 
     def is_layer(self, name: str) -> bool:
@@ -183,6 +183,14 @@ def names_of(path: Path) -> list[str]:
     """Return the layers of a path, branch by branch."""
     below = ([i] if isinstance(i, str) else names_of((*itertools.chain(*i.paths),)) for i in path)
     return list(itertools.chain(*below))
+
+
+def _branches(path: Path) -> Sequence[Path]:
+    """Return the branches that a path is, if it is nothing else; else the path itself."""
+    match path:
+        case (Branches(paths, ""),):
+            return paths
+    return [path]
 
 
 def repeats(texts: Sequence[str]) -> Iterator[tuple[int, int, int]]:

@@ -43,7 +43,7 @@ class Writer:
         self.nodes.append(Node(name, op, tuple(args.items()), kind))
         return name
 
-    def term(self, term: Term, source: str, channels: int) -> tuple[str, int, str]:
+    def term(self, term: Term, source: str, channels: int, joint: str = "") -> tuple[str, int, str]:
         """Write a term behind a value; returns its value, its channels and its text."""
         kind, inner = term
         if kind == "conv":
@@ -55,7 +55,7 @@ class Writer:
             return value, 2, f"conv2d {size[0]}×{size[1]}"
         texts, values = [], []
         for each in inner:
-            value, out, text = self.term(each, source, channels)
+            value, out, text = self.term(each, source, channels, kind)
             texts.append(text)
             values.append((value, out))
             if kind == "·":
@@ -65,7 +65,8 @@ class Writer:
             tensors = tuple(Ref(value) for value, _ in values)
             source = self.add("aten.cat", channels, tensors=tensors, dim=1)
         text = f" {kind} ".join(texts)
-        return source, channels, f"({text})" if kind == "|" else text
+        # Branches that are nothing but branches are branches of the same value.
+        return source, channels, f"({text})" if kind == "|" != joint else text
 
 
 @settings(max_examples=40)
