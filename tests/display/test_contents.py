@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from archgraph import load
 from archgraph.analysis.structure import structure
+from archgraph.capture.trace import trace
 from archgraph.display.contents import Contents, names_of, repeats
 from archgraph.display.pieces import Detail
 from archgraph.display.scene import Scene, scene
 from archgraph.federation.family import resolve
 from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType, Value
 from archgraph.language import load_family
+from archgraph.viewer.anatomy import anatomy, described
 
 SPECS = Path(__file__).parents[2] / "specs"
 # A term: a convolution, several terms one after the other (`·`), or side by side (`|`).
@@ -158,3 +163,47 @@ def test_every_exit_has_a_box_and_an_arrow_of_its_own(detail: Detail, whole: boo
     assert [link.head for link in arrows] == outputs and len(outputs) == 3
     assert len({link.tail for link in arrows}) == 3
     assert not any(picture.box[link.tail].folded for link in arrows)
+
+
+def test_every_exit_of_a_page_has_an_arrow_of_its_own():
+    graph = resolve(load_family(SPECS / "families" / "digits_exits.yaml")).graph
+    page: Any = described(anatomy(graph))
+    outputs = [i for i, (kind, _, _) in enumerate(page["boxes"]) if kind == 2]
+    tails = [head - page["arrows"][row][0] for head, row in page["links"] if head in outputs]
+    assert len(outputs) == len(tails) == len(set(tails)) == 3
+    assert len({page["boxes"][i][1] for i in outputs}) == 3
+
+
+class Residual(nn.Module):
+    """Two layers and a sum, with or without a layer in the shortcut."""
+
+    def __init__(self, projected: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.shortcut = nn.Linear(8, 8) if projected else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu()) + self.shortcut(x)
+
+
+@pytest.mark.parametrize(
+    ("projected", "text"),
+    [
+        (False, "feed-forward of 16"),
+        (True, "residual block of linear · linear, shortcut linear"),
+    ],
+)
+def test_only_a_residual_block_without_a_layer_in_its_shortcut_is_a_network(
+    projected: bool, text: str
+):
+    graph = trace(Residual(projected), torch.zeros(2, 8)).graph
+    feeds = {node.name: tuple(node.uses()) for node in graph.nodes[1:]}
+    assert [line.text for line in Contents(graph, feeds).lines([list(feeds)])] == [text]
+
+
+def test_of_many_unlike_blocks_the_first_and_the_last_are_listed():
+    layers = nn.Sequential(*(nn.Linear(size, size + 1) for size in range(8, 15)))
+    graph = trace(layers, torch.zeros(2, 8)).graph
+    feeds = {node.name: tuple(node.uses()) for node in graph.nodes[1:]}
+    lines = [line.text for line in Contents(graph, feeds).lines([[name] for name in feeds])]
+    assert lines == ["linear → 9", "linear → 10", "… 4 more blocks …", "linear → 15"]
