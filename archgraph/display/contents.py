@@ -26,7 +26,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.tables import plural
 
 # Names of layers, and branches between them.
-Path = tuple["str | Branches", ...]
+Layers = tuple["str | Branches", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Branches:
         kind: `residual block` or `dense layer`, whose second path is the shortcut; else empty.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[Layers, ...]
     kind: str = ""
 
 
@@ -86,8 +86,8 @@ class Contents:
         if len(lines) > WORDS:
             lines[WORDS - 2 : -1] = [f"… {runs[-1][0] - runs[WORDS - 2][0]} more blocks …"]
         # Of equal layers the first is named.
-        named = r"(\w+ )\d+×[\d×]+(?:(?: · | \| )\1\d+×[\d×]+)+"
-        shortened = (re.sub(named, lambda m: m[1] + m[0].replace(m[1], ""), line) for line in lines)
+        alike = r"(\w+ )\d+×[\d×]+(?:(?: · | \| )\1\d+×[\d×]+)+"
+        shortened = (re.sub(alike, lambda m: m[1] + m[0].replace(m[1], ""), line) for line in lines)
         return tuple(map(LabelLine, shortened))
 
     def content(self, nodes: Sequence[str]) -> Content:
@@ -107,7 +107,7 @@ class Contents:
             case path:
                 return Content(self.text(path))
 
-    def path(self, nodes: Sequence[str]) -> Path | None:
+    def path(self, nodes: Sequence[str]) -> Layers | None:
         """Return the layers of a block in order; None if its branches share layers.
 
         1. The value that enters has passed no layer; what else comes from outside is left out.
@@ -116,7 +116,7 @@ class Contents:
         """
         used = [other for name in nodes for other in self.feeds[name]]
         outside = (name for name in used if name in self.entries and name not in nodes)
-        paths: dict[str, Path] = {next(outside, ""): ()}  # 1
+        paths: dict[str, Layers] = {next(outside, ""): ()}  # 1
         for name in nodes:  # 2
             before = {other: paths[other] for other in self.feeds[name] if other in paths}
             layer = (name,) if self.is_layer(name) else ()
@@ -128,7 +128,7 @@ class Contents:
         ends = {name: paths[name] for name in nodes if name in paths.keys() - used}
         return self.joined("", ends)  # 3
 
-    def joined(self, name: str, before: Mapping[str, Path]) -> Path:
+    def joined(self, name: str, before: Mapping[str, Layers]) -> Layers:
         """Join paths: what they have in common, then branches; a shortcut is the last of them."""
         operand, kind = self.joins.get(name, ("", ""))
         paths = list(
@@ -149,11 +149,11 @@ class Contents:
         weighted = attends(self.graph, node) or kernel_of(self.graph, node)
         return bool(weighted) or node.arg("kernel_size") is not None
 
-    def text(self, items: Sequence[str | Branches | Path], joint: str = " · ") -> str:
+    def text(self, items: Sequence[str | Branches | Layers], joint: str = " · ") -> str:
         """Write a path or, with another joint, branches."""
         return joint.join(map(self.item, items))
 
-    def item(self, item: str | Branches | Path) -> str:
+    def item(self, item: str | Branches | Layers) -> str:
         """Write a layer, branches in parentheses, or one of them."""
         match item:
             case str():
@@ -167,7 +167,7 @@ class Contents:
             case path:
                 return self.text(path) or "identity"
 
-    def purpose(self, body: Path, shortcut: Path) -> str:
+    def purpose(self, body: Layers, shortcut: Layers) -> str:
         """Return what a residual block is: attention and projections, or a feed-forward network."""
         layers = [self.graph.node[name] for name in names_of(body)]
         attending = [node for node in layers if attends(self.graph, node)]
@@ -179,13 +179,13 @@ class Contents:
         return f"feed-forward of {layers[0].shape[-1]}" if len(layers) > 1 else ""
 
 
-def names_of(path: Path) -> list[str]:
+def names_of(path: Layers) -> list[str]:
     """Return the layers of a path, branch by branch."""
     below = ([i] if isinstance(i, str) else names_of((*itertools.chain(*i.paths),)) for i in path)
     return list(itertools.chain(*below))
 
 
-def _branches(path: Path) -> Sequence[Path]:
+def _branches(path: Layers) -> Sequence[Layers]:
     """Return the branches that a path is, if it is nothing else; else the path itself."""
     match path:
         case (Branches(paths, ""),):

@@ -93,8 +93,10 @@ def draw(
     headline = graph.name if title is None else title
     across = MARKS if width is None else max(1, int(width_in_points(width) / 200))
 
-    def drawn(detail: Detail, whole: bool) -> str:
-        picture = scene(graph, sections, detail=detail, fold=fold, whole=whole, marks=marks)
+    def drawn(detail: Detail, per_section: bool) -> str:
+        picture = scene(
+            graph, sections, detail=detail, fold=fold, per_section=per_section, marks=marks
+        )
         fed = {} if cover is None else _fed(graph, picture, cover)
         letters = None if width is None else letters_across(width)
         head = heading(

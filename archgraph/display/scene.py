@@ -130,7 +130,7 @@ def scene(
     *,
     detail: Detail = "block",
     fold: bool = True,
-    whole: bool = False,
+    per_section: bool = False,
     marks: Mapping[str, object] | None = None,
 ) -> Scene:
     """Lay out what to draw of a graph.
@@ -144,7 +144,7 @@ def scene(
             kernel into the operator that feeds them, and leaves out what only updates buffers;
             `section` shows a block as one box.
         fold: Whether equal neighbouring blocks are shown once, with their number.
-        whole: Whether `section` shows a section as one box, except that every exit has its own.
+        per_section: Whether `section` shows a section as one box; every exit has its own.
         marks: What tells equal blocks apart, by the name of a leaf or block.
 
     Example:
@@ -161,7 +161,7 @@ def scene(
     folded = folds(graph, inside, parts.feeds, marks) if fold else ()
     labels: Mapping[str, tuple[LabelLine, ...]] = {}
     if detail == "section":
-        inside, labels = _overview(graph, parts, inside, folded, whole)
+        inside, labels = _overview(graph, parts, inside, folded, per_section)
         parts, folded = pieces(graph, inside, detail), ()
     making = _Making(graph, parts, folded)
     boxes = making.boxes(labels)
@@ -193,14 +193,14 @@ def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[s
 
 
 def _overview(
-    graph: ArchGraph, parts: Pieces, sections: Sections, folds: Sequence[Fold], whole: bool
+    graph: ArchGraph, parts: Pieces, sections: Sections, folds: Sequence[Fold], per_section: bool
 ) -> tuple[Sections, Mapping[str, tuple[LabelLine, ...]]]:
     """Return the sections in as many parts as they have boxes, and the label at each operator."""
     contents = Contents(graph, parts.feeds)
     boxes: list[tuple[str, list[tuple[str, list[str]]]]] = []
     labels: dict[str, tuple[LabelLine, ...]] = {}
     for section, blocks in sections:
-        runs = list(_exits(graph, blocks) if whole else _runs(blocks, folds))
+        runs = list(_exits(graph, blocks) if per_section else _runs(blocks, folds))
         boxes.append((section, []))
         for run in runs:
             title = section if len(runs) == 1 else between(run[0][0], run[-1][0])

@@ -125,7 +125,7 @@ def words(picture: Scene) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "whole", "expected"),
+    ("name", "per_section", "expected"),
     [
         ("resnet18", True, {"layer2": ["2 residual blocks of conv2d 3×3 · 3×3"]}),
         (
@@ -146,18 +146,18 @@ def words(picture: Scene) -> dict[str, list[str]]:
         ("vgg_mnist", True, {"stage5": ["conv2d 3×3 → 768", "3 × conv2d 3×3 → 512"]}),
     ],
 )
-def test_sections_of_models(name: str, whole: bool, expected: dict[str, list[str]]):
+def test_sections_of_models(name: str, per_section: bool, expected: dict[str, list[str]]):
     graph = load(SPECS / "models" / f"{name}.yaml")
-    picture = scene(graph, sections_of(graph), detail="section", whole=whole)
+    picture = scene(graph, sections_of(graph), detail="section", per_section=per_section)
     assert expected.items() <= words(picture).items()
-    assert not picture.groups or not whole
+    assert not picture.groups or not per_section
 
 
 @pytest.mark.parametrize("detail", ["section", "block", "node"])
-@pytest.mark.parametrize("whole", [False, True])
-def test_every_exit_has_a_box_and_an_arrow_of_its_own(detail: Detail, whole: bool):
+@pytest.mark.parametrize("per_section", [False, True])
+def test_every_exit_has_a_box_and_an_arrow_of_its_own(detail: Detail, per_section: bool):
     graph = resolve(load_family(SPECS / "families" / "digits_exits.yaml")).graph
-    picture = scene(graph, sections_of(graph), detail=detail, whole=whole)
+    picture = scene(graph, sections_of(graph), detail=detail, per_section=per_section)
     outputs = [box.name for box in picture.boxes if box.kind == "output"]
     arrows = [link for link in picture.links if link.head in outputs]
     assert [link.head for link in arrows] == outputs and len(outputs) == 3

@@ -91,12 +91,12 @@ def test_frames_nest_as_the_structure(residual: Net, shape, detail: Detail, pre:
             assert held == set(nodes)
 
 
-@given(shape=shapes, fold=st.booleans(), whole=st.booleans(), pre=st.booleans())
+@given(shape=shapes, fold=st.booleans(), per_section=st.booleans(), pre=st.booleans())
 def test_a_box_that_stands_for_blocks_counts_them(
-    residual: Net, shape, fold: bool, whole: bool, pre: bool
+    residual: Net, shape, fold: bool, per_section: bool, pre: bool
 ):
     graph, sections = residual(*zip(*shape, strict=True), pre=pre)
-    picture = scene(graph, sections, detail="section", fold=fold, whole=whole)
+    picture = scene(graph, sections, detail="section", fold=fold, per_section=per_section)
     assert sum(box.parameters for box in picture.boxes) == cost(graph).parameters
     for name, blocks in sections:
         inside = {n for _, nodes in blocks for n in nodes}
@@ -106,7 +106,7 @@ def test_a_box_that_stands_for_blocks_counts_them(
         frames = [group.boxes for group in picture.groups if group.name == name]
         assert frames == ([tuple(box.name for box in boxes)] if len(boxes) > 1 else [])
         assert len(boxes) > 1 or boxes[0].lines[0].text == name
-        assert not whole or len(boxes) == 1
+        assert not per_section or len(boxes) == 1
         for box in boxes:
             (line,) = [line.text for line in box.lines[1:]]
             text = r"(\d+ )?residual blocks? of conv2d 3×3 · 3×3(, shortcut conv2d 3×3)?"
@@ -237,8 +237,8 @@ def test_tied_weights_count_once_where_they_are_used_first():
     graph = captured(Tied(), torch.zeros(2, 4, dtype=torch.int64)).graph
     framing = structure(graph).sections
     sections = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in framing]
-    for detail, whole in itertools.product(get_args(Detail), (False, True)):
-        boxes = scene(graph, sections, detail=detail, whole=whole).boxes
+    for detail, per_section in itertools.product(get_args(Detail), (False, True)):
+        boxes = scene(graph, sections, detail=detail, per_section=per_section).boxes
         assert sum(box.parameters for box in boxes) == cost(graph).parameters == 102
         assert [box.size for box in boxes if "linear_1" in box.nodes] == ["0"]
     page: Any = described(anatomy(graph))
