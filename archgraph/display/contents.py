@@ -26,7 +26,7 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.tables import plural
 
 # Names of layers, and branches between them.
-Layers = tuple["str | Branches", ...]
+LayerPath = tuple["str | Branches", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Branches:
         kind: `residual block` or `dense layer`, whose second path is the shortcut; else empty.
     """
 
-    paths: tuple[Layers, ...]
+    paths: tuple[LayerPath, ...]
     kind: str = ""
 
 
@@ -49,7 +49,7 @@ class Content:
     Attributes:
         text: Its layers.
         kind: `residual block` or `dense layer`; empty for other blocks.
-        shortcut: Layers of its shortcut, if any.
+        shortcut: LayerPath of its shortcut, if any.
     """
 
     text: str
@@ -107,7 +107,7 @@ class Contents:
             case path:
                 return Content(self.text(path))
 
-    def path(self, nodes: Sequence[str]) -> Layers | None:
+    def path(self, nodes: Sequence[str]) -> LayerPath | None:
         """Return the layers of a block in order; None if its branches share layers.
 
         1. The value that enters has passed no layer; what else comes from outside is left out.
@@ -116,7 +116,7 @@ class Contents:
         """
         used = [other for name in nodes for other in self.feeds[name]]
         outside = (name for name in used if name in self.entries and name not in nodes)
-        paths: dict[str, Layers] = {next(outside, ""): ()}  # 1
+        paths: dict[str, LayerPath] = {next(outside, ""): ()}  # 1
         for name in nodes:  # 2
             before = {other: paths[other] for other in self.feeds[name] if other in paths}
             layer = (name,) if self.is_layer(name) else ()
@@ -128,7 +128,7 @@ class Contents:
         ends = {name: paths[name] for name in nodes if name in paths.keys() - used}
         return self.joined("", ends)  # 3
 
-    def joined(self, name: str, before: Mapping[str, Layers]) -> Layers:
+    def joined(self, name: str, before: Mapping[str, LayerPath]) -> LayerPath:
         """Join paths: what they have in common, then branches; a shortcut is the last of them."""
         operand, kind = self.joins.get(name, ("", ""))
         paths = list(
@@ -149,11 +149,11 @@ class Contents:
         weighted = attends(self.graph, node) or kernel_of(self.graph, node)
         return bool(weighted) or node.arg("kernel_size") is not None
 
-    def text(self, items: Sequence[str | Branches | Layers], joint: str = " · ") -> str:
+    def text(self, items: Sequence[str | Branches | LayerPath], joint: str = " · ") -> str:
         """Write a path or, with another joint, branches."""
         return joint.join(map(self.item, items))
 
-    def item(self, item: str | Branches | Layers) -> str:
+    def item(self, item: str | Branches | LayerPath) -> str:
         """Write a layer, branches in parentheses, or one of them."""
         match item:
             case str():
@@ -167,7 +167,7 @@ class Contents:
             case path:
                 return self.text(path) or "identity"
 
-    def purpose(self, body: Layers, shortcut: Layers) -> str:
+    def purpose(self, body: LayerPath, shortcut: LayerPath) -> str:
         """Return what a residual block is: attention and projections, or a feed-forward network."""
         layers = [self.graph.node[name] for name in names_of(body)]
         attending = [node for node in layers if attends(self.graph, node)]
@@ -179,13 +179,13 @@ class Contents:
         return f"feed-forward of {layers[0].shape[-1]}" if len(layers) > 1 else ""
 
 
-def names_of(path: Layers) -> list[str]:
+def names_of(path: LayerPath) -> list[str]:
     """Return the layers of a path, branch by branch."""
     below = ([i] if isinstance(i, str) else names_of((*itertools.chain(*i.paths),)) for i in path)
     return list(itertools.chain(*below))
 
 
-def _branches(path: Layers) -> Sequence[Layers]:
+def _branches(path: LayerPath) -> Sequence[LayerPath]:
     """Return the branches that a path is, if it is nothing else; else the path itself."""
     match path:
         case (Branches(paths, ""),):
