@@ -6,6 +6,7 @@ enters is at least twice as wide, so that the arrow comes in at the right of the
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -152,7 +153,7 @@ class Drawing:
                 margin="7",
                 tooltip=f"{group.name}: {group.note} parameters",
             )
-            for inner in () if single(group) else group.groups:
+            for inner in block.groups:
                 self.frame(frame, inner, group.name)
             for name in block.boxes:
                 self.box(frame, self.boxes[name], fed)
@@ -227,15 +228,16 @@ def _box_label(box: Box, fed: Reach | None, quiet: str, letters: int | None) -> 
 
 
 def wrapped_lines(lines: Sequence[LabelLine], letters: int | None) -> Iterator[LabelLine]:
-    """Yield lines of so many letters, broken between operators, else between words."""
+    """Yield lines of so many letters, broken behind a dot or bar, else between words."""
     for line in lines:
         if letters is None:
             yield line
             continue
-        parts = line.text.split(" · ")
-        joined = [part.replace(" ", TIED) if len(part) < letters - 1 else part for part in parts]
-        for part in textwrap.wrap(f"{TIED}· ".join(joined), letters, break_long_words=False):
-            yield replace(line, text=part.removesuffix(f"{TIED}·").replace(TIED, " "))
+        parts = re.split("(?<= [·|]) ", line.text)
+        joined = [part.replace(" ", TIED) if len(part) <= letters else part for part in parts]
+        words = textwrap.TextWrapper(letters, break_long_words=False, break_on_hyphens=False)
+        for part in words.wrap(" ".join(joined)):
+            yield replace(line, text=part.replace(TIED, " "))
 
 
 def _title(group: Cluster, fed: Reach | None, within: str) -> list[str]:

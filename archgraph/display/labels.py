@@ -130,8 +130,14 @@ def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
     return LabelLine(f"attention, {heads}", strong=True)
 
 
-def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
-    """Label an operator: its name, kernel, result channels, and arguments that are not 1."""
+def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> LabelLine:
+    """Label an operator: its name, kernel, result channels, and arguments that are not 1.
+
+    Args:
+        graph: The architecture.
+        node: The operator.
+        brief: Whether name and kernel are enough.
+    """
     if attends(graph, node):
         return attention_label(graph, node)
     kernel = kernel_of(graph, node)
@@ -140,6 +146,8 @@ def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
         text += f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:
         text += f" {_repeat((size, size) if isinstance(size, int) else size)}"
+    if brief:
+        return LabelLine(text, strong=bool(kernel))
     if kernel and len(node.shape) > 1:
         # Convolutions have channels behind the batch axis, linear layers at the end.
         text += f" → {node.shape[1] if len(kernel) > 2 else node.shape[-1]}"

@@ -75,6 +75,8 @@ def _marks(picture: Scene) -> Iterator[str]:
     yield "arrows: shapes without the batch axis"
     if any(group.times > 1 for group in picture.clusters()):
         yield "×n: repeated n times, drawn once"
+    if any(" | " in line.text for box in picture.boxes for line in box.lines):
+        yield "a | b: branches"
     if any(b.training for b in picture.boxes) or any(k.training for k in picture.links):
         yield "dashed: training only"
     if any(link.mask for link in picture.links):

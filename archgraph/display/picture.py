@@ -9,13 +9,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from archgraph.analysis.structure import structure
 from archgraph.display.cover import Cover, Reach
 from archgraph.display.dot import Drawing
-from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import count_parameters
 from archgraph.display.legend import MARKS, heading
 from archgraph.display.markup import FONT
@@ -87,16 +86,17 @@ def draw(
     """
     if path is not None:
         picture_form(path, FORMATS)  # before what may take long
-    blocks, wholes = _framings(graph)
+    parts = structure(graph).sections
+    sections = [(part.name, [(block.name, block.nodes) for block in part.blocks]) for part in parts]
     marks = None if cover is None else cover.parts
     total = count_parameters(graph, tuple(graph.param))
     headline = graph.name if title is None else title
     across = MARKS if width is None else max(1, int(width_in_points(width) / 200))
 
-    def drawn(sections: Sections, detail: Detail) -> str:
-        picture = scene(graph, sections, detail=detail, fold=fold, marks=marks)
-        if sections is wholes:  # a frame around one box would say its title again
-            picture = replace(picture, groups=())
+    def drawn(detail: Detail, per_section: bool) -> str:
+        picture = scene(
+            graph, sections, detail=detail, fold=fold, per_section=per_section, marks=marks
+        )
         fed = {} if cover is None else _fed(graph, picture, cover)
         letters = None if width is None else letters_across(width)
         head = heading(
@@ -106,25 +106,14 @@ def draw(
         return Drawing(picture, fed, tips, font or FONT, letters).source(head)
 
     if width is None:
-        text = drawn(blocks, detail)
+        text = drawn(detail, False)
     else:
-        several = [(blocks, one) for one in DETAILS[DETAILS.index(detail) :]]
-        texts = (drawn(*one) for one in (*several, (wholes, DETAILS[-1])))
+        several = [(one, False) for one in DETAILS[DETAILS.index(detail) :]]
+        texts = (drawn(*one) for one in (*several, (DETAILS[-1], True)))
         text = fitting_page(width, texts, _size)
     if path is not None:
         write_picture(text, path)
     return text
-
-
-def _framings(graph: ArchGraph) -> tuple[Sections, Sections]:
-    """Return the sections with their blocks, and as if each section were one block."""
-    from archgraph.analysis.structure import structure
-
-    sections = structure(graph).sections
-    return (
-        [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in sections],
-        [(s.name, [(s.name, [n for b in s.blocks for n in b.nodes])]) for s in sections],
-    )
 
 
 def write_picture(text: str, path: str | os.PathLike[str]) -> None:
@@ -242,16 +231,16 @@ def _size(text: str) -> tuple[float, float]:
 def _fed(graph: ArchGraph, picture: Scene, cover: Cover) -> dict[str, Reach]:
     """Compute how clients feed each box and group: the mean of its leaves by their sizes.
 
-    1. A group has the mean of its leaves. A section has none: it would hide the weak block.
-    2. A box inside a group has the mean of its own leaves, else that of the group.
-    3. A box outside all groups has the mean of its leaves.
+    1. A block has the mean of its leaves. A section has none: it would hide the weak block.
+    2. A box inside a block has the mean of its own leaves, else that of the block.
+    3. A box outside all blocks has the mean of its leaves.
     """
 
     def mean(leaves: tuple[str, ...]) -> Reach | None:
         return cover.reach({k: count_parameters(graph, (k,)) for k in leaves if k in cover})
 
     fed: dict[str, Reach] = {}
-    for group in picture.clusters():  # 1
+    for group in (g for one in picture.groups for inner in one.groups for g in inner.walk()):  # 1
         around = mean(group.leaves)
         if around is None or not group.boxes:
             continue

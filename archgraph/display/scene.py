@@ -5,12 +5,14 @@ A :class:`Scene` knows nothing of DOT or colours; :mod:`archgraph.display.dot` g
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from archgraph.analysis.cost import cost
-from archgraph.display.hierarchy import Fold, Sections, between, folds
+from archgraph.display.contents import Contents
+from archgraph.display.hierarchy import Fold, NamedBlocks, Sections, between, folds
 from archgraph.display.labels import (
     LabelLine,
     abbreviated,
@@ -128,6 +130,7 @@ def scene(
     *,
     detail: Detail = "block",
     fold: bool = True,
+    per_section: bool = False,
     marks: Mapping[str, object] | None = None,
 ) -> Scene:
     """Lay out what to draw of a graph.
@@ -141,6 +144,7 @@ def scene(
             kernel into the operator that feeds them, and leaves out what only updates buffers;
             `section` shows a block as one box.
         fold: Whether equal neighbouring blocks are shown once, with their number.
+        per_section: Whether `section` shows a section as one box; every exit has its own.
         marks: What tells equal blocks apart, by the name of a leaf or block.
 
     Example:
@@ -153,33 +157,76 @@ def scene(
         (['x', 'relu', 'output'], '8')
     """
     parts = pieces(graph, sections, detail)
-    inside = blocks_of(sections, parts)
+    inside: Sections = blocks_of(sections, parts)
     folded = folds(graph, inside, parts.feeds, marks) if fold else ()
+    labels: Mapping[str, tuple[LabelLine, ...]] = {}
+    if detail == "section":
+        inside, labels = _overview(graph, parts, inside, folded, per_section)
+        parts, folded = pieces(graph, inside, detail), ()
     making = _Making(graph, parts, folded)
-    # Only a box that is a whole block is titled with the block's name.
-    titles = {n: block for _, blocks in inside for block, nodes in blocks for n in nodes}
-    boxes = making.boxes(titles if detail == "section" else {})
+    boxes = making.boxes(labels)
+    groups = tuple(_groups(graph, inside, boxes, folded))
+    if detail == "section":  # a frame around one box would say its title again
+        framed = [(group, [b for block in group.groups for b in block.boxes]) for group in groups]
+        groups = tuple(replace(g, groups=(), boxes=tuple(b)) for g, b in framed if len(b) > 1)
     links = making.links({name: box.name for box in boxes for name in box.nodes})
     ends, more = making.ends(boxes)
     return Scene(
         graph.name,
         (*boxes, *ends),
         (*links, *more),
-        groups=tuple(_groups(graph, inside, boxes, folded)),
+        groups,
     )
 
 
 def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Return the sections with the operators that stand in their blocks."""
+    """Return the sections with the operators that stand in their blocks, of blocks with any."""
     inside: dict[int, list[str]] = {}
     for name, host in parts.host.items():
         if host in parts.owner:
             inside.setdefault(parts.owner[host], []).append(name)
-    numbers = iter(range(sum(len(blocks) for _, blocks in sections)))
+    numbers = itertools.count()
     return [
-        (section, [(name, inside.get(next(numbers), [])) for name, _ in blocks])
+        (section, [(name, nodes) for name, _ in blocks if (nodes := inside.get(next(numbers)))])
         for section, blocks in sections
     ]
+
+
+def _overview(
+    graph: ArchGraph, parts: Pieces, sections: Sections, folds: Sequence[Fold], per_section: bool
+) -> tuple[Sections, Mapping[str, tuple[LabelLine, ...]]]:
+    """Return the sections in as many parts as they have boxes, and the label at each operator."""
+    contents = Contents(graph, parts.feeds)
+    boxes: list[tuple[str, list[tuple[str, list[str]]]]] = []
+    labels: dict[str, tuple[LabelLine, ...]] = {}
+    for section, blocks in sections:
+        runs = list(_exits(graph, blocks) if per_section else _runs(blocks, folds))
+        boxes.append((section, []))
+        for run in runs:
+            title = section if len(runs) == 1 else between(run[0][0], run[-1][0])
+            nodes = [name for _, members in run for name in members]
+            boxes[-1][1].append((title, nodes))
+            lines = contents.lines([members for _, members in run])
+            labels |= dict.fromkeys(nodes, (LabelLine(title, strong=True), *lines))
+    return boxes, labels
+
+
+def _runs(blocks: NamedBlocks, folds: Sequence[Fold]) -> Iterator[NamedBlocks]:
+    """Yield blocks one by one, those of a fold together."""
+    lengths = {one.blocks[0][0]: one.times * len(one.blocks[0]) for one in folds}
+    while blocks:
+        many = lengths.get(blocks[0][0], 1)
+        yield blocks[:many]
+        blocks = blocks[many:]
+
+
+def _exits(graph: ArchGraph, blocks: NamedBlocks) -> Iterator[NamedBlocks]:
+    """Yield blocks together, up to each that makes an output."""
+    ends, start = set(refs(graph.outputs)), 0
+    for stop, (_, nodes) in enumerate(blocks, 1):
+        if stop == len(blocks) or not ends.isdisjoint(nodes):
+            yield blocks[start:stop]
+            start = stop
 
 
 class _Making:
@@ -206,29 +253,39 @@ class _Making:
                         self.twin[name] = first
                         self.copies.setdefault(first, []).append(name)
 
-    def boxes(self, titles: Mapping[str, str]) -> list[Box]:
-        """Return the boxes of inputs and operators; a fold's are those of its first repetition."""
+    def boxes(self, labels: Mapping[str, tuple[LabelLine, ...]]) -> list[Box]:
+        """Return the boxes of inputs and operators; a fold's are those of its first repetition.
+
+        Args:
+            labels: Of boxes that stand for blocks, by the name of an operator.
+        """
         guests: dict[str, list[str]] = {}
         for name, host in self.parts.host.items():
             if name != host:
                 guests.setdefault(host, []).append(name)
         return [
-            self.box(names, [*names, *(g for n in names for g in guests.get(n, ()))], titles)
+            self.box(names, [*names, *(g for n in names for g in guests.get(n, ()))], labels)
             for names in self.parts.boxes
             if names[0] not in self.twin
         ]
 
-    def box(self, names: Sequence[str], nodes: Sequence[str], titles: Mapping[str, str]) -> Box:
+    def box(
+        self,
+        names: Sequence[str],
+        nodes: Sequence[str],
+        labels: Mapping[str, tuple[LabelLine, ...]],
+    ) -> Box:
         """Build the box of some operators and of the counters that belong to them."""
         graph = self.graph
         leaves = tuple(dict.fromkeys(leaf for n in names for leaf in graph.node[n].leaves()))
         last = [self.copies.get(n, [n])[-1] for n in names]
         entry = graph.node[names[0]].op == "input"
+        lines = labels.get(names[0]) or self.lines(names, last)
         return Box(
             name=names[0],
             kind="input" if entry else "operator",
             nodes=tuple(sorted(nodes, key=self.order.__getitem__)),
-            lines=(LabelLine(names[0], strong=True),) if entry else self.lines(names, last, titles),
+            lines=(LabelLine(names[0], strong=True),) if entry else lines,
             leaves=leaves,
             parameters=cost(graph).of(names).parameters,
             # Sizes of the first and the last repetition differ in a fold of blocks that grow.
@@ -239,24 +296,14 @@ class _Making:
             family="" if entry else main_family(graph, names),
         )
 
-    def lines(
-        self, names: Sequence[str], last: Sequence[str], titles: Mapping[str, str]
-    ) -> tuple[LabelLine, ...]:
+    def lines(self, names: Sequence[str], last: Sequence[str]) -> tuple[LabelLine, ...]:
         """Label an operator box; what differs in the last repetition shows as a range."""
         pairs = list(zip(lines_of(self.graph, names), lines_of(self.graph, last), strict=False))
         lines = tuple(replace(a, text=between(a.text, b.text)) for a, b in pairs)
-        mask = names[0] in self.parts.masks
-        title = "mask of attention" if mask else titles.get(names[0])
-        if title is None:
+        if names[0] not in self.parts.masks:
             return lines
-        if title in titles.values():
-            end = titles.get(last[0], title)
-            title = between(title, end) + (
-                f"  ×{1 + len(self.copies[names[0]])}" if title != end else ""
-            )
-        words = [line.text for line in lines if line.strong or mask]
-        rest = (LabelLine(abbreviated(words or [line.text for line in lines])),)
-        return (LabelLine(title, strong=True), *rest)
+        words = abbreviated([line.text for line in lines])
+        return LabelLine("mask of attention", strong=True), LabelLine(words)
 
     def links(self, holder: Mapping[str, str]) -> Iterator[Link]:
         """Yield the arrows between operators, except those between repetitions of a fold."""
@@ -345,17 +392,14 @@ def _groups(
     holder = {name: box.name for box in boxes for name in box.nodes}
     first = {one.blocks[0][0]: one for one in folds}
     for section, blocks in sections:
-        inner, filled = list[Cluster](), [(name, nodes) for name, nodes in blocks if nodes]
-        nodes = [n for _, inside in filled for n in inside]
-        while filled:
-            name, inside = filled[0]
-            if one := first.get(name):
-                units = filled[: len(one.blocks[0])]
-                inner.append(_folded(graph, one, [_block(graph, holder, *u) for u in units]))
-                filled = filled[len(units) * one.times :]
-            else:
-                inner.append(_block(graph, holder, name, inside))
-                filled = filled[1:]
+        inner = []
+        for run in _runs(blocks, folds):
+            one = first.get(run[0][0])
+            units = [
+                _block(graph, holder, *block) for block in run[: len(one.blocks[0]) if one else 1]
+            ]
+            inner.append(_folded(graph, one, units) if one else units[0])
+        nodes = [n for _, inside in blocks for n in inside]
         if inner:
             yield Cluster(section, tuple(inner), (), _leaves(graph, nodes), _size(graph, nodes))
 

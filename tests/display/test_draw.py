@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,9 +42,7 @@ def _structure(monkeypatch: pytest.MonkeyPatch):
             ]
         )
 
-    monkeypatch.setitem(
-        sys.modules, "archgraph.analysis.structure", SimpleNamespace(structure=found)
-    )
+    monkeypatch.setattr("archgraph.display.picture.structure", found)
 
 
 shapes = st.lists(st.tuples(st.integers(1, 2), st.sampled_from([4, 8])), min_size=1, max_size=3)
@@ -134,6 +131,11 @@ def test_cover_paints_and_tells_every_block(residual: Net):
         b for label, b in blocks.items() if "1 of 10 clients" in label and "layer1.1" in label
     ]
     assert {n.attr["fillcolor"] for n in inside[0].nodes()} == {weak_fill}
+    # In a box per block, boxes say it: the mean over a section would hide its weak block.
+    overview = pygraphviz.AGraph(string=draw(graph, cover=Cover((1, 9), parts), detail="section"))
+    told = [node.attr["label"] for node in overview.nodes() if "clients" in node.attr["label"]]
+    assert ["1 of 10" in label for label in told if "layer1" in label] == [False, True]
+    assert not any("clients" in frame.graph_attr["label"] for frame in overview.subgraphs())
     assert "share of the weights, mean over all clients" in text
     assert "share of the weights" not in draw(graph)
     assert scene(graph, sections).groups

@@ -46,6 +46,18 @@ def test_equal_neighbours_are_shown_once_with_their_number(residual: Net, depth:
     assert {g.name: g.note for g in picture.groups} == {g.name: g.note for g in whole.groups}
 
 
+def test_a_section_of_alternating_blocks_alone_is_drawn(residual: Net):
+    graph, ((section, blocks),) = residual((3,), (8,))
+    # Residual blocks start with a convolution; here each one is two blocks that take turns.
+    halves = [half for name, n in blocks for half in ((f"{name}.a", n[:1]), (f"{name}.b", n[1:]))]
+    picture = scene(graph, [(section, halves)])
+    assert [(g.name, g.times, len(g.groups)) for g in picture.groups[0].groups] == [
+        ("layer1.0.a – layer1.2.b", 3, 2)
+    ]
+    text = Drawing(picture, {}, lambda box: "").source("")
+    assert text.count("tooltip=") == len(picture.boxes) + len([*picture.clusters()]) - 1
+
+
 def test_blocks_that_are_marked_apart_do_not_fold(residual: Net):
     graph, sections = residual((4,), (8,))
     marks = {name: 0.5 if "1.2" in name or "1.3" in name else 1.0 for name in graph.param}

@@ -94,7 +94,10 @@ def test_a_family_fits_a_column_with_its_legend():
 
 def test_lines_break_between_operators():
     line = LabelLine(
-        "conv2d 3×3 → 128 · conv2d 1×1 → 64 · words that are longer than a line", False
+        "conv2d 3×3 → 128 | conv2d 1×1 → 64 · feed-forward words that are longer than a line", False
     )
     lines = [part.text for part in wrapped_lines([line], 27)]
-    assert lines == ["conv2d 3×3 → 128", "conv2d 1×1 → 64 · words", "that are longer than a line"]
+    assert lines == [
+        "conv2d 3×3 → 128 |", "conv2d 1×1 → 64 ·", "feed-forward words that are",
+        "longer than a line",
+    ]  # fmt: skip

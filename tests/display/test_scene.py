@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from archgraph.analysis.cost import cost
+from archgraph.analysis.structure import structure
 from archgraph.display import summary_table
 from archgraph.display.labels import dimensions, kernel_of
 from archgraph.display.pieces import Detail
@@ -18,6 +22,7 @@ from archgraph.display.scene import Scene, scene
 from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.graph.passes import specialise
 from archgraph.tables import count
+from archgraph.viewer.anatomy import anatomy, described
 from tests.nets import captured
 
 Net = Callable[..., tuple[ArchGraph, Sequence[tuple[str, Sequence[tuple[str, Sequence[str]]]]]]]
@@ -74,7 +79,7 @@ def test_a_box_holds_one_mixing_operator_at_most_and_folds_the_rest(
     assert len(picture.boxes) <= convolutions + adds + inputs_and_outputs + alone
 
 
-@given(shape=shapes, detail=details, pre=st.booleans())
+@given(shape=shapes, detail=st.sampled_from(["block", "node"]), pre=st.booleans())
 def test_frames_nest_as_the_structure(residual: Net, shape, detail: Detail, pre: bool):
     graph, sections, _ = made(residual, shape, detail, False, pre)
     picture = scene(graph, sections, detail=detail, fold=False)
@@ -84,6 +89,32 @@ def test_frames_nest_as_the_structure(residual: Net, shape, detail: Detail, pre:
         for inner, (_, nodes) in zip(group.groups, blocks, strict=True):
             held = {n for name in inner.boxes for n in picture.box[name].nodes}
             assert held == set(nodes)
+
+
+@given(shape=shapes, fold=st.booleans(), per_section=st.booleans(), pre=st.booleans())
+def test_a_box_that_stands_for_blocks_counts_them(
+    residual: Net, shape, fold: bool, per_section: bool, pre: bool
+):
+    graph, sections = residual(*zip(*shape, strict=True), pre=pre)
+    picture = scene(graph, sections, detail="section", fold=fold, per_section=per_section)
+    assert sum(box.parameters for box in picture.boxes) == cost(graph).parameters
+    for name, blocks in sections:
+        inside = {n for _, nodes in blocks for n in nodes}
+        boxes = [box for box in picture.boxes if not inside.isdisjoint(box.nodes)]
+        assert {n for box in boxes for n in box.nodes} == inside
+        # A frame around one box would repeat its title.
+        frames = [group.boxes for group in picture.groups if group.name == name]
+        assert frames == ([tuple(box.name for box in boxes)] if len(boxes) > 1 else [])
+        assert len(boxes) > 1 or boxes[0].lines[0].text == name
+        assert not per_section or len(boxes) == 1
+        for box in boxes:
+            (line,) = [line.text for line in box.lines[1:]]
+            text = r"(\d+ )?residual blocks? of conv2d 3×3 · 3×3(, shortcut conv2d 3×3)?"
+            match = re.fullmatch(text, line)
+            assert match is not None, line
+            stands_for = [nodes for _, nodes in blocks if set(nodes) <= set(box.nodes)]
+            assert int(match[1] or 1) == len(stands_for)
+            assert bool(match[2]) == (len(stands_for) == 1 and "down" in str(box.leaves))
 
 
 @given(shape=shapes, detail=details)
@@ -204,6 +235,13 @@ class Tied(nn.Module):
 
 def test_tied_weights_count_once_where_they_are_used_first():
     graph = captured(Tied(), torch.zeros(2, 4, dtype=torch.int64)).graph
-    assert sum(box.parameters for box in scene(graph, ()).boxes) == cost(graph).parameters == 102
+    framing = structure(graph).sections
+    sections = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in framing]
+    for detail, per_section in itertools.product(get_args(Detail), (False, True)):
+        boxes = scene(graph, sections, detail=detail, per_section=per_section).boxes
+        assert sum(box.parameters for box in boxes) == cost(graph).parameters == 102
+        assert [box.size for box in boxes if "linear_1" in box.nodes] == ["0"]
+    page: Any = described(anatomy(graph))
+    assert sum(page["operators"]["parameters"]) == page["totals"]["parameters"] == 102
     parts = [row for row in summary_table(graph).rows[:-1] if not row[0].startswith(" ")]
     assert sum(int(row[3]) for row in parts) == 102 and parts[-1][3] == "0"

@@ -1,0 +1,226 @@
+"""What a box that stands for blocks says: `2 residual blocks of conv2d 3×3 · 3×3`.
+
+A path lists layers in the order in which a value passes through them; `a | b` are branches of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from archgraph.analysis.structure import structure
+from archgraph.display.hierarchy import PERIODS
+from archgraph.display.labels import (
+    WORDS,
+    LabelLine,
+    attends,
+    kernel_of,
+    lines_of,
+    node_family,
+    operator_label,
+)
+from archgraph.graph.ir import ArchGraph
+from archgraph.tables import plural
+
+# Names of layers, and branches between them.
+LayerPath = tuple["str | Branches", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Paths from one value to the operator that joins them; one without layers is empty.
+
+    Attributes:
+        paths: The branches.
+        kind: `residual block` or `dense layer`, whose second path is the shortcut; else empty.
+    """
+
+    paths: tuple[LayerPath, ...]
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A block in words.
+
+    Attributes:
+        text: Its layers.
+        kind: `residual block` or `dense layer`; empty for other blocks.
+        shortcut: LayerPath of its shortcut, if any.
+    """
+
+    text: str
+    kind: str = ""
+    shortcut: str = ""
+
+
+class Contents:
+    """Describes blocks of a graph by their layers.
+
+    Args:
+        graph: The architecture.
+        feeds: Operators that each operator takes values from.
+    """
+
+    def __init__(self, graph: ArchGraph, feeds: Mapping[str, Sequence[str]]) -> None:
+        self.graph, self.feeds = graph, feeds
+        blocks = structure(graph).blocks
+        self.entries = {block.entry for block in blocks}
+        # Operators that add a body to a shortcut or append it: the operand that is the shortcut.
+        self.joins = {
+            total: (operand, "residual block") for block in blocks for total, operand in block.sums
+        } | {b.merge: (b.shortcut, "dense layer") for b in blocks if b.kind == "dense"}
+
+    def lines(self, blocks: Sequence[Sequence[str]]) -> tuple[LabelLine, ...]:
+        """Describe blocks, a line for each run of equal ones; of many lines the first and the last.
+
+        Args:
+            blocks: Operators of each block, in topological order.
+        """
+        contents = [self.content([n for n in nodes if n in self.feeds]) for nodes in blocks]
+        runs = list(repeats([content.text for content in contents]))
+        lines = [_line(contents[start:stop], period) for start, stop, period in runs]
+        if len(lines) > WORDS:
+            lines[WORDS - 2 : -1] = [f"… {runs[-1][0] - runs[WORDS - 2][0]} more blocks …"]
+        # Of equal layers the first is named.
+        alike = r"(\w+ )\d+×[\d×]+(?:(?: · | \| )\1\d+×[\d×]+)+"
+        shortened = (re.sub(alike, lambda m: m[1] + m[0].replace(m[1], ""), line) for line in lines)
+        return tuple(map(LabelLine, shortened))
+
+    def content(self, nodes: Sequence[str]) -> Content:
+        """Describe one block."""
+        match self.path(nodes):
+            case None:  # branches that share layers: what there is, in no order
+                counts = Counter(self.text((name,)) for name in nodes if self.is_layer(name))
+                return Content(", ".join(f"{times} × {text}" for text, times in counts.items()))
+            case ():
+                return Content(" · ".join(line.text for line in lines_of(self.graph, nodes)))
+            case (str(name),):
+                return Content(operator_label(self.graph, self.graph.node[name]).text)
+            case (Branches((body, shortcut), kind),) if kind and not self.purpose(body, shortcut):
+                return Content(self.text(body), kind, self.text(shortcut))
+            case (Branches(paths, ""),):
+                return Content(self.text(paths, " | "))
+            case path:
+                return Content(self.text(path))
+
+    def path(self, nodes: Sequence[str]) -> LayerPath | None:
+        """Return the layers of a block in order; None if its branches share layers.
+
+        1. The value that enters has passed no layer; what else comes from outside is left out.
+        2. An operator goes on with the path of what feeds it; several paths are joined.
+        3. What no operator of the block takes leaves it; several such paths are joined.
+        """
+        used = [other for name in nodes for other in self.feeds[name]]
+        outside = (name for name in used if name in self.entries and name not in nodes)
+        paths: dict[str, LayerPath] = {next(outside, ""): ()}  # 1
+        for name in nodes:  # 2
+            before = {other: paths[other] for other in self.feeds[name] if other in paths}
+            layer = (name,) if self.is_layer(name) else ()
+            if before or layer:
+                paths[name] = (*self.joined(name, before), *layer)
+            layers = names_of(paths.get(name, ()))
+            if len(layers) > len(set(layers)):
+                return None
+        ends = {name: paths[name] for name in nodes if name in paths.keys() - used}
+        return self.joined("", ends)  # 3
+
+    def joined(self, name: str, before: Mapping[str, LayerPath]) -> LayerPath:
+        """Join paths: what they have in common, then branches; a shortcut is the last of them."""
+        operand, kind = self.joins.get(name, ("", ""))
+        paths = list(
+            dict.fromkeys(before[n] for n in sorted(before, key=lambda used: used == operand))
+        )
+        if len(paths) < 2:
+            return paths[0] if paths else ()
+        steps = zip(*paths, strict=False)
+        common = len(list(itertools.takewhile(lambda items: len(set(items)) == 1, steps)))
+        rests = [path[common:] for path in paths]
+        if operand not in before or len(rests) > 2 or not rests[0]:
+            kind, rests = "", [branch for path in rests for branch in _branches(path)]
+        return (*paths[0][:common], Branches(tuple(rests), kind))
+
+    def is_layer(self, name: str) -> bool:
+        """Return whether an operator is told of: weights, attention, a window that moves."""
+        node = self.graph.node[name]
+        weighted = attends(self.graph, node) or kernel_of(self.graph, node)
+        return bool(weighted) or node.arg("kernel_size") is not None
+
+    def text(self, items: Sequence[str | Branches | LayerPath], joint: str = " · ") -> str:
+        """Write a path or, with another joint, branches."""
+        return joint.join(map(self.item, items))
+
+    def item(self, item: str | Branches | LayerPath) -> str:
+        """Write a layer, branches in parentheses, or one of them."""
+        match item:
+            case str():
+                node = self.graph.node[item]
+                alone = kernel_of(self.graph, node)[1:2] == (1,) and node.arg("groups", 1) != 1
+                label = operator_label(self.graph, node, brief=True).text
+                return f"{label} depthwise" if alone else label
+            case Branches():
+                purpose = item.kind and self.purpose(*item.paths)
+                return purpose or f"({self.text(item.paths, ' | ')})"
+            case path:
+                return self.text(path) or "identity"
+
+    def purpose(self, body: LayerPath, shortcut: LayerPath) -> str:
+        """Return what a residual block is: attention and projections, or a feed-forward network."""
+        layers = [self.graph.node[name] for name in names_of(body)]
+        attending = [node for node in layers if attends(self.graph, node)]
+        families = {node_family(self.graph, node) for node in layers} - {"attention"}
+        if shortcut or families - {"linear"} or len(attending) > 1:
+            return ""
+        if attending:
+            return operator_label(self.graph, attending[0]).text
+        return f"feed-forward of {layers[0].shape[-1]}" if len(layers) > 1 else ""
+
+
+def names_of(path: LayerPath) -> list[str]:
+    """Return the layers of a path, branch by branch."""
+    below = ([i] if isinstance(i, str) else names_of((*itertools.chain(*i.paths),)) for i in path)
+    return list(itertools.chain(*below))
+
+
+def _branches(path: LayerPath) -> Sequence[LayerPath]:
+    """Return the branches that a path is, if it is nothing else; else the path itself."""
+    match path:
+        case (Branches(paths, ""),):
+            return paths
+    return [path]
+
+
+def repeats(texts: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+    """Yield runs that cover a list: start, stop, and how many texts each repetition has.
+
+    >>> list(repeats(["a", "b", "a", "b", "c", "c"]))
+    [(0, 4, 2), (4, 6, 1)]
+    """
+    start = 0
+    while start < len(texts):
+        covered = {1: 1}
+        for period in PERIODS:
+            unit, stop = texts[start : start + period], start + period
+            while texts[stop : stop + period] == unit:
+                stop += period
+                covered[period] = stop - start
+        period = max(covered, key=lambda one: covered[one])
+        yield start, start + covered[period], period
+        start += covered[period]
+
+
+def _line(contents: Sequence[Content], period: int) -> str:
+    """Write a run of equal blocks: `2 residual blocks of …`, `3 × (…)`."""
+    times, first = len(contents) // period, contents[0]
+    kinds = [content.kind for content in contents if content.kind and period == 1]
+    text = " · ".join(content.text for content in contents[:period])
+    if len(kinds) == times:
+        text = f"{plural(times, first.kind)} of {text}".removeprefix("1 ")
+        return f"{text}, shortcut {first.shortcut}" if first.shortcut and times == 1 else text
+    if times == 1:
+        return text
+    text = f"{times} × ({text})" if re.search(r" [·|] ", text) else f"{times} × {text}"
+    return f"{text}, {len(kinds)} of them {kinds[0].partition(' ')[0]}" if kinds else text
