@@ -296,7 +296,7 @@ def test_a_client_narrows_boxes_and_lacks_blocks(opened, family):
     shares = page.eval_on_selector_all(".left + .left", bars)
     assert page.input_value("#as") == "client1" and len(shares) > 2
     assert 0.5 in [round(share, 3) for share, _ in shares] and all(gap > 0 for _, gap in shares)
-    assert "Numbers in boxes are the whole network's" in page.inner_text("#submodel")
+    assert "Sizes in the picture are the whole network's" in page.inner_text("#submodel")
     page.select_option("#as", "client2")
     assert page.locator(".left").count() == 0
     page.click("#more")

@@ -132,6 +132,9 @@ def test_all_of_a_page_can_be_seen_on_every_colour(opened, family, dark):
     rgb = [tuple(int(blend(SCALE, i / 20)[at : at + 2], 16) for at in (1, 3, 5)) for i in range(21)]
     near = [min(max(abs(a - b) for a, b in zip(one, f, strict=True)) for f in fills) for one in rgb]
     assert kinds == LEAST.keys() and max(near) <= 1  # the whole ramp was looked at
+    page.evaluate("(({ app }) => app.select(app.panes[0], app.panes[0].visible()[3]))(archgraph)")
+    assert page.locator(".edge.in, .edge.out").count() > 1
+    look("selected")
     page.evaluate("archgraph.app.shape('whole'); archgraph.app.arrange([0, 2, 3])")
     assert page.locator("[data-mark]").count() > 3
     look("side by side")
