@@ -14,9 +14,10 @@ SHARED = f"""
 .wide {{ overflow-x: auto; background:
   linear-gradient(90deg, {colours.PAPER} 40%, transparent) left,
   linear-gradient(270deg, {colours.PAPER} 40%, transparent) right,
-  linear-gradient(90deg, {colours.LINE}, transparent) left,
-  linear-gradient(270deg, {colours.LINE}, transparent) right;
-  background-size: 2rem 100%, 2rem 100%, .6rem 100%, .6rem 100%; background-repeat: no-repeat;
+  linear-gradient(90deg, {colours.LINE}, transparent) left top,
+  linear-gradient(270deg, {colours.LINE}, transparent) right top;
+  background-size: 2rem 100%, 2rem 100%, .6rem calc(100% - 1px), .6rem calc(100% - 1px);
+  background-repeat: no-repeat;
   background-attachment: local, local, scroll, scroll; }}
 """
 )

@@ -233,6 +233,19 @@ def test_links_stand_on_the_line_of_their_row(opened, family):
           return range.getClientRects()[0].bottom; }))""",
     )
     assert len(lines) > 4 and all(max(one) - min(one) < 0.6 for one in lines), lines
+    page.evaluate(
+        "(({ app }) => app.visit(app.panes[0], app.panes[0].model.find('s0')))(archgraph)"
+    )
+    below = page.eval_on_selector_all(
+        "#panel dl > div",
+        """rows => rows.map(row => {
+          const [name, value] = [...row.children].map(one => {
+            const range = document.createRange();
+            range.selectNodeContents(one.querySelector(".link") || one);
+            return range.getClientRects()[0]; });
+          return value.bottom - name.bottom; })""",
+    )
+    assert page.locator("#panel dd .link").count() > 0 and max(below) - min(below) < 0.6, below
 
 
 def test_why_a_layer_cannot_be_cut_and_what_would_free_it(opened, net):
