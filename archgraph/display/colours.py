@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 INK = "#1f2933"
 QUIET = "#5b6672"
-LINE = "#9aa5b1"
+LINE = "#7f8a96"
+# The border of a box, on every colour that fills one.
+EDGE = "#3d4852"
 PAPER = "#ffffff"
 SECTION = "#f4f6f8"
 BLOCK = "#e6eaee"
@@ -46,7 +48,7 @@ FAMILIES = {
 DARK = {
     INK: "#e4e7eb",
     QUIET: "#9aa5b1",
-    LINE: "#616e7c",
+    LINE: "#717e8c",
     PAPER: "#14181d",
     SECTION: "#1f262d",
     BLOCK: "#323a43",

@@ -77,7 +77,7 @@ class Drawing:
                 "shape": "box",
                 "style": "filled,rounded",
                 "fillcolor": colours.PAPER,
-                "color": colours.LINE,
+                "color": colours.EDGE,
                 "fontname": self.font,
                 "fontsize": "10",
                 "fontcolor": colours.INK,
@@ -110,7 +110,7 @@ class Drawing:
         look = {"group": "spine"} if box.name in self.spine else {}
         fed = self.fed.get(f"box {box.name}")
         if fed is not None and box.kind == "operator":
-            look["fillcolor"] = fill(fed)
+            look["fillcolor"] = colours.blend(colours.SCALE, fed.weights)
         elif not self.fed and box.family:
             look["fillcolor"] = colours.FAMILIES[box.family]
         if box.name in self.wide:
@@ -128,7 +128,7 @@ class Drawing:
         label = _box_label(
             box,
             None if same or not box.leaves else fed,
-            colours.QUIET if fed is None else colours.INK,
+            colours.INK if look.get("fillcolor") else colours.QUIET,
             self.letters,
         )
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
@@ -147,9 +147,8 @@ class Drawing:
                 label=f"<{stacked_lines(_title(group, fed, within))}>",
                 labeljust="l",
                 labelloc="t",
-                style="filled,rounded",
-                fillcolor=colours.BLOCK if block.boxes else colours.SECTION,
-                color=colours.LINE if block.boxes else colours.BLOCK,
+                style="rounded",
+                color=colours.LINE,
                 margin="7",
                 tooltip=f"{group.name}: {group.note} parameters",
             )
@@ -193,11 +192,6 @@ class Drawing:
             if ends not in drawn:
                 drawn.add(ends)
                 target.edge(*ends, label=f" {link.label} " if link.label else None, **look)
-
-
-def fill(fed: Reach) -> str:
-    """Return the colour of the share of the weights that a client has."""
-    return colours.blend(colours.SCALE, fed.weights)
 
 
 def coverage_words(fed: Reach) -> list[str]:

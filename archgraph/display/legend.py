@@ -12,8 +12,10 @@ from archgraph.display.scene import Scene
 from archgraph.ops.table import FAMILIES
 from archgraph.tables import count
 
-# A weight has two sides.
-SIDES = "at half width, a client has a quarter of a middle layer and half of the stem"
+SIDES = (
+    "a weight has two sides: at half width, a client has a quarter of a middle layer's weights and "
+    "half of the stem's"
+)
 # To a line: the legend of a narrow picture is not wider than the picture.
 MARKS = 2
 
@@ -47,7 +49,7 @@ def heading(
     size = 16 if letters is None else max(10, min(16, 10 * letters // max(1, len(title))))
     lines = [text(title, size=size, bold=True)] if title else []
     if legend:
-        marks = [f"{count(total)} parameters (grey: of a part)", *_marks(picture)]
+        marks = [f"{count(total)} parameters (small: of a part)", *_marks(picture)]
         joined = (" · ".join(marks[i : i + across]) for i in range(0, len(marks), across))
         lines += map(_quiet, joined)
     if notes:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from archgraph.display import colours
 
-STYLE = f"""
+# What all pages share: their colours, and a shadow at the side where a table goes on.
+SHARED = f"""
 :root {{ color-scheme: light dark; {colours.variables(dark=False)} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {colours.variables(dark=True)} }} }}
 @media print {{ :root {{ {colours.variables(dark=False)} }} }}
 """ + colours.themed(
+    f"""
+.wide {{ overflow-x: auto; background:
+  linear-gradient(90deg, {colours.PAPER} 40%, transparent) left,
+  linear-gradient(270deg, {colours.PAPER} 40%, transparent) right,
+  linear-gradient(90deg, {colours.LINE}, transparent) left top,
+  linear-gradient(270deg, {colours.LINE}, transparent) right top;
+  background-size: 2rem 100%, 2rem 100%, .6rem calc(100% - 1px), .6rem calc(100% - 1px);
+  background-repeat: no-repeat;
+  background-attachment: local, local, scroll, scroll; }}
+"""
+)
+STYLE = SHARED + colours.themed(
     f"""
 * {{ box-sizing: border-box; }}
 body {{ font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: {colours.INK};
@@ -30,7 +43,6 @@ dl {{ display: grid; gap: .7rem 2rem; margin: 0;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 10rem), 1fr)); }}
 dt {{ color: {colours.QUIET}; font-size: .85rem; }}
 dd {{ margin: 0; }}
-.wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; margin: .6rem 0; }}
 th, td {{ padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid {colours.BLOCK}; overflow-wrap: normal; }}

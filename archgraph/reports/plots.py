@@ -253,7 +253,7 @@ def fit_scale(panel: Axes, what: str) -> None:
     points = [v for v in values if math.isfinite(v)]
     low, high = panel.dataLim.intervaly  # with bands
     if what in SHARES:
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         if points:
             # Never less than two points of a per cent: rounding is not a trend.
             room = max(0.06 * (high - low), 0.01)

@@ -25,7 +25,7 @@ from archgraph.notebook import framed, page_text
 from archgraph.plain import Json
 from archgraph.record.lines import parsed
 from archgraph.record.points import REPORTS, frame
-from archgraph.record.progress import judge_of
+from archgraph.record.progress import judge_of, measured
 from archgraph.record.traffic import DOWN, UP
 from archgraph.tables import plural
 
@@ -164,8 +164,8 @@ class Log:
     def __repr__(self) -> str:
         what = judge([self])
         last = series(self.figures, part="test", group=GLOBAL, metric=what)
-        measured = f", {what} {float(last.iloc[-1]):.4g}" if len(last) else ""
-        return f"<Log {self.name}: {plural(self.done, 'round')}{measured}, {self.folder}>"
+        figure = f", {what} {measured(what, float(last.iloc[-1]))}" if len(last) else ""
+        return f"<Log {self.name}: {plural(self.done, 'round')}{figure}, {self.folder}>"
 
     def _repr_html_(self) -> str:
         """Return the page of the run."""

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from archgraph.display import colours
+from archgraph.display.style import SHARED
 from archgraph.plain import Json
 
 FOLDER = Path(__file__).parent / "page"
@@ -39,14 +40,8 @@ def script() -> str:
 @cache
 def style() -> str:
     """Return the page's style sheet in the colours of all pictures, light and dark."""
-    light, dark = (colours.variables(dark=one) for one in (False, True))
     # Dark by the browser's preference, but never on paper.
-    themes = (
-        f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f"@media print {{ :root {{ {light} }} }}\n"
-    )
-    return themes + colours.themed((FOLDER / "page.css").read_text(encoding="utf-8"))
+    return SHARED + colours.themed((FOLDER / "page.css").read_text(encoding="utf-8"))
 
 
 def document(title: str, data: Mapping[str, Json]) -> str:

@@ -11,6 +11,7 @@ from archgraph.fields import GLOBAL
 from archgraph.graph.ir import ArchGraph
 from archgraph.plain import Json
 from archgraph.record.changes import RoundChange, evenly, parameters, read_changes
+from archgraph.record.progress import measured
 from archgraph.reports.runs import Log, judge, rows_where, series
 from archgraph.viewer.distinct import Distinct, numbered
 
@@ -48,7 +49,12 @@ def _tested(log: Log) -> dict[str, Json] | None:
         values = rows[rows["group"].isin(log.submodels)].groupby("round")["value"].mean().dropna()
     if not len(values):
         return None
-    return {"name": name, "rounds": values.index.tolist(), "values": values.tolist()}
+    return {
+        "name": name,
+        "rounds": values.index.tolist(),
+        "values": values.tolist(),
+        "texts": [measured(name, value) for value in values],
+    }
 
 
 def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""Words are readable on every colour that a page or a picture puts behind them (WCAG 2.1, AA)."""
+"""Words and borders stand out from every colour that may be behind them (WCAG 2.1, AA)."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def test_words_on_paper_sections_and_blocks(words, dark):
     assert min(contrast(shown(words), shown(one)) for one in behind) >= 4.5
 
 
-def test_words_on_every_fill_of_a_picture():
+def test_words_and_borders_on_every_fill_of_a_picture():
     fills = [colours.blend(colours.SCALE, i / 100) for i in range(101)]
-    filled = (*fills, colours.INPUT, colours.OUTPUT)
+    filled = (*fills, colours.INPUT, colours.OUTPUT, *colours.FAMILIES.values())
     assert min(contrast(colours.INK, fill) for fill in filled) >= 4.5
+    assert min(contrast(colours.EDGE, fill) for fill in filled) >= 3
 
 
 # Linear RGB as eyes without one kind of cone see it. Source: Machado and others, 2009.

@@ -17,7 +17,7 @@ from torch import nn
 import archgraph as ag
 from archgraph.analysis.cost import cost
 from archgraph.capture.trace import trace
-from archgraph.display.colours import FAMILIES
+from archgraph.display.colours import FAMILIES, SCALE, blend
 from archgraph.federation.family import Family
 from archgraph.federation.world import Tier
 from archgraph.graph.ir import ArchGraph
@@ -194,7 +194,7 @@ def test_which_client_lacks_this_block(opened, family):
     page.keyboard.press("/")
     page.keyboard.type("layers.2")
     page.keyboard.press("Enter")
-    assert "Lacking in short." in text(page)
+    assert "Lacking in short." in text(page) and " bytes (" in text(page)
     data = page.evaluate("archgraph.data.graphs[0]")
     number = [block[0] for block in data["blocks"]].index("layers.2")
     clients, share, kinds = data["feeding"]["rows"][data["feeding"]["blocks"][number]]
@@ -224,6 +224,39 @@ def test_search_lists_pinned_axes_and_says_when_there_is_nothing(opened, net):
     assert page.locator("#results").inner_text() == "nothing is called that"
     page.keyboard.press("Enter")
     assert "pinned: dimension 1" in text(page)
+
+
+def test_search_lists_parts_and_operators_before_axes(opened, net):
+    page = opened(net)
+    page.fill("#search", "linear1")
+    notes = page.locator("#results small").all_inner_texts()
+    axis = [note.startswith("axis") for note in notes]
+    assert len(set(axis)) == 2 and axis == sorted(axis)
+
+
+def test_links_stand_on_the_line_of_their_row(opened, family):
+    page = opened(family)
+    lines = page.eval_on_selector_all(
+        "#panel tr:has(.link)",
+        """rows => rows.map(row => [...row.cells].map(cell => {
+          const range = document.createRange();
+          range.selectNodeContents(cell.querySelector(".link, .whole") || cell.firstChild);
+          return range.getClientRects()[0].bottom; }))""",
+    )
+    assert len(lines) > 4 and all(max(one) - min(one) < 0.6 for one in lines), lines
+    page.evaluate(
+        "(({ app }) => app.visit(app.panes[0], app.panes[0].model.find('s0')))(archgraph)"
+    )
+    below = page.eval_on_selector_all(
+        "#panel dl > div",
+        """rows => rows.map(row => {
+          const [name, value] = [...row.children].map(one => {
+            const range = document.createRange();
+            range.selectNodeContents(one.querySelector(".link") || one);
+            return range.getClientRects()[0]; });
+          return value.bottom - name.bottom; })""",
+    )
+    assert page.locator("#panel dd .link").count() > 0 and max(below) - min(below) < 0.6, below
 
 
 def test_why_a_layer_cannot_be_cut_and_what_would_free_it(opened, net):
@@ -279,29 +312,21 @@ def test_half_of_the_macs_is_one_choice_away(opened, net):
 
 def test_a_client_narrows_boxes_and_lacks_blocks(opened, family):
     page = opened(family, hash="#as=client1&open=s1")
-    widths = "all => all.map(r => r.style.transform).filter(Boolean)"
-    assert "scaleX(0.5)" in page.eval_on_selector_all("rect.frame", widths)
-    assert page.input_value("#as") == "client1" and page.locator("rect.outline").count() > 2
+    # Each bar beside its length at full width, and how far below the last word of its box it is.
+    bars = """all => all.map(bar => {
+      const words = [...bar.parentNode.querySelectorAll(":scope > text")].map(t => t.getBBox());
+      return [bar.getTotalLength() / bar.previousSibling.getTotalLength(),
+        bar.getBBox().y - 1.5 - Math.max(...words.map(box => box.y + box.height))]; })"""
+    shares = page.eval_on_selector_all(".left + .left", bars)
+    assert page.input_value("#as") == "client1" and len(shares) > 2
+    assert 0.5 in [round(share, 3) for share, _ in shares] and all(gap > 0 for _, gap in shares)
+    assert "Sizes in the picture are the whole network's" in page.inner_text("#submodel")
     page.select_option("#as", "client2")
-    assert page.eval_on_selector_all("rect.frame", widths) == []
+    assert page.locator(".left").count() == 0
     page.click("#more")
     assert page.locator("g.item.gone").count() > 0
     page.select_option("#as", "whole")
     assert page.locator("g.item.gone").count() == 0 and page.inner_text("#left") == ""
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_words_stand_out_of_narrow_boxes(opened, net, dark):
-    page = opened(net, hash="#as=share&much=8", dark=dark)
-    luminance = """all => all.map(one => {
-      const paint = getComputedStyle(one)[one.matches("rect") ? "fill" : "stroke"];
-      const [r, g, b] = paint.match(/[\\d.]+/g).map(Number);
-      return (0.3 * r + 0.6 * g + 0.1 * b) / (paint.startsWith("color") ? 1 : 255);
-    })"""
-    around = page.eval_on_selector_all("rect.outline", luminance)
-    assert around and all((one < 0.4) == dark for one in around)
-    assert page.eval_on_selector_all(".narrowed > text", luminance)[0] == around[0]
 
 
 @pytest.mark.sample(3)
@@ -324,6 +349,18 @@ def test_the_map_of_clients_leads_to_their_blocks(opened, family):
     page = opened(family)
     cells = page.locator(".map .row").nth(2).locator(".cell")
     assert cells.last.get_attribute("title").startswith("short, head")
+    assert page.locator(".map .ticks").inner_text().split("\n") == [
+        "0 %",
+        "25 %",
+        "50 %",
+        "75 %",
+        "100 %",
+    ]
+    stem = page.locator(".map .row").nth(1).locator(".cell").first
+    colour = stem.evaluate("cell => cell.style.backgroundColor")
+    assert stem.get_attribute("title") == "narrow, stem: 50 % of the weights"
+    red, green, blue = (int(blend(SCALE, 0.5)[i : i + 2], 16) for i in (1, 3, 5))
+    assert colour == f"rgb({red}, {green}, {blue})"  # the scale of the picture
     assert page.locator(".map .cell.none").count() == 1
     page.locator(".map .cell.none").click()
     assert page.input_value("#as") == "client2"
@@ -384,6 +421,9 @@ def test_a_telephone_shows_all_of_it(opened, family, dark):
     page = opened(family, width=390, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator(".area").first.bounding_box()["height"] > 200
+    page.select_option("#graph", "2")  # the page keeps the family's name
+    assert page.inner_text("#title") == "pets" and page.locator("#title").bounding_box()["x"] >= 0
+    page.select_option("#graph", "0")
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert colour == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
     page.locator("g.item").nth(1).click(position={"x": 20, "y": 5})

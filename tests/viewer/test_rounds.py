@@ -93,6 +93,7 @@ def test_the_slider_changes_colours_legend_panel_and_address(opened, run_folder)
 def test_the_slider_is_there_at_once_and_shows_what_a_round_changed(opened, run_folder, by):
     page = opened(read_run(run_folder), hash=f"#by={by}")
     assert page.inner_text("#told") == "3 of 3" and "round=" not in page.evaluate("location.hash")
+    assert page.inner_text("#track") == "accuracy 75.00 %"  # as in tables
     page.keyboard.press(",")
     assert page.inner_text("#told") == "2 of 3" and page.input_value("#by") == "norm"
 
@@ -106,6 +107,7 @@ def test_shares_of_the_weights_are_those_of_the_client_that_is_shown(opened, fam
         page.select_option("#as", f"client{i}")
         share = sum(math.prod(param.shape) for param in kind.graph.params) / whole
         assert f"share of weights of {kind.name}" in page.inner_text("#key")
+        assert "a weight has two sides: at half width" in page.inner_text("#key")
         assert page.evaluate(shown) == pytest.approx(share)
 
 

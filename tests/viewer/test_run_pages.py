@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import archgraph as ag
 from archgraph.graph.ir import ArchGraph
@@ -48,6 +50,31 @@ def test_the_page_of_a_run_holds_the_viewer_which_reaches_nothing(
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     assert page.evaluate("document.querySelector('iframe').contentDocument") is None
     assert noise == []
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_table_shows_where_more_of_it_is(browser: Any, tmp_path: Path, scheme: str):
+    """A shadow at each side to which it scrolls."""
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    (tmp_path / "metrics.jsonl").write_text(line(1, 0.25) + line(2, 0.5))
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(report(tmp_path).as_uri())
+    page.add_style_tag(content=".wide table { min-width: 40rem; }")
+    table = page.locator(".wide").first
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+    def ends() -> list[int]:
+        shown = Image.open(io.BytesIO(table.screenshot())).convert("L")
+        row = [shown.tobytes()[2 * shown.width + x] for x in (1, shown.width // 2, shown.width - 2)]
+        return [abs(row[0] - row[1]), abs(row[2] - row[1])]
+
+    left, right = ends()
+    assert left < 4 and right > 30
+    table.evaluate("one => one.scrollLeft = one.scrollWidth")
+    left, right = ends()
+    assert left > 30 and right < 4
     context.close()
 
 

@@ -317,28 +317,22 @@ class Canvas {
     for (const item of items) {
       const frame = item.view && item.view.frame.find((/** @type {any} */ part) => part.matches("rect.frame:not(.behind)"));
       if (!frame) continue;
-      const colour = this.app.colour(this, item);
-      frame.style.fill = colour || "";
+      const gone = this.small ? lacked(this.model, item, this.small) : 0;
+      const colour = gone < 1 ? this.app.colour(this, item) : "";
+      frame.style.fill = colour;
       item.view.g.classList.toggle("tinted", Boolean(colour));
-      this.narrow(item, colour);
+      this.narrow(item, gone);
       this.badge(item.view.g, frame, item);
     }
     this.map.renew();
   }
 
-  /** Make an item as wide as the submodel leaves it, within its outline; what is gone fades. */
-  narrow(/** @type {Item} */ item, /** @type {string} */ colour) {
+  /** Show which share of an item's widths and blocks the submodel has: a bar, and a count; what is gone is empty. */
+  narrow(/** @type {Item} */ item, /** @type {number} */ gone) {
     const { g, frame, layout } = item.view;
-    const gone = this.small ? lacked(this.model, item, this.small) : 0;
     const share = this.small && !layout.inside && gone < 1 ? narrowed(this.model, item, this.small) : 1;
-    g.querySelector(":scope > rect.outline")?.remove();
-    g.classList.toggle("narrowed", share < 1);
-    if (share < 1) {
-      g.style.setProperty("--around", `color-mix(in srgb, ${colour || "var(--cffffff)"} 25%, var(--cffffff))`);
-      const round = frame.find((/** @type {any} */ part) => part.matches("rect.frame")).getAttribute("rx");
-      g.prepend(svg("rect", { class: "outline", width: layout.w, height: layout.h, rx: round }));
-    }
-    for (const part of frame) if (part.matches("rect.frame")) part.style.transform = share < 1 ? `scaleX(${share})` : "";
+    for (const bar of g.querySelectorAll(":scope > .left")) bar.remove();
+    if (share < 1) g.append(...[1, share].map((part) => svg("path", { class: "left", d: `M10 ${layout.h - 3}h${part * (layout.w - 20)}` })));
     g.classList.toggle("gone", gone === 1);
     const badge = frame.find((/** @type {any} */ part) => part.matches("text.times"));
     if (badge) badge.textContent = gone && gone < 1 ? `${Math.round(item.times * (1 - gone))} of ${item.times}` : `×${item.times}`;

@@ -1,7 +1,7 @@
 // The picture as a file: SVG and PNG, as it is seen.
 
 /** Properties of the style sheet that a picture by itself needs. */
-const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "font", "font-weight", "text-anchor", "opacity", "paint-order", "stroke-linejoin", "transform", "transform-box", "transform-origin"];
+const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "font", "font-weight", "text-anchor", "opacity", "paint-order", "stroke-linejoin"];
 
 /** The whole picture of a pane as an element of its own, styles in its attributes. @returns {{picture: any, w: number, h: number}} */
 function pictured(/** @type {Canvas} */ canvas) {
@@ -10,8 +10,7 @@ function pictured(/** @type {Canvas} */ canvas) {
   const pairs = [...canvas.svg.querySelectorAll("*")].map((one, i) => [one, picture.querySelectorAll("*")[i]]);
   for (const [from, to] of pairs) {
     const style = getComputedStyle(from);
-    const world = from === canvas.world;
-    to.setAttribute("style", LOOKS.filter((key) => !(world && key === "transform")).map((key) => `${key}:${style.getPropertyValue(key)}`).join(";"));
+    to.setAttribute("style", LOOKS.map((key) => `${key}:${style.getPropertyValue(key)}`).join(";"));
     for (const key of ["class", "tabindex", "role", "data-id", "aria-label", "aria-level", "aria-expanded", "aria-selected"]) to.removeAttribute(key);
   }
   picture.querySelectorAll("g[aria-hidden] > rect[width='32']").forEach((/** @type {any} */ one) => one.remove());

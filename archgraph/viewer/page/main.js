@@ -227,11 +227,9 @@ class App {
     const pane = this.panes.find((one) => one.small);
     const alone = pane && this.kind(pane, overlay);
     const client = this.state.as.startsWith("client") && pane?.small?.name;
-    $("key").replaceChildren(alone ? h("span", {}, `${overlay.name} of `, h("strong", {}, alone))
-      : h("span", {}, overlay.name, h("span", { class: "means" }, overlay.legend.slice(overlay.name.length)),
-        client && this.byRound() ? h("strong", {}, `, of all clients and not of ${client} alone`) : null), h("div", { class: "ramp" },
-      h("span", { style: `background: linear-gradient(90deg, ${this.data.scale.join(", ")})` }),
-      h("span", { class: "ticks" }, overlay.ticks.map((text) => h("span", {}, text)))));
+    $("key").replaceChildren(h("span", {}, overlay.name, alone ? [" of ", h("strong", {}, alone)]
+      : client && this.byRound() ? h("strong", {}, `, of all clients and not of ${client} alone`) : null),
+    ramp(this.data.scale, overlay.ticks), h("span", { class: "means" }, alone ? SIDES : overlay.means));
   }
 
   stops() {
@@ -467,15 +465,15 @@ class App {
     };
     data.sections.forEach((/** @type {any} */ s, /** @type {number} */ i) => has(s[0]) && add(s[0], "section", () => model.find(`s${i}`)));
     data.blocks.forEach((/** @type {any} */ b, /** @type {number} */ i) => has(b[0]) && add(b[0], `block, ${b[1]}`, () => model.holder(model.blockOps[i][0], "block")));
-    data.axes.forEach((/** @type {any} */ [name, , role, , , , , pin], /** @type {number} */ n) => {
-      const state = pin ? "pinned" : "free";
-      if ([name, role, state].some(has)) add(name, `axis, ${state}`, () => model.holder(model.axes.findIndex((/** @type {number[]} */ all) => all.includes(n))));
-    });
     data.operators.name.forEach((/** @type {string} */ name, /** @type {number} */ o) => {
       if (found.length >= LISTED) return;
       const [op, label, flow, shapes] = data.kinds[data.operators.kind[o]];
       const place = data.places[data.operators.place[o]][0];
       if ([name, place, op, label, flow, ...shapes].some(has)) add(place ? `${place} · ${name}` : name, `${label} → ${flow}`, () => model.holder(o));
+    });
+    data.axes.forEach((/** @type {any} */ [name, , role, , , , , pin], /** @type {number} */ n) => {
+      const state = pin ? "pinned" : "free";
+      if ([name, role, state].some(has)) add(name, `axis, ${state}`, () => model.holder(model.axes.findIndex((/** @type {number[]} */ all) => all.includes(n))));
     });
     return found;
   }

@@ -3,7 +3,7 @@
 /**
  * @typedef {Object} Overlay
  * @property {string} name
- * @property {string} legend the name and what it means
+ * @property {string} means what its colours mean
  * @property {string[]} ticks at equal distances
  * @property {(model: Model, item: Item, kind?: string) => number|null} at the place on the scale, 0 to 1, of a kind of client if `of` has it; null: a part has none
  * @property {(model: Model, kind: string) => boolean} [of] whether there are figures of a kind of client alone
@@ -13,11 +13,17 @@
  */
 
 const SHARES = ["0 %", "25 %", "50 %", "75 %", "100 %"];
+const SIDES = "a weight has two sides: at half width, a client has a quarter of a middle layer's weights and half of the stem's";
 const silent = () => "";
 
+/** A scale and the figures below it. */
+function ramp(/** @type {string[]} */ scale, /** @type {string[]} */ ticks) {
+  return h("div", { class: "ramp" }, h("span", { style: `background: linear-gradient(90deg, ${scale.join(", ")})` }), h("span", { class: "ticks" }, ticks.map((text) => h("span", {}, text))));
+}
+
 /** How clients feed a part. @returns {Overlay} */
-function fed(/** @type {string} */ name, /** @type {string} */ what, /** @type {(row: any, clients: number) => number} */ share) {
-  return { name, legend: `${name}: ${what}`, ticks: SHARES, told: silent, at: (model, item, kind) => {
+function fed(/** @type {string} */ name, /** @type {string} */ means, /** @type {(row: any, clients: number) => number} */ share) {
+  return { name, means, ticks: SHARES, told: silent, at: (model, item, kind) => {
     const row = model.fed(item), { clients } = model.data.feeding || {};
     if (row && kind) return row[2][clients.findIndex((/** @type {any} */ c) => c[0] === kind)];
     return row && share(row, clients.reduce((/** @type {number} */ sum, /** @type {any} */ c) => sum + c[1], 0));
@@ -26,7 +32,7 @@ function fed(/** @type {string} */ name, /** @type {string} */ what, /** @type {
 
 /** Share of the whole, from a thousandth of it. @returns {Overlay} */
 function amount(/** @type {string} */ key, /** @type {string} */ name) {
-  return { name, legend: `${name}, share of the whole network`, ticks: ["≤ 0.1 %", "1 %", "10 %", "100 %"], told: silent, at: (model, item) => {
+  return { name, means: "share of the whole network", ticks: ["≤ 0.1 %", "1 %", "10 %", "100 %"], told: silent, at: (model, item) => {
     const whole = model.sum(model.root, key);
     const part = whole ? model.sum(item, key) / whole : 0;
     return part ? Math.max(0, 1 + Math.log10(part) / 3) : 0;
@@ -37,7 +43,7 @@ function amount(/** @type {string} */ key, /** @type {string} */ name) {
 function measured(/** @type {string} */ key, /** @type {any} */ [name, low, high]) {
   const ticks = [0, 1, 2, 3, 4].map((i) => String(Number((low + (high - low) * i / 4).toPrecision(3))));
   const figure = (/** @type {Model} */ model, /** @type {Item} */ item) => model.data.figures?.[key] ? model.figure(model.data.figures[key], item) : null;
-  return { name, legend: name, ticks, at: (model, item) => {
+  return { name, means: "", ticks, at: (model, item) => {
     const value = figure(model, item);
     return value === null ? null : (value - low) / (high - low || 1);
   }, told: (model, item) => {
@@ -49,7 +55,7 @@ function measured(/** @type {string} */ key, /** @type {any} */ [name, low, high
 /** What the operators of a part do: of several kinds the one that comes first. @returns {Overlay} */
 function kinds(/** @type {Record<string, string>} */ named) {
   const order = Object.keys(named);
-  return { name: "kind of operator", legend: "", ticks: [], at: () => null, told: silent, named, kind: (model, item) => {
+  return { name: "kind of operator", means: "", ticks: [], at: () => null, told: silent, named, kind: (model, item) => {
     const { kinds, operators } = model.data;
     const inside = new Set(item.operators.map((o) => kinds[operators.kind[o]][5]));
     return order.find((name) => inside.has(name)) || "";
@@ -62,9 +68,9 @@ function overlays(/** @type {any} */ data) {
   const own = Object.entries(data.overlays).map(([key, told]) => [key, measured(key, told)]);
   return {
     kinds: kinds(data.families),
-    ...feeding && { weights: { ...fed("share of weights", "mean over all clients; at half width, a quarter of a middle layer and half of the stem", (row) => row[1]), of: (model) => Boolean(model.data.feeding) },
-      clients: fed("share of clients", "that have any of a part", (row, clients) => row[0] / clients) },
-    parameters: amount("parameters", "parameters"), macs: amount("macs", "MACs"), bytes: amount("bytes", "bytes of results"),
+    ...feeding && { weights: { ...fed("share of weights", `mean over all clients; ${SIDES}`, (row) => row[1]), of: (model) => Boolean(model.data.feeding) },
+      clients: fed("share of clients", "clients that have any of a part", (row, clients) => row[0] / clients) },
+    parameters: amount("parameters", "parameters"), macs: amount("macs", "MACs"), bytes: amount("bytes", "size of results"),
     ...Object.fromEntries(own), ...overRounds(data.graphs),
   };
 }

@@ -143,7 +143,7 @@ class Panel {
     const several = item.times > 1 ? ` ×${item.times}` : "";
     const figures = ["parameters", "macs", "bytes"].map((key) => {
       const [one, all] = [model.sum(item, key), model.sum(model.root, key)];
-      return one ? `${one.toLocaleString("en")} (${percent(one / all)})` : 0;
+      return one ? `${one.toLocaleString("en")}${key === "bytes" ? " bytes" : ""} (${percent(one / all)})` : 0;
     });
     const at = item.operators.length === 1 ? item.operators[0] : -1;
     const place = at >= 0 ? data.places[data.operators.place[at]] : ["", ""];
@@ -155,7 +155,7 @@ class Panel {
         canvas.opened(item) ? "Close" : "Open"),
       item.fold >= 0 && item.times > 1 ? h("button", { class: "act", onclick: () => this.app.unfold(canvas, item) }, `Show all ${item.times}`) : null) : null,
       facts([["module", place[0]], ["code", place[1]], ["parameters", figures[0]], ["MACs per example", figures[1]],
-        ["bytes of results per example", figures[2]], ["operators", model.every(item).length], ...this.told(model, item), ...this.removal(model, item)]),
+        ["results per example", figures[2]], ["operators", model.every(item).length], ...this.told(model, item), ...this.removal(model, item)]),
       traced(this.app, canvas, item),
       this.changed(canvas, item),
       this.clients(canvas, item),

@@ -35,14 +35,14 @@ function overRounds(/** @type {any[]} */ graphs) {
   const top = () => Math.max(...graphs.map((g) => g.rounds ? g.rounds.top : 0)) || 1;
   if (!graphs.some((g) => g.rounds)) return {};
   return {
-    norm: { name: "update norm", legend: "update norm: how far the round moved the weights", told: silent,
+    norm: { name: "update norm", means: "how far the round moved the weights", told: silent,
       get ticks() {
         return [1000, 100, 10, 1].map((d, i) => `${i ? "" : "≤ "}${Number((top() / d).toPrecision(2))}`);
       }, at: (model, item) => {
         const norm = changed(model, item)?.norm ?? null;
         return norm && Math.max(0, 1 + Math.log10(norm / top()) / 3);
       } },
-    coverage: { name: "coverage", legend: "coverage: share of the weights that the round's updates reached", ticks: SHARES, told: silent,
+    coverage: { name: "coverage", means: "share of the weights that the round's updates reached", ticks: SHARES, told: silent,
       at: (model, item) => changed(model, item)?.coverage ?? null },
   };
 }
@@ -51,17 +51,16 @@ function overRounds(/** @type {any[]} */ graphs) {
 function tested(/** @type {any[]} */ graphs, /** @type {number} */ round) {
   const tests = graphs.find((g) => g.rounds)?.rounds.tests;
   if (!tests || tests.rounds.length < 2) return [];
-  const { name, rounds, values } = tests;
+  const { name, rounds, values, texts } = tests;
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const last = rounds[rounds.length - 1];
   const x = (/** @type {number} */ i) => 2 + 140 * (rounds[i] - rounds[0]) / (last - rounds[0]);
   const y = (/** @type {number} */ i) => 28 - 24 * (values[i] - low) / (high - low || 1);
   const at = Math.max(0, rounds.filter((/** @type {number} */ n) => n <= round).length - 1);
-  const text = `${name} ${Number(values[at].toPrecision(4))}`;
-  const curve = svg("svg", { class: "track", viewBox: "0 0 144 32", role: "img", "aria-label": `${name} by round, from ${low} to ${high}` }, [
+  const curve = svg("svg", { class: "track", viewBox: "0 0 144 32", role: "img", "aria-label": `${name} by round, from ${texts[values.indexOf(low)]} to ${texts[values.indexOf(high)]}` }, [
     svg("path", { d: rounds.map((/** @type {number} */ _, /** @type {number} */ i) => `${i ? "L" : "M"}${x(i)} ${y(i)}`).join("") }),
     svg("circle", { cx: x(at), cy: y(at), r: 3.5 })]);
-  return [curve, h("span", {}, text)];
+  return [curve, h("span", {}, `${name} ${texts[at]}`)];
 }
 
 /** An update norm in words. */

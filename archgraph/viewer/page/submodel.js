@@ -114,9 +114,10 @@ function clientMap(/** @type {App} */ app, /** @type {Canvas} */ canvas) {
   });
   const heads = runs.map((run) => h("span", { style: `flex-grow: ${run.many}`, title: called(run) }));
   return h("section", { class: "map" }, h("h3", {}, "Clients × blocks"),
-    h("p", {}, "Share of each block's weights that a client has; hatched: it lacks the block. A name shows that client's network, a cell its block."),
+    h("p", {}, `Share of each block's weights that a client of each kind has (${SIDES}); hatched: it lacks the block. A name shows that client's network, a cell its block.`),
+    ramp(app.data.scale, SHARES),
     clients.map((/** @type {any} */ c, /** @type {number} */ i) => h("div", { class: "row" },
-      h("button", { class: "link", onclick: () => app.shape(app.state.as === `client${i}` ? "whole" : `client${i}`), "aria-pressed": String(app.state.as === `client${i}`) }, c[0]),
+      h("button", { class: "link", title: c[0], onclick: () => app.shape(app.state.as === `client${i}` ? "whole" : `client${i}`), "aria-pressed": String(app.state.as === `client${i}`) }, c[0]),
       h("div", { class: "cells" }, cells(i)))),
     heads.length > 1 ? h("p", { class: "ends" }, h("span", {}, blocks[runs[0].first][0]), h("span", {}, called(runs[runs.length - 1]))) : null);
 }
