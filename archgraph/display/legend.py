@@ -49,7 +49,8 @@ def heading(
     if legend:
         marks = [f"{count(total)} parameters (grey: of a part)", *_marks(picture)]
         joined = (" · ".join(marks[i : i + across]) for i in range(0, len(marks), across))
-        lines += map(_quiet, joined)
+        most = 999 if letters is None else letters + 11  # these letters are smaller
+        lines += [_quiet(line) for words in joined for line in textwrap.wrap(words, most)]
     if notes:
         lines.append(_table(notes))
     if legend:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -19,6 +18,7 @@ from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import count_parameters
 from archgraph.display.legend import MARKS, heading
 from archgraph.display.markup import FONT
+from archgraph.display.overview import columns, overview
 from archgraph.display.pieces import Detail
 from archgraph.display.printed import fitting_page, letters_across, width_in_points
 from archgraph.display.scene import Box, Scene, scene
@@ -32,6 +32,8 @@ FORMATS = ("dot", "svg", "png", "pdf")
 SECONDS = 300.0
 # From most to least.
 DETAILS: tuple[Detail, ...] = ("node", "block", "section")
+# Of a picture for print: columns, and letters of a line at most.
+SHAPES = ((1, 99), (1, 20), (1, 14), (2, 99), (2, 20), (3, 20))
 
 
 @takes_graph
@@ -93,24 +95,27 @@ def draw(
     headline = graph.name if title is None else title
     across = MARKS if width is None else max(1, int(width_in_points(width) / 200))
 
-    def drawn(sections: Sections, detail: Detail) -> str:
+    letters = None if width is None else letters_across(width)
+
+    def drawn(sections: Sections, detail: Detail, number: int = 1, most: int | None = None) -> str:
         picture = scene(graph, sections, detail=detail, fold=fold, marks=marks)
-        if sections is wholes:  # a frame around one box would say its title again
-            picture = replace(picture, groups=())
+        if detail == "section":
+            picture = overview(picture)
         fed = {} if cover is None else _fed(graph, picture, cover)
-        letters = None if width is None else letters_across(width)
         head = heading(
             picture, headline, total, cover, notes, legend=legend, across=across, letters=letters
         )
         tips = functools.partial(_tips, graph)
-        return Drawing(picture, fed, tips, font or FONT, letters).source(head)
+        drawing = Drawing(picture, fed, tips, font or FONT, most, columns(picture, number))
+        return drawing.source(head)
 
     if width is None:
         text = drawn(blocks, detail)
     else:
         several = [(blocks, one) for one in DETAILS[DETAILS.index(detail) :]]
-        texts = (drawn(*one) for one in (*several, (wholes, DETAILS[-1])))
-        text = fitting_page(width, texts, _size)
+        shapes = [(number, min(most, letters_across(width, number))) for number, most in SHAPES]
+        levels = ((drawn(*one, *s) for s in shapes) for one in (*several, (wholes, DETAILS[-1])))
+        text = fitting_page(width, levels, _size)
     if path is not None:
         write_picture(text, path)
     return text
@@ -234,9 +239,9 @@ def _font_configuration(*, replaced: bool) -> str:
 
 
 def _size(text: str) -> tuple[float, float]:
-    """Return width and height of a picture, in points."""
+    """Return width and height of a picture in points, with what is around it."""
     _, scale, wide, tall = render(text, "plain").split(b"\n", 1)[0].split()
-    return 72 * float(scale) * float(wide), 72 * float(scale) * float(tall)
+    return 72 * float(scale) * float(wide) + 3, 72 * float(scale) * float(tall) + 3
 
 
 def _fed(graph: ArchGraph, picture: Scene, cover: Cover) -> dict[str, Reach]:

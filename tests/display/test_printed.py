@@ -42,7 +42,7 @@ def test_a_picture_for_print_is_as_wide_as_asked_and_its_letters_can_be_read(wid
     text = draw(graph, width=width, title="", legend=legend)
     wide, tall = box_of(render(text).decode())
     assert wide <= width_in_points(width) + 1 and tall <= TALL + 1
-    # Its natural size is larger by at most what shrinks letters of 8 points to 6.
+    # Its natural size is larger by at most what shrinks letters of 8 points to 7.
     whole = box_of(render(re.sub(r"\tgraph \[size=.*\n", "", text)).decode())
     assert max(whole[0] / wide, whole[1] / tall) <= SMALLEST / READABLE * 1.02
     assert ("arrows: shapes" in text) == legend and 'POINT-SIZE="16"' not in text
