@@ -64,6 +64,7 @@ class Drawing:
         self.boxes = picture.box
         self.ids = {box.name: f"n{i}" for i, box in enumerate(picture.boxes)}
         self.columns = columns or [self.ids]
+        self.least = WIDTH if letters is None else NARROW
         self.spine = spine(picture)
         self.wide = self.widths()
         self.frames = 0
@@ -198,8 +199,7 @@ class Drawing:
     def widths(self) -> dict[str, float]:
         """Compute least widths in inches: of boxes with a weight, twice a title's at an entry."""
         strong = {b.name for b in self.picture.boxes if any(line.strong for line in b.lines)}
-        least = WIDTH if self.letters is None else NARROW
-        wide = {name: least for name in strong if self.boxes[name].kind == "operator"}
+        wide = {name: self.least for name in strong if self.boxes[name].kind == "operator"}
         before: dict[str, list[str]] = {}
         for link in self.picture.links:
             before.setdefault(link.head, []).append(link.tail)
@@ -292,7 +292,9 @@ def _box_label(box: Box, fed: Reach | None, quiet: str, letters: int | None) -> 
             row += "  " + text(notes.pop(), size=8, colour=quiet)
         lines.append(row)
     if fed is not None:
-        lines.append(text(" · ".join(coverage_words(fed)), size=8, bold=True))
+        said = coverage_words(fed)
+        said = said if letters is not None else [" · ".join(said)]
+        lines += [text(line, size=8, bold=True) for line in said]
     return f"<{'<BR/>'.join(lines)}>"
 
 

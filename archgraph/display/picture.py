@@ -70,8 +70,8 @@ def draw(
         legend: Whether what marks and colours mean stands below the heading.
         notes: Rows of a table under the heading, the first one its titles.
         width: Of print, as ``3.3in``, ``84mm`` or ``240pt``: the picture has the most detail of
-            which the letters have 6 points or more at this width, on a page of 9 inches: `detail`,
-            then less, down to a box per section.
+            which the letters have 7 points or more at this width, on a page of 9 inches: `detail`,
+            then less, down to a box per section; each in one to three columns.
         font: A font that the computer has, as ``Times New Roman``.
 
     Raises:
@@ -93,9 +93,9 @@ def draw(
     marks = None if cover is None else cover.parts
     total = count_parameters(graph, tuple(graph.param))
     headline = graph.name if title is None else title
-    across = MARKS if width is None else max(1, int(width_in_points(width) / 200))
-
-    letters = None if width is None else letters_across(width)
+    across, letters = MARKS, None
+    if width is not None:
+        across, letters = max(1, int(width_in_points(width) / 200)), letters_across(width)
 
     def drawn(sections: Sections, detail: Detail, number: int = 1, most: int | None = None) -> str:
         picture = scene(graph, sections, detail=detail, fold=fold, marks=marks)
