@@ -7,6 +7,7 @@ enters is at least twice as wide, so that the arrow comes in at the right of the
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -305,7 +306,8 @@ def wrapped_lines(lines: Sequence[LabelLine], letters: int | None) -> Iterator[L
             yield line
             continue
         parts = line.text.split(" · ")
-        joined = [part.replace(" ", TIED) if len(part) < letters - 1 else part for part in parts]
+        # A part that fits a line is not broken, nor a number from its word.
+        joined = [re.sub(" " if len(p) < letters - 1 else r" (?=\d)", TIED, p) for p in parts]
         words = f"{TIED}· ".join(joined).replace(".", f".{BREAK}")
         for part in textwrap.wrap(words, letters, break_long_words=False, replace_whitespace=False):
             clean = part.removesuffix(f"{TIED}·").replace(TIED, " ").replace(BREAK, "")

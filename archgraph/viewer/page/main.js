@@ -558,11 +558,8 @@ class App {
   }
 }
 
-async function start() {
-  const data = JSON.parse(await /** @type {any} */ (window).unpack("data"));
-  const app = new App(data);
-  Object.assign(window, { archgraph: { data, app, changed } });
+/** @type {any} */ (window).unpack("data").then((/** @type {string} */ text) => {
+  const app = new App(JSON.parse(text));
+  Object.assign(window, { archgraph: { data: app.data, app, changed } });
   document.body.dataset.ready = String(Math.round(performance.now()));
-}
-
-start();
+});
