@@ -3,7 +3,7 @@
 # test   everything that CI checks: style, types, layers, documentation, tests, doctests
 # full   all tests: every model, every malformed file, every way in which a client can misbehave
 # docs   builds the pages into docs/_build/html; a warning is an error
-# gallery  writes the pages of thirty models for the documentation, then builds it (some minutes)
+# gallery  writes pages and small pictures of twelve models for the documentation, then builds it (minutes)
 # zoo    examines every model of the zoo and writes docs/measured/zoo.csv (an hour on two cores), grows the
 #        foreign ones (growth.csv), generates them all (hypernet.csv) and exports the foreign ones
 #        (onnx-zoo.csv): another each
@@ -57,7 +57,8 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/sphinx-build -q -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
 gallery: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.zoo.gallery docs/_build/html/gallery --list docs/gallery.csv --jobs $(JOBS)
+	$(BIN)/python -m tests.zoo.gallery docs/_build/html/gallery --list docs/gallery.csv \
+	  --pictures docs/_static/gallery --jobs $(JOBS)
 	$(MAKE) docs
 
 zoo: $(VENV)/.installed-dev

@@ -217,16 +217,23 @@ def rooms() -> str:
 
 
 def gallery(out: Path) -> str:
-    """Return the table of the gallery; a model is a link where `make gallery` wrote its page."""
+    """Return the models of the gallery; a picture leads to the page that `make gallery` wrote.
+
+    Without a page it leads to itself in full size.
+    """
     with (HERE / "gallery.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    lines = ["| model | from | look at |", "|---|---|---|"]
+    cards = []
     for row in rows:
-        page = f"gallery/{row['model'].replace('/', '-')}.html"
-        name = html.escape(row["name"])
-        link = f'<a href="{page}">{name}</a>' if (out / page).exists() else name
-        lines.append(f"| {link} | {row['model'].split('/')[0]} | {row['look at']} |")
-    return "\n".join(lines) + "\n"
+        model = row["model"].replace("/", "-")
+        picture, page = f"_static/gallery/{model}.svg", f"gallery/{model}.html"
+        name, about = html.escape(row["name"]), html.escape(row["look at"])
+        cards.append(
+            f'<a href="{page if (out / page).exists() else picture}">'
+            f'<img src="{picture}" alt="{name}: its blocks and what flows between them">'
+            f"<strong>{name}</strong> {about}</a>"
+        )
+    return "\n".join(["```{raw} html", '<div class="gallery">', *cards, "</div>", "```"]) + "\n"
 
 
 def by_task() -> str:

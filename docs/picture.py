@@ -1,11 +1,15 @@
-"""Draw the picture of the README and the page of the front page: `make docs` runs this.
+"""Make the pictures of README and documentation: `python docs/picture.py`, and with `--photos`.
 
-`docs/_static/network.svg` is written only where the picture would differ; `network.html` always.
-`python docs/picture.py --photos` photographs the pages that `seeing.md` shows, in Chromium.
+`docs/_static/network.svg` is written only where the picture would differ; `network.html`, the page
+of the front page, always. `--photos` also photographs pages in Chromium, and notes what they were
+photographed from: a test fails when today's pages are others.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -14,42 +18,69 @@ from pathlib import Path
 
 import archgraph as ag
 from archgraph.display import coverage, render
+from archgraph.federation import Family
+
+ROOT = Path(__file__).parents[1]
+STATIC = ROOT / "docs" / "_static"
+# Of each photographed page a model or family, what its address adds, and the window's size. Letters
+# of 13 pixels stay readable where a site shows the picture 830 pixels wide.
+PHOTOS = {
+    "client": ("archgraph/demo/network_family.yaml", "#as=client3", "1040,640"),
+    "page": ("specs/models/resnet18.yaml", "", "1100,720"),
+    "seeing": ("specs/families/digits_widths.yaml", "#g=0.1", "1100,720"),
+}
+# What the photographs were made from.
+DIGESTS = STATIC / "photos.json"
 
 
 def main() -> None:
     """Draw the demonstration's network with the clients that train each block, and its page."""
-    with resources.as_file(resources.files("archgraph.demo")) as demo:
-        family = ag.resolve(ag.load_family(demo / "network_family.yaml"))
-    target = Path(__file__).parent / "_static" / "network.svg"
-    ag.view(family, target.with_suffix(".html"))
-    picture = render(ag.draw(family.graph, cover=coverage(family)))
+    ag.view(demonstration(), STATIC / "network.html")
+    target, picture = STATIC / "network.svg", network()
     if not target.exists() or target.read_bytes() != picture:
         target.write_bytes(picture)
 
 
-# The pages of `seeing.md`: a model or family, and what its address adds.
-PHOTOS = {
-    "page": ("specs/models/resnet18.yaml", ""),
-    "seeing": ("specs/families/digits_widths.yaml", "#g=0.1.2"),
-}
+@functools.cache
+def demonstration() -> Family:
+    """Return the family of the demonstration."""
+    with resources.as_file(resources.files("archgraph.demo")) as demo:
+        return ag.resolve(ag.load_family(demo / "network_family.yaml"))
+
+
+def network() -> bytes:
+    """Return the picture of the demonstration's network, 4 inches wide."""
+    family = demonstration()
+    return render(ag.draw(family.graph, cover=coverage(family), title="", width="4in"))
+
+
+def page(name: str) -> str:
+    """Return a page that is photographed."""
+    file = ROOT / PHOTOS[name][0]
+    clients = "family" in file.name or "families" in file.parts
+    return ag.view(ag.resolve(ag.load_family(file)) if clients else ag.load(file))
+
+
+def digests() -> dict[str, str]:
+    """Return a digest of each page that is photographed, with its scripts and styles."""
+    return {name: hashlib.sha256(page(name).encode()).hexdigest() for name in PHOTOS}
 
 
 def photos() -> None:
-    """Photograph pages as a window of 1440 × 860 pixels shows them."""
-    root = Path(__file__).parent
+    """Photograph pages in windows with 1.6 dots to a pixel, and note their digests."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, (file, address) in PHOTOS.items():
-            page = Path(folder) / f"{name}.html"
-            subject = root.parent / file
-            ag.view(
-                ag.resolve(ag.load_family(subject)) if "families" in file else ag.load(subject),
-                page,
-            )
+        for name, (_, address, size) in PHOTOS.items():
+            file = Path(folder) / f"{name}.html"
+            file.write_text(page(name))
             command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
-            command += ["--hide-scrollbars", "--window-size=1440,860", "--virtual-time-budget=6000"]
-            command += [f"--screenshot={root / '_static' / name}.png", f"{page.as_uri()}{address}"]
+            command += ["--hide-scrollbars", f"--window-size={size}", "--virtual-time-budget=6000"]
+            command += ["--force-device-scale-factor=1.6"]
+            command += [f"--screenshot={STATIC / name}.png", f"{file.as_uri()}{address}"]
             subprocess.run(command, check=True, capture_output=True, timeout=120)
+    DIGESTS.write_text(json.dumps(digests(), indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    photos() if "--photos" in sys.argv else main()
+    main()
+    if "--photos" in sys.argv:
+        photos()

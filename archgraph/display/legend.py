@@ -48,28 +48,29 @@ def heading(
     """
     size = 16 if letters is None else max(10, min(16, 10 * letters // max(1, len(title))))
     lines = [text(title, size=size, bold=True)] if title else []
+    most = 50 * across if letters is None else letters + 11  # these letters are smaller
     if legend:
         marks = [f"{count(total)} parameters (small: of a part)", *_marks(picture)]
         joined = (" · ".join(marks[i : i + across]) for i in range(0, len(marks), across))
-        lines += map(_quiet, joined)
+        lines += [_quiet(line) for words in joined for line in textwrap.wrap(words, most)]
     if notes:
         lines.append(_table(notes))
     if legend:
-        lines += _colours(picture, cover, across)
+        lines += _colours(picture, cover, across, most)
     if not lines:
         return ""
     rows = "".join(f"<TR><TD>{line}</TD></TR>" for line in lines)
     return f'<<TABLE BORDER="0" CELLSPACING="2">{rows}</TABLE>>'
 
 
-def _colours(picture: Scene, cover: Cover | None, across: int) -> Iterator[str]:
+def _colours(picture: Scene, cover: Cover | None, across: int, most: int) -> Iterator[str]:
     """Yield what the colours of a picture mean: kinds of operators, or how clients feed parts."""
     if cover is None:
         families = [name for name in FAMILIES if any(box.family == name for box in picture.boxes)]
         yield from _families(families, 2 * across + 1)
         return
     yield _scale(narrow=across < MARKS)
-    yield from (_quiet(line) for line in textwrap.wrap(SIDES, 50 * across))
+    yield from (_quiet(line) for line in textwrap.wrap(SIDES, most))
 
 
 def _marks(picture: Scene) -> Iterator[str]:

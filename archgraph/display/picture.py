@@ -18,6 +18,7 @@ from archgraph.display.dot import Drawing
 from archgraph.display.labels import count_parameters
 from archgraph.display.legend import MARKS, heading
 from archgraph.display.markup import FONT
+from archgraph.display.overview import columns, overview
 from archgraph.display.pieces import Detail
 from archgraph.display.printed import fitting_page, letters_across, width_in_points
 from archgraph.display.scene import Box, Scene, scene
@@ -31,6 +32,8 @@ FORMATS = ("dot", "svg", "png", "pdf")
 SECONDS = 300.0
 # From most to least.
 DETAILS: tuple[Detail, ...] = ("node", "block", "section")
+# Of a picture for print: columns, and letters of a line at most.
+SHAPES = ((1, 99), (1, 20), (1, 14), (2, 99), (2, 20), (3, 20))
 
 
 @takes_graph
@@ -67,8 +70,8 @@ def draw(
         legend: Whether what marks and colours mean stands below the heading.
         notes: Rows of a table under the heading, the first one its titles.
         width: Of print, as ``3.3in``, ``84mm`` or ``240pt``: the picture has the most detail of
-            which the letters have 6 points or more at this width, on a page of 9 inches: `detail`,
-            then less, down to a box per section.
+            which the letters have 7 points or more at this width, on a page of 9 inches: `detail`,
+            then less, down to a box per section; each in one to three columns.
         font: A font that the computer has, as ``Times New Roman``.
 
     Raises:
@@ -91,26 +94,33 @@ def draw(
     marks = None if cover is None else cover.parts
     total = count_parameters(graph, tuple(graph.param))
     headline = graph.name if title is None else title
-    across = MARKS if width is None else max(1, int(width_in_points(width) / 200))
+    across, letters = MARKS, None
+    if width is not None:
+        across, letters = max(1, int(width_in_points(width) / 200)), letters_across(width)
 
-    def drawn(detail: Detail, per_section: bool) -> str:
+    def drawn(
+        detail: Detail, per_section: bool = False, number: int = 1, most: int | None = None
+    ) -> str:
         picture = scene(
             graph, sections, detail=detail, fold=fold, per_section=per_section, marks=marks
         )
+        if detail == "section":
+            picture = overview(picture)
         fed = {} if cover is None else _fed(graph, picture, cover)
-        letters = None if width is None else letters_across(width)
         head = heading(
             picture, headline, total, cover, notes, legend=legend, across=across, letters=letters
         )
         tips = functools.partial(_tips, graph)
-        return Drawing(picture, fed, tips, font or FONT, letters).source(head)
+        drawing = Drawing(picture, fed, tips, font or FONT, most, columns(picture, number))
+        return drawing.source(head)
 
     if width is None:
-        text = drawn(detail, False)
+        text = drawn(detail)
     else:
         several = [(one, False) for one in DETAILS[DETAILS.index(detail) :]]
-        texts = (drawn(*one) for one in (*several, (DETAILS[-1], True)))
-        text = fitting_page(width, texts, _size)
+        shapes = [(number, min(most, letters_across(width, number))) for number, most in SHAPES]
+        levels = ((drawn(*one, *s) for s in shapes) for one in (*several, (DETAILS[-1], True)))
+        text = fitting_page(width, levels, _size)
     if path is not None:
         write_picture(text, path)
     return text
@@ -223,9 +233,9 @@ def _font_configuration(*, replaced: bool) -> str:
 
 
 def _size(text: str) -> tuple[float, float]:
-    """Return width and height of a picture, in points."""
+    """Return width and height of a picture in points, with what is around it."""
     _, scale, wide, tall = render(text, "plain").split(b"\n", 1)[0].split()
-    return 72 * float(scale) * float(wide), 72 * float(scale) * float(tall)
+    return 72 * float(scale) * float(wide) + 3, 72 * float(scale) * float(tall) + 3
 
 
 def _fed(graph: ArchGraph, picture: Scene, cover: Cover) -> dict[str, Reach]:

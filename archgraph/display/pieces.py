@@ -193,7 +193,7 @@ class _Boxes:
     def folded(self, per_block: bool) -> list[list[str]]:
         """Return the boxes of several operators; `per_block`: of all operators of a block."""
         boxes: dict[object, list[str]] = {}
-        rest: list[str] = []
+        rest, rest_boxes = list[str](), list[list[str]]()
         for name in self.feeds:
             if name in self.masks:
                 boxes.setdefault(self.masks[name], []).append(name)
@@ -201,7 +201,11 @@ class _Boxes:
                 boxes.setdefault(self.owner[name], []).append(name)
             else:
                 rest.append(name)
-        return [*boxes.values(), *(b for chain in self.chains(rest) for b in self.split(chain))]
+        for chain in self.chains(rest):
+            # Beside the blocks of an overview, a head of training is one box.
+            aside = per_block and chain[0] in self.training
+            rest_boxes += [chain] if aside else self.split(chain)
+        return [*boxes.values(), *rest_boxes]
 
     def chains(self, names: Sequence[str]) -> list[list[str]]:
         """Return maximal runs of operators with one producer and one user, within one block."""

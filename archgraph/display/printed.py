@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 
@@ -11,7 +12,11 @@ from archgraph.errors import RunError
 # Points of a unit of length.
 UNITS = {"in": 72.0, "cm": 72 / 2.54, "mm": 7.2 / 2.54, "pt": 1.0}
 # Height of a page's text in points, the smallest letters of a picture, and what they may shrink to.
-TALL, SMALLEST, READABLE = 9 * 72.0, 8.0, 6.0
+TALL, SMALLEST, READABLE = 9 * 72.0, 8.0, 7.0
+
+
+# Share of a picture's area that a page has, below which no arrangement makes it fit.
+LARGE = 0.45
 
 
 def width_in_points(width: str) -> float:
@@ -31,44 +36,54 @@ def width_in_points(width: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def letters_across(width: str) -> int:
-    """Return how many letters a line of a box may have at a width of print.
+def letters_across(width: str, columns: int = 1) -> int:
+    """Return how many letters a line of a box may have in one of the columns of a width of print.
 
-    >>> letters_across("3.3in")
-    40
+    >>> letters_across("3.3in"), letters_across("7in", 3)
+    (32, 19)
     """
     # Of 10 points before it is scaled, with room for frames and margins.
-    return max(12, int(width_in_points(width) * SMALLEST / READABLE / (10 * LETTER)) - 11)
+    return max(12, int(width_in_points(width) * SMALLEST / READABLE / columns / (10 * LETTER)) - 11)
 
 
 def fitting_page(
-    width: str, candidates: Iterable[str], measured: Callable[[str], tuple[float, float]]
+    width: str,
+    levels: Iterable[Iterable[str]],
+    measured: Callable[[str], tuple[float, float]],
 ) -> str:
     """Return the first of several pictures that fits a page at a width, scaled to it.
 
     1. A picture is scaled down to the width, and to the height of a page.
-    2. It fits if its smallest letters have 6 points or more then; it is never scaled up.
+    2. It fits if its smallest letters have 7 points or more then; it is never scaled up.
+    3. Of a picture that is much larger than a page, other shapes are not tried.
 
     Args:
         width: As ``3.3in``, ``84mm`` or ``240pt``.
-        candidates: DOT texts, those with most detail first.
+        levels: DOT texts by detail, most first; of each detail several shapes.
         measured: Returns width and height of a DOT text in points.
 
     Raises:
-        RunError: If none fits; it says how small the letters would be at best.
+        RunError: If none fits; it says at which width one would.
     """
-    wide, best = width_in_points(width), 0.0
-    for text in candidates:
-        across, down = measured(text)
-        scale = min(1.0, wide / across, TALL / down)
-        best = max(best, SMALLEST * scale)
-        if SMALLEST * scale >= READABLE:
-            head, brace, rest = text.partition("{\n")
-            size = f"{across * scale / 72:.3f},{down * scale / 72:.3f}"
-            return f'{head}{brace}\tgraph [size="{size}"]\n{rest}'
+    wide, best, least = width_in_points(width), 0.0, math.inf
+    for texts in levels:
+        for text in texts:
+            across, down = measured(text)
+            scale = min(1.0, wide / across, TALL / down)  # 1
+            best = max(best, SMALLEST * scale)
+            if SMALLEST * scale >= READABLE:  # 2
+                head, brace, rest = text.partition("{\n")
+                size = f"{across * scale / 72:.3f},{down * scale / 72:.3f}"
+                return f'{head}{brace}\tgraph [size="{size}"]\n{rest}'
+            if down * READABLE <= TALL * SMALLEST:
+                least = min(least, across * READABLE / SMALLEST)
+            if wide * TALL < LARGE * across * down:  # 3
+                break
     raise RunError(
         "the picture does not fit a page",
         found=f"letters of {best:.1f} points at {width} at best",
         expected=f"{READABLE:g} or more",
-        hint="give it more width, or leave out the legend",
+        hint=f"{math.ceil(least / 7.2) / 10}in is wide enough"
+        if math.isfinite(least)
+        else "draw a part of the model, or leave out the legend",
     )

@@ -44,6 +44,7 @@ class Box:
         training: Whether it takes part in training only.
         folded: Nodes of the other repetitions of a fold, which this box stands for, too.
         family: What it does, one of :data:`archgraph.ops.table.FAMILIES`; empty: none of these.
+        mask: Whether it only makes a mask of attention.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Box:
     training: bool = False
     folded: tuple[str, ...] = ()
     family: str = ""
+    mask: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +296,7 @@ class _Making:
             folded=tuple(copy for n in nodes for copy in self.copies.get(n, ())),
             # Not of the counters that belong to them.
             family="" if entry else main_family(graph, names),
+            mask=names[0] in self.parts.masks,
         )
 
     def lines(self, names: Sequence[str], last: Sequence[str]) -> tuple[LabelLine, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from archgraph.capture.trace import trace
-from archgraph.display import coverage
+from archgraph.display import colours, coverage
 from archgraph.display.cover import Cover
 from archgraph.display.dot import wrapped_lines
 from archgraph.display.labels import LabelLine
@@ -42,7 +42,7 @@ def test_a_picture_for_print_is_as_wide_as_asked_and_its_letters_can_be_read(wid
     text = draw(graph, width=width, title="", legend=legend)
     wide, tall = box_of(render(text).decode())
     assert wide <= width_in_points(width) + 1 and tall <= TALL + 1
-    # Its natural size is larger by at most what shrinks letters of 8 points to 6.
+    # Its natural size is larger by at most what shrinks letters of 8 points to 7.
     whole = box_of(render(re.sub(r"\tgraph \[size=.*\n", "", text)).decode())
     assert max(whole[0] / wide, whole[1] / tall) <= SMALLEST / READABLE * 1.02
     assert ("arrows: shapes" in text) == legend and 'POINT-SIZE="16"' not in text
@@ -90,6 +90,32 @@ def test_a_family_fits_a_column_with_its_legend():
     text = draw(graph, width="3.3in", title="", cover=coverage(members))
     assert box_of(render(text).decode())[0] <= width_in_points("3.3in") + 1
     assert "share of the weights" in text
+
+
+def test_a_tall_network_stands_in_columns_and_each_arrow_between_them_has_a_number_twice():
+    graph = chain(*range(3, 23))
+    text = draw(graph, width="7in", title="", legend=False)
+    assert "packmode=array_tu" in text
+    assert sorted(re.findall(r"%(\w+):", text)) == sorted(node.name for node in graph.nodes)
+    numbers = re.findall(r"^\s*(n\d+)_(from|to)\d* \[label=(\d+)", text, re.M)
+    leaves = {(tail, number) for tail, way, number in numbers if way == "from"}
+    assert leaves and leaves == {(tail, number) for tail, way, number in numbers if way == "to"}
+
+
+def test_an_overview_has_outputs_and_masks_without_boxes_of_their_own():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            hidden = self.a(x)
+            last = self.b(hidden)
+            return {"hidden": hidden, "last": last, "twice": last * 2}
+
+    text = draw(trace(Two(), torch.zeros(1, 4)).graph, detail="section")
+    assert "output: hidden" in text and text.count(f'fillcolor="{colours.OUTPUT}"') == 1
+    assert "last" in text and "twice" in text
 
 
 def test_lines_break_between_operators():

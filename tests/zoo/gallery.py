@@ -1,7 +1,7 @@
 """A page of every model of the zoo, and a list of them: ``python -m tests.zoo.gallery FOLDER``.
 
-Each model has a process of its own, as in an examination. What cannot be captured is listed with
-its reason.
+``make gallery`` writes those of ``docs/gallery.csv``, with a small picture of each. Each model has
+a process of its own, as in an examination. What cannot be captured is listed with its reason.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import csv
 import fnmatch
 import html
+import re
 import subprocess
 import sys
 import warnings
@@ -18,21 +19,61 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import archgraph as ag
+from archgraph.display.overview import overview
+from archgraph.display.picture import _framings as framings
+from archgraph.display.picture import render
+from archgraph.display.scene import scene
 from archgraph.display.style import STYLE
+from archgraph.errors import RunError
 from archgraph.files import write
 from tests.zoo.collection import Entry, entries, entry
 
 MINUTES = 15
+# Of a small picture.
+WIDTH = "5in"
 
 
-def page(item: Entry, folder: Path) -> Path:
-    """Write the page of a model."""
-    warnings.simplefilter("ignore")
+def graph_of(item: Entry) -> ag.ArchGraph:
+    """Trace a model."""
     foreign = item.make()
-    graph = ag.trace(foreign.model, *foreign.args, strict=False, **foreign.kwargs).graph
-    path = folder / f"{item.group}-{item.name}.html"
-    ag.view({item.name: graph}, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ag.trace(foreign.model, *foreign.args, strict=False, **foreign.kwargs).graph
+
+
+def page(item: Entry, folder: Path, pictures: Path | None = None) -> Path:
+    """Write the page of a model, and its small picture where there is a folder for these."""
+    graph = graph_of(item)
+    name = f"{item.group}-{item.name}"
+    ag.view({item.name: graph}, path := folder / f"{name}.html")
+    if pictures is not None:
+        write(pictures / f"{name}.svg", thumbnail(graph))
     return path
+
+
+def thumbnail(graph: ag.ArchGraph) -> bytes:
+    """Draw a graph as a small SVG: a box per block, without what a pointer would show."""
+    text = ag.draw(graph, detail="section", width=WIDTH, title="", legend=False)
+    return render(re.sub(r' tooltip="(?:[^"\\]|\\.)*"', "", text))
+
+
+def printed(graph: ag.ArchGraph, width: str) -> str:
+    """Say which letters a picture has in print, and what its boxes stand for."""
+    try:
+        text = ag.draw(graph, width=width)
+    except RunError as error:
+        return str(error.hint)
+    scale = box_of(text)[0] / box_of(re.sub(r'\tgraph \[size="[^"]*"\]\n', "", text))[0]
+    whole = overview(scene(graph, framings(graph)[0], detail="section"))
+    blocks = sum(bool(box.nodes) for box in whole.boxes)
+    of = "block" if text.count('tooltip="%') >= blocks else "section"
+    return f"{8 * min(scale, 1):.1f} pt, a box per {of}"
+
+
+def box_of(text: str) -> tuple[float, float]:
+    """Return width and height of the SVG of a DOT text, in points."""
+    ((wide, tall),) = re.findall(r'<svg width="(\d+)pt" height="(\d+)pt"', render(text).decode())
+    return float(wide), float(tall)
 
 
 def listed(pages: Sequence[tuple[Entry, str]]) -> str:
@@ -50,10 +91,11 @@ def listed(pages: Sequence[tuple[Entry, str]]) -> str:
     )
 
 
-def _alone(item: Entry, folder: Path) -> str:
+def _alone(item: Entry, folder: Path, pictures: Path | None) -> str:
     """Write a page in a process of its own; the reason where that fails."""
     name = f"{item.group}/{item.name}"
     command = [sys.executable, "-m", "tests.zoo.gallery", str(folder), "--one", name]
+    command += ["--pictures", str(pictures)] if pictures else []
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60 * MINUTES, check=False
@@ -70,11 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", metavar="PATTERN", default="*", help="models by name")
     parser.add_argument("--list", metavar="CSV", type=Path, help="models of a file, by GROUP/NAME")
+    parser.add_argument("--pictures", metavar="FOLDER", type=Path, help="small ones, of each page")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="models at a time")
     parser.add_argument("--one", metavar="GROUP/NAME", help="write this page here, and no list")
     options = parser.parse_args(arguments)
     if options.one:
-        page(entry(options.one), options.folder)
+        page(entry(options.one), options.folder, options.pictures)
         return
     if options.list:
         with options.list.open(newline="") as file:
@@ -84,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [one for one in candidates if fnmatch.fnmatch(one.name, options.only)]
     options.folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:
-        problems = list(pool.map(lambda one: _alone(one, options.folder), chosen))
+        problems = list(pool.map(lambda one: _alone(one, options.folder, options.pictures), chosen))
     write(options.folder / "index.html", listed(list(zip(chosen, problems, strict=True))))
 
 

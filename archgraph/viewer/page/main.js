@@ -562,15 +562,8 @@ class App {
   }
 }
 
-async function start() {
-  const text = atob($("data").textContent);
-  const packed = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const data = JSON.parse(await new Response(stream).text());
-  const app = new App(data);
-  Object.assign(window, { archgraph: { data, app, changed } });
+/** @type {any} */ (window).unpack("data").then((/** @type {string} */ text) => {
+  const app = new App(JSON.parse(text));
+  Object.assign(window, { archgraph: { data: app.data, app, changed } });
   document.body.dataset.ready = String(Math.round(performance.now()));
-}
-
-start();
+});
