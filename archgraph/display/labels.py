@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
 from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, Size, TensorType, Value, walk
+from archgraph.ops.idioms import IdiomMatch, idioms
 from archgraph.ops.table import FAMILIES, growth, operator_family, row
 
 # Arguments worth a place in a label when they differ from one: operator schemas use these names
@@ -101,8 +102,10 @@ def attends(graph: ArchGraph, node: Node) -> bool:
 
 
 def node_family(graph: ArchGraph, node: Node) -> str:
-    """Return what a node does, one of :data:`archgraph.ops.table.FAMILIES`, or nothing."""
-    return "attention" if attends(graph, node) else operator_family(node.op)
+    """Return what a node or its idiom does, one of :data:`archgraph.ops.table.FAMILIES`, or ""."""
+    known = idioms(graph).of(node.name)
+    family = known.family if known else ""
+    return family or ("attention" if attends(graph, node) else operator_family(node.op))
 
 
 def main_family(graph: ArchGraph, names: Iterable[str]) -> str:
@@ -120,24 +123,28 @@ def mask_of(node: Node) -> str:
 
 def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
     """Return the heads of a node that is attention, and the width of one."""
+    idiom = idioms(graph).of(node.name)
+    name = idiom.name if idiom else "attention"
     spelt = axes(graph).attention.get(node.name)
     if spelt is not None:
-        return LabelLine(f"attention, {spelt[0]} heads of {spelt[1]}", strong=True)
+        return LabelLine(f"{name}, {spelt[0]} heads of {spelt[1]}", strong=True)
     known = row(node.op).attends
     query = node.arg(known[0]) if known is not None else None
     shape = graph.node[query.name].shape if isinstance(query, Ref) else node.shape
     heads = f"{shape[-3]} heads of {shape[-1]}" if len(shape) > 3 else f"width {shape[-1]}"
-    return LabelLine(f"attention, {heads}", strong=True)
+    return LabelLine(f"{name}, {heads}", strong=True)
 
 
 def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
     """Label an operator: its name, kernel, result channels, and arguments that are not 1."""
     if attends(graph, node):
         return attention_label(graph, node)
+    idiom = idioms(graph).alone.get(node.name)
+    told = idiom.told if idiom else ()
     kernel = kernel_of(graph, node)
-    text = (kernel and row(node.op).words) or operator_words(node.op)
+    text = idiom.name if idiom else (kernel and row(node.op).words) or operator_words(node.op)
     if len(kernel) > 2:  # out, in, and the kernel itself
-        text += f" {_repeat(kernel[2:])}"
+        text += "" if "kernel" in told else f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:
         text += f" {_repeat((size, size) if isinstance(size, int) else size)}"
     if kernel and len(node.shape) > 1:
@@ -145,7 +152,7 @@ def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
         text += f" → {node.shape[1] if len(kernel) > 2 else node.shape[-1]}"
     for name in SHOWN:
         value = node.arg(name)
-        if value not in (None, ()) and not all(item == 1 for item in walk(value)):
+        if name not in told and not all(item in (None, 1) for item in walk(value)):
             text += f", {name} {_repeat(_single(value))}"
     return LabelLine(text, strong=bool(kernel))
 
@@ -161,15 +168,31 @@ def abbreviated(words: Sequence[str]) -> str:
 def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     """Return the lines of a box: mixing operators one to a line, the rest joined.
 
-    What only moves values before and after attention belongs to it and is not named.
+    An idiom of several operators has one name. What only moves values before and after it or
+    attention belongs to it and is not named.
     """
     lines: list[LabelLine] = []
-    attending = any(attends(graph, graph.node[name]) for name in names)
-    labelled = [n for n in names if not (attending and growth(graph.node[n].op).moves)]
+    whole = idioms(graph).within(names)
+    serving = whole or any(attends(graph, graph.node[name]) for name in names)
+    apart = [n for n in names if n not in whole or n == whole[n].nodes[-1]]
+    labelled = [n for n in apart if n in whole or not (serving and growth(graph.node[n].op).moves)]
     # A box of nothing else still needs a label.
     labelled = [n for n in labelled if graph.node[n].op != "getitem"] or list(names)
-    every = [operator_label(graph, graph.node[name]) for name in labelled]
+    every = [
+        _idiom_label(graph, whole[n]) if n in whole else operator_label(graph, graph.node[n])
+        for n in labelled
+    ]
     for strong, group in itertools.groupby(every, key=lambda line: line.strong):
         alike = list(group)
         lines += alike if strong else [LabelLine(abbreviated([line.text for line in alike]))]
     return tuple(lines)
+
+
+def _idiom_label(graph: ArchGraph, one: IdiomMatch) -> LabelLine:
+    """Label an idiom of several operators: its name, and result channels if it has kernels."""
+    nodes = [graph.node[name] for name in one.nodes]
+    if attends(graph, nodes[-1]):
+        return attention_label(graph, nodes[-1])
+    weighted = any(kernel_of(graph, node) for node in nodes)
+    channels = f" → {nodes[-1].shape[1]}" if weighted else ""
+    return LabelLine(one.idiom.name + channels, strong=weighted)

@@ -12,7 +12,8 @@ from archgraph.graph.ir import ArchGraph, Ref, Value, in_mode
 from archgraph.graph.passes import reachable
 from archgraph.graph.values import refs
 from archgraph.ops import zeros
-from archgraph.ops.table import row
+from archgraph.ops.idioms import IdiomMatch, idioms
+from archgraph.ops.table import growth, row
 
 Detail = Literal["section", "block", "node"]
 
@@ -43,7 +44,8 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
 
     At `node` every operator has a box; what only counts shares the box of what it counts for. At
     `block` operators without a weight follow the one that feeds them, attention takes in what
-    splits its heads, and all that makes a mask is one box. At `section` a block is one box.
+    splits its heads, and an idiom of several operators is one box, as is all that makes a mask. At
+    `section` a block is one box.
     """
     # What evaluation does not need, training alone has: heads of depth, auxiliary losses.
     in_eval = reach(graph, graph.outputs, training=False)
@@ -58,7 +60,8 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
         name: tuple(used for used in before if used in drawn)
         for name, before in feeds_of(graph, operators).items()
     }
-    grouping = _Boxes(graph, feeds, owner, training, masks)
+    known = _idiom_boxes(graph, owner, training) if detail == "block" else {}
+    grouping = _Boxes(graph, feeds, owner, training, {**known, **masks})
     boxes = [[name] for name in operators]
     if detail != "node":
         boxes = grouping.folded(per_block=detail == "section")
@@ -180,23 +183,49 @@ def masks_of(graph: ArchGraph) -> dict[str, str]:
     return masks
 
 
+def _idiom_boxes(
+    graph: ArchGraph, owner: Mapping[str, int], training: Collection[str]
+) -> dict[str, IdiomMatch]:
+    """Return the idioms that have a box of their own, by the operators in it.
+
+    1. All of one lies in one block, or it is no part that can be opened. Attention has its box.
+    2. What only moves values into an idiom belongs to it.
+    """
+    home = {node.name: (owner.get(node.name), node.name in training) for node in graph.nodes}
+    boxes = {
+        name: one
+        for name, one in idioms(graph).parts.items()
+        if len({home[n] for n in one.nodes}) == 1 and not attends(graph, graph.node[one.nodes[-1]])
+    }  # 1
+    for node in reversed(graph.nodes):
+        users = {boxes.get(user) for user in graph.users[node.name]}
+        only = users.pop() if len(users) == 1 else None
+        if only and growth(node.op).moves and home[node.name] == home[only.nodes[-1]]:
+            boxes.setdefault(node.name, only)  # 2
+    return boxes
+
+
 @dataclass(frozen=True, slots=True)
 class _Boxes:
-    """Operators while they are put into boxes."""
+    """Operators while they are put into boxes.
+
+    Attributes:
+        settled: What shares a box with equal keys here, whatever feeds it: masks, idioms.
+    """
 
     graph: ArchGraph
     feeds: Mapping[str, tuple[str, ...]]
     owner: Mapping[str, int]
     training: Collection[str]
-    masks: Mapping[str, str]
+    settled: Mapping[str, object]
 
     def folded(self, per_block: bool) -> list[list[str]]:
         """Return the boxes of several operators; `per_block`: of all operators of a block."""
         boxes: dict[object, list[str]] = {}
         rest: list[str] = []
         for name in self.feeds:
-            if name in self.masks:
-                boxes.setdefault(self.masks[name], []).append(name)
+            if name in self.settled:
+                boxes.setdefault(self.settled[name], []).append(name)
             elif per_block and name in self.owner:
                 boxes.setdefault(self.owner[name], []).append(name)
             else:
@@ -251,7 +280,7 @@ class _Boxes:
         while pending:
             name = pending.pop()
             node = self.graph.node.get(name)
-            if node is None or node.op == "input" or name in serving or name in self.masks:
+            if node is None or node.op == "input" or name in serving or name in self.settled:
                 continue
             alone = all(user == attention or user in serving for user in users[name])
             weighted = any(is_parameter(self.graph, leaf) for leaf in node.leaves())

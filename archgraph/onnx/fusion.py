@@ -20,11 +20,13 @@ from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS
 from archgraph.onnx.operators.row import Known, OnnxSetting, OnnxStep
 from archgraph.onnx.operators.spelt import SPELT
-from archgraph.onnx.patterns import OnnxReader, Pattern, PatternMatch, Variable, either, op
+from archgraph.onnx.patterns import OnnxReader
+from archgraph.ops.patterns import Pattern, PatternMatch, Variable, either, op
 
 # What the variables of a pattern stand for: names of values, numbers, attributes.
 Bindings: TypeAlias = Mapping[str, OnnxSetting]
 Options: TypeAlias = dict[str, OnnxSetting]
+OnnxMatch: TypeAlias = PatternMatch[OnnxSetting, OnnxStep]
 
 
 class SpeltForm(NamedTuple):
@@ -97,7 +99,7 @@ def _matrix(values: Bindings, reader: OnnxReader) -> Options | None:
 
 
 _eps = Variable("eps", "number")
-_product = op.MatMul("x", op.Transpose(Variable("w"), perm=[1, 0]))
+_product = op.MatMul("x", op.Transpose(Variable("w"), perm=(1, 0)))
 _linear = either(op.Add(_product, Variable("b")), _product)
 _centred = op.Sub("x", _mean("x"))
 _layer_norm = _divided(_centred, op.Sqrt(op.Add(_mean(_square(_centred)), _eps)))
@@ -166,7 +168,7 @@ _size, _length = op.Slice(_keys, (-1,), (2**63 - 1,)), op.Slice(_keys, (-2,), (-
 _turned = either(
     op.Transpose("k", perm="perm"),
     op.Reshape(  # so PyTorch's exporter writes it, for any rank
-        op.Transpose(op.Reshape("k", op.Concat((-1,), _length, _size, axis=0)), perm=[0, 2, 1]),
+        op.Transpose(op.Reshape("k", op.Concat((-1,), _length, _size, axis=0)), perm=(0, 2, 1)),
         op.Concat(op.Slice(_keys, (-(2**63),), (-2,)), _size, _length, axis=0),
     ),
 )
@@ -253,7 +255,7 @@ def fuse(
 
 def _spelt(
     step: OnnxStep, reader: OnnxReader, reads: Mapping[str, int]
-) -> Iterator[tuple[SpeltForm, PatternMatch, Options]]:
+) -> Iterator[tuple[SpeltForm, OnnxMatch, Options]]:
     """Yield spellings of which a step is the last, what they match, and the operator's options."""
     for spelling in SPELLINGS:
         for matched in reader.matches(spelling.pattern, step.outputs[0], PatternMatch()):
@@ -277,7 +279,7 @@ def _replaced(step: OnnxStep, spelling: SpeltForm, values: Bindings, options: Op
 
 
 def _alone(
-    step: OnnxStep, matched: PatternMatch, reader: OnnxReader, reads: Mapping[str, int]
+    step: OnnxStep, matched: OnnxMatch, reader: OnnxReader, reads: Mapping[str, int]
 ) -> bool:
     """Return whether nothing else reads inner results, except those that follow from shapes."""
     inside = Counter(name for s in matched.steps.values() for name in s.inputs)

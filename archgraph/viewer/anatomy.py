@@ -14,13 +14,14 @@ from archgraph.display.collect import graph_facts
 from archgraph.display.cover import Cover
 from archgraph.display.facts import OperatorFact
 from archgraph.display.hierarchy import Fold, folds
-from archgraph.display.labels import node_family, operator_label, shape_label
+from archgraph.display.labels import LabelLine, node_family, operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.pricing import Saving
-from archgraph.display.scene import Scene, blocks_of, scene
+from archgraph.display.scene import Box, Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
 from archgraph.graph.sizes import counted_at
 from archgraph.graph.values import refs
+from archgraph.ops.idioms import idioms
 from archgraph.plain import Json
 from archgraph.viewer.distinct import Distinct, numbered, stepping
 
@@ -152,7 +153,7 @@ def _boxes(parts: Anatomy) -> dict[str, Json]:
     boxes = [
         [
             ("operator", "input", "output").index(box.kind),
-            labels.add(tuple((line.text, int(line.strong)) for line in box.lines)),
+            labels.add(tuple((line.text, int(line.strong)) for line in _lines(parts.graph, box))),
             int(box.training),
         ]
         for box in parts.scene.boxes
@@ -167,6 +168,12 @@ def _boxes(parts: Anatomy) -> dict[str, Json]:
         ],
         "arrows": links.rows,
     }
+
+
+def _lines(graph: ArchGraph, box: Box) -> tuple[LabelLine, ...]:
+    """Return the lines of a box; an idiom of several operators says its size, as blocks do."""
+    several = box.parameters and idioms(graph).within(box.nodes)
+    return (*box.lines, LabelLine(f"{box.size} parameters")) if several else box.lines
 
 
 def _axes(parts: Anatomy) -> list[list[Json]]:

@@ -1,0 +1,398 @@
+"""Idioms: what several operators are together, or one with certain arguments, in the field's words.
+
+A row is a pattern and a name. Patterns see operators, constants and arrows, never the name of a
+model or a parameter. Operators between whose values something else reads are not an idiom: they
+compute more than its result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Size, Value, per_graph, walk
+from archgraph.ops.constants import constant_tensor
+from archgraph.ops.patterns import (
+    Application,
+    Applied,
+    Either,
+    Pattern,
+    PatternMatch,
+    PatternReader,
+    Variable,
+    either,
+    op,
+)
+from archgraph.ops.table import base, row
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a pattern matched, for the condition of its row.
+
+    Attributes:
+        graph: The graph.
+        values: What the variables stand for.
+        result: The operator that computes the result.
+    """
+
+    graph: ArchGraph
+    values: Mapping[str, Value]
+    result: Node
+
+    def shape(self, name: str) -> tuple[Size, ...]:
+        """Return the shape of a variable; empty for a number."""
+        match self.values[name]:
+            case Ref(node):
+                return self.graph.node[node].shape
+            case Leaf(leaf):
+                return self.graph.param[leaf].shape
+            case _:
+                return ()
+
+    def axes(self, name: str) -> set[int]:
+        """Return the dimensions of x that a variable lists, counted from the first."""
+        listed, rank = walk(self.values[name]), len(self.shape("x"))
+        return {axis % rank for axis in listed if isinstance(axis, int)}
+
+
+Condition: TypeAlias = Callable[[Operands], bool]
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """A row of the table.
+
+    Attributes:
+        name: In the field's words.
+        pattern: What its result is compared with.
+        where: What must hold beside.
+        family: What it does, one of :data:`archgraph.ops.table.FAMILIES`; empty: what its
+            operators do.
+        told: Arguments that its name tells: a label leaves them out.
+    """
+
+    name: str
+    pattern: Pattern
+    where: Condition = lambda matched: True
+    family: str = ""
+    told: frozenset[str] = frozenset()
+
+
+# -- norms ----------------------------------------------------------------------------------------
+_square = either(op.pow("x", 2.0), op.mul("x", "x"), op.square("x"))
+_mean = op.mean(_square, dim="dim", keepdim=True)
+_variance = op.add(_mean, Variable("eps", "number"))
+_rms_norm = either(
+    op.mul("x", either(op.rsqrt(_variance), op.reciprocal(op.sqrt(_variance)))),
+    op.mul("x", op.pow(_variance, -0.5)),
+    op.div("x", op.sqrt(_variance)),
+)
+_gain = Variable("w", "leaf")
+
+
+def _last(matched: Operands) -> bool:
+    return matched.axes("dim") == {len(matched.shape("x")) - 1}
+
+
+# -- activations and gates ------------------------------------------------------------------------
+def _half(gate: Pattern) -> Pattern:
+    """Half of a product of x and a gate, wherever the half stands."""
+    return either(
+        op.mul(op.mul("x", gate), 0.5),
+        op.mul(op.mul("x", 0.5), gate),
+        op.mul("x", op.mul(gate, 0.5)),
+    )
+
+
+_scaled = either(op.div("x", math.sqrt(2)), op.mul("x", math.sqrt(0.5)))
+_cube = either(op.pow("x", 3.0), op.mul(op.mul("x", "x"), "x"))
+_inside = either(
+    op.mul(op.add("x", op.mul(_cube, 0.044715)), math.sqrt(2 / math.pi)),
+    op.mul(
+        op.mul("x", math.sqrt(2 / math.pi)),
+        op.add(op.mul(op.mul("x", 0.044715), "x"), 1.0),
+    ),
+)
+_gelu = either(op.gelu("x"), _half(op.add(op.erf(_scaled), 1.0)))
+_gelu_tanh = either(op.gelu("x", approximate="mode"), _half(op.add(op.tanh(_inside), 1.0)))
+_silu = either(op.silu("x"), op.mul("x", op.sigmoid("x")))
+
+
+def _gate(matched: Operands) -> bool:
+    """Return whether the two factors are tensors of one shape: neither scales the other."""
+    return matched.shape("x") == matched.shape("other") != ()
+
+
+# -- rotary embedding -----------------------------------------------------------------------------
+def _part(index: int, **positions: Pattern) -> Pattern:
+    """Return a half of the last dimension, as a slice or as one of two parts."""
+    parts = op.split_with_sizes("x", ("half", "half"), dim="dim")
+    return either(op.slice("x", dim="dim", **positions), op.getitem(parts, index))
+
+
+_start = either(0, None)
+_low, _high = _part(0, start=_start, end="half"), _part(1, start="half", end="end")
+_even = op.slice("x", dim="dim", start=_start, end="end", step=2)
+_odd = op.slice("x", dim="dim", start=1, end="end", step=2)
+_turned = either(
+    op.cat((op.neg(_high), _low), dim=-1),
+    Applied("reshape", (op.stack((op.neg(_odd), _even), dim=-1),), None),
+)
+_rotary = either(
+    op.add(op.mul("x", "cos"), op.mul(_turned, "sin")),
+    op.cat(
+        (
+            op.sub(op.mul(_low, "cos"), op.mul(_high, "sin")),
+            op.add(op.mul(_high, "cos"), op.mul(_low, "sin")),
+        ),
+        dim=-1,
+    ),
+)
+
+
+def _halves(matched: Operands) -> bool:
+    """Return whether the last dimension is turned, in two halves or in pairs of neighbours."""
+    size = matched.shape("x")[-1]
+    return _last(matched) and matched.values.get("half", size // 2) == size // 2
+
+
+# -- attention ------------------------------------------------------------------------------------
+def _repeated(heads: str) -> Pattern:
+    """Heads of keys or values, each as often as queries share it."""
+    stretched = Applied("expand", (op.unsqueeze(heads, dim=either(2, -3)),), None)
+    return either(
+        Applied("reshape", (stretched,), None),
+        op.repeat_interleave(heads, "times", dim=either(1, -3)),
+    )
+
+
+_product = op.matmul("query", Applied("transpose", (_repeated("key"),), None))
+_scores = either(op.mul(_product, "scale"), op.div(_product, "scale"), _product)
+_softmax = Applied("softmax", (either(op.add(_scores, "mask"), _scores),), None)
+_grouped_query = either(
+    *(
+        Applied("scaled_dot_product_attention", ("query", *keys), None)
+        for keys in ((_repeated("key"), _repeated("value")), ("key", "value"))
+    ),
+    op.matmul(either(_softmax, Applied("dropout", (_softmax,), None)), _repeated("value")),
+)
+
+
+def _shared(matched: Operands) -> bool:
+    """Return whether several heads of queries share one of keys."""
+    query, key = matched.shape("query"), matched.shape("key")
+    return len(query) == len(key) == 4 and query[1] != key[1]
+
+
+# -- convolutions ---------------------------------------------------------------------------------
+_CONVOLUTIONS, _WEIGHTS = "conv1d conv2d conv3d", "conv1d conv2d conv3d linear"
+_convolution = Applied(_CONVOLUTIONS, ("x", "w"), None)
+_ACTIVATIONS = "relu relu6 leaky_relu elu gelu silu mish hardswish hardtanh"
+
+
+def _moved(x: Pattern) -> Pattern:
+    """Return a pattern of a value of which at most two operators change the shape."""
+    once = Applied("reshape unsqueeze", (x,), None)
+    return either(x, once, Applied("reshape unsqueeze", (once,), None))
+
+
+def _layer(x: Pattern, weight: str) -> Applied:
+    return Applied(_WEIGHTS, (x, Variable(weight, "leaf")), None)
+
+
+_pool = either(
+    Applied(
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
+        ("x", either((1,), (1, 1), (1, 1, 1))),
+    ),
+    Applied("mean", ("x", "dim"), None),
+)
+_squeezed = Applied(_ACTIVATIONS, (_layer(_moved(_pool), "down"),), None)
+_excitation = Applied("sigmoid hardsigmoid", (_layer(_squeezed, "up"),))
+
+
+def _pooled(matched: Operands) -> bool:
+    """Return whether the mean is over all dimensions but the batch and the channels."""
+    everywhere = set(range(2, len(matched.shape("x"))))
+    return bool(everywhere) and ("dim" not in matched.values or matched.axes("dim") == everywhere)
+
+
+def _depthwise(matched: Operands) -> bool:
+    return matched.shape("w")[1] == 1 and matched.result.arg("groups", 1) != 1
+
+
+def _pointwise(matched: Operands) -> bool:
+    kernel = matched.shape("w")[2:]
+    return all(size == 1 for size in kernel) and matched.result.arg("groups", 1) == 1
+
+
+# -------------------------------------------------------------------------------------------------
+
+# The first that fits: larger ones before those that are a part of them.
+IDIOMS = (
+    Idiom("squeeze-and-excite", op.mul("x", _moved(_excitation)), _pooled),
+    Idiom("rotary embedding", _rotary, _halves, "embedding"),
+    Idiom("grouped-query attention", _grouped_query, _shared, "attention"),
+    Idiom("RMSNorm", op.mul(_rms_norm, either(_gain, op.add(_gain, 1.0))), _last, "norm"),
+    Idiom("RMSNorm", _rms_norm, _last, "norm"),
+    Idiom("RMSNorm", Applied("rms_norm", ("x",), None), family="norm"),
+    Idiom("SiLU gate", op.mul(_silu, "other"), _gate, "activation"),
+    Idiom("GELU gate", op.mul(either(_gelu, _gelu_tanh), "other"), _gate, "activation"),
+    Idiom("GELU", _gelu, family="activation"),
+    Idiom("GELU (tanh)", _gelu_tanh, family="activation"),
+    Idiom("SiLU", _silu, family="activation"),
+    Idiom("GLU", op.mul(op.sigmoid("x"), "other"), _gate, "activation"),
+    Idiom("GLU", Applied("glu", ("x",), None), family="activation"),
+    Idiom("depthwise conv", _convolution, _depthwise, told=frozenset({"groups"})),
+    Idiom("pointwise conv", _convolution, _pointwise, told=frozenset({"kernel"})),
+)
+
+
+def _results(pattern: Pattern) -> set[str]:
+    """Return the operators that may compute the result of a pattern."""
+    if isinstance(pattern, Either):
+        return {kind for way in pattern.ways for kind in _results(way)}
+    return set(pattern.kind.split()) if isinstance(pattern, Applied) else set()
+
+
+_BY_RESULT: dict[str, list[Idiom]] = {}
+for _idiom in IDIOMS:
+    for _kind in _results(_idiom.pattern):
+        _BY_RESULT.setdefault(_kind, []).append(_idiom)
+
+
+@dataclass(frozen=True, eq=False)
+class IdiomMatch:
+    """An idiom in a graph.
+
+    Attributes:
+        idiom: Its row.
+        nodes: Its operators in topological order; the last computes its result.
+    """
+
+    idiom: Idiom
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Idioms:
+    """The idioms of a graph.
+
+    Attributes:
+        alone: Operators that are an idiom by themselves, also those inside a larger one.
+        parts: The idiom of several operators that each of them is part of.
+    """
+
+    alone: Mapping[str, Idiom]
+    parts: Mapping[str, IdiomMatch]
+
+    def of(self, operator: str) -> Idiom | None:
+        """Return the largest idiom that an operator is or is part of."""
+        part = self.parts.get(operator)
+        return part.idiom if part else self.alone.get(operator)
+
+    def named(self, operator: str) -> tuple[str, str] | None:
+        """Return name and last operator of the largest idiom that an operator is part of."""
+        one, part = self.of(operator), self.parts.get(operator)
+        return None if one is None else (one.name, part.nodes[-1] if part else operator)
+
+    def within(self, operators: Collection[str]) -> dict[str, IdiomMatch]:
+        """Return the idioms that lie within some operators, by each of theirs."""
+        whole = {self.parts[name] for name in operators if name in self.parts}
+        several = [one for one in whole if {*operators}.issuperset(one.nodes)]
+        return {name: one for one in several for name in one.nodes}
+
+    def names(self) -> dict[str, str]:
+        """Return the name of each idiom by its last operator, without those inside others."""
+        named = map(self.named, [*self.parts, *self.alone])
+        return {last: name for name, last in filter(None, named)}
+
+
+@per_graph
+def idioms(graph: ArchGraph) -> Idioms:
+    """Find the idioms of a graph, the largest first; cached with the graph.
+
+    1. From the last operator to the first, the first row that fits is the idiom that ends there.
+    2. What several operators compute together shares no operator with another one, and nothing but
+       its own operators reads its intermediate results.
+
+    Example:
+        >>> from archgraph.graph.ir import BATCH, TensorType
+        >>> kind = TensorType((BATCH, 8), "float32")
+        >>> x = Node("x", "input", type=kind)
+        >>> y = Node("gate", "aten.sigmoid", (("self", Ref("x")),), kind)
+        >>> z = Node("z", "aten.mul.Tensor", (("self", Ref("x")), ("other", Ref("gate"))), kind)
+        >>> idioms(ArchGraph((("x", Ref("x")),), (), (x, y, z), Ref("z"))).names()
+        {'z': 'SiLU'}
+    """
+    reader = _GraphReader(graph)
+    alone: dict[str, Idiom] = {}
+    parts: dict[str, IdiomMatch] = {}
+    for node in reversed(graph.nodes):  # 1
+        for one in reader.idioms(node):
+            if len(one.nodes) == 1:
+                alone[node.name] = one.idiom
+            elif parts.keys().isdisjoint(one.nodes):  # 2
+                parts.update(dict.fromkeys(one.nodes, one))
+            else:
+                continue
+            break
+    return Idioms(alone, parts)
+
+
+class _GraphReader(PatternReader[Value, Node]):
+    """Compares the values of a graph with patterns; casts inside an idiom are part of it."""
+
+    def __init__(self, graph: ArchGraph) -> None:
+        self.graph = graph
+        self.order = {node.name: i for i, node in enumerate(graph.nodes)}
+        self.outputs = set(graph.output_refs())
+
+    def idioms(self, node: Node) -> Iterator[IdiomMatch]:
+        """Yield the idioms that end in an operator, in the order of the table."""
+        for idiom in _BY_RESULT.get(base(node.op), ()):
+            for matched in self.matches(idiom.pattern, Ref(node.name), PatternMatch()):
+                nodes = tuple(sorted(matched.steps, key=self.order.__getitem__))
+                if self.closed(nodes) and idiom.where(Operands(self.graph, matched.values, node)):
+                    yield IdiomMatch(idiom, nodes)
+
+    def closed(self, nodes: Sequence[str]) -> bool:
+        """Return whether nothing else reads what operators but the last compute."""
+        inner = nodes[:-1]
+        read = {user for name in inner for user in self.graph.users[name]}
+        return read <= {*nodes} and self.outputs.isdisjoint(inner)
+
+    def applied(self, operand: Value, pattern: Applied) -> Application[Value, Node] | None:
+        """Return how an operator of the pattern computes a value, if at all."""
+        steps: dict[str, Node] = {}
+        kinds, arity = pattern.kind.split(), len(pattern.inputs)
+        while isinstance(operand, Ref):
+            node = steps[operand.name] = self.graph.node[operand.name]
+            if base(node.op) in kinds:
+                operands = [value for _, value in node.args[:arity]]
+                options = dict.fromkeys(pattern.options or ()) | dict(node.args[arity:])
+                return Application(operands, options, steps)
+            operand = node.args[0][1] if row(node.op).casts and node.args else None
+        return None
+
+    def admitted(self, kind: str, operand: Value) -> Value:
+        """Return the number or leaf that a variable stands for."""
+        if kind == "number":
+            return self.number(operand)
+        return operand if isinstance(operand, Leaf) else None
+
+    def number(self, operand: Value) -> float | None:
+        """Return a number, or the number of a constant that has only one."""
+        if isinstance(operand, Leaf):
+            constant = self.graph.param[operand.name].value
+            if constant is None or math.prod(constant.shape) != 1:
+                return None
+            return float(constant_tensor(constant).item())
+        return float(operand) if isinstance(operand, int | float) else None
+
+    def items(self, operand: Value) -> Sequence[Value] | None:
+        """Return the items of a tuple."""
+        return operand if isinstance(operand, tuple) else None
