@@ -54,7 +54,7 @@ class _Collector:
         # Spans are named after operators; those inside an idiom are the idiom's.
         self.spans = {
             _span(graph.node[name].op, graph.node[name]): _span(one.idiom.name, graph.node[name])
-            for name, one in self.idioms.parts.items()
+            for name, one in self.idioms.items()
         }
         self.home = {name: block for block in self.structured.blocks for name in block.nodes}
         # Where an axis leaves the model and where it is made: the place of a pin without operator.
@@ -160,6 +160,7 @@ class _Collector:
         )
 
     def _operator(self, node: Node, order: Mapping[str, int]) -> OperatorFact:
+        one = self.idioms.get(node.name)
         return OperatorFact(
             node.op,
             node.scope,
@@ -167,7 +168,7 @@ class _Collector:
             tuple(map(str, node.types)),
             tuple(sorted(self.pricing.met[node.name], key=order.__getitem__)),
             tuple(dict.fromkeys(node.leaves())),
-            self.idioms.named(node.name),
+            None if one is None else (one.idiom.name, one.nodes[-1]),
         )
 
     def _pin(self, axis: Axis) -> Pin:

@@ -103,9 +103,10 @@ def attends(graph: ArchGraph, node: Node) -> bool:
 
 def node_family(graph: ArchGraph, node: Node) -> str:
     """Return what a node or its idiom does, one of :data:`archgraph.ops.table.FAMILIES`, or ""."""
-    known = idioms(graph).of(node.name)
-    family = known.family if known else ""
-    return family or ("attention" if attends(graph, node) else operator_family(node.op))
+    one = idioms(graph).get(node.name)
+    if one is not None and one.idiom.family:
+        return one.idiom.family
+    return "attention" if attends(graph, node) else operator_family(node.op)
 
 
 def main_family(graph: ArchGraph, names: Iterable[str]) -> str:
@@ -123,8 +124,8 @@ def mask_of(node: Node) -> str:
 
 def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
     """Return the heads of a node that is attention, and the width of one."""
-    idiom = idioms(graph).of(node.name)
-    name = idiom.name if idiom else "attention"
+    one = idioms(graph).get(node.name)
+    name = one.idiom.name if one else "attention"
     spelt = axes(graph).attention.get(node.name)
     if spelt is not None:
         return LabelLine(f"{name}, {spelt[0]} heads of {spelt[1]}", strong=True)
@@ -139,10 +140,11 @@ def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
     """Label an operator: its name, kernel, result channels, and arguments that are not 1."""
     if attends(graph, node):
         return attention_label(graph, node)
-    idiom = idioms(graph).alone.get(node.name)
-    told = idiom.told if idiom else ()
-    kernel = kernel_of(graph, node)
-    text = idiom.name if idiom else (kernel and row(node.op).words) or operator_words(node.op)
+    one, kernel = idioms(graph).get(node.name), kernel_of(graph, node)
+    told: Collection[str] = ()
+    text = (kernel and row(node.op).words) or operator_words(node.op)
+    if one is not None and not one.several:
+        text, told = one.idiom.name, one.idiom.told
     if len(kernel) > 2:  # out, in, and the kernel itself
         text += "" if "kernel" in told else f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:
@@ -172,27 +174,31 @@ def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     attention belongs to it and is not named.
     """
     lines: list[LabelLine] = []
-    whole = idioms(graph).within(names)
-    serving = whole or any(attends(graph, graph.node[name]) for name in names)
-    apart = [n for n in names if n not in whole or n == whole[n].nodes[-1]]
-    labelled = [n for n in apart if n in whole or not (serving and growth(graph.node[n].op).moves)]
+    known = idioms(graph)
+    whole = {n: known[n] for n in names if n in known and {*names}.issuperset(known[n].nodes)}
+    serving = any((n in whole and whole[n].several) or attends(graph, graph.node[n]) for n in names)
+    labelled = [
+        n
+        for n in names
+        if (
+            n == whole[n].nodes[-1]
+            if n in whole
+            else not (serving and growth(graph.node[n].op).moves)
+        )
+    ]
     # A box of nothing else still needs a label.
     labelled = [n for n in labelled if graph.node[n].op != "getitem"] or list(names)
-    every = [
-        _idiom_label(graph, whole[n]) if n in whole else operator_label(graph, graph.node[n])
-        for n in labelled
-    ]
+    every = [_label(graph, graph.node[n], whole.get(n)) for n in labelled]
     for strong, group in itertools.groupby(every, key=lambda line: line.strong):
         alike = list(group)
         lines += alike if strong else [LabelLine(abbreviated([line.text for line in alike]))]
     return tuple(lines)
 
 
-def _idiom_label(graph: ArchGraph, one: IdiomMatch) -> LabelLine:
-    """Label an idiom of several operators: its name, and result channels if it has kernels."""
-    nodes = [graph.node[name] for name in one.nodes]
-    if attends(graph, nodes[-1]):
-        return attention_label(graph, nodes[-1])
-    weighted = any(kernel_of(graph, node) for node in nodes)
-    channels = f" → {nodes[-1].shape[1]}" if weighted else ""
+def _label(graph: ArchGraph, node: Node, one: IdiomMatch | None) -> LabelLine:
+    """Label an operator, or the idiom that ends in it: its name, and channels if it has kernels."""
+    if one is None or not one.several or attends(graph, node):
+        return operator_label(graph, node)
+    weighted = any(kernel_of(graph, graph.node[name]) for name in one.nodes)
+    channels = f" → {node.shape[1]}" if weighted else ""
     return LabelLine(one.idiom.name + channels, strong=weighted)

@@ -8,11 +8,11 @@ from typing import Literal
 
 from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import attends, is_parameter, kernel_of, mask_of
-from archgraph.graph.ir import ArchGraph, Ref, Value, in_mode
+from archgraph.graph.ir import ArchGraph, Node, Ref, Value, in_mode
 from archgraph.graph.passes import reachable
 from archgraph.graph.values import refs
 from archgraph.ops import zeros
-from archgraph.ops.idioms import IdiomMatch, idioms
+from archgraph.ops.idioms import idioms
 from archgraph.ops.table import growth, row
 
 Detail = Literal["section", "block", "node"]
@@ -60,8 +60,7 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
         name: tuple(used for used in before if used in drawn)
         for name, before in feeds_of(graph, operators).items()
     }
-    known = _idiom_boxes(graph, owner, training) if detail == "block" else {}
-    grouping = _Boxes(graph, feeds, owner, training, {**known, **masks})
+    grouping = _Boxes(graph, feeds, owner, training, masks)
     boxes = [[name] for name in operators]
     if detail != "node":
         boxes = grouping.folded(per_block=detail == "section")
@@ -183,85 +182,83 @@ def masks_of(graph: ArchGraph) -> dict[str, str]:
     return masks
 
 
-def _idiom_boxes(
-    graph: ArchGraph, owner: Mapping[str, int], training: Collection[str]
-) -> dict[str, IdiomMatch]:
-    """Return the idioms that have a box of their own, by the operators in it.
-
-    1. All of one lies in one block, or it is no part that can be opened. Attention has its box.
-    2. What only moves values into an idiom belongs to it.
-    """
-    home = {node.name: (owner.get(node.name), node.name in training) for node in graph.nodes}
-    boxes = {
-        name: one
-        for name, one in idioms(graph).parts.items()
-        if len({home[n] for n in one.nodes}) == 1 and not attends(graph, graph.node[one.nodes[-1]])
-    }  # 1
-    for node in reversed(graph.nodes):
-        users = {boxes.get(user) for user in graph.users[node.name]}
-        only = users.pop() if len(users) == 1 else None
-        if only and growth(node.op).moves and home[node.name] == home[only.nodes[-1]]:
-            boxes.setdefault(node.name, only)  # 2
-    return boxes
-
-
 @dataclass(frozen=True, slots=True)
 class _Boxes:
-    """Operators while they are put into boxes.
-
-    Attributes:
-        settled: What shares a box with equal keys here, whatever feeds it: masks, idioms.
-    """
+    """Operators while they are put into boxes."""
 
     graph: ArchGraph
     feeds: Mapping[str, tuple[str, ...]]
     owner: Mapping[str, int]
     training: Collection[str]
-    settled: Mapping[str, object]
+    masks: Mapping[str, str]
 
     def folded(self, per_block: bool) -> list[list[str]]:
         """Return the boxes of several operators; `per_block`: of all operators of a block."""
-        boxes: dict[object, list[str]] = {}
-        rest: list[str] = []
+        boxes: dict[int, list[str]] = {}
+        settled, rest = self.settled(), list[str]()
         for name in self.feeds:
-            if name in self.settled:
-                boxes.setdefault(self.settled[name], []).append(name)
-            elif per_block and name in self.owner:
-                boxes.setdefault(self.owner[name], []).append(name)
-            else:
-                rest.append(name)
-        return [*boxes.values(), *(b for chain in self.chains(rest) for b in self.split(chain))]
+            part = self.owner.get(name) if per_block else None
+            (rest if part is None else boxes.setdefault(part, [])).append(name)
+        result = list(boxes.values())
+        for chain in self.chains(rest, settled):
+            whole = settled.get(chain[0]) == chain[-1]
+            result += [chain] if whole else self.split(chain)
+        return result
 
-    def chains(self, names: Sequence[str]) -> list[list[str]]:
+    def settled(self) -> dict[str, str]:
+        """Return what shares a box wherever it stands, by operator the last one of the box.
+
+        1. All that makes a mask; an idiom of several operators within one block; attention.
+        2. What only moves values into these belongs to them; before attention, all that has no
+           weight.
+        """
+        graph = self.graph
+        boxes = {
+            name: one.nodes[-1]
+            for name, one in idioms(graph).items()
+            if one.several and all(self.together(n, name) for n in one.nodes)
+        }
+        boxes |= self.masks
+        for name in reversed([*self.feeds]):
+            node = graph.node[name]
+            if attends(graph, node):  # 1
+                boxes.setdefault(name, name)
+            users = {boxes.get(user, "") for user in graph.users[name]}
+            last = users.pop() if len(users) == 1 else ""
+            if last and self.together(name, last) and self.serves(node, graph.node[last]):
+                boxes.setdefault(name, last)  # 2
+        return boxes
+
+    def serves(self, node: Node, last: Node) -> bool:
+        """Return whether an operator that only one box uses belongs to it."""
+        weighted = any(is_parameter(self.graph, leaf) for leaf in node.leaves())
+        return growth(node.op).moves or (attends(self.graph, last) and not weighted)
+
+    def chains(self, names: Sequence[str], settled: Mapping[str, str]) -> list[list[str]]:
         """Return maximal runs of operators with one producer and one user, within one block."""
         ends = set(self.graph.output_refs())
         users: dict[str, list[str]] = {}
         for name, before in self.feeds.items():
             for used in before:
                 users.setdefault(used, []).append(name)
-        # What prepares an attention shares its box, wherever it stands among its operators.
-        preparing = {n: node for node in names for n in self.prepared(node, users)}
         chains: dict[str, list[str]] = {}
         result: list[list[str]] = []
         for name in names:
             before = self.feeds[name]
             tail = before[0] if len(before) == 1 else None
-            node = self.graph.node[name]
-            if name in preparing:
-                chains[name] = chains.setdefault(preparing[name], [])
-            elif name in chains:
-                result.append(chains[name])
+            if name in settled:
+                chains[name] = chains.setdefault(settled[name], [])
             elif (
                 tail in chains
                 and len(users[tail]) == 1
                 and tail not in ends
-                and tail not in preparing
-                and not attends(self.graph, node)
+                and (tail not in settled or attends(self.graph, self.graph.node[tail]))
                 and self.together(tail, name)
             ):
                 chains[name] = chains[tail]
             else:
                 chains[name] = []
+            if not chains[name]:
                 result.append(chains[name])
             chains[name].append(name)
         return result
@@ -270,24 +267,6 @@ class _Boxes:
         """Return whether both are in one block, and both in training only or neither."""
         same = self.owner.get(one) == self.owner.get(other)
         return same and (one in self.training) == (other in self.training)
-
-    def prepared(self, attention: str, users: Mapping[str, Sequence[str]]) -> set[str]:
-        """Return what only prepares queries, keys and values: without weights or other users."""
-        serving: set[str] = set()
-        if not attends(self.graph, self.graph.node[attention]):
-            return serving
-        pending = list(self.feeds[attention])
-        while pending:
-            name = pending.pop()
-            node = self.graph.node.get(name)
-            if node is None or node.op == "input" or name in serving or name in self.settled:
-                continue
-            alone = all(user == attention or user in serving for user in users[name])
-            weighted = any(is_parameter(self.graph, leaf) for leaf in node.leaves())
-            if alone and not weighted and self.together(name, attention):
-                serving.add(name)
-                pending.extend(self.feeds[name])
-        return serving
 
     def split(self, chain: Sequence[str]) -> Iterator[list[str]]:
         """Cut a chain so that every piece has at most one mixing operator or attention.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from archgraph.analysis.cost import cost
@@ -10,7 +9,7 @@ from archgraph.analysis.structure import Block, structure
 from archgraph.display.labels import dimensions, shape_label
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.graph.sizes import counted_at
-from archgraph.ops.idioms import idioms
+from archgraph.ops.idioms import idiom_counts
 from archgraph.tables import Table, count, plural
 
 
@@ -60,16 +59,16 @@ def summary_table(graph: ArchGraph) -> Table:
     rows.append(("total", "", "".join(result), count(spent.parameters), count(spent.macs), ""))
     at = f" of {sizes}" if (sizes := counted_at(graph)) else ""
     inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
-    notes = [f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}"]
-    known = Counter(idioms(graph).names().values()).most_common()
-    notes += [f"idioms: {', '.join(f'{many} {name}' for name, many in known)}"] * bool(known)
+    note = f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}"
+    if known := [f"{many} {name}" for name, many in idiom_counts(graph).most_common()]:
+        note += f"\nidioms: {', '.join(known)}"
     return Table(
         title=graph.name or "architecture",
         columns=("part", "kind", "result", "parameters", "MACs", ""),
         rows=tuple(rows),
         right=frozenset({3, 4}),
         strong=frozenset(strong),
-        note="\n".join(notes),
+        note=note,
     )
 
 

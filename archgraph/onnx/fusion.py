@@ -21,6 +21,7 @@ from archgraph.onnx.operators.known import FOLDS
 from archgraph.onnx.operators.row import Known, OnnxSetting, OnnxStep
 from archgraph.onnx.operators.spelt import SPELT
 from archgraph.onnx.patterns import OnnxReader
+from archgraph.ops.idioms import SPELT_GELU, SPELT_GELU_TANH, SPELT_SILU
 from archgraph.ops.patterns import Pattern, PatternMatch, Variable, either, op
 
 # What the variables of a pattern stand for: names of values, numbers, attributes.
@@ -112,16 +113,6 @@ _group_norm = op.Add(
 # -- activations ------------------------------------------------------------------------------
 
 
-def _half(x: Pattern, gate: Pattern) -> Pattern:
-    """Half of a product, wherever the half stands."""
-    return either(
-        op.Mul(op.Mul(x, gate), 0.5), op.Mul(op.Mul(x, 0.5), gate), op.Mul(x, op.Mul(gate, 0.5))
-    )
-
-
-_erf = op.Erf(either(op.Div("x", math.sqrt(2)), op.Mul("x", math.sqrt(0.5))))
-_cube = either(op.Pow("x", 3.0), op.Mul(op.Mul("x", "x"), "x"))
-_tanh = op.Tanh(op.Mul(op.Add("x", op.Mul(_cube, 0.044715)), math.sqrt(2 / math.pi)))
 _clipped = op.Clip(op.Add("x", 3.0), 0.0, 6.0)
 _hard_swish = either(
     op.Mul("x", op.HardSigmoid("x", alpha=1 / 6, beta=0.5)),
@@ -198,9 +189,9 @@ SPELLINGS = (
     ),
     SpeltForm("spelt GroupNormalization", _group_norm, ("x", "w", "b"), _groups, ("w", "b")),
     SpeltForm("spelt Linear", _linear, ("x", "w", "b"), _matrix),
-    SpeltForm("Gelu", _half("x", op.Add(_erf, 1.0))),
-    SpeltForm("Gelu", _half("x", op.Add(_tanh, 1.0)), ("x",), lambda *_: {"approximate": "tanh"}),
-    SpeltForm("Swish", op.Mul("x", op.Sigmoid("x"))),
+    SpeltForm("Gelu", SPELT_GELU),
+    SpeltForm("Gelu", SPELT_GELU_TANH, ("x",), lambda *_: {"approximate": "tanh"}),
+    SpeltForm("Swish", SPELT_SILU),
     SpeltForm("HardSwish", _hard_swish),
     SpeltForm("spelt Attention", _attention, _operands, _scores),
     SpeltForm("spelt Attention", _attention_or_zero, _operands, _scores_or_zero),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from archgraph.onnx.operators.row import Known, OnnxSetting, OnnxStep
-from archgraph.ops.patterns import Application, Applied, PatternReader
+from archgraph.ops.patterns import Applied, PatternReader
 
 FEW = 4096  # numbers of a tensor that is compared
 # Attributes that newer opsets have as inputs, in the order of these, behind the others.
@@ -51,10 +51,10 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
 
     def applied(
         self, operand: OnnxSetting, pattern: Applied
-    ) -> Application[OnnxSetting, OnnxStep] | None:
+    ) -> tuple[list[OnnxSetting], dict[str, OnnxSetting], dict[str, OnnxStep]] | None:
         """Return how the pattern's operator computes a value; None: another one does."""
         step = self.producer.get(operand) if isinstance(operand, str) else None
-        if step is None or step.kind != pattern.kind:
+        if step is None or step.kind.lower() != pattern.kind.lower():
             return None
         attributes = dict(step.attributes)
         names = [name for name in AS_INPUTS.get(step.kind, ()) if name in attributes]
@@ -67,7 +67,7 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
             for name, default in defaults.items()
             if name in listed or attributes[name] != default
         }
-        return Application(operands, options, {step.outputs[0]: step})
+        return operands, options, {step.outputs[0]: step}
 
     def admitted(self, kind: str, operand: OnnxSetting) -> OnnxSetting:
         """Return what a variable of a kind stands for; None: the value is not of this kind."""

@@ -7,15 +7,15 @@ compute more than its result.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, Size, Value, per_graph, walk
-from archgraph.ops.constants import constant_tensor
 from archgraph.ops.patterns import (
-    Application,
     Applied,
     Either,
     Pattern,
@@ -44,13 +44,10 @@ class Operands:
 
     def shape(self, name: str) -> tuple[Size, ...]:
         """Return the shape of a variable; empty for a number."""
-        match self.values[name]:
-            case Ref(node):
-                return self.graph.node[node].shape
-            case Leaf(leaf):
-                return self.graph.param[leaf].shape
-            case _:
-                return ()
+        value, graph = self.values[name], self.graph
+        if isinstance(value, Leaf):
+            return graph.param[value.name].shape
+        return graph.node[value.name].shape if isinstance(value, Ref) else ()
 
     def axes(self, name: str) -> set[int]:
         """Return the dimensions of x that a variable lists, counted from the first."""
@@ -116,9 +113,15 @@ _inside = either(
         op.add(op.mul(op.mul("x", 0.044715), "x"), 1.0),
     ),
 )
-_gelu = either(op.gelu("x"), _half(op.add(op.erf(_scaled), 1.0)))
-_gelu_tanh = either(op.gelu("x", approximate="mode"), _half(op.add(op.tanh(_inside), 1.0)))
-_silu = either(op.silu("x"), op.mul("x", op.sigmoid("x")))
+# As files spell them, too.
+SPELT_GELU, SPELT_GELU_TANH, SPELT_SILU = (
+    _half(op.add(op.erf(_scaled), 1.0)),
+    _half(op.add(op.tanh(_inside), 1.0)),
+    op.mul("x", op.sigmoid("x")),
+)
+_gelu = either(op.gelu("x"), SPELT_GELU)
+_gelu_tanh = either(op.gelu("x", approximate="mode"), SPELT_GELU_TANH)
+_silu = either(op.silu("x"), SPELT_SILU)
 
 
 def _gate(matched: Operands) -> bool:
@@ -258,66 +261,34 @@ def _results(pattern: Pattern) -> set[str]:
     return set(pattern.kind.split()) if isinstance(pattern, Applied) else set()
 
 
-_BY_RESULT: dict[str, list[Idiom]] = {}
-for _idiom in IDIOMS:
-    for _kind in _results(_idiom.pattern):
-        _BY_RESULT.setdefault(_kind, []).append(_idiom)
+@functools.cache
+def _rows(kind: str) -> list[Idiom]:
+    """Return the rows whose result an operator may compute."""
+    return [one for one in IDIOMS if kind in _results(one.pattern)]
 
 
 @dataclass(frozen=True, eq=False)
 class IdiomMatch:
-    """An idiom in a graph.
-
-    Attributes:
-        idiom: Its row.
-        nodes: Its operators in topological order; the last computes its result.
-    """
+    """An idiom in a graph: its row and its operators, of which the last computes its result."""
 
     idiom: Idiom
     nodes: tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class Idioms:
-    """The idioms of a graph.
-
-    Attributes:
-        alone: Operators that are an idiom by themselves, also those inside a larger one.
-        parts: The idiom of several operators that each of them is part of.
-    """
-
-    alone: Mapping[str, Idiom]
-    parts: Mapping[str, IdiomMatch]
-
-    def of(self, operator: str) -> Idiom | None:
-        """Return the largest idiom that an operator is or is part of."""
-        part = self.parts.get(operator)
-        return part.idiom if part else self.alone.get(operator)
-
-    def named(self, operator: str) -> tuple[str, str] | None:
-        """Return name and last operator of the largest idiom that an operator is part of."""
-        one, part = self.of(operator), self.parts.get(operator)
-        return None if one is None else (one.name, part.nodes[-1] if part else operator)
-
-    def within(self, operators: Collection[str]) -> dict[str, IdiomMatch]:
-        """Return the idioms that lie within some operators, by each of theirs."""
-        whole = {self.parts[name] for name in operators if name in self.parts}
-        several = [one for one in whole if {*operators}.issuperset(one.nodes)]
-        return {name: one for one in several for name in one.nodes}
-
-    def names(self) -> dict[str, str]:
-        """Return the name of each idiom by its last operator, without those inside others."""
-        named = map(self.named, [*self.parts, *self.alone])
-        return {last: name for name, last in filter(None, named)}
+    @property
+    def several(self) -> bool:
+        """Whether it consists of several operators."""
+        return len(self.nodes) > 1
 
 
 @per_graph
-def idioms(graph: ArchGraph) -> Idioms:
-    """Find the idioms of a graph, the largest first; cached with the graph.
+def idioms(graph: ArchGraph) -> Mapping[str, IdiomMatch]:
+    """Find the idioms of a graph; cached with it.
 
-    1. From the last operator to the first, the first row that fits is the idiom that ends there.
-    2. What several operators compute together shares no operator with another one, and nothing but
-       its own operators reads its intermediate results.
+    From the last operator to the first, the first row that fits is the idiom that ends there. Two
+    share no operator, and nothing but its own operators reads the intermediate results of one.
+
+    Returns:
+        The idiom that each operator is or is part of.
 
     Example:
         >>> from archgraph.graph.ir import BATCH, TensorType
@@ -325,74 +296,64 @@ def idioms(graph: ArchGraph) -> Idioms:
         >>> x = Node("x", "input", type=kind)
         >>> y = Node("gate", "aten.sigmoid", (("self", Ref("x")),), kind)
         >>> z = Node("z", "aten.mul.Tensor", (("self", Ref("x")), ("other", Ref("gate"))), kind)
-        >>> idioms(ArchGraph((("x", Ref("x")),), (), (x, y, z), Ref("z"))).names()
-        {'z': 'SiLU'}
+        >>> known = idioms(ArchGraph((("x", Ref("x")),), (), (x, y, z), Ref("z")))
+        >>> {name: one.idiom.name for name, one in known.items()}
+        {'gate': 'SiLU', 'z': 'SiLU'}
     """
     reader = _GraphReader(graph)
-    alone: dict[str, Idiom] = {}
-    parts: dict[str, IdiomMatch] = {}
-    for node in reversed(graph.nodes):  # 1
-        for one in reader.idioms(node):
-            if len(one.nodes) == 1:
-                alone[node.name] = one.idiom
-            elif parts.keys().isdisjoint(one.nodes):  # 2
-                parts.update(dict.fromkeys(one.nodes, one))
-            else:
-                continue
-            break
-    return Idioms(alone, parts)
+    known: dict[str, IdiomMatch] = {}
+    for node in reversed(graph.nodes):
+        ways = (one for one in reader.idioms(node) if known.keys().isdisjoint(one.nodes))
+        if one := next(ways, None):
+            known |= dict.fromkeys(one.nodes, one)
+    return known
+
+
+def idiom_counts(graph: ArchGraph) -> Counter[str]:
+    """Count the idioms of a graph by name."""
+    return Counter(one.idiom.name for one in dict.fromkeys(idioms(graph).values()))
 
 
 class _GraphReader(PatternReader[Value, Node]):
     """Compares the values of a graph with patterns; casts inside an idiom are part of it."""
 
     def __init__(self, graph: ArchGraph) -> None:
-        self.graph = graph
-        self.order = {node.name: i for i, node in enumerate(graph.nodes)}
-        self.outputs = set(graph.output_refs())
+        self.graph, self.outputs = graph, {*graph.output_refs()}
 
     def idioms(self, node: Node) -> Iterator[IdiomMatch]:
         """Yield the idioms that end in an operator, in the order of the table."""
-        for idiom in _BY_RESULT.get(base(node.op), ()):
-            for matched in self.matches(idiom.pattern, Ref(node.name), PatternMatch()):
-                nodes = tuple(sorted(matched.steps, key=self.order.__getitem__))
-                if self.closed(nodes) and idiom.where(Operands(self.graph, matched.values, node)):
+        for idiom in _rows(base(node.op)):
+            for matched in self.matches(idiom.pattern, Ref(node.name), PatternMatch[Value, Node]()):
+                nodes = (*reversed([*matched.steps]),)
+                read = {user for name in nodes[:-1] for user in self.graph.users[name]}
+                returned = not self.outputs.isdisjoint(nodes[:-1])
+                operands = Operands(self.graph, matched.values, node)
+                if read <= {*nodes} and not returned and idiom.where(operands):
                     yield IdiomMatch(idiom, nodes)
 
-    def closed(self, nodes: Sequence[str]) -> bool:
-        """Return whether nothing else reads what operators but the last compute."""
-        inner = nodes[:-1]
-        read = {user for name in inner for user in self.graph.users[name]}
-        return read <= {*nodes} and self.outputs.isdisjoint(inner)
-
-    def applied(self, operand: Value, pattern: Applied) -> Application[Value, Node] | None:
+    def applied(
+        self, operand: Value, pattern: Applied
+    ) -> tuple[list[Value], dict[str, Value], dict[str, Node]] | None:
         """Return how an operator of the pattern computes a value, if at all."""
         steps: dict[str, Node] = {}
         kinds, arity = pattern.kind.split(), len(pattern.inputs)
         while isinstance(operand, Ref):
             node = steps[operand.name] = self.graph.node[operand.name]
             if base(node.op) in kinds:
-                operands = [value for _, value in node.args[:arity]]
                 options = dict.fromkeys(pattern.options or ()) | dict(node.args[arity:])
-                return Application(operands, options, steps)
-            operand = node.args[0][1] if row(node.op).casts and node.args else None
+                return [value for _, value in node.args[:arity]], options, steps
+            operand = node.args[0][1] if row(node.op).casts else None
         return None
 
     def admitted(self, kind: str, operand: Value) -> Value:
         """Return the number or leaf that a variable stands for."""
-        if kind == "number":
-            return self.number(operand)
-        return operand if isinstance(operand, Leaf) else None
+        number = self.number(operand) if kind == "number" else None
+        return operand if kind == "leaf" and isinstance(operand, Leaf) else number
 
     def number(self, operand: Value) -> float | None:
-        """Return a number, or the number of a constant that has only one."""
-        if isinstance(operand, Leaf):
-            constant = self.graph.param[operand.name].value
-            if constant is None or math.prod(constant.shape) != 1:
-                return None
-            return float(constant_tensor(constant).item())
+        """Return a number."""
         return float(operand) if isinstance(operand, int | float) else None
 
-    def items(self, operand: Value) -> Sequence[Value] | None:
+    def items(self, operand: Value) -> tuple[Value, ...] | None:
         """Return the items of a tuple."""
         return operand if isinstance(operand, tuple) else None

@@ -17,7 +17,7 @@ V = TypeVar("V")  # a value: an operand or an attribute
 S = TypeVar("S")  # an operator of the graph or file
 
 CLOSE = 1e-6  # constants are written in single precision
-COMMUTATIVE = frozenset({"Add", "Mul", "add", "mul"})
+COMMUTATIVE = frozenset({"add", "mul"})
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Applied:
     """An operator applied to patterns.
 
     Attributes:
-        kind: The operator; several with blanks between: one of them.
+        kind: The operator, in capitals or not; several with blanks between: one of them.
         inputs: What its first arguments match: a name is a variable for any value, a number a
             constant, a tuple a list, None what is left out.
         options: What its other arguments match, by name; those that are not listed must have their
@@ -77,31 +77,19 @@ class PatternMatch(Generic[V, S]):
     values: Mapping[str, V] = field(default_factory=dict)
     steps: Mapping[str, S] = field(default_factory=dict)
 
-    def bound(self, name: str, value: V) -> Iterator[PatternMatch[V, S]]:
-        """Yield the match with a variable, unless it stands for something else already."""
-        if name not in self.values:
-            yield dataclasses.replace(self, values={**self.values, name: value})
-        elif self.values[name] == value:
-            yield self
-
-
-@dataclass(frozen=True)
-class Application(Generic[V, S]):
-    """How an operator is applied: its first arguments, the others by name, what it covers."""
-
-    operands: Sequence[V]
-    options: Mapping[str, V]
-    steps: Mapping[str, S]
-
 
 class PatternReader(ABC, Generic[V, S]):
     """Compares values with patterns."""
 
     @abstractmethod
-    def applied(self, operand: V, pattern: Applied) -> Application[V, S] | None:
+    def applied(
+        self, operand: V, pattern: Applied
+    ) -> tuple[Sequence[V], Mapping[str, V], Mapping[str, S]] | None:
         """Return how the pattern's operator computes a value; None: another one does.
 
-        Options are those that the pattern lists and those that differ from their defaults.
+        Returns:
+            Its first arguments; the others that the pattern lists or that differ from their
+            defaults; the operators that this covers.
         """
 
     @abstractmethod
@@ -130,10 +118,12 @@ class PatternReader(ABC, Generic[V, S]):
             case None:
                 yield from [matched] if operand is None else ()
             case str():
-                yield from matched.bound(pattern, operand)
+                if matched.values.get(pattern, operand) == operand:
+                    values = {**matched.values, pattern: operand}
+                    yield dataclasses.replace(matched, values=values)
             case Variable(name, kind):
                 value = self.admitted(kind, operand)
-                yield from () if value is None else matched.bound(name, value)
+                yield from () if value is None else self.matches(name, value, matched)
             case Either(ways):
                 for way in ways:
                     yield from self.matches(way, operand, matched)
@@ -152,13 +142,14 @@ class PatternReader(ABC, Generic[V, S]):
         application = self.applied(operand, pattern)
         if application is None:
             return
-        ways = [dataclasses.replace(matched, steps={**matched.steps, **application.steps})]
+        operands, options, steps = application
+        ways = [dataclasses.replace(matched, steps={**matched.steps, **steps})]
         if pattern.options is not None:
-            expected = [*map(pattern.options.get, application.options)]
-            ways = self._all(expected, [*application.options.values()], ways)
-        yield from self._all(pattern.inputs, application.operands, ways)
-        if pattern.kind in COMMUTATIVE:
-            yield from self._all(pattern.inputs, application.operands[::-1], ways)
+            expected = [*map(pattern.options.get, options)]
+            ways = self._all(expected, [*options.values()], ways)
+        yield from self._all(pattern.inputs, operands, ways)
+        if pattern.kind.lower() in COMMUTATIVE:
+            yield from self._all(pattern.inputs, operands[::-1], ways)
 
     def _all(
         self,

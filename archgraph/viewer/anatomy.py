@@ -172,8 +172,9 @@ def _boxes(parts: Anatomy) -> dict[str, Json]:
 
 def _lines(graph: ArchGraph, box: Box) -> tuple[LabelLine, ...]:
     """Return the lines of a box; an idiom of several operators says its size, as blocks do."""
-    several = box.parameters and idioms(graph).within(box.nodes)
-    return (*box.lines, LabelLine(f"{box.size} parameters")) if several else box.lines
+    one = idioms(graph).get(box.nodes[-1]) if box.parameters else None
+    size = [LabelLine(f"{box.size} parameters")] if one is not None and one.several else []
+    return (*box.lines, *size)
 
 
 def _axes(parts: Anatomy) -> list[list[Json]]:

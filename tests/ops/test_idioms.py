@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 import archgraph as ag
 from archgraph.graph.ir import ArchGraph, Ref
-from archgraph.ops.idioms import IDIOMS, idioms
+from archgraph.ops.idioms import IDIOMS, idiom_counts, idioms
 from tests.nets import captured
 
 Function: TypeAlias = Callable[..., Any]
@@ -240,7 +239,7 @@ def spelt(number: int) -> ArchGraph:
 
 
 def found(graph: ArchGraph, name: str) -> int:
-    return Counter(idioms(graph).names().values())[name]
+    return idiom_counts(graph)[name]
 
 
 every_spelling = pytest.mark.parametrize(
@@ -259,13 +258,13 @@ def test_random_sizes_are_recognised(number: int) -> None:
     graph = spelt(number)
     assert found(graph, SPELLINGS[number][0]) == 1
     (result,) = graph.output_refs()
-    assert idioms(graph).named(result) == (SPELLINGS[number][0], result)
+    assert idioms(graph)[result].idiom.name == SPELLINGS[number][0]
 
 
 @every_spelling
 def test_operands_of_sums_and_products_come_in_any_order(number: int) -> None:
     graph, rng = spelt(number), Random(number)
-    inside = idioms(graph).parts
+    inside = idioms(graph)
     nodes = []
     for node in graph.nodes:
         if node.name in inside and node.op in ("aten.add.Tensor", "aten.mul.Tensor"):
@@ -274,18 +273,17 @@ def test_operands_of_sums_and_products_come_in_any_order(number: int) -> None:
                 node = replace(node, args=(("self", other), ("other", first)))
         nodes.append(node)
     swapped = graph.replace(nodes=tuple(nodes))
-    assert {*idioms(swapped).parts} == {*inside}
+    assert {*idioms(swapped)} == {*inside}
 
 
 @every_spelling
 def test_a_result_inside_that_is_read_from_outside_makes_it_none(number: int) -> None:
     graph, name = spelt(number), SPELLINGS[number][0]
     (result,) = graph.output_refs()
-    one = idioms(graph).parts.get(result)
-    for inner in one.nodes[:-1] if one else ():
+    for inner in idioms(graph)[result].nodes[:-1]:
         if graph.node[inner].op != "aten.split_with_sizes":  # tuples are not returned
             more = graph.replace(outputs=(graph.outputs, Ref(inner)))
-            largest = idioms(more).parts.get(result)
+            largest = idioms(more).get(result)
             assert largest is None or largest.idiom.name != name or inner not in largest.nodes
 
 
@@ -296,7 +294,7 @@ def test_another_constant_makes_it_another_function(number: int) -> None:
     numbers = [
         (node, key, value)
         for node in graph.nodes
-        if node.name in idioms(graph).parts
+        if node.name in idioms(graph)
         for key, value in node.args
         if isinstance(value, float) and key not in ("p", "scale") and value not in (eps, 0.3)
     ]
@@ -343,7 +341,7 @@ def test_models_have_as_many_as_their_papers_say() -> None:
     ]  # fmt: skip
     for model, example, counts in expected:
         graph = captured(model, example, train=False, strict=False).graph
-        assert Counter(idioms(graph).names().values()) == counts
+        assert idiom_counts(graph) == counts
 
 
 def test_pictures_name_them_and_count_their_parameters() -> None:
