@@ -141,12 +141,12 @@ def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
     if attends(graph, node):
         return attention_label(graph, node)
     one, kernel = idioms(graph).get(node.name), kernel_of(graph, node)
-    told: Collection[str] = ()
+    implied: Collection[str] = ()
     text = (kernel and row(node.op).words) or operator_words(node.op)
     if one is not None and not one.several:
-        text, told = one.idiom.name, one.idiom.told
+        text, implied = one.idiom.name, one.idiom.implied
     if len(kernel) > 2:  # out, in, and the kernel itself
-        text += "" if "kernel" in told else f" {_repeat(kernel[2:])}"
+        text += "" if "kernel" in implied else f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:
         text += f" {_repeat((size, size) if isinstance(size, int) else size)}"
     if kernel and len(node.shape) > 1:
@@ -154,7 +154,7 @@ def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
         text += f" → {node.shape[1] if len(kernel) > 2 else node.shape[-1]}"
     for name in SHOWN:
         value = node.arg(name)
-        if name not in told and not all(item in (None, 1) for item in walk(value)):
+        if name not in implied and not all(item in (None, 1) for item in walk(value)):
             text += f", {name} {_repeat(_single(value))}"
     return LabelLine(text, strong=bool(kernel))
 
@@ -174,21 +174,18 @@ def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     attention belongs to it and is not named.
     """
     lines: list[LabelLine] = []
-    known = idioms(graph)
-    whole = {n: known[n] for n in names if n in known and {*names}.issuperset(known[n].nodes)}
-    serving = any((n in whole and whole[n].several) or attends(graph, graph.node[n]) for n in names)
+    known, inside = idioms(graph), {*names}
+    complete = {n: known[n] for n in names if n in known and inside.issuperset(known[n].nodes)}
+    ends = [n for n in names if n not in complete or n == complete[n].nodes[-1]]
+    serving = any(
+        attends(graph, graph.node[n]) or (n in complete and complete[n].several) for n in names
+    )
     labelled = [
-        n
-        for n in names
-        if (
-            n == whole[n].nodes[-1]
-            if n in whole
-            else not (serving and growth(graph.node[n].op).moves)
-        )
+        n for n in ends if n in complete or not (serving and growth(graph.node[n].op).moves)
     ]
     # A box of nothing else still needs a label.
     labelled = [n for n in labelled if graph.node[n].op != "getitem"] or list(names)
-    every = [_label(graph, graph.node[n], whole.get(n)) for n in labelled]
+    every = [_label(graph, graph.node[n], complete.get(n)) for n in labelled]
     for strong, group in itertools.groupby(every, key=lambda line: line.strong):
         alike = list(group)
         lines += alike if strong else [LabelLine(abbreviated([line.text for line in alike]))]

@@ -201,8 +201,7 @@ class _Boxes:
             (rest if part is None else boxes.setdefault(part, [])).append(name)
         result = list(boxes.values())
         for chain in self.chains(rest, settled):
-            whole = settled.get(chain[0]) == chain[-1]
-            result += [chain] if whole else self.split(chain)
+            result += [chain] if settled.get(chain[0]) == chain[-1] else self.split(chain)
         return result
 
     def settled(self) -> dict[str, str]:

@@ -68,14 +68,14 @@ class Idiom:
         where: What must hold beside.
         family: What it does, one of :data:`archgraph.ops.table.FAMILIES`; empty: what its
             operators do.
-        told: Arguments that its name tells: a label leaves them out.
+        implied: Arguments that its name says already: a label leaves them out.
     """
 
     name: str
     pattern: Pattern
     where: Condition = lambda matched: True
     family: str = ""
-    told: frozenset[str] = frozenset()
+    implied: frozenset[str] = frozenset()
 
 
 # -- norms ----------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ IDIOMS = (
     Idiom("SiLU", _silu, family="activation"),
     Idiom("GLU", op.mul(op.sigmoid("x"), "other"), _gate, "activation"),
     Idiom("GLU", Applied("glu", ("x",), None), family="activation"),
-    Idiom("depthwise conv", _convolution, _depthwise, told=frozenset({"groups"})),
-    Idiom("pointwise conv", _convolution, _pointwise, told=frozenset({"kernel"})),
+    Idiom("depthwise conv", _convolution, _depthwise, implied=frozenset({"groups"})),
+    Idiom("pointwise conv", _convolution, _pointwise, implied=frozenset({"kernel"})),
 )
 
 
