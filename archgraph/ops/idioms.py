@@ -28,19 +28,26 @@ from archgraph.ops.patterns import (
 from archgraph.ops.table import base, row
 
 
-@dataclass(frozen=True)
-class Operands:
-    """What a pattern matched, for the condition of its row.
+@dataclass(frozen=True, eq=False)
+class IdiomMatch:
+    """An idiom in a graph.
 
     Attributes:
         graph: The graph.
-        values: What the variables stand for.
-        result: The operator that computes the result.
+        idiom: Its row.
+        nodes: Its operators; the last one computes its result.
+        values: What the variables of its pattern stand for.
     """
 
     graph: ArchGraph
+    idiom: Idiom
+    nodes: tuple[str, ...]
     values: Mapping[str, Value]
-    result: Node
+
+    @property
+    def several(self) -> bool:
+        """Whether it consists of several operators."""
+        return len(self.nodes) > 1
 
     def shape(self, name: str) -> tuple[Size, ...]:
         """Return the shape of a variable; empty for a number."""
@@ -51,11 +58,11 @@ class Operands:
 
     def axes(self, name: str) -> set[int]:
         """Return the dimensions of x that a variable lists, counted from the first."""
-        listed, rank = walk(self.values[name]), len(self.shape("x"))
+        listed, rank = walk(self.values[name]), len(self.shape("x")) or 1
         return {axis % rank for axis in listed if isinstance(axis, int)}
 
 
-Condition: TypeAlias = Callable[[Operands], bool]
+Condition: TypeAlias = Callable[[IdiomMatch], bool]
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ _rms_norm = either(
 _gain = Variable("w", "leaf")
 
 
-def _last(matched: Operands) -> bool:
+def _last(matched: IdiomMatch) -> bool:
     return matched.axes("dim") == {len(matched.shape("x")) - 1}
 
 
@@ -114,19 +121,25 @@ _inside = either(
     ),
 )
 # As files spell them, too.
-SPELT_GELU, SPELT_GELU_TANH, SPELT_SILU = (
-    _half(op.add(op.erf(_scaled), 1.0)),
-    _half(op.add(op.tanh(_inside), 1.0)),
-    op.mul("x", op.sigmoid("x")),
-)
+SPELT_GELU = _half(op.add(op.erf(_scaled), 1.0))
+SPELT_GELU_TANH = _half(op.add(op.tanh(_inside), 1.0))
+SPELT_SILU = op.mul("x", op.sigmoid("x"))
 _gelu = either(op.gelu("x"), SPELT_GELU)
 _gelu_tanh = either(op.gelu("x", approximate="mode"), SPELT_GELU_TANH)
 _silu = either(op.silu("x"), SPELT_SILU)
 
 
-def _gate(matched: Operands) -> bool:
+def _gate(matched: IdiomMatch) -> bool:
     """Return whether the two factors are tensors of one shape: neither scales the other."""
     return matched.shape("x") == matched.shape("other") != ()
+
+
+def _halves_of_one(matched: IdiomMatch) -> bool:
+    """Return whether one operator makes both factors of one value; other gates have other names."""
+    factors = (matched.values[name] for name in ("x", "other"))
+    nodes = [matched.graph.node[value.name] for value in factors if isinstance(value, Ref)]
+    sources = {(node.op, node.args[:1]) for node in nodes}
+    return _gate(matched) and len(nodes) == 2 and len(sources) == 1 and nodes[0].op != "input"
 
 
 # -- rotary embedding -----------------------------------------------------------------------------
@@ -156,7 +169,7 @@ _rotary = either(
 )
 
 
-def _halves(matched: Operands) -> bool:
+def _halves(matched: IdiomMatch) -> bool:
     """Return whether the last dimension is turned, in two halves or in pairs of neighbours."""
     size = matched.shape("x")[-1]
     return _last(matched) and matched.values.get("half", size // 2) == size // 2
@@ -184,7 +197,7 @@ _grouped_query = either(
 )
 
 
-def _shared(matched: Operands) -> bool:
+def _shared(matched: IdiomMatch) -> bool:
     """Return whether several heads of queries share one of keys."""
     query, key = matched.shape("query"), matched.shape("key")
     return len(query) == len(key) == 4 and query[1] != key[1]
@@ -217,19 +230,23 @@ _squeezed = Applied(_ACTIVATIONS, (_layer(_moved(_pool), "down"),), None)
 _excitation = Applied("sigmoid hardsigmoid", (_layer(_squeezed, "up"),))
 
 
-def _pooled(matched: Operands) -> bool:
+def _pooled(matched: IdiomMatch) -> bool:
     """Return whether the mean is over all dimensions but the batch and the channels."""
     everywhere = set(range(2, len(matched.shape("x"))))
     return bool(everywhere) and ("dim" not in matched.values or matched.axes("dim") == everywhere)
 
 
-def _depthwise(matched: Operands) -> bool:
-    return matched.shape("w")[1] == 1 and matched.result.arg("groups", 1) != 1
+def _groups(matched: IdiomMatch) -> Value:
+    return matched.graph.node[matched.nodes[-1]].arg("groups", 1)
 
 
-def _pointwise(matched: Operands) -> bool:
+def _depthwise(matched: IdiomMatch) -> bool:
+    return matched.shape("w")[1] == 1 and _groups(matched) != 1
+
+
+def _pointwise(matched: IdiomMatch) -> bool:
     kernel = matched.shape("w")[2:]
-    return all(size == 1 for size in kernel) and matched.result.arg("groups", 1) == 1
+    return all(size == 1 for size in kernel) and _groups(matched) == 1
 
 
 # -------------------------------------------------------------------------------------------------
@@ -247,7 +264,7 @@ IDIOMS = (
     Idiom("GELU", _gelu, family="activation"),
     Idiom("GELU (tanh)", _gelu_tanh, family="activation"),
     Idiom("SiLU", _silu, family="activation"),
-    Idiom("GLU", op.mul(op.sigmoid("x"), "other"), _gate, "activation"),
+    Idiom("GLU", op.mul(op.sigmoid("x"), "other"), _halves_of_one, "activation"),
     Idiom("GLU", Applied("glu", ("x",), None), family="activation"),
     Idiom("depthwise conv", _convolution, _depthwise, implied=frozenset({"groups"})),
     Idiom("pointwise conv", _convolution, _pointwise, implied=frozenset({"kernel"})),
@@ -265,19 +282,6 @@ def _results(pattern: Pattern) -> set[str]:
 def _rows(kind: str) -> list[Idiom]:
     """Return the rows whose result an operator may compute."""
     return [one for one in IDIOMS if kind in _results(one.pattern)]
-
-
-@dataclass(frozen=True, eq=False)
-class IdiomMatch:
-    """An idiom in a graph: its row and its operators, of which the last computes its result."""
-
-    idiom: Idiom
-    nodes: tuple[str, ...]
-
-    @property
-    def several(self) -> bool:
-        """Whether it consists of several operators."""
-        return len(self.nodes) > 1
 
 
 @per_graph
@@ -325,11 +329,11 @@ class _GraphReader(PatternReader[Value, Node]):
         for idiom in _rows(base(node.op)):
             for matched in self.matches(idiom.pattern, Ref(node.name), PatternMatch[Value, Node]()):
                 nodes = (*reversed([*matched.steps]),)
+                one = IdiomMatch(self.graph, idiom, nodes, matched.values)
                 read = {user for name in nodes[:-1] for user in self.graph.users[name]}
-                returned = not self.outputs.isdisjoint(nodes[:-1])
-                operands = Operands(self.graph, matched.values, node)
-                if read <= {*nodes} and not returned and idiom.where(operands):
-                    yield IdiomMatch(idiom, nodes)
+                closed = read <= {*nodes} and self.outputs.isdisjoint(nodes[:-1])
+                if closed and idiom.where(one):
+                    yield one
 
     def applied(
         self, operand: Value, pattern: Applied
