@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
@@ -136,15 +136,20 @@ def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
     return LabelLine(f"{name}, {heads}", strong=True)
 
 
+def _operator_name(graph: ArchGraph, node: Node) -> tuple[str, Collection[str]]:
+    """Return what an operator is called, and the arguments that this says already."""
+    one = idioms(graph).get(node.name)
+    if one is not None and not one.several:
+        return one.idiom.name, one.idiom.implied
+    return (kernel_of(graph, node) and row(node.op).words) or operator_words(node.op), ()
+
+
 def operator_label(graph: ArchGraph, node: Node) -> LabelLine:
     """Label an operator: its name, kernel, result channels, and arguments that are not 1."""
     if attends(graph, node):
         return attention_label(graph, node)
-    one, kernel = idioms(graph).get(node.name), kernel_of(graph, node)
-    implied: Collection[str] = ()
-    text = (kernel and row(node.op).words) or operator_words(node.op)
-    if one is not None and not one.several:
-        text, implied = one.idiom.name, one.idiom.implied
+    kernel = kernel_of(graph, node)
+    text, implied = _operator_name(graph, node)
     if len(kernel) > 2:  # out, in, and the kernel itself
         text += "" if "kernel" in implied else f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:
@@ -176,20 +181,26 @@ def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     lines: list[LabelLine] = []
     known, inside = idioms(graph), {*names}
     complete = {n: known[n] for n in names if n in known and inside.issuperset(known[n].nodes)}
-    ends = [n for n in names if n not in complete or n == complete[n].nodes[-1]]
-    serving = any(
-        attends(graph, graph.node[n]) or (n in complete and complete[n].several) for n in names
-    )
-    labelled = [
-        n for n in ends if n in complete or not (serving and growth(graph.node[n].op).moves)
+    every = [
+        _label(graph, graph.node[n], complete.get(n)) for n in _labelled(graph, names, complete)
     ]
-    # A box of nothing else still needs a label.
-    labelled = [n for n in labelled if graph.node[n].op != "getitem"] or list(names)
-    every = [_label(graph, graph.node[n], complete.get(n)) for n in labelled]
     for strong, group in itertools.groupby(every, key=lambda line: line.strong):
         alike = list(group)
         lines += alike if strong else [LabelLine(abbreviated([line.text for line in alike]))]
     return tuple(lines)
+
+
+def _labelled(
+    graph: ArchGraph, names: Sequence[str], complete: Mapping[str, IdiomMatch]
+) -> list[str]:
+    """Return the operators of a box that have a label, which of an idiom is the last one."""
+    serving = any(attends(graph, graph.node[n]) for n in names)
+    serving = serving or any(one.several for one in complete.values())
+    moving = {n for n in names if serving and growth(graph.node[n].op).moves} - complete.keys()
+    inner = {n for n, one in complete.items() if n != one.nodes[-1]}
+    labelled = [n for n in names if n not in moving | inner and graph.node[n].op != "getitem"]
+    # A box of nothing else still needs a label.
+    return labelled or list(names)
 
 
 def _label(graph: ArchGraph, node: Node, one: IdiomMatch | None) -> LabelLine:

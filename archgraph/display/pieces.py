@@ -223,15 +223,17 @@ class _Boxes:
             if attends(graph, node):  # 1
                 boxes.setdefault(name, name)
             users = {boxes.get(user, "") for user in graph.users[name]}
-            last = users.pop() if len(users) == 1 else ""
-            if last and self.together(name, last) and self.serves(node, graph.node[last]):
-                boxes.setdefault(name, last)  # 2
+            if len(users) == 1 and self.serves(node, users.pop()):
+                boxes.setdefault(name, boxes[graph.users[name][0]])  # 2
         return boxes
 
-    def serves(self, node: Node, last: Node) -> bool:
-        """Return whether an operator that only one box uses belongs to it."""
+    def serves(self, node: Node, last: str) -> bool:
+        """Return whether an operator that only one box uses, if any, belongs to it."""
+        if not last or not self.together(node.name, last):
+            return False
         weighted = any(is_parameter(self.graph, leaf) for leaf in node.leaves())
-        return growth(node.op).moves or (attends(self.graph, last) and not weighted)
+        attention = attends(self.graph, self.graph.node[last])
+        return growth(node.op).moves or (attention and not weighted)
 
     def chains(self, names: Sequence[str], settled: Mapping[str, str]) -> list[list[str]]:
         """Return maximal runs of operators with one producer and one user, within one block."""

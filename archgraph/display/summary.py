@@ -57,19 +57,23 @@ def summary_table(graph: ArchGraph) -> Table:
     strong.append(len(rows))  # 3
     spent, result = cost(graph), [_result(graph, name) for name in graph.output_refs()][:1]
     rows.append(("total", "", "".join(result), count(spent.parameters), count(spent.macs), ""))
-    at = f" of {sizes}" if (sizes := counted_at(graph)) else ""
-    inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
-    note = f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}"
-    if known := [f"{many} {name}" for name, many in idiom_counts(graph).most_common()]:
-        note += f"\nidioms: {', '.join(known)}"
     return Table(
         title=graph.name or "architecture",
         columns=("part", "kind", "result", "parameters", "MACs", ""),
         rows=tuple(rows),
         right=frozenset({3, 4}),
         strong=frozenset(strong),
-        note=note,
+        note=_note(graph),
     )
+
+
+def _note(graph: ArchGraph) -> str:
+    """Tell the inputs, how figures are counted, and which idioms there are."""
+    at = f" of {sizes}" if (sizes := counted_at(graph)) else ""
+    inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
+    note = f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}"
+    known = [f"{many} {name}" for name, many in idiom_counts(graph).most_common()]
+    return f"{note}\nidioms: {', '.join(known)}" if known else note
 
 
 def _stretch(nodes: Sequence[Node]) -> str:
