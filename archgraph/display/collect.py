@@ -19,10 +19,12 @@ from archgraph.display.facts import (
     OperatorFact,
     Pin,
 )
+from archgraph.display.labels import operator_words
 from archgraph.display.pricing import Pricing, halved
 from archgraph.graph.ir import ArchGraph, Node, Param, per_graph
 from archgraph.graph.values import refs
 from archgraph.layout.layouts import Layout, Prod, Sum
+from archgraph.ops.idioms import idioms
 
 
 @per_graph
@@ -48,6 +50,12 @@ class _Collector:
         self.pricing = Pricing(graph)
         self.solved = self.pricing.solved
         self.structured = structure(graph)
+        self.idioms = idioms(graph)
+        # Spans are named after operators; those inside an idiom are the idiom's.
+        self.spans = {
+            _span(graph.node[name].op, graph.node[name]): _span(one.idiom.name, graph.node[name])
+            for name, one in self.idioms.items()
+        }
         self.home = {name: block for block in self.structured.blocks for name in block.nodes}
         # Where an axis leaves the model and where it is made: the place of a pin without operator.
         self.returned: dict[str, str] = {}  # the operator that returns an axis
@@ -107,7 +115,7 @@ class _Collector:
             axis.free,
             home.section if home else "",
             home.name if home else "",
-            axis.spans,
+            tuple(dict.fromkeys(self.spans.get(span, span) for span in axis.spans)),
             members,
             tuple(self.pricing.nodes_of[axis.name]),
             halved(axis.size),
@@ -152,6 +160,7 @@ class _Collector:
         )
 
     def _operator(self, node: Node, order: Mapping[str, int]) -> OperatorFact:
+        one = self.idioms.get(node.name)
         return OperatorFact(
             node.op,
             node.scope,
@@ -159,6 +168,7 @@ class _Collector:
             tuple(map(str, node.types)),
             tuple(sorted(self.pricing.met[node.name], key=order.__getitem__)),
             tuple(dict.fromkeys(node.leaves())),
+            None if one is None else (one.idiom.name, one.nodes[-1]),
         )
 
     def _pin(self, axis: Axis) -> Pin:
@@ -184,6 +194,11 @@ class _Collector:
             node.source or None,
             _remedy(why, remedy, outside),
         )
+
+
+def _span(what: str, node: Node) -> str:
+    """Return a span as the solver writes it: what runs over an axis, and where."""
+    return f"{operator_words(what)} in {node.scope or f'%{node.name}'}"
 
 
 # Terms of a concatenation that are shown; a dense network concatenates hundreds.

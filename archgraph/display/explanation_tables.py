@@ -200,7 +200,8 @@ def one_axis(axis: AxisFact) -> Table:
         block = "" if axis.block == axis.section else f", {axis.block}"
         rows.append(("made in", f"{axis.section}{block}"))
     if axis.pin is None:
-        parameters, macs = (" = ".join(text.split()) for text in savings(axis.saving))  # 24 = 50%
+        # 24 = 50.0 %
+        parameters, macs = (" = ".join(text.split(None, 1)) for text in savings(axis.saving))
         rows += [
             ("free", "yes"),
             ("halving", f"{axis.size} → {axis.halved}"),
@@ -252,20 +253,21 @@ def leaves_with_axis(axis: AxisFact) -> Table:
 
 
 def operators_with_axis(axis: AxisFact, about: Facts) -> Table:
-    """Return the operators that an axis runs through, in runs of places."""
-    places_by_kind: dict[str, list[str]] = {}
+    """Return the operators and idioms that an axis runs through, in runs of places."""
+    places_by_kind: dict[str, dict[str, str]] = {}
     for name in axis.operators:
-        operator = about.operators[name]
-        places_by_kind.setdefault(operator.operator, []).append(operator.place or f"%{name}")
+        kind, result = about.operators[name].idiom or (about.operators[name].operator, name)
+        places = places_by_kind.setdefault(kind, {})
+        places[result] = about.operators[result].place or f"%{result}"
     rows = []
     for kind, places in places_by_kind.items():
-        labels = _counted(list(dict.fromkeys(places)))
+        labels = _counted(list(dict.fromkeys(places.values())))
         lines = [label for label, _ in labels[: 2 * EACH]]
         hidden = sum(n for _, n in labels[2 * EACH :])
         lines += [f"and {hidden} more"] * bool(hidden)
         rows.append((kind, str(len(places)), "\n".join(lines)))
     return Table(
-        f"Operators that it runs through: {len(axis.operators)}",
+        f"Operators that it runs through: {sum(map(len, places_by_kind.values()))}",
         ("operator", "times", "in"),
         tuple(rows),
         right=frozenset({1}),

@@ -155,6 +155,7 @@ class OperatorFact:
         shapes: Shape of each result, ``batch`` included.
         axes: Names of the axes in its arguments and results.
         leaves: Leaves that it uses.
+        idiom: Name and last operator of the idiom that it is part of; None: of none.
     """
 
     operator: str
@@ -163,6 +164,7 @@ class OperatorFact:
     shapes: tuple[str, ...]
     axes: tuple[str, ...]
     leaves: tuple[str, ...]
+    idiom: tuple[str, str] | None
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
 from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, Size, TensorType, Value, walk
+from archgraph.ops.idioms import IdiomMatch, idioms
 from archgraph.ops.table import FAMILIES, growth, operator_family, row
 
 # Arguments worth a place in a label when they differ from one: operator schemas use these names
@@ -101,7 +102,10 @@ def attends(graph: ArchGraph, node: Node) -> bool:
 
 
 def node_family(graph: ArchGraph, node: Node) -> str:
-    """Return what a node does, one of :data:`archgraph.ops.table.FAMILIES`, or nothing."""
+    """Return what a node or its idiom does, one of :data:`archgraph.ops.table.FAMILIES`, or ""."""
+    one = idioms(graph).get(node.name)
+    if one is not None and one.idiom.family:
+        return one.idiom.family
     return "attention" if attends(graph, node) else operator_family(node.op)
 
 
@@ -120,14 +124,24 @@ def mask_of(node: Node) -> str:
 
 def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
     """Return the heads of a node that is attention, and the width of one."""
+    one = idioms(graph).get(node.name)
+    name = one.idiom.name if one else "attention"
     spelt = axes(graph).attention.get(node.name)
     if spelt is not None:
-        return LabelLine(f"attention, {spelt[0]} heads of {spelt[1]}", strong=True)
+        return LabelLine(f"{name}, {spelt[0]} heads of {spelt[1]}", strong=True)
     known = row(node.op).attends
     query = node.arg(known[0]) if known is not None else None
     shape = graph.node[query.name].shape if isinstance(query, Ref) else node.shape
     heads = f"{shape[-3]} heads of {shape[-1]}" if len(shape) > 3 else f"width {shape[-1]}"
-    return LabelLine(f"attention, {heads}", strong=True)
+    return LabelLine(f"{name}, {heads}", strong=True)
+
+
+def _operator_name(graph: ArchGraph, node: Node) -> tuple[str, Collection[str]]:
+    """Return what an operator is called, and the arguments that this says already."""
+    one = idioms(graph).get(node.name)
+    if one is not None and not one.several:
+        return one.idiom.name, one.idiom.implied
+    return (kernel_of(graph, node) and row(node.op).words) or operator_words(node.op), ()
 
 
 def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> LabelLine:
@@ -141,9 +155,9 @@ def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> Labe
     if attends(graph, node):
         return attention_label(graph, node)
     kernel = kernel_of(graph, node)
-    text = (kernel and row(node.op).words) or operator_words(node.op)
+    text, implied = _operator_name(graph, node)
     if len(kernel) > 2:  # out, in, and the kernel itself
-        text += f" {_repeat(kernel[2:])}"
+        text += "" if "kernel" in implied else f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:
         text += f" {_repeat((size, size) if isinstance(size, int) else size)}"
     if brief:
@@ -153,7 +167,7 @@ def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> Labe
         text += f" → {node.shape[1] if len(kernel) > 2 else node.shape[-1]}"
     for name in SHOWN:
         value = node.arg(name)
-        if value not in (None, ()) and not all(item == 1 for item in walk(value)):
+        if name not in implied and not all(item in (None, 1) for item in walk(value)):
             text += f", {name} {_repeat(_single(value))}"
     return LabelLine(text, strong=bool(kernel))
 
@@ -169,15 +183,38 @@ def abbreviated(words: Sequence[str]) -> str:
 def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
     """Return the lines of a box: mixing operators one to a line, the rest joined.
 
-    What only moves values before and after attention belongs to it and is not named.
+    An idiom of several operators has one name. What only moves values before and after it or
+    attention belongs to it and is not named.
     """
     lines: list[LabelLine] = []
-    attending = any(attends(graph, graph.node[name]) for name in names)
-    labelled = [n for n in names if not (attending and growth(graph.node[n].op).moves)]
-    # A box of nothing else still needs a label.
-    labelled = [n for n in labelled if graph.node[n].op != "getitem"] or list(names)
-    every = [operator_label(graph, graph.node[name]) for name in labelled]
+    known, inside = idioms(graph), {*names}
+    complete = {n: known[n] for n in names if n in known and inside.issuperset(known[n].nodes)}
+    every = [
+        _label(graph, graph.node[n], complete.get(n)) for n in _labelled(graph, names, complete)
+    ]
     for strong, group in itertools.groupby(every, key=lambda line: line.strong):
         alike = list(group)
         lines += alike if strong else [LabelLine(abbreviated([line.text for line in alike]))]
     return tuple(lines)
+
+
+def _labelled(
+    graph: ArchGraph, names: Sequence[str], complete: Mapping[str, IdiomMatch]
+) -> list[str]:
+    """Return the operators of a box that have a label, which of an idiom is the last one."""
+    serving = any(attends(graph, graph.node[n]) for n in names)
+    serving = serving or any(one.several for one in complete.values())
+    moving = {n for n in names if serving and growth(graph.node[n].op).moves} - complete.keys()
+    inner = {n for n, one in complete.items() if n != one.nodes[-1]}
+    labelled = [n for n in names if n not in moving | inner and graph.node[n].op != "getitem"]
+    # A box of nothing else still needs a label.
+    return labelled or list(names)
+
+
+def _label(graph: ArchGraph, node: Node, one: IdiomMatch | None) -> LabelLine:
+    """Label an operator, or the idiom that ends in it: its name, and channels if it has kernels."""
+    if one is None or not one.several or attends(graph, node):
+        return operator_label(graph, node)
+    weighted = any(kernel_of(graph, graph.node[name]) for name in one.nodes)
+    channels = f" → {node.shape[1]}" if weighted else ""
+    return LabelLine(one.idiom.name + channels, strong=weighted)

@@ -8,11 +8,12 @@ from typing import Literal
 
 from archgraph.display.hierarchy import Sections
 from archgraph.display.labels import attends, is_parameter, kernel_of, mask_of
-from archgraph.graph.ir import ArchGraph, Ref, Value, in_mode
+from archgraph.graph.ir import ArchGraph, Node, Ref, Value, in_mode
 from archgraph.graph.passes import reachable
 from archgraph.graph.values import refs
 from archgraph.ops import zeros
-from archgraph.ops.table import row
+from archgraph.ops.idioms import idioms
+from archgraph.ops.table import growth, row
 
 Detail = Literal["section", "block", "node"]
 
@@ -43,7 +44,8 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
 
     At `node` every operator has a box; what only counts shares the box of what it counts for. At
     `block` operators without a weight follow the one that feeds them, attention takes in what
-    splits its heads, and all that makes a mask is one box. At `section` a block is one box.
+    splits its heads, and an idiom of several operators is one box, as is all that makes a mask. At
+    `section` a block is one box.
     """
     # What evaluation does not need, training alone has: heads of depth, auxiliary losses.
     in_eval = reach(graph, graph.outputs, training=False)
@@ -192,51 +194,75 @@ class _Boxes:
 
     def folded(self, per_block: bool) -> list[list[str]]:
         """Return the boxes of several operators; `per_block`: of all operators of a block."""
-        boxes: dict[object, list[str]] = {}
-        rest, rest_boxes = list[str](), list[list[str]]()
+        boxes: dict[int, list[str]] = {}
+        settled, rest = self.settled(), list[str]()
         for name in self.feeds:
-            if name in self.masks:
-                boxes.setdefault(self.masks[name], []).append(name)
-            elif per_block and name in self.owner:
-                boxes.setdefault(self.owner[name], []).append(name)
-            else:
-                rest.append(name)
-        for chain in self.chains(rest):
+            part = self.owner.get(name) if per_block else None
+            (rest if part is None else boxes.setdefault(part, [])).append(name)
+        result = list(boxes.values())
+        for chain in self.chains(rest, settled):
             # Beside the blocks of an overview, a head of training is one box.
             aside = per_block and chain[0] in self.training
-            rest_boxes += [chain] if aside else self.split(chain)
-        return [*boxes.values(), *rest_boxes]
+            alone = aside or settled.get(chain[0]) == chain[-1]
+            result += [chain] if alone else self.split(chain)
+        return result
 
-    def chains(self, names: Sequence[str]) -> list[list[str]]:
+    def settled(self) -> dict[str, str]:
+        """Return what shares a box wherever it stands, by operator the last one of the box.
+
+        1. All that makes a mask; an idiom of several operators within one block; attention.
+        2. What only moves values into these belongs to them; before attention, all that has no
+           weight.
+        """
+        graph = self.graph
+        boxes = {
+            name: one.nodes[-1]
+            for name, one in idioms(graph).items()
+            if one.several and all(self.together(n, name) for n in one.nodes)
+        }
+        boxes |= self.masks
+        for name in reversed([*self.feeds]):
+            node = graph.node[name]
+            if attends(graph, node):  # 1
+                boxes.setdefault(name, name)
+            users = {boxes.get(user, "") for user in graph.users[name]}
+            if len(users) == 1 and self.serves(node, users.pop()):
+                boxes.setdefault(name, boxes[graph.users[name][0]])  # 2
+        return boxes
+
+    def serves(self, node: Node, last: str) -> bool:
+        """Return whether an operator that only one box uses, if any, belongs to it."""
+        if not last or not self.together(node.name, last):
+            return False
+        weighted = any(is_parameter(self.graph, leaf) for leaf in node.leaves())
+        attention = attends(self.graph, self.graph.node[last])
+        return growth(node.op).moves or (attention and not weighted)
+
+    def chains(self, names: Sequence[str], settled: Mapping[str, str]) -> list[list[str]]:
         """Return maximal runs of operators with one producer and one user, within one block."""
         ends = set(self.graph.output_refs())
         users: dict[str, list[str]] = {}
         for name, before in self.feeds.items():
             for used in before:
                 users.setdefault(used, []).append(name)
-        # What prepares an attention shares its box, wherever it stands among its operators.
-        preparing = {n: node for node in names for n in self.prepared(node, users)}
         chains: dict[str, list[str]] = {}
         result: list[list[str]] = []
         for name in names:
             before = self.feeds[name]
             tail = before[0] if len(before) == 1 else None
-            node = self.graph.node[name]
-            if name in preparing:
-                chains[name] = chains.setdefault(preparing[name], [])
-            elif name in chains:
-                result.append(chains[name])
+            if name in settled:
+                chains[name] = chains.setdefault(settled[name], [])
             elif (
                 tail in chains
                 and len(users[tail]) == 1
                 and tail not in ends
-                and tail not in preparing
-                and not attends(self.graph, node)
+                and (tail not in settled or attends(self.graph, self.graph.node[tail]))
                 and self.together(tail, name)
             ):
                 chains[name] = chains[tail]
             else:
                 chains[name] = []
+            if not chains[name]:
                 result.append(chains[name])
             chains[name].append(name)
         return result
@@ -245,24 +271,6 @@ class _Boxes:
         """Return whether both are in one block, and both in training only or neither."""
         same = self.owner.get(one) == self.owner.get(other)
         return same and (one in self.training) == (other in self.training)
-
-    def prepared(self, attention: str, users: Mapping[str, Sequence[str]]) -> set[str]:
-        """Return what only prepares queries, keys and values: without weights or other users."""
-        serving: set[str] = set()
-        if not attends(self.graph, self.graph.node[attention]):
-            return serving
-        pending = list(self.feeds[attention])
-        while pending:
-            name = pending.pop()
-            node = self.graph.node.get(name)
-            if node is None or node.op == "input" or name in serving or name in self.masks:
-                continue
-            alone = all(user == attention or user in serving for user in users[name])
-            weighted = any(is_parameter(self.graph, leaf) for leaf in node.leaves())
-            if alone and not weighted and self.together(name, attention):
-                serving.add(name)
-                pending.extend(self.feeds[name])
-        return serving
 
     def split(self, chain: Sequence[str]) -> Iterator[list[str]]:
         """Cut a chain so that every piece has at most one mixing operator or attention.

@@ -9,6 +9,7 @@ from archgraph.analysis.structure import Block, structure
 from archgraph.display.labels import dimensions, shape_label
 from archgraph.graph.ir import ArchGraph, Node
 from archgraph.graph.sizes import counted_at
+from archgraph.ops.idioms import idiom_counts
 from archgraph.tables import Table, count, plural
 
 
@@ -56,16 +57,23 @@ def summary_table(graph: ArchGraph) -> Table:
     strong.append(len(rows))  # 3
     spent, result = cost(graph), [_result(graph, name) for name in graph.output_refs()][:1]
     rows.append(("total", "", "".join(result), count(spent.parameters), count(spent.macs), ""))
-    at = f" of {sizes}" if (sizes := counted_at(graph)) else ""
-    inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
     return Table(
         title=graph.name or "architecture",
         columns=("part", "kind", "result", "parameters", "MACs", ""),
         rows=tuple(rows),
         right=frozenset({3, 4}),
         strong=frozenset(strong),
-        note=f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}",
+        note=_note(graph),
     )
+
+
+def _note(graph: ArchGraph) -> str:
+    """Tell the inputs, how figures are counted, and which idioms there are."""
+    at = f" of {sizes}" if (sizes := counted_at(graph)) else ""
+    inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
+    note = f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}"
+    known = [f"{many} {name}" for name, many in idiom_counts(graph).most_common()]
+    return f"{note}\nidioms: {', '.join(known)}" if known else note
 
 
 def _stretch(nodes: Sequence[Node]) -> str:

@@ -20,11 +20,14 @@ from archgraph.onnx.operators import ROWS
 from archgraph.onnx.operators.known import FOLDS
 from archgraph.onnx.operators.row import Known, OnnxSetting, OnnxStep
 from archgraph.onnx.operators.spelt import SPELT
-from archgraph.onnx.patterns import OnnxReader, Pattern, PatternMatch, Variable, either, op
+from archgraph.onnx.patterns import OnnxReader
+from archgraph.ops.idioms import SPELT_GELU, SPELT_GELU_TANH, SPELT_SILU
+from archgraph.ops.patterns import Pattern, PatternMatch, Variable, either, op
 
 # What the variables of a pattern stand for: names of values, numbers, attributes.
 Bindings: TypeAlias = Mapping[str, OnnxSetting]
 Options: TypeAlias = dict[str, OnnxSetting]
+OnnxMatch: TypeAlias = PatternMatch[OnnxSetting, OnnxStep]
 
 
 class SpeltForm(NamedTuple):
@@ -97,7 +100,7 @@ def _matrix(values: Bindings, reader: OnnxReader) -> Options | None:
 
 
 _eps = Variable("eps", "number")
-_product = op.MatMul("x", op.Transpose(Variable("w"), perm=[1, 0]))
+_product = op.MatMul("x", op.Transpose(Variable("w"), perm=(1, 0)))
 _linear = either(op.Add(_product, Variable("b")), _product)
 _centred = op.Sub("x", _mean("x"))
 _layer_norm = _divided(_centred, op.Sqrt(op.Add(_mean(_square(_centred)), _eps)))
@@ -110,16 +113,6 @@ _group_norm = op.Add(
 # -- activations ------------------------------------------------------------------------------
 
 
-def _half(x: Pattern, gate: Pattern) -> Pattern:
-    """Half of a product, wherever the half stands."""
-    return either(
-        op.Mul(op.Mul(x, gate), 0.5), op.Mul(op.Mul(x, 0.5), gate), op.Mul(x, op.Mul(gate, 0.5))
-    )
-
-
-_erf = op.Erf(either(op.Div("x", math.sqrt(2)), op.Mul("x", math.sqrt(0.5))))
-_cube = either(op.Pow("x", 3.0), op.Mul(op.Mul("x", "x"), "x"))
-_tanh = op.Tanh(op.Mul(op.Add("x", op.Mul(_cube, 0.044715)), math.sqrt(2 / math.pi)))
 _clipped = op.Clip(op.Add("x", 3.0), 0.0, 6.0)
 _hard_swish = either(
     op.Mul("x", op.HardSigmoid("x", alpha=1 / 6, beta=0.5)),
@@ -166,7 +159,7 @@ _size, _length = op.Slice(_keys, (-1,), (2**63 - 1,)), op.Slice(_keys, (-2,), (-
 _turned = either(
     op.Transpose("k", perm="perm"),
     op.Reshape(  # so PyTorch's exporter writes it, for any rank
-        op.Transpose(op.Reshape("k", op.Concat((-1,), _length, _size, axis=0)), perm=[0, 2, 1]),
+        op.Transpose(op.Reshape("k", op.Concat((-1,), _length, _size, axis=0)), perm=(0, 2, 1)),
         op.Concat(op.Slice(_keys, (-(2**63),), (-2,)), _size, _length, axis=0),
     ),
 )
@@ -196,9 +189,9 @@ SPELLINGS = (
     ),
     SpeltForm("spelt GroupNormalization", _group_norm, ("x", "w", "b"), _groups, ("w", "b")),
     SpeltForm("spelt Linear", _linear, ("x", "w", "b"), _matrix),
-    SpeltForm("Gelu", _half("x", op.Add(_erf, 1.0))),
-    SpeltForm("Gelu", _half("x", op.Add(_tanh, 1.0)), ("x",), lambda *_: {"approximate": "tanh"}),
-    SpeltForm("Swish", op.Mul("x", op.Sigmoid("x"))),
+    SpeltForm("Gelu", SPELT_GELU),
+    SpeltForm("Gelu", SPELT_GELU_TANH, ("x",), lambda *_: {"approximate": "tanh"}),
+    SpeltForm("Swish", SPELT_SILU),
     SpeltForm("HardSwish", _hard_swish),
     SpeltForm("spelt Attention", _attention, _operands, _scores),
     SpeltForm("spelt Attention", _attention_or_zero, _operands, _scores_or_zero),
@@ -253,7 +246,7 @@ def fuse(
 
 def _spelt(
     step: OnnxStep, reader: OnnxReader, reads: Mapping[str, int]
-) -> Iterator[tuple[SpeltForm, PatternMatch, Options]]:
+) -> Iterator[tuple[SpeltForm, OnnxMatch, Options]]:
     """Yield spellings of which a step is the last, what they match, and the operator's options."""
     for spelling in SPELLINGS:
         for matched in reader.matches(spelling.pattern, step.outputs[0], PatternMatch()):
@@ -277,7 +270,7 @@ def _replaced(step: OnnxStep, spelling: SpeltForm, values: Bindings, options: Op
 
 
 def _alone(
-    step: OnnxStep, matched: PatternMatch, reader: OnnxReader, reads: Mapping[str, int]
+    step: OnnxStep, matched: OnnxMatch, reader: OnnxReader, reads: Mapping[str, int]
 ) -> bool:
     """Return whether nothing else reads inner results, except those that follow from shapes."""
     inside = Counter(name for s in matched.steps.values() for name in s.inputs)

@@ -11,6 +11,8 @@ What goes in: a node, that is an operator and its arguments by the names of ``sc
    (``zeros``); :mod:`archgraph.analysis` solves them for the whole graph.
 4. Answer what the others ask: cost of forward and ``backward``, first weights (``starts``), the
    layer of ``torch.nn`` (``layers``), what repeated positions do (``Growth``).
+5. Name what operators are together (``idioms``: patterns of operators, in the language of
+   ``patterns``, with names of the field), for pictures, pages and explanations.
 
 What comes out: types, layouts, amounts, calls; never a graph, which rooms above make of them.
 

@@ -14,13 +14,14 @@ from archgraph.display.collect import graph_facts
 from archgraph.display.cover import Cover
 from archgraph.display.facts import OperatorFact
 from archgraph.display.hierarchy import Fold, folds
-from archgraph.display.labels import node_family, operator_label, shape_label
+from archgraph.display.labels import LabelLine, node_family, operator_label, shape_label
 from archgraph.display.pieces import pieces
 from archgraph.display.pricing import Saving
-from archgraph.display.scene import Scene, blocks_of, scene
+from archgraph.display.scene import Box, Scene, blocks_of, scene
 from archgraph.graph.ir import ArchGraph, Leaf, Node, Ref, show, walk
 from archgraph.graph.sizes import counted_at
 from archgraph.graph.values import refs
+from archgraph.ops.idioms import idioms
 from archgraph.plain import Json
 from archgraph.viewer.distinct import Distinct, numbered, stepping
 
@@ -152,7 +153,7 @@ def _boxes(parts: Anatomy) -> dict[str, Json]:
     boxes = [
         [
             ("operator", "input", "output").index(box.kind),
-            labels.add(tuple((line.text, int(line.strong)) for line in box.lines)),
+            labels.add(tuple((line.text, int(line.strong)) for line in _lines(parts.graph, box))),
             int(box.training),
         ]
         for box in parts.scene.boxes
@@ -167,6 +168,13 @@ def _boxes(parts: Anatomy) -> dict[str, Json]:
         ],
         "arrows": links.rows,
     }
+
+
+def _lines(graph: ArchGraph, box: Box) -> tuple[LabelLine, ...]:
+    """Return the lines of a box; an idiom of several operators says its size, as blocks do."""
+    one = idioms(graph).get(box.nodes[-1]) if box.parameters else None
+    size = [LabelLine(f"{box.size} parameters")] if one is not None and one.several else []
+    return (*box.lines, *size)
 
 
 def _axes(parts: Anatomy) -> list[list[Json]]:

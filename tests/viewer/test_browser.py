@@ -103,6 +103,31 @@ def test_a_fold_shows_its_repetitions_one_by_one(opened, net):
     assert [n for n in names if n.startswith("layers.")] == ["layers.0", "layers.1", "layers.2"]
 
 
+class Normed(nn.Module):
+    """A layer behind a norm that several operators spell out."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        normed = self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return x + self.linear(normed)
+
+
+def test_an_idiom_shows_its_name_and_size_and_opens_to_its_operators(opened):
+    page = opened(trace(nn.Sequential(Normed(), nn.ReLU()), torch.zeros(1, 5, 8)).graph)
+    page.click("#more")
+    box = page.locator("g.item.box", has_text="RMSNorm")
+    assert box.locator("g.item.operator").count() == 6
+    box.locator(":scope > .toggle").click()
+    assert box.locator(":scope > text").all_text_contents() == ["RMSNorm", "8 parameters"]
+    box.click(position={"x": 60, "y": 10})
+    assert page.inner_text("#panel .kind") == "RMSNorm"
+    assert "8 (10 %)" in text(page)
+
+
 def test_parts_add_up_to_the_whole_folded_or_not(opened, net, family):
     page = opened(family)
     sums = page.evaluate(

@@ -139,7 +139,7 @@ class Panel {
   part(/** @type {Canvas} */ canvas, /** @type {Item} */ item) {
     const { model } = canvas;
     const { data } = model;
-    const kind = item.kind === "operator" || item.operators.length === 1 ? data.kinds[data.operators.kind[item.operators[0]]][0] : item.kind;
+    const kind = item.kind === "operator" || item.operators.length === 1 ? data.kinds[data.operators.kind[item.operators[0]]][0] : item.kind === "box" ? canvas.title(item) : item.kind;
     const several = item.times > 1 ? ` ×${item.times}` : "";
     const figures = ["parameters", "macs", "bytes"].map((key) => {
       const [one, all] = [model.sum(item, key), model.sum(model.root, key)];

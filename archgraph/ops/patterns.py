@@ -1,0 +1,164 @@
+"""Patterns of operators: expressions that a value of a graph or of a file is compared with.
+
+A pattern is a tree of :class:`Applied` operators over variables. Where a variable stands twice,
+both places must read the same value. Operands of a sum or a product match in either order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+V = TypeVar("V")  # a value: an operand or an attribute
+S = TypeVar("S")  # an operator of the graph or file
+
+CLOSE = 1e-6  # constants are written in single precision
+COMMUTATIVE = frozenset({"add", "mul"})
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable for a value of one kind; the reader knows what kinds there are."""
+
+    name: str
+    kind: str = "tensor"
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of several patterns, the first that fits."""
+
+    ways: tuple[Pattern, ...]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An operator applied to patterns.
+
+    Attributes:
+        kind: The operator, in capitals or not; several with blanks between: one of them.
+        inputs: What its first arguments match: a name is a variable for any value, a number a
+            constant, a tuple a list, None what is left out.
+        options: What its other arguments match, by name; those that are not listed must have their
+            defaults. None: any.
+    """
+
+    kind: str
+    inputs: tuple[Pattern, ...]
+    options: Mapping[str, Pattern] | None = field(default_factory=dict)
+
+
+Pattern: TypeAlias = "str | float | tuple[Pattern, ...] | Variable | Either | Applied | None"
+
+
+class Operators:
+    """Operators in patterns, by name: ``op.Add("x", 1.0)``."""
+
+    def __getattr__(self, kind: str) -> Callable[..., Applied]:
+        return lambda *inputs, **options: Applied(kind, inputs, options)
+
+
+op = Operators()
+
+
+def either(*ways: Pattern) -> Either:
+    """One of several patterns."""
+    return Either(ways)
+
+
+@dataclass(frozen=True)
+class PatternMatch(Generic[V, S]):
+    """What a pattern matched: its variables, and the operators that it covers, by their results."""
+
+    values: Mapping[str, V] = field(default_factory=dict)
+    steps: Mapping[str, S] = field(default_factory=dict)
+
+
+class PatternReader(ABC, Generic[V, S]):
+    """Compares values with patterns."""
+
+    @abstractmethod
+    def applied(
+        self, operand: V, pattern: Applied
+    ) -> tuple[Sequence[V], Mapping[str, V], Mapping[str, S]] | None:
+        """Return how the pattern's operator computes a value; None: another one does.
+
+        Returns:
+            Its first arguments; the others that the pattern lists or that differ from their
+            defaults; the operators that this covers.
+        """
+
+    @abstractmethod
+    def admitted(self, kind: str, operand: V) -> V | None:
+        """Return what a variable of a kind stands for; None: the value is not of this kind."""
+
+    @abstractmethod
+    def number(self, operand: V) -> float | None:
+        """Return the number of a constant that has only one, or None."""
+
+    @abstractmethod
+    def items(self, operand: V) -> Sequence[V] | None:
+        """Return the items of a list, or None."""
+
+    def matches(
+        self, pattern: Pattern, operand: V, matched: PatternMatch[V, S]
+    ) -> Iterator[PatternMatch[V, S]]:
+        """Yield the ways in which a value is what a pattern says.
+
+        Args:
+            pattern: The pattern.
+            operand: The value.
+            matched: What matched so far.
+        """
+        match pattern:
+            case None:
+                yield from [matched] if operand is None else ()
+            case str():
+                if matched.values.get(pattern, operand) == operand:
+                    values = {**matched.values, pattern: operand}
+                    yield dataclasses.replace(matched, values=values)
+            case Variable(name, kind):
+                value = self.admitted(kind, operand)
+                yield from () if value is None else self.matches(name, value, matched)
+            case Either(ways):
+                for way in ways:
+                    yield from self.matches(way, operand, matched)
+            case Applied():
+                yield from self._applied(pattern, operand, matched)
+            case tuple():
+                yield from self._all(pattern, self.items(operand), [matched])
+            case _:
+                number = self.number(operand)
+                same = number is not None and math.isclose(number, pattern, rel_tol=CLOSE)
+                yield from [matched] if same else ()
+
+    def _applied(
+        self, pattern: Applied, operand: V, matched: PatternMatch[V, S]
+    ) -> Iterator[PatternMatch[V, S]]:
+        application = self.applied(operand, pattern)
+        if application is None:
+            return
+        operands, options, steps = application
+        ways = [dataclasses.replace(matched, steps={**matched.steps, **steps})]
+        if pattern.options is not None:
+            expected = [*map(pattern.options.get, options)]
+            ways = self._all(expected, [*options.values()], ways)
+        yield from self._all(pattern.inputs, operands, ways)
+        if pattern.kind.lower() in COMMUTATIVE:
+            yield from self._all(pattern.inputs, operands[::-1], ways)
+
+    def _all(
+        self,
+        patterns: Sequence[Pattern],
+        operands: Sequence[V] | None,
+        ways: list[PatternMatch[V, S]],
+    ) -> list[PatternMatch[V, S]]:
+        if operands is None or len(operands) != len(patterns):
+            return []
+        for pattern, operand in zip(patterns, operands, strict=True):
+            ways = [new for way in ways for new in self.matches(pattern, operand, way)]
+        return ways
