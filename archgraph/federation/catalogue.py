@@ -1,4 +1,4 @@
-"""All strategies in one table: paper, what their clients may be, presets and options."""
+"""All strategies in one table: paper, supported clients, presets and options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from archgraph.language.experiment import strategy_options
 from archgraph.language.help import strategy_names
 from archgraph.tables import Table
 
-# What clients may be, as `Strategy.serves` has it, and how a family says it.
+# Supported clients, with the values of `Strategy.serves`, and how a family specifies them.
 SERVES: Mapping[str, str] = {
     "one": "one architecture for all clients",
     "width": "narrower clients (`take`)",
@@ -23,7 +23,7 @@ SERVES: Mapping[str, str] = {
 
 
 def strategy_table() -> Table:
-    """Return every installed strategy: paper and year, what its clients may be, presets, options.
+    """Return every installed strategy: paper and year, supported clients, presets, options.
 
     Raises:
         SpecError: If one cannot be imported.

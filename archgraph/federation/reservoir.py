@@ -14,10 +14,10 @@ def reservoir(
     """Sample at most ``capacity`` of all rows so far, uniformly (Vitter, algorithm R).
 
     Args:
-        old: The sample so far, by name, ``[row, ...]``; rows of one number belong together.
-        new: Rows that arrive.
+        old: The sample so far, by name, ``[row, ...]``; rows with the same index belong together.
+        new: New rows.
         earlier: Number of rows before these.
-        capacity: Rows to hold at most.
+        capacity: Maximum number of rows.
         generator: Source of randomness.
 
     Example:
@@ -41,7 +41,7 @@ def reservoir(
         if not slots:
             result[name] = old[name]
             continue
-        # A tensor of its own, since a state's tensors are never changed in place.
+        # A new tensor, since a state's tensors are never changed in place.
         result[name] = arrived.new_empty((size, *arrived.shape[1:]))
         if filled:
             result[name][:filled] = old[name]

@@ -576,7 +576,7 @@ def test_check_gives_a_verdict_per_file(here: Path):
     reason = result.stdout.splitlines()[at + 1]
     assert reason.startswith("      bad.yaml:") and "did you mean 'linear'?" in reason
     assert "broken.yaml:1" in result.stdout and not result.stderr
-    refused(call("check", "nowhere"), "nowhere: is not there")
+    refused(call("check", "nowhere"), "nowhere: does not exist")
     (here / "empty").mkdir()
     refused(call("check", "empty"), "empty: holds no YAML file")
 
