@@ -419,7 +419,7 @@ def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[s
     bodies: set[str] = set()
     for block in ag.structure(graph).blocks:
         inside = set(block.nodes)
-        # Weights that other blocks use as well do not tell whether this one is there.
+        # Weights that other blocks also use do not show whether this one is present.
         used = {
             leaf
             for node in block.nodes

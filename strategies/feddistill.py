@@ -7,7 +7,7 @@ Bennis, Kim: *Federated Knowledge Distillation*, 2020.
 ====================  ========================================================================
 symbol                here
 ====================  ========================================================================
-``F(w, x)``           softmax of a network's logits: what the paper calls its logit vector
+``F(w, x)``           softmax of a network's logits: the paper's logit vector
 ``F̄_k,l``             group ``answers/k``: mean answer of client k to label l in training
 ``F̂_k,l``             mean of ``F̄_i,l`` over the other clients i ≠ k that have label l
 ``φ(F, F̂)``, ``γ``    cross-entropy with the others' answer as target; its weight ``gamma``

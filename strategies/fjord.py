@@ -87,7 +87,7 @@ class FjORD(fl.Weighted, fl.Masking):
             for width in nested
             for name, value in state.group(f"statistics/{width.name}").items()
         }
-        # "static": no statistics in the state. Those of every width travel as extras.
+        # "static": no statistics in the state. Each width's are sent as extras.
         task = fl.part(world, state, client, program=program, norm="static")
         return replace(task, extras=statistics)
 

@@ -75,7 +75,7 @@ class Matched(fl.Averaging, fl.Masking):
 
         1. Clients are sorted by their weights, so that neither ids nor arrival decide.
         2. Each is matched to the global model that all began with; with different starts, to the
-        mean of those before it, the widest first.
+           mean of those before it, the widest first.
         3. Each is matched to the mean of all others, until no order changes.
         """
         arrived = sorted(results, key=_size, reverse=True)  # 1

@@ -17,9 +17,9 @@ Invariants of all stages:
 - All randomness follows from seed, purpose, round and client: a run has the same bits whatever the
   number of workers, and when it is resumed. Only ``privacy: {entropy: system}`` draws other noise.
 - Nothing unchecked is merged: each update is checked in ``clientwork``, its size relative to the
-others of the round in ``rounds``, results of strategies and programs in ``returned``.
+  others of the round in ``rounds``, results of strategies and programs in ``returned``.
 - ``check`` covers everything up to the first round, on shapes where possible: a run refuses little
-else.
+  else.
 
 Names are imported on first use, because torch and similar libraries take seconds.
 """

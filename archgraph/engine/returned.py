@@ -171,7 +171,7 @@ def received(
                 expected=_form(tensor),
                 hint="a mean of whole numbers (counters of batch norm) is rounded back to them",
             )
-        # All clients' numbers were finite. What was not finite before may be a mask.
+        # All clients' numbers were finite. Values that were not finite before may be a mask.
         if now is not tensor and not finite(now) and finite(tensor):
             raise RunError(
                 "returned numbers that are not finite",

@@ -1,7 +1,7 @@
 """The rounds of a run, step by step.
 
 1. **Draw.** The clients of a round follow from (seed, round): a sample, and additional models that
-these clients train.
+   these clients train.
 2. **Begin.** The strategy returns the state with which the round begins (``Strategy.begin``).
 3. **Merge.** The strategy creates the next state from the clients' results (``Strategy.receive``,
    most often by :func:`archgraph.federation.covered_mean`). It reads them from a stream; reading
@@ -15,13 +15,13 @@ these clients train.
    exceeds a limit or dies; it is rejected if its update cannot be merged. It is neither asked again
    nor replaced, and its private tensors stay unchanged.
 6. **Accept.** Changes that are too large, absolutely or relative to the median of the round, are
-rejected or scaled down. For an accepted client a row is recorded, and its private tensors are
-stored.
+   rejected or scaled down. For an accepted client a row is recorded, and its private tensors are
+   stored.
 7. **Test.** When a test is due, the strategy's evaluated models are tested
-(``Strategy.evaluated``), on test examples and on held-out ones.
+   (``Strategy.evaluated``), on test examples and on held-out ones.
 8. **Record.** The line of the round goes into the run folder and to the trackers, together with a
-checkpoint; the best round is remembered. A run ends early if its selection requires it. It fails if
-all clients of a round fail, or no update was accepted for some rounds.
+   checkpoint; the best round is remembered. A run ends early if its selection requires it. It fails
+   if all clients of a round fail, or no update was accepted for some rounds.
 
 A :class:`RoundPlan` holds the clients of one round (step 1) and the result of each (steps 5 and 6).
 The :class:`Loop` holds everything that outlives a round: the server's state, private tensors of

@@ -85,7 +85,7 @@ def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
 class LowRankAveraging(Averaging, Masking):
     """A method for models with low-rank adapters, whose clients may have smaller ranks.
 
-    By itself it averages every entry over the clients that have it. Methods differ in what is
+    By itself it averages every entry over the clients that have it. Methods differ in the factors
     ``fixed`` in a round and in how results are ``merged``.
     """
 

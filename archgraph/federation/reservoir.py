@@ -31,7 +31,7 @@ def reservoir(
     chance = torch.rand(count, generator=generator, dtype=torch.float64)
     # Algorithm R: row n falls into one of n + 1 slots, and is dropped if that is beyond capacity.
     drawn = torch.where(numbers < capacity, numbers, (chance * (numbers + 1)).long())
-    # Of rows that fall into one slot the last one stays.
+    # If several rows fall into one slot, the last one stays.
     slots = {slot: row for row, slot in enumerate(drawn.tolist()) if slot < capacity}
     filled, size = min(earlier, capacity), min(earlier + count, capacity)
     at = torch.tensor(list(slots), dtype=torch.int64)

@@ -75,7 +75,7 @@ def descend(
 
     1. Draw the share of the data that a round uses.
     2. For each step take as many minibatches as it accumulates. Their losses, with FedProx's term,
-    are weighted by their targets (`counts`); then `revise`, clipping and the step are applied.
+       are weighted by their targets (`counts`); then `revise`, clipping and the step are applied.
 
     Args:
         work: Data, options, randomness.

@@ -24,7 +24,7 @@ def transform_images(
 
     1. Normalisation is undone: values are between 0 and 1, as the transforms expect.
     2. The transforms are applied in order to each image. Their draws come from PyTorch's own
-    generator, which the engine seeds for each client and round.
+       generator, which the engine seeds for each client and round.
     3. Images are normalised again.
 
     Args:

@@ -15,7 +15,7 @@ an ``ExperimentSpec``; in the other direction, graphs and models as files.
 4. ``rewriting`` applies rewrites in the order of their registry. Families become graphs in
    :mod:`archgraph.federation`.
 5. ``save`` writes the flat form or a folder (``saved``), ``exporting`` the format of the file's
-ending.
+   ending.
 
 A file runs code only through ``python:``, and only with the caller's consent (``consent``);
 archgraph's own models and strategies need none. Every error names file, line and key. A draft

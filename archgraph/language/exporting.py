@@ -35,7 +35,7 @@ def export(
     """Write a model with its weights in the format of the path's ending.
 
     - ``.onnx``: model and weights for evaluation. The batch size stays free, initializers have the
-    names of the state's entries, and :func:`archgraph.load` restores the same graph and state.
+      names of the state's entries, and :func:`archgraph.load` restores the same graph and state.
     - ``.pt2``: the program of evaluation with its weights, for ``torch.export.load``.
     - ``.safetensors``: only the weights, under the names of the traced model.
     - none: a folder, as :func:`archgraph.save` writes it.

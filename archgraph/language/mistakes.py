@@ -107,7 +107,7 @@ def _most_telling(
 
     1. A misspelt key is often also a missing one; the misspelling is more informative.
     2. Among a union's members, the one that was read furthest is the most informative; one that was
-    read completely came further than one of another type.
+       read completely came further than one of another type.
     """
     first = min(errors, key=lambda e: e["type"] != "extra_forbidden")  # 1
     if first["type"] in ("extra_forbidden", "missing"):

@@ -35,8 +35,8 @@ from archgraph.language.mistakes import abbreviate, main_mistake
 from archgraph.plain import Json
 
 RoleName: TypeAlias = Literal["optimiser", "schedule", "loss", "metric", "transform"]
-# Any numbers of rounds and steps: what a file says is checked before they are known. Only schedules
-# are told of them.
+# Placeholder numbers of rounds and steps: a file is checked before they are known. Only schedules
+# use them.
 _TRIAL: Mapping[RoleName, Mapping[str, int]] = {"schedule": {"rounds": 1000, "steps": 1000}}
 
 

@@ -248,7 +248,7 @@ def test_family_without_a_global_model(tmp_path: Path) -> None:
     [
         (
             "clients: [{name: a, take: 0.5}]",
-            r"clients\[0\]: has no model; found a; expected a mod",
+            r"clients\[0\]: has no model; found a; expected its own mod",
         ),
         (
             "choose: {d: 1}\nclients: [{name: a, model: net.yaml}]",

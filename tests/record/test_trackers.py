@@ -150,7 +150,7 @@ def test_tensorboard_holds_the_scalars_of_every_round(run, tmp_path):
         ("{csv: {paht: a}}", "e.yaml:8: trackers.csv.paht: unknown option; found 'paht'; expected"),
         ("{csv: {path: 3}}", "e.yaml:8: trackers.csv.path: has a wrong value; found 3; expected"),
         ("{console: {stream: a}}", "trackers.console.stream: unknown option; found 'stream'"),
-        ("csv", "trackers: csv: has nowhere to write to: the run has no folder; name a run"),
+        ("csv", "trackers: csv: lacks an output: the run has no folder; name a run"),
         ("tensorboard", "trackers: tensorboard: needs the package tensorboard; found import"),
         ("wandb", "one of console, csv, tensorboard; it is gone: pass an object that logs to it"),
         ("{csv: {}, console: {}}", "e.yaml:8: trackers[0]: must be one name with its options"),

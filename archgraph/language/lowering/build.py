@@ -371,7 +371,7 @@ class _Lowering:
             found=f"[{sizes}]: channels, then sizes",
             expected="flatten, or global_avg_pool and flatten, in front of it",
             hint="for the channels at each position: permute: [0, 2, 3, 1] in front of it; to use "
-            "the last axis anyway: aten.{loc[-1]}",
+            f"the last axis anyway: aten.{loc[-1]}",
         )
 
 
