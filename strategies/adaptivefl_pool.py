@@ -6,17 +6,17 @@ Resource-Constrained AIoT Systems*, DAC 2024.
 ======================  =========================================================================
 symbol                  here
 ======================  =========================================================================
-levels S, M, L          the family's tiers, of whose parameters a member has no more
+levels S, M, L          the family's tiers: the most parameters that a member may have
 ``I`` (p values)        ``starts``: this share of the axes, in their order, keeps its full size
 ``r_w``                 one share for all other axes of a level (of heads, not of the size of each):
                         the largest with which the member of the largest ``I`` fits the level
 pool of 2p + 1 models   :func:`pool`; the whole network is a level with one member
-local pruning           :meth:`AdaptiveFLPool.member`: of what is drawn, the largest part that fits
+local pruning           :meth:`AdaptiveFLPool.member`: the largest part of the member that fits
 aggregation             ``covered_mean``, weighted by examples
 ======================  =========================================================================
 
-Left out: the agent that learns which clients to choose; the experiment draws them uniformly.
-Devices' resources do not change between rounds, and what is drawn is pruned before it is sent.
+Not implemented: the agent that learns which clients to choose; the experiment draws them uniformly.
+Devices' resources do not change between rounds, and a drawn member is pruned before it is sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch
 import archgraph as ag
 from archgraph import federation as fl
 
-LEAST = 30  # per cent; the published code tries no narrower ones behind a start
+LEAST = 30  # per cent; the published code tries no narrower ones after a start
 
 
 class Member(NamedTuple):
@@ -71,7 +71,7 @@ def pool(
 
     members: set[Member] = set()
     for most in levels:
-        # Where even the narrowest is too large behind every start, all axes are narrow.
+        # Where even the narrowest is too large after every start, all axes are narrow.
         deep = sorted(starts, reverse=True)
         fitting = [s for s in deep if member(s, LEAST).parameters <= most] or [0.0]
         steps = [member(fitting[0], percent).parameters for percent in range(1, 101)]
@@ -94,7 +94,7 @@ class AdaptiveFLPool(fl.Averaging, fl.Masking):
         starts: Shares of the axes, in their order, that members of a level keep whole.
         choice: ``drawn``: a client trains the largest part that fits of a member drawn in each
             round. ``largest``: always the largest that fits.
-        norm: What becomes of running statistics. They cannot stay with a client: its width changes.
+        norm: How running statistics are treated. They cannot stay with a client: its width changes.
 
     Example:
         >>> AdaptiveFLPool(choice="largest").starts
@@ -147,12 +147,12 @@ class AdaptiveFLPool(fl.Averaging, fl.Masking):
         return pool(world.graph, levels, self.starts)
 
     def fitting(self, world: fl.World, tier: fl.Tier) -> list[Member]:
-        """Return the members that have no more parameters than a tier."""
+        """Return the members with at most as many parameters as a tier."""
         most = ag.cost(tier.graph).parameters
         return [one for one in self.pool(world) if one.parameters <= most]
 
     def member(self, world: fl.World, client: int, round: int) -> Member:
-        """Return what a client trains in a round."""
+        """Return the submodel that a client trains in a round."""
         fitting, members = self.fitting(world, world.tier_of(client)), self.pool(world)
         if self.choice == "largest":
             return fitting[-1]

@@ -1,7 +1,8 @@
 """AllSmall: all clients run the smallest architecture, under FedAvg.
 
 A baseline of RecipFL (*How Few Davids Improve One Goliath: Federated Learning in Resource-Skew Edge
-Computing Environments*, 2023, §5.1): what the weak reach alone, at the price of the strong.
+Computing Environments*, 2023, §5.1): the accuracy of weak clients' models, which strong clients
+must run, too.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ class AllSmall(fl.Averaging, fl.Masking):
     """Options of AllSmall.
 
     Attributes:
-        tier: Whose architecture all clients run. Default: the one with the fewest parameters, of
-            equals the first.
+        tier: The tier whose architecture all clients run. Default: the one with the fewest
+            parameters (the first if tied).
 
     Example:
         >>> AllSmall().needs_global

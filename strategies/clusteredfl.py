@@ -37,11 +37,11 @@ class ClusteredFL(fl.Averaging, fl.Masking):
 
     Attributes:
         split: Split clusters by the directions of their clients' updates. At first each
-            architecture is a cluster; off: that is all.
+            architecture is a cluster; if off, clusters never change.
         mean_norm: ε_1: a cluster is split if the norm of its mean update is below, ...
         largest_norm: ε_2: ... and that of its largest one above.
         after: Rounds before the first split.
-        smallest: Clients from which on a cluster is split: more than two, as in the official code.
+        smallest: Clients that a cluster needs to be split: more than two, as in the official code.
 
     Example:
         >>> ClusteredFL().mean_norm
@@ -81,7 +81,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
             world,
             state,
             client,
-            # A cluster has a model of its own: nothing is cut out of the global one.
+            # A cluster has its own model: nothing is cut out of the global one.
             tier=world.tier_of(client).alone,
             mask_absent=self.mask_absent,
             norm=self.norm,
@@ -93,8 +93,8 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     ) -> fl.ServerState:
         """Average within each cluster; then split clusters in disagreement.
 
-        Both halves go on from the mean. A cluster is judged in rounds in which all of its clients
-        have returned something.
+        Both halves continue from the mean. A cluster is considered only in rounds in which all of
+        its clients have returned a result.
         """
         # Cosines and norms need inner products only: no client's update is stored.
         products = fl.PairwiseProducts()
@@ -135,7 +135,7 @@ class ClusteredFL(fl.Averaging, fl.Masking):
         return state.group(f"cluster/{state.values['clusters'][client]}")
 
     def _split(self, state: fl.ServerState, products: fl.PairwiseProducts) -> fl.ServerState:
-        """Split clusters whose clients have converged together, but not each."""
+        """Split clusters whose mean has converged while single clients still move."""
         clusters = list(state.values["clusters"])
         for number in range(max(clusters) + 1):
             members = [client for client, its in enumerate(clusters) if its == number]
@@ -143,7 +143,8 @@ class ClusteredFL(fl.Averaging, fl.Masking):
                 continue
             inner = products.of(members)
             mean, largest = inner.mean().clamp(min=0).sqrt(), inner.diagonal().max().sqrt()
-            # The mean stands still while single clients still move: they pull in other directions.
+            # The mean has converged but single clients still move: they pull in different
+            # directions.
             if mean < self.mean_norm and largest > self.largest_norm:
                 new = max(clusters) + 1
                 for member in bipartition(cosines(inner))[1]:
@@ -172,7 +173,7 @@ def bipartition(similarities: Tensor) -> tuple[list[int], list[int]]:
         similarities: ``[member, member]``, at least two members.
 
     Returns:
-        The places of both parts' members; the first has place 0.
+        The positions of both parts' members; the first part contains position 0.
 
     Example:
         >>> near, far = 0.9, -0.2

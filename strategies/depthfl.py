@@ -39,7 +39,7 @@ class DepthFL(fl.Averaging):
 
     Attributes:
         distil: Let the exits of a client's model teach one another.
-        ramp: Round from which on distillation has its full weight, or the fraction (< 1) of all
+        ramp: First round in which distillation has its full weight, or the fraction (< 1) of all
             rounds: the published 300 are 0.3 of its code's 1,000 rounds, and in a run of 30 rounds
             the weight never exceeds 0.017.
         alpha: Weight of FedDyn's regularisation at the clients, and the server's correction by it;
@@ -70,8 +70,8 @@ class DepthFL(fl.Averaging):
 
     @property
     def corrected(self) -> str:
-        """FedDyn's ``h`` is the sum of what plain means leave over."""
-        return "`alpha` corrects the mean by what it leaves over (FedDyn)" if self.alpha else ""
+        """FedDyn's ``h`` sums the changes that plain means discard."""
+        return "`alpha` corrects the mean by what it discards (FedDyn)" if self.alpha else ""
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from ``W``.
@@ -114,7 +114,7 @@ class DepthFL(fl.Averaging):
         trained: collections.Counter[str | None] = collections.Counter()
 
         def counted() -> Iterator[fl.Result]:
-            # Counted on the way: results are a stream, which can be read once.
+            # Counted while they pass: results are a stream, which can be read once.
             for result in results:
                 assert result.transfer is not None  # of part()
                 trained.update(entry.source for entry in result.transfer.entries.values())
@@ -161,7 +161,7 @@ class MutualDistillation:
 
     Attributes:
         exits: Names of the K exits.
-        ramp: Round from which on ``w(t)`` is 1; Default: no distillation.
+        ramp: First round in which ``w(t)`` is 1. Default: no distillation.
     """
 
     exits: tuple[str, ...]
@@ -186,10 +186,10 @@ class MutualDistillation:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """FedDyn at a client: its objective has a minimum where the global one has.
+    """FedDyn at a client: its objective has the same minimum as the global one.
 
     Attributes:
-        train: The program without it.
+        train: The program without FedDyn.
         alpha: α.
     """
 
@@ -200,7 +200,7 @@ class Dynamic:
         """Train with the penalty, then ``∇L_k ← ∇L_k - α (W_k - W)``."""
         penalty = Regularisation(self.alpha)
         outcome = dataclasses.replace(self.train, penalty=penalty)(work)
-        # Beside the state, since FedDyn's correction never leaves the client.
+        # Kept separately from the state: FedDyn's correction never leaves the client.
         keep = {
             p.name: work.keep.get(p.name, torch.zeros(p.shape, device=work.device))
             - self.alpha * (outcome.state[p.name] - work.state[p.name])

@@ -1,4 +1,4 @@
-"""Ditto: beside the global model every client has one of its own, drawn towards the global one.
+"""Ditto: each client also trains a personal model, which is drawn towards the global one.
 
 Li, Hu, Beirami, Smith: *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML
 2021, Algorithm 1.
@@ -29,8 +29,8 @@ class Ditto(fl.PartAveraging):
     """Options of Ditto.
 
     Attributes:
-        pull: λ: how much the global model pulls at a client's own; 0: it trains alone.
-        own_epochs: Passes in which a client trains its own model. Default: ``local.epochs``.
+        pull: λ: how strongly a client's own model is drawn towards the global one; 0: not at all.
+        own_epochs: Passes over the data that train a client's own model. Default: ``local.epochs``.
 
     Example:
         >>> Ditto(pull=0.1).own_epochs is None

@@ -1,8 +1,8 @@
-"""ExclusiveFL: FedAvg among those who run the same architecture, and nothing between them.
+"""ExclusiveFL: FedAvg among clients with the same architecture, and no exchange between groups.
 
 A baseline of RecipFL (*How Few Davids Improve One Goliath: Federated Learning in Resource-Skew Edge
-Computing Environments*, 2023, §5.1): what the strong reach alone. A group of one is that client's
-own training.
+Computing Environments*, 2023, §5.1): the accuracy of strong clients without the others. A client
+alone in its group trains by itself.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ NetChange(``ω_k, ω^t``)     :meth:`NetChange.grown`: To-Wider (Algorithm 2), t
 ``M_i``                     :func:`unit_copies`: which unit each new one copies
 ==========================  ===================================================================
 
-The work is done in the global architecture's own terms. ``G`` is that architecture, ``g`` is ``G``
-at the client's widths, ``c`` is ``g`` without the blocks that the client lacks, and the client's
-own model is ``c`` under other names:
+All steps use the global architecture's names. ``G`` is that architecture, ``g`` is ``G`` at the
+client's widths, ``c`` is ``g`` without the blocks that the client lacks, and the client's own model
+is ``c`` under other names:
 
     G ──narrow──▶ g ──skip──▶ c ═══ client ═══ c ──deepen──▶ g ──widen──▶ G
 
-Leaving out and narrowing commute (but in dense blocks, whose outputs are parts of an axis); in this
-order a block whose width changes in ``G`` alone can be left out, too.
+Skipping and narrowing commute (except in dense blocks, whose outputs are parts of an axis); in this
+order a block whose width changes only in ``G`` can be skipped, too.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class FedADP(fl.Averaging, fl.Masking):
     """Options of FedADP.
 
     Attributes:
-        narrow: ``paper``: the first units stay, and each is given an equal part of the others' sum
-            (Algorithm 3), which changes the function. ``net2net``: units that widening has copied
-            are merged again, which undoes it.
-        redraw: Draw the copies anew in every round instead of once per architecture.
+        narrow: ``paper``: the first units stay, and an equal part of the others' sum is added to
+            each (Algorithm 3), which changes the function. ``net2net``: units that widening has
+            copied are merged again, which undoes it.
+        redraw: Draw new copies in every round instead of once per architecture.
         approximate: Where a client's model cannot be grown without changing its function, widen it
-            all the same, and take blocks that cannot start as the identity from the old global
-            model. Otherwise such a family is refused.
+            anyway, and take blocks that cannot start as the identity from the old global model.
+            Otherwise such a family is refused.
 
     Example:
         >>> FedADP(narrow="net2net").norm
@@ -113,8 +113,7 @@ class FedADP(fl.Averaging, fl.Masking):
     ) -> fl.ServerState:
         """Compute ``ω^t ← Σ W_k NetChange(ω_k, ω^t)`` (lines 10, 12).
 
-        Merging copies again goes by those that the sum was made with: ``drawn`` says in which round
-        they were.
+        Copies are merged as they were drawn for this sum: ``drawn`` is the round of that draw.
         """
         drawn = round if self.redraw else 0
         state = state.with_group("sent", {})
@@ -131,9 +130,9 @@ class FedADP(fl.Averaging, fl.Masking):
     ) -> tuple[fl.State, Mapping[str, Tensor]]:
         """Average the grown models; return the mean and its coverage, empty without results.
 
-        Growing is linear but for what it initialises, and weights add up to one: the mean of grown
-        models is the grown mean. So an architecture is grown once, however many clients run it, and
-        no client sends a model of the global size.
+        Growing is linear except for the entries that it initialises, and weights add up to one: the
+        mean of grown models is the grown mean. So an architecture is grown once, however many
+        clients run it, and no client sends a model of the global size.
         """
         means: dict[NetChange, ag.Merger] = {}
         totals: dict[NetChange, float] = {}
@@ -190,7 +189,7 @@ class FedADP(fl.Averaging, fl.Masking):
                 one = fl.Contribution.of(result, world.graph, self.weights)
                 yield one._replace(transfer=identity, state=grown, unmerged=unmerged)
 
-        # Without results the global state is still made of the copies of an earlier round.
+        # Without results the global state still consists of the copies of an earlier round.
         state = fl.group_means(world, state, contributions())
         return state.with_values(drawn=drawn) if arrived else state
 
@@ -225,9 +224,9 @@ class NetChange:
     """How an architecture is reached from the global one, and back.
 
     Attributes:
-        graph: What the client runs.
-        frame: What of it does not depend on the copies.
-        widened: What is filled → as much of the global state as can be reached (Algorithm 2).
+        graph: The client's architecture.
+        frame: The part of the fit that does not depend on the copies.
+        widened: Filled state → as much of the global state as can be reached (Algorithm 2).
         undo: Whether narrowing undoes that, instead of following Algorithm 3.
     """
 
@@ -265,14 +264,14 @@ class NetChange:
 
     @functools.cached_property
     def exact(self) -> bool:
-        """Whether all of the global state is made of the client's."""
+        """Whether the client's state determines all of the global state."""
         reached = self.frame.reached.transfer
         unchanged = all(entry.unchanged for entry in reached.entries.values())
         return unchanged and self.up.target == reached.source
 
     @functools.cached_property
     def up(self) -> ag.Transfer:
-        """The client's state → what is reached of the global one."""
+        """The client's state → the reached part of the global state."""
         return self.frame.deepened >> self.widened
 
     @functools.cached_property
@@ -299,15 +298,15 @@ def growth_fit(
 ) -> NetChange:
     """Return how an architecture is reached from the global one and back.
 
-    Of the family's transfer only what it takes matters: which entries, and how many positions of
-    each axis. NetChange keeps first positions.
+    Only what the family's transfer takes matters: which entries, and how many positions of each
+    axis. NetChange keeps first positions.
 
     Args:
         server: The global architecture.
         client: The client's.
         down: Global state → the client's.
         mode: How it is narrowed.
-        seed: Of the copies.
+        seed: Seed of the copies.
         approximate: Whether the function may change where it cannot be kept.
 
     Raises:
@@ -358,12 +357,12 @@ def unit_copies(size: int, wide: int, draw: torch.Generator) -> list[int]:
 
 @dataclass(frozen=True)
 class Frame:
-    """What of a fit does not depend on the copies.
+    """The part of a fit that does not depend on the copies.
 
     Attributes:
         down: Global state → the client's, by Algorithm 3.
-        shorter: What is filled → the client's state.
-        deepened: The client's state → what is filled.
+        shorter: Filled state → the client's state.
+        deepened: The client's state → filled state.
         filled: ``g``, or as much of it as can be filled with identities.
         reached: The global architecture, or as much of it.
     """
@@ -383,8 +382,8 @@ def _frame(
     for name in down.entries:
         if name not in names:
             raise ag.RewriteError("entry has no counterpart in the global model", where=name)
-    # Narrowed before blocks are left out: a block whose width changes in the global model alone can
-    # then be left out, too.
+    # Narrowed before blocks are skipped: a block whose width changes only in the global model can
+    # then be skipped, too.
     free = {axis.name for axis in ag.axes(server).free}
     sizes = {name: size for name, size in ag.widths(server, down).items() if name in free}
     narrowed = ag.narrow(server, sizes=sizes)
@@ -420,7 +419,7 @@ def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[s
     bodies: set[str] = set()
     for block in ag.structure(graph).blocks:
         inside = set(block.nodes)
-        # Weights that other blocks use as well do not tell whether this one is there.
+        # Weights that other blocks also use do not show whether this one is present.
         used = {
             leaf
             for node in block.nodes
@@ -437,7 +436,7 @@ def _lacking(graph: ag.ArchGraph, present: Set[str]) -> tuple[Lacks, frozenset[s
 def _without(graph: ag.ArchGraph, lacks: Lacks, bodies: Collection[str]) -> ag.Rewritten:
     """Remove blocks from the architecture, or everything in them but the projection."""
     names = [name for blocks in lacks.values() for name in blocks]
-    # In two steps, since `skip` treats all blocks that it gets alike.
+    # In two steps, since `skip` treats all blocks that it gets in the same way.
     shorter = ag.Rewritten.identity(graph)
     for projection in (False, True):
         if chosen := [name for name in names if (name in bodies) == projection]:
@@ -452,12 +451,12 @@ def _deepened(
     bodies: Collection[str],
     approximate: bool,
 ) -> tuple[ag.Rewritten, Lacks]:
-    """Deepen an architecture to another's blocks; return the sections that did not get theirs too.
+    """Deepen an architecture to another's blocks; also return the sections that stay shallower.
 
-    What is inside a new block may be as wide as in the blocks beside it.
+    Inner axes of a new block may be as wide as those of its neighbours.
 
     Raises:
-        RewriteError: If a missing block cannot be the identity, and nothing else is wanted.
+        RewriteError: If a missing block cannot be the identity, and nothing else is allowed.
     """
     depths = {section.name: len(section.blocks) for section in ag.structure(server).sections}
     deep, left = ag.Rewritten.identity(graph), dict(lacks)
@@ -478,7 +477,7 @@ def _deepened(
 def _advised(error: ag.ArchGraphError) -> ag.ArchGraphError:
     """Add advice to an error."""
     hint = (
-        "with approximate: true the model is grown all the same; blocks that cannot start as the "
+        "with approximate: true the model is grown anyway; blocks that cannot start as the "
         "identity then come from the old global model"
     )
     return error.within("", kind=ag.RewriteError, hint=hint)

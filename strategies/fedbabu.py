@@ -1,4 +1,4 @@
-"""FedBABU: one random head, the same for all, is never trained; models are tuned before tests.
+"""FedBABU: all share one random head that is never trained; models are tuned before tests.
 
 Oh, Kim, Yun: *FedBABU: Toward Enhanced Representation for Federated Image Classification*, ICLR
 2022, Algorithm 1. Clients update the body alone, with the head as it was drawn at first. Before a
@@ -19,9 +19,10 @@ class FedBABU(fl.PartAveraging):
     """Options of FedBABU.
 
     Attributes:
-        tune: What a client tunes before a test on its data; ``none``: it is tested as it is.
-        tune_epochs: Passes over its data in which it does, every step at the optimiser's rate;
-            ``schedule`` and ``proximal`` do not take part.
+        tune: Part that a client tunes before a test on its data; ``none``: the model is tested as
+            is.
+        tune_epochs: Passes over its data for tuning, every step at the optimiser's rate;
+            ``schedule`` and ``proximal`` do not apply.
 
     Example:
         >>> FedBABU(tune="head").tune_epochs

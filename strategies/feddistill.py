@@ -7,8 +7,8 @@ Bennis, Kim: *Federated Knowledge Distillation*, 2020.
 ====================  ========================================================================
 symbol                here
 ====================  ========================================================================
-``F(w, x)``           softmax of a network's logits: what the paper calls its logit vector
-``F̄_k,l``             group ``answers/k``: mean over what client k answered in training to label l
+``F(w, x)``           softmax of a network's logits: the paper's logit vector
+``F̄_k,l``             group ``answers/k``: mean answer of client k to label l in training
 ``F̂_k,l``             mean of ``F̄_i,l`` over the other clients i ≠ k that have label l
 ``φ(F, F̂)``, ``γ``    cross-entropy with the others' answer as target; its weight ``gamma``
 ====================  ========================================================================
@@ -32,7 +32,7 @@ class FedDistill(fl.Masking):
     """Options of FedDistill.
 
     Attributes:
-        gamma: γ: weight of the others' answers in a client's loss; 0: every client is alone.
+        gamma: γ: weight of the others' answers in a client's loss; 0: clients do not interact.
 
     Example:
         >>> FedDistill(gamma=0.5).gamma
@@ -76,7 +76,7 @@ class FedDistill(fl.Masking):
         return fl.private_network(world, client, program, extras=extras)
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """See whether answers are to labels that the client has."""
+        """Check that answers are to labels that the client has."""
         fl.check_rows(world, result, world.classes)
 
     def receive(
@@ -99,7 +99,7 @@ class FedDistill(fl.Masking):
 
 @dataclass(frozen=True)
 class Listening:
-    """Training of a network that hears how others answer to a label, and tells how it answered.
+    """Training of a network towards the others' mean answers, which returns its own.
 
     Attributes:
         objective: ``φ(F, c)``.
@@ -123,7 +123,7 @@ class Listening:
             rows, numbers = fl.class_sums(logits.detach().softmax(-1), labels, classes)
             sums.add_(rows)
             counts.add_(numbers)
-            # The target of a label that no other client has is 0, and counts for nothing.
+            # The target of a label that no other client has is 0, and does not count.
             counted = labels != fl.IGNORED
             targets = table[labels.clamp(min=0)] * counted[:, None]
             distance = -(targets * logits.log_softmax(-1)).sum(-1).sum() / counted.sum().clamp(

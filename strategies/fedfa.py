@@ -1,8 +1,8 @@
 r"""FedFA: clients choose depth and width; grafting completes them, scaling makes them comparable.
 
 Park, Joe-Wong: *Federated Learning with Flexible Architectures* (text in Algorithms 1-3, §4.3,
-§5.1, Tables 5, 6); architecture score: Li, Yang, Bhardwaj, Marculescu: *ZiCo*, ICLR 2023; the
-evolution around it as in the code published with that.
+§5.1, Tables 5, 6); architecture score: Li, Yang, Bhardwaj, Marculescu: *ZiCo*, ICLR 2023;
+evolutionary search as in the code published with ZiCo.
 
 =====================  ==================================================================
 symbol                 here
@@ -12,7 +12,7 @@ symbol                 here
 ``M_G``                group ``global`` of the server state
 ``M_c``                ``Result.state``
 ``N_{D_c}``            ``Result.examples``
-``M_{95%,c}^{(l)}``    what :func:`inner_norm` takes the norm of
+``M_{95%,c}^{(l)}``    the weights that :func:`inner_norm` takes the norm of
 ``n_c``                ``||M_{95%,c}^{(l)}||``
 ``α_c^{(l)}``          ``mean_κ n_κ / n_c``: the ``sizes`` of ``covered_mean``
 ``γ^{(l)}``            the merger's coverage
@@ -39,11 +39,11 @@ from archgraph import federation as fl
 from archgraph.errors import RejectedUpdate
 
 Variant = Literal["both", "depth", "width"]
-Architecture: TypeAlias = tuple[int, ...]  # blocks of sections, then sizes of axes
-Choice: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # what varies together, its values
+Architecture: TypeAlias = tuple[int, ...]  # blocks per section, then sizes of axes
+Choice: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # axes that vary together, values
 
 # Largest weight of a layer in units of its inner norm, which α divides by. In trained layers it is
-# a fraction of it; a single weight of 1 among weights of 1e-20 would add 1e20 to the mean.
+# a fraction of the norm; a single weight of 1 among weights of 1e-20 would add 1e20 to the mean.
 STEEPEST = 2.0**20
 
 
@@ -52,19 +52,20 @@ class FedFA(fl.Averaging, fl.Masking):
     """Options of FedFA.
 
     Attributes:
-        variant: What clients may choose (Table 1): depth and width, depth only, width only.
-        choice: Who runs which architecture. ``family``: as the family says. ``half_smallest``: a
-            share ``limited`` takes the smallest, the others draw one of the rest (§5.1).
-            ``zico``: the others take the one with the best ZiCo score on their data.
-            ``search``: they search for it among all combinations of the depths and widths that
-            the family's architectures have (§5.1, Table 5).
+        variant: Dimensions that clients may choose (Table 1): depth and width, depth only, width
+            only.
+        choice: How clients get their architectures. ``family``: from the family. ``half_smallest``:
+            a share ``limited`` takes the smallest, the others draw one of the rest (§5.1).
+            ``zico``: the others take the one with the best ZiCo score on their data. ``search``:
+            they search for it among all combinations of the depths and widths that the family's
+            architectures have (§5.1, Table 5).
         limited: Share of the clients that take the smallest architecture.
-        steps: Architectures that a search makes from others; 0: it is ``zico``. FedFA prints none,
-            ZiCo takes 100,000 on ImageNet.
-        population: Best architectures that others are made from (ZiCo).
+        steps: Architectures that a search derives from others; 0: same as ``zico``. FedFA states no
+            number, ZiCo uses 100,000 on ImageNet.
+        population: Best architectures that others are derived from (ZiCo).
         macs: Bound of a search: multiply–accumulates as a share of the global model's.
-        scale: Multiply layers by α; off: plain covered mean of grafted models.
-        percentile: Share of a layer's weights that its norm counts.
+        scale: Multiply layers by α; if off, use the plain covered mean of grafted models.
+        percentile: Share of a layer's weights that count in its norm.
         inner: ``abs``: the smallest by magnitude; ``central``: those around the median (App. E).
         rms: Divide the norm by the root of the number of weights it counts.
         scale_vectors: Scale all parameters, not only the weights that layers multiply with.
@@ -153,14 +154,14 @@ class FedFA(fl.Averaging, fl.Masking):
     def surveyed(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result]
     ) -> fl.ServerState:
-        """Return each client's best architecture; equal scores: the smaller one."""
+        """Return each client's best architecture, the smaller one if tied."""
         tiers = list(state.values["tiers"])
         for result in results:
             if self.choice == "search":
                 values = tuple(result.extras["architecture"].tolist())
                 tiers[result.client] = _space(world, self.variant).name(values)
                 continue
-            # From small to large, since max takes the first of equals.
+            # From small to large: max takes the first if tied.
             scores = {t.name: result.metrics[f"zico/{t.name}"] for t in world.by_size}
             tiers[result.client] = max(scores, key=scores.__getitem__)
         return state.with_values(tiers=tiers)
@@ -171,13 +172,13 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
     def examine(self, world: fl.World, result: fl.Result) -> fl.State:
-        """Compute ``n_c`` of every scaled layer of the grafted model (lines 12, 18).
+        """Compute ``n_c`` for every scaled layer of the grafted model (lines 12, 18).
 
         Raises:
-            RejectedUpdate: For a layer that α would blow up: its norm vanishes beside its largest
+            RejectedUpdate: For a layer that α would blow up: its norm vanishes next to its largest
                 weight.
         """
-        if not self.scale or result.transfer is None:  # nothing of a score is averaged
+        if not self.scale or result.transfer is None:  # a score is not averaged
             return {}
         fit = _fit(world, result.tier, self.variant)
         grafted = fit.graft.pull(result.state, copy=False, partial=True)
@@ -237,7 +238,7 @@ class FedFA(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, runs=runs)
 
     def _tier(self, world: fl.World, name: str) -> fl.Tier:
-        """Return what clients of an architecture run: its part that the variant lets vary."""
+        """Return the tier of an architecture: the dimensions that the variant lets vary."""
         fit = _fit(world, name, self.variant)
         return fl.Tier(name, fit.graph, fit.down)
 
@@ -371,10 +372,10 @@ class ArchitectureSearch:
     1. Score the family's architectures within the bound.
     2. Draw one of the best so far, and new values for two of its choices. Score the result if it is
        new and within the bound.
-    3. After ``steps`` of these, or when nothing is left, return the best; the first of equals.
+    3. After ``steps`` of these, or when nothing is left, return the best (the first if tied).
 
     Attributes:
-        space: What is searched.
+        space: The search space.
         start: Architectures of the family within the bound, from small to large.
         macs: The bound: multiply–accumulates of a forward pass.
         steps: Number of architectures that are made from others.
@@ -474,7 +475,8 @@ class Space:
                 return name
         kinds = {"d": values[: len(self.depths)], "w": values[len(self.depths) :]}
         name = "-".join(k + "-".join(map(str, of)) for k, of in kinds.items() if of)
-        # A user may have called another architecture so; numbers alone are read of a name.
+        # A user may have chosen this name for another architecture; a name is read by its numbers
+        # only.
         return f"{name}-searched" if name in dict(self.tiers) else name
 
 
@@ -482,9 +484,9 @@ class Space:
 def combinations(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], variant: Variant) -> Space:
     """Return the space of a family, in what the variant lets vary.
 
-    1. Axes that are equally wide in every tier vary together. A tier that lacks their blocks says
-       nothing of them.
-    2. What no tier has otherwise than the global architecture is not a choice.
+    1. Axes that are equally wide in every tier vary together. A tier that lacks their blocks does
+       not count.
+    2. A dimension in which all tiers equal the global architecture is not a choice.
     """
     blocks = [_depths(graph), *(_depths(tier.graph) for tier in tiers)]
     sizes = [{axis.name: axis.size for axis in ag.axes(graph).free}]
@@ -512,7 +514,7 @@ def _alike(sizes: list[dict[str, int]]) -> list[tuple[list[str], dict[int, int]]
     """Return axes that are equally wide in every tier, and their size in each that has them.
 
     Args:
-        sizes: Of the global architecture and each tier, the size of axes by name.
+        sizes: Sizes of axes by name, for the global architecture and each tier.
     """
     groups: list[tuple[list[str], dict[int, int]]] = []
     for axis in sizes[0]:
@@ -546,7 +548,7 @@ class Grafting:
     """How an architecture relates to the global one.
 
     Attributes:
-        graph: What the client runs.
+        graph: The client's architecture.
         down: Global state → its state (Algorithm 3).
         grafted: It at the global depth.
         graft: Its state → the grafted state (Algorithm 2).
@@ -607,6 +609,6 @@ def _at_source(grafted: ag.Rewritten, down: ag.Transfer) -> ag.Transfer:
     entries = {}
     for name, entry in grafted.transfer.entries.items():
         entry = entry if entry.source is None else down.entries[entry.source]
-        # What comes from nowhere has no global source either.
+        # Entries without a source have no global source either.
         entries[name] = entry if entry.source is None else dataclasses.replace(entry, source=name)
     return ag.Transfer(down.source, grafted.transfer.target, entries)

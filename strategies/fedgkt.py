@@ -7,7 +7,7 @@ NeurIPS 2020 (Algorithm 1, Eqs. 5-8).
 symbol                    here
 ========================  ===============================================================
 ``f_e``, ``f_c``          extractor and classifier of a client, by :func:`model_halves`
-``f_s``, ``W_s``          the global model behind ``after``; group ``server``
+``f_s``, ``W_s``          the global model following ``after``; group ``server``
 ``H_k``, ``z_c``, ``Y_k``  ``Result.extras`` of client k: features, logits, targets, by ``ids``
 ``z_s``                   groups ``logits/k``, by ``ids``
 ``l_c`` (Eq. 8)           :class:`KnowledgeTransfer`: ``L_ce + α T² D_KL(p_s ‖ p_c)``
@@ -37,12 +37,12 @@ class FedGKT(fl.Strategy):
     """Options of FedGKT.
 
     Attributes:
-        after: Section or block of the global model behind which the server's part begins. Default:
+        after: Section or block of the global model after which the server's part begins. Default:
             the first section.
         alpha: Weight of distillation at a client, and of the targets at the server.
         temperature: Temperature of both distillations.
         server_epochs: Passes of the server over the features of a round: 20 as in the published
-            runs on CIFAR-10. With few of them the server knows too little to teach.
+            runs on CIFAR-10. With fewer passes the server is too weak a teacher.
         server_batch: Examples in a minibatch there.
         server_lr: Rate of its stochastic gradient descent, whose momentum is 0.9.
 
@@ -82,7 +82,7 @@ class FedGKT(fl.Strategy):
                     "its features do not match the input of the server's part",
                     where=f"tier {tier.name}",
                     found=f"{sent}, and {', '.join(sorted(shared)) or 'nothing'} of the server's",
-                    expected=f"{accepted}, behind {self._after(world)}",
+                    expected=f"{accepted}, after {self._after(world)}",
                     hint="give clients `ends_after: {section: SECTION, head: CLASSES}`, and the "
                     "strategy `after: SECTION`; fedin serves other cuts, nefl and fedfa parts of "
                     "the whole model",
@@ -95,7 +95,7 @@ class FedGKT(fl.Strategy):
         return fl.private_network(world, client, program, extras=state.group(f"logits/{client}"))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """See whether what a client sent belongs to its examples, one by one.
+        """Check that a client's tensors match its examples, one row each.
 
         Raises:
             RejectedUpdate: Names the tensor.
@@ -125,7 +125,7 @@ class FedGKT(fl.Strategy):
     ) -> fl.ServerState:
         """Train ``f_s`` on the features of this round; its logits go back by the examples' ids."""
         arrived = {result.client: result.extras for result in results}
-        sent = dict(sorted(arrived.items()))  # the order of arrival must not decide the bits
+        sent = dict(sorted(arrived.items()))  # results must not depend on the order of arrival
         if not sent:
             return state
         everything = {name: torch.cat([extras[name] for extras in sent.values()]) for name in SENT}
@@ -181,7 +181,7 @@ class FedGKT(fl.Strategy):
         return self.after or ag.structure(world.graph).sections[0].name
 
     def _server(self, world: fl.World) -> ag.Rewritten:
-        """Return the global model behind the cut."""
+        """Return the part of the global model after the cut."""
         return ag.split(world.graph, after=self._after(world))[1]
 
 
@@ -197,7 +197,7 @@ def model_halves(graph: ag.ArchGraph) -> Halves:
     """Cut a client's model in front of its classifier: the last block that holds parameters.
 
     Raises:
-        RewriteError: If nothing stands before it, or both share a weight.
+        RewriteError: If nothing precedes it, or both share a weight.
     """
     blocks = ag.structure(graph).blocks
     last = next(b for b in reversed(blocks) if any(graph.node[n].leaves() for n in b.nodes))
@@ -237,7 +237,7 @@ def taught(answers: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 @dataclass(frozen=True)
 class KnowledgeTransfer:
-    """Training of a small network that listens to the server's, and what it tells the server.
+    """Training of a small network with the server's as teacher; returns features and logits.
 
     Attributes:
         alpha: Weight of distillation.
@@ -264,7 +264,7 @@ class KnowledgeTransfer:
         def loss(examples: fl.Examples) -> Tensor:
             outputs = classifier(extractor(*examples.inputs))
             value = self.objective(outputs, examples, work)
-            # In the first round none is; a client that was not sampled has those of an earlier one.
+            # None in the first round; a client that was not sampled has logits of an earlier round.
             known = [row for row, i in enumerate(examples.ids.tolist()) if i in row_of]
             if known:
                 rows = torch.tensor([row_of[i] for i in examples.ids[known].tolist()])
@@ -274,7 +274,7 @@ class KnowledgeTransfer:
                 part = examples._replace(targets=examples.targets[chosen])
                 mine = fl.counted_logits(everything[chosen], part)
                 teacher = fl.counted_logits(teacher, part)
-                # A mean over the known ones counts for their part of the minibatch.
+                # The mean over examples with logits is weighted by their share of the minibatch.
                 share = len(mine) / len(fl.counted_logits(everything, examples))
                 value = value + share * self.alpha * taught(mine, teacher, self.temperature)
             return value
@@ -290,7 +290,7 @@ class KnowledgeTransfer:
 
 
 def _told(work: fl.Work, extractor: nn.Module, classifier: nn.Module) -> dict[str, Tensor]:
-    """Compute what a client sends of all its examples: features, logits and labels."""
+    """Compute a client's features, logits and labels for all its examples."""
 
     def each() -> Iterator[tuple[Tensor, ...]]:
         for examples in work.data.batches(None, work.local.batch):

@@ -1,4 +1,4 @@
-r"""FedIN: clients share a model's ends, and train what lies between on one another's features.
+r"""FedIN: clients share a model's ends, and train the layers between on each other's features.
 
 Chan, Jiang, Deng, Ngai: *FedIN: Federated Intermediate Layers Learning for Model Heterogeneity*
 (Algorithm 1, Eqs. 4-16, ablations of Fig. 7).
@@ -51,15 +51,15 @@ class FedIN(fl.Weighted):
         step: How intermediate layers follow both losses. ``sum``: Eq. 16. ``projection``: Eq. 15.
             ``sequential``: local training, then IN training, blind to each other (Fig. 7a).
         multiplier: λ of Eq. 16.
-        aggregate: Average extractors and classifiers; off: clients keep theirs (Fig. 7b).
-        in_training: Exchange features and train on them; off: local training only (Fig. 7c).
-        upload: Pairs of features that a client sends each round, the latest it saw. Default: as
-            many as a minibatch has examples.
-        capacity: Pairs that the server holds of each client.
-        store: Which ones: a ``reservoir`` of all that it was ever sent, or the ``latest``.
-        sample: Pairs that it sends to the clients of a round.
-        norm: What becomes of the extractor's and the classifier's running statistics; those of
-            intermediate layers stay with the client.
+        aggregate: Average extractors and classifiers; if off, clients keep theirs (Fig. 7b).
+        in_training: Exchange features and train on them; if off, local training only (Fig. 7c).
+        upload: Pairs of features that a client sends each round: its latest. Default: the batch
+            size.
+        capacity: Pairs that the server stores per client.
+        store: Which pairs: a ``reservoir`` of all that it ever received, or the ``latest``.
+        sample: Pairs that the server sends to the clients of a round.
+        norm: How running statistics of extractor and classifier are treated; those of intermediate
+            layers stay with the client.
 
     Example:
         >>> FedIN(step="projection").multiplier
@@ -161,7 +161,7 @@ class FedIN(fl.Weighted):
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
         """Average the ends (line 5, Eqs. 4-5), save the features (line 4)."""
-        # Ends are alike but for their names: those of the first tier make averaging a renaming.
+        # Ends differ only in names: with those of the first tier, averaging is a renaming.
         same = fl.identity_of(world.tiers[0].graph, tuple(state.group("shared")))
         counts, started = list(state.values["seen"]), list(state.values["started"])
         stores: dict[str, Tensor] = {}
@@ -189,7 +189,7 @@ class FedIN(fl.Weighted):
                     stores.update({f"store/{client}/{name}": v for name, v in stored.items()})
                     counts[client] += _rows(new)
 
-        # S has done its work: a checkpoint need not hold it.
+        # S is no longer needed: keep it out of checkpoints.
         merged = fl.group_means(world, state, contributions()).with_group("sample", {})
         return fl.ServerState({**merged.tensors, **stores}, merged.values).with_values(
             seen=counts, started=started
@@ -207,7 +207,7 @@ class FedIN(fl.Weighted):
         return fl.by_tier(world, state, model=model, private=True, whole=False, idle=True)
 
     def _places(self, tier: fl.Tier) -> tuple[str | None, str | None]:
-        """Return where a tier is cut, as far as the options say."""
+        """Return where the options cut a tier; None where they do not say."""
         after, before = (
             names.get(tier.name) if isinstance(names, Mapping) else names
             for names in (self.after, self.before)
@@ -235,7 +235,7 @@ class FedIN(fl.Weighted):
         return dict(zip(self._shared(self._cut(world.tiers[0])), self._shared(cut), strict=True))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """See whether a client's features are what it was asked for.
+        """Check that a client's features are those it was asked for.
 
         Raises:
             RejectedUpdate: Names the client and the tensor.
@@ -265,8 +265,8 @@ class Cut:
         parts: Extractor, intermediate layers, classifier.
         after: Section or block that ends the extractor.
         before: Section or block that begins the classifier.
-        ends: Entries of the extractor, then the classifier, in order of their first use: at one
-            place stands the same entry in every architecture that agrees in both.
+        ends: Entries of the extractor, then the classifier, in order of their first use: the same
+            order in every architecture that agrees in both.
         features: Shape of one example's and dtype of what enters (``in/0``) and leaves
             (``out/0``) the intermediate layers.
     """
@@ -280,24 +280,24 @@ class Cut:
 
     @property
     def middle(self) -> frozenset[str]:
-        """Entries of the intermediate layers that neither end has."""
+        """Entries that only the intermediate layers use."""
         return frozenset(self.graph.state_names) - set(self.ends)
 
 
 @functools.lru_cache(maxsize=256)
 def model_parts(graph: ag.ArchGraph, after: str | None = None, before: str | None = None) -> Cut:
-    """Cut an architecture behind its extractor and in front of its classifier (§IV).
+    """Cut an architecture after its extractor and before its classifier (§IV).
 
     Args:
         graph: Any architecture.
         after: Section or block that ends the extractor. Default: the first section. If a section
-            leaves nothing in front of the classifier, its first block ends the extractor instead.
+            reaches up to the classifier, its first block ends the extractor instead.
         before: Section or block that begins the classifier. Default: the last block that holds
             parameters.
 
     Raises:
-        RewriteError: If a part would be empty, nothing between the cuts can be trained, or what
-            crosses them does not belong to examples one by one.
+        RewriteError: If a part would be empty, nothing between the cuts can be trained, or a value
+            that crosses them mixes examples.
         GraphError: For a section or block that does not exist.
     """
     before = before or _classifier(graph)
@@ -336,10 +336,9 @@ def _classifier(graph: ag.ArchGraph) -> str:
 def _split(
     graph: ag.ArchGraph, after: str | None, before: str
 ) -> tuple[str, Sequence[ag.Rewritten]]:
-    """Return what ends the extractor, and the parts.
+    """Return the name of the extractor's end, and the parts.
 
-    A section that reaches up to the classifier leaves nothing in between: then its first block
-    alone is the extractor.
+    If a section reaches up to the classifier, only its first block is the extractor.
     """
     structure = ag.structure(graph)
     section, last = after or structure.sections[0].name, structure.nodes(before)[0]
@@ -381,13 +380,13 @@ def _results(part: ag.ArchGraph, following: ag.ArchGraph) -> list[str]:
 def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
     """Refuse tiers that differ in more than their intermediate layers."""
     pairs: list[tuple[str, str]] = []  # leaves of the ends, of the first tier and of the other
-    hint = "cut elsewhere; now " + ", ".join(
+    hint = "choose other cut points; now " + ", ".join(
         f"{name} after {tier.after} and before {tier.before}"
         for name, tier in ((other, cut), (one, first))
     )
     for number in (0, 2):
         a, b = ag.outline(first.parts[number]), ag.outline(cut.parts[number])
-        # Outlines have no names: what differs is an operator, an argument, a type or the wiring.
+        # Outlines have no names: an operator, an argument, a type or the wiring differs.
         for expected, actual in itertools.zip_longest(a.lines, b.lines):
             if expected != actual:
                 raise ag.RunError(
@@ -406,7 +405,7 @@ def _agree(one: str, first: Cut, other: str, cut: Cut) -> None:
             expected=dict(first.features),
             hint=hint,
         )
-    # Leaves that one tier ties and the other does not are not the same leaves.
+    # Leaves tied in one tier only are different leaves.
     for side in (0, 1):
         partner: dict[str, tuple[str, str]] = {}
         for pair in pairs:
@@ -469,16 +468,16 @@ def inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
 class InTraining:
     """Local and IN training of one client (Algorithm 1, lines 8-20).
 
-    Without features from the server it is local training. Features are taken as they arise in
-    training, and IN training runs in training mode, too: batch statistics there are those of the
-    features of others, and running ones follow both.
+    Without features from the server this is local training. Features are recorded during training,
+    and IN training runs in training mode, too: its batch statistics come from the received
+    features, and running statistics follow both.
 
     Attributes:
         after: Section or block that ends the extractor, as in :func:`model_parts`.
         before: Section or block that begins the classifier.
         step: How both gradients become one step.
         multiplier: λ of Eq. 16.
-        upload: Pairs to return, the latest. Default: as many as a minibatch has.
+        upload: Latest pairs to return. Default: the batch size.
         objective: ``l_local``.
     """
 
@@ -513,7 +512,7 @@ class InTraining:
 
         def distance(rows: Tensor) -> Tensor:
             value = chain.distance(_select(received, rows.to(work.device)))
-            distances.append(value.detach())  # on the device: a number would wait for it
+            distances.append(value.detach())  # stays on the device: no need to wait for it
             return value
 
         def revise(parameters: Mapping[str, nn.Parameter]) -> None:  # 2
@@ -565,7 +564,7 @@ def _select(features: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Latest:
-    """The latest pairs of features, in whole minibatches, as few as hold them.
+    """The latest pairs of features, in as few whole minibatches as possible.
 
     Attributes:
         limit: Number of pairs; 0: none.
@@ -576,7 +575,7 @@ class Latest:
     batches: collections.deque[Mapping[str, Tensor]] = field(default_factory=collections.deque)
 
     def add(self, features: Mapping[str, Tensor]) -> None:
-        """Add a minibatch, and drop those that are not needed any more: memory does not grow."""
+        """Add a minibatch, and drop those no longer needed, so that memory does not grow."""
         if self.limit:
             self.batches.append(features)
             while sum(map(_rows, self.batches)) - _rows(self.batches[0]) >= self.limit:
@@ -598,10 +597,10 @@ def _latest(batches: Iterable[Mapping[str, Tensor]], rows: int) -> dict[str, Ten
 
 @dataclass(frozen=True)
 class Pairs:
-    """Numbers of pairs as training data: what is trained on is looked up by them.
+    """Indices of pairs as training data, by which features are looked up.
 
     Attributes:
-        examples: How many there are.
+        examples: Number of pairs.
         histogram: Empty: pairs do not have classes.
     """
 
@@ -609,7 +608,7 @@ class Pairs:
     histogram: tuple[int, ...] = ()
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[fl.Examples]:
-        """Yield one pass in a drawn order, in pieces of one length up to one."""
+        """Yield one pass in random order, in pieces whose lengths differ by at most one."""
         order = torch.randperm(self.examples, generator=generator)
         for ids in order.tensor_split(max(self.examples // size, 1)):
             yield fl.Examples((), ids, ids)
@@ -617,12 +616,12 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Extractor, intermediate layers and classifier as modules that hold one set of tensors.
+    """Extractor, intermediate layers and classifier as modules that share one set of tensors.
 
     Attributes:
         cut: The parts.
-        modules: A module of each.
-        parameters: All parameters by name, in the order of the whole.
+        modules: One module per part.
+        parameters: All parameters by name, in the order of the whole network.
     """
 
     cut: Cut
@@ -641,7 +640,7 @@ class Chain:
         tensors: dict[str, Tensor | None] = {}
         parameters: dict[str, nn.Parameter] = {}
         for module in modules:
-            # What two parts use is one tensor: it gets the gradients of both.
+            # Tensors that two parts use are shared, so they get the gradients of both.
             for path, inside in module.named_modules():
                 for table in (inside._parameters, inside._buffers):
                     for name in table:
@@ -653,12 +652,12 @@ class Chain:
 
     @property
     def middle(self) -> dict[str, nn.Parameter]:
-        """Parameters ``w_in`` of the intermediate layers, as far as they are trained."""
+        """Trained parameters ``w_in`` of the intermediate layers."""
         inside = self.cut.middle
         return {k: p for k, p in self.parameters.items() if k in inside and p.requires_grad}
 
     def __call__(self, *inputs: Tensor) -> tuple[dict[str, Tensor], object]:
-        """Return what enters and leaves the intermediate layers, and all outputs (Eqs. 7-9)."""
+        """Return the inputs and outputs of the intermediate layers, and the logits (Eqs. 7-9)."""
         _, middle, classifier = self.cut.parts
         values = dict(zip(_inputs(self.cut.graph), inputs, strict=True))
         values |= self._run(0, values)
@@ -682,7 +681,7 @@ class Chain:
         return nn.functional.mse_loss(outputs, targets)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of the whole, as it travels."""
+        """Return the state of the whole network, as it is sent."""
         values: dict[str, Tensor] = {}
         for module in self.modules:
             values |= ag.state_of(module)

@@ -1,4 +1,4 @@
-"""FedMD: clients with unlike networks agree on their scores of a public set.
+"""FedMD: clients with heterogeneous networks agree on their scores of a public set.
 
 Li, Wang: *FedMD: Heterogenous Federated Learning via Model Distillation*, 2019 (Algorithm 1).
 
@@ -11,7 +11,7 @@ symbol                here
 ``f̃(x⁰)``             group ``consensus``: mean of these over the round's clients (aggregate)
 ====================  ========================================================================
 
-A round here starts in the middle of the paper's: distribute, digest, revisit, communicate,
+A round here starts in the middle of the paper's round: distribute, digest, revisit, communicate,
 aggregate. A client begins with its transfer learning.
 """
 
@@ -86,7 +86,7 @@ class FedMD(fl.Masking):
         return fl.private_network(world, client, party, extras=state.group("consensus"))
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """See whether there is a score of each drawn example.
+        """Check that there is a score for each drawn example.
 
         Raises:
             RejectedUpdate: If there is not.
@@ -127,7 +127,7 @@ def public_set(public: fl.ClientData | None) -> fl.ClientData:
 
 @dataclass(frozen=True)
 class Draw:
-    """The public examples of a round, which server and clients draw alike.
+    """The public examples of a round; server and clients draw the same ones.
 
     Attributes:
         seed: Seed of the run.
@@ -138,7 +138,7 @@ class Draw:
     subset: int | None
 
     def __call__(self, public: fl.ClientData | None, round: int) -> fl.Shard:
-        """Return those of a round; ids count from 0."""
+        """Return the examples of a round; ids count from 0."""
         examples = public_set(public)
         everything = next(iter(examples.batches(None, examples.examples)))
         draw = fl.seeded(self.seed, "fedmd", round)
@@ -149,14 +149,14 @@ class Draw:
 
 @dataclass(frozen=True)
 class Party:
-    """What a client does in a round: digest, revisit, communicate.
+    """A client's round: digest, revisit, communicate.
 
     Attributes:
-        objective: Loss of its own examples.
+        objective: Loss on its own examples.
         draw: Public examples of a round.
-        drawn: The round that the consensus is of; 0: there is none yet.
+        drawn: The round of the consensus; 0: there is none yet.
         digest_epochs: Passes over them.
-        public_epochs: Passes over the public set before all else.
+        public_epochs: Passes over the public set before the first round.
     """
 
     objective: fl.Objective
@@ -201,7 +201,7 @@ class Digest:
     """Training towards the consensus: mean absolute difference of logits, as in the published code.
 
     Attributes:
-        public: The examples that the consensus is of, in its order.
+        public: The examples of the consensus, in its order.
         epochs: Passes over them.
     """
 
@@ -210,7 +210,7 @@ class Digest:
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
         """Approach it."""
-        # All examples as they are: others have scored them so.
+        # All examples, without augmentation: the others scored these.
         changes = {"epochs": self.epochs, "fraction": 1.0, "augment": None}
         local = work.local.model_copy(update=changes)
         module = fl.module_of(work, training=True)

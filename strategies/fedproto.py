@@ -1,4 +1,4 @@
-"""FedProto: clients with unlike networks exchange the mean embedding of each class, a prototype.
+"""FedProto: clients with heterogeneous networks exchange a prototype (mean embedding) per class.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: *FedProto: Federated Prototype Learning across Heterogeneous
 Clients*, AAAI 2022 (Algorithm 1, Eqs. 3, 6-8).
@@ -6,7 +6,7 @@ Clients*, AAAI 2022 (Algorithm 1, Eqs. 3, 6-8).
 =========================  =======================================================================
 symbol                     here
 =========================  =======================================================================
-``f_i(φ_i; x)``            what the head of client i's network is applied to (``with_features``)
+``f_i(φ_i; x)``            the input of the head of client i's network (``with_features``)
 ``C_i^(j)`` (Eq. 3)        ``Result.extras`` of client i, a row for each class j that it has
 ``C̄^(j)`` (Eq. 6)          group ``prototypes``
 ``L_S + λ L_R`` (Eq. 7)    :class:`Prototypes`, ``λ`` is ``pull``
@@ -32,9 +32,9 @@ class FedProto(fl.Masking):
     """Options of FedProto.
 
     Attributes:
-        pull: λ: how much global prototypes pull at those of a minibatch; 0: every client is alone.
-        width: Numbers in a prototype. Embeddings of another width are projected to it by a random
-            matrix that stays the same (not in the paper). Default: the smallest width of all.
+        pull: λ: how strongly a minibatch's prototypes are drawn to global ones; 0: no exchange.
+        width: Size of a prototype. Embeddings of another width are projected to it by a fixed
+            random matrix (not in the paper). Default: the smallest width of all.
         weights: Weight of a client in a class's prototype: its examples of the class (Eq. 6), or 1
             (``uniform``, as in the published code).
 
@@ -80,7 +80,7 @@ class FedProto(fl.Masking):
         return fl.private_network(world, client, program, extras=extras)
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """See whether prototypes are of classes that the client has."""
+        """Check that prototypes are of classes that the client has."""
         fl.check_rows(world, result, self._width(world))
 
     def receive(
@@ -91,7 +91,7 @@ class FedProto(fl.Masking):
         width = self._width(world)
         table, known = fl.rows_of(state.group("prototypes"), world.classes, width)
         sums, totals = torch.zeros_like(table), torch.zeros(world.classes)
-        for client, extras in sorted(arrived.items()):  # the order of arrival decides no bits
+        for client, extras in sorted(arrived.items()):  # fixed order: same bits
             rows, present = fl.rows_of(extras, world.classes, width)
             examples = torch.tensor(world.clients[client].histogram)
             weights = present * (examples if self.weights == "examples" else 1.0)
@@ -130,7 +130,7 @@ class Prototypes:
     Attributes:
         objective: ``L_S``.
         pull: λ.
-        width: Numbers in a prototype.
+        width: Size of a prototype.
         seed: Seed of projections.
     """
 
@@ -157,7 +157,7 @@ class Prototypes:
             return self.objective(outputs, examples, work) + self.pull * far
 
         metrics = fl.descend(work, dict(module.named_parameters()), loss)
-        module.eval()  # Eq. 3 is of the network as it is tested
+        module.eval()  # Eq. 3 uses the network in evaluation mode
         sums = torch.zeros(classes, self.width, device=work.device)
         counts = torch.zeros(classes, device=work.device)
         with torch.no_grad():

@@ -26,9 +26,9 @@ class FedRep(fl.PartAveraging):
     """Options of FedRep.
 
     Attributes:
-        head_epochs: Passes over its data in which a client trains its head, in each round. Head
-            and body are trained one after the other: ``over: round`` and ``fraction`` of
-            ``local`` begin anew with the body.
+        head_epochs: Passes over its data in which a client trains its head, in each round. Head and
+            body are trained one after the other: ``over: round`` and ``fraction`` of ``local``
+            start again with the body.
 
     Example:
         >>> FedRep().head_epochs

@@ -9,13 +9,13 @@ symbol                    here
 ``Θ``                     group ``global`` of the server state
 ``β_n K_i``               ``ag.widths``: how many channels of layer i the tier has
 ``ĵ = j mod K_i``         ``round - 1``, times ``step``
-``S_n,i^(j)`` (Eq. 1)     :func:`window`: that many channels from ĵ on, round the end
+``S_n,i^(j)`` (Eq. 1)     :func:`window`: that many channels from ĵ on, wrapping round
 ``θ_n^(j)``               ``Θ`` at these channels of every layer
 Eqs. 2-3                  ``covered_mean``
 ========================  ===============================================================
 
-The window of an axis depends on its size alone, so that both operands of a residual sum keep the
-same channels, also where windows of following rounds overlap.
+The window of an axis depends only on its size, so that both operands of a residual sum keep the
+same channels, also where windows of consecutive rounds overlap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritt
         0.weight[::3, :]
     """
     count, free = ag.widths(graph, transfer), ag.axes(graph).free
-    # Sorted: positions of a cut ascend, and the order of channels does not change the function.
+    # Sorted: the positions of a cut ascend, and the order of channels does not change the function.
     rolled = {
         axis.name: sorted((start + i) % axis.size for i in range(count[axis.name]))
         for axis in free
@@ -55,12 +55,12 @@ class FedRolex(fl.Averaging, fl.Masking):
     """Options of FedRolex.
 
     Attributes:
-        step: How many positions the window moves in a round.
-        direction: Where it moves. ``backward``: in round t it begins t - 1 positions before the
-            first, as in the official code.
-        scaler: Divide by a tier's width rate in training, as HeteroFL does and the official code,
-            which is built on HeteroFL's; the paper does not have it.
-        norm: What becomes of running statistics. They cannot stay with a client: its window moves.
+        step: Positions that the window moves in a round.
+        direction: Direction of the move. ``backward``: in round t it begins t - 1 positions before
+            the first, as in the official code.
+        scaler: Divide by a tier's width rate in training, as HeteroFL and the official code (based
+            on HeteroFL's) do; the paper does not.
+        norm: How running statistics are treated. They cannot stay with a client: its window moves.
 
     Example:
         >>> FedRolex(direction="backward").step
@@ -86,8 +86,8 @@ class FedRolex(fl.Averaging, fl.Masking):
         """Start from ``Θ^(0)``.
 
         Raises:
-            RunError: If a tier is more than narrower: a window takes channels, not layers; or it
-                would be tested with statistics of what its scaler made.
+            RunError: If a tier is not only narrower (a window takes channels, not layers), or would
+                be tested with statistics of scaled activations.
         """
         for tier in world.tiers:
             if self.scaler:
@@ -96,7 +96,7 @@ class FedRolex(fl.Averaging, fl.Masking):
                 raise ag.RunError(
                     "FedRolex only narrows the global model",
                     where=f"tier {tier.name}",
-                    expected="a tier with `take` alone",
+                    expected="a tier with only `take`",
                     hint="fedfa, nefl and fedadp serve shallower clients, too",
                 )
         return fl.ServerState().with_group("global", world.state).with_values(round=1)
@@ -104,7 +104,7 @@ class FedRolex(fl.Averaging, fl.Masking):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Take note of j, on which the windows depend that are tested."""
+        """Store j, which determines the windows that are tested."""
         return state.with_values(round=round)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
@@ -130,6 +130,6 @@ class FedRolex(fl.Averaging, fl.Masking):
         """Return a tier with the window of a round."""
         start = (round - 1) * self.step * (1 if self.direction == "forward" else -1)
         rolled = window(world.graph, tier.transfer, start)
-        # One graph for all windows, where it is one: its module is compiled once.
+        # One graph for all windows where possible: its module is compiled once.
         graph = tier.graph if tier.graph == rolled.graph else rolled.graph
         return replace(tier, graph=graph, transfer=rolled.transfer)

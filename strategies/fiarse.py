@@ -11,8 +11,8 @@ Submodel Extraction*, NeurIPS 2024.
 ``Σ w M x_i / Σ w M``  :meth:`FIARSE.receive`: the old value where no mask covers
 =====================  ==========================================================================
 
-A mask by entry saves bytes and no multiply-accumulates: the network has its full size. What is sent
-counts with four bytes for each position, what comes back without: the server knows the masks.
+A mask by entry saves bytes but not multiply-accumulates: the network has its full size. Sent values
+count with four bytes for each position, returned ones without: the server knows the masks.
 ``structured`` is not in the paper: the most important positions of every axis, a narrow network.
 """
 
@@ -34,7 +34,7 @@ def important(x: Tensor, limit: float) -> Tensor:
     """Return ``x M(x)``, with gradient ``M (1 + 2θ|x| / (|x| + θ)²)``: 3/2 at θ, 1 far above it."""
     size = x.detach().abs()
     mask, ratio = size >= limit, size / (size + limit).clamp(min=1e-30)
-    # The second term has the value 0 and the gradient of the mask.
+    # The second term has value 0 and the gradient of the mask.
     return x * mask + 2 * ratio * (1 - ratio) * mask * (x - x.detach())
 
 
@@ -52,7 +52,7 @@ def threshold(weights: Iterable[Tensor], share: float) -> float:
 
 @dataclass(frozen=True)
 class TrainMasked:
-    """Training of the weights above ``Work.values["limits"]``; what falls below is masked, too."""
+    """Training of the weights above ``Work.values["limits"]``; those that fall below are masked."""
 
     objective: fl.Objective = field(default_factory=fl.TaskLoss)
 
@@ -75,9 +75,9 @@ class FIARSE(fl.Weighted, fl.Masking):
     """Options of FIARSE.
 
     Attributes:
-        by: Whether θ is one for the whole ``model`` or one for each ``tensor``.
+        by: Whether θ is one threshold for the whole ``model`` or one for each ``tensor``.
         structured: Keep the most important positions of every axis, as many as the tier has.
-        norm: What becomes of running statistics. They cannot stay with a client: its mask changes.
+        norm: How running statistics are treated. They cannot stay with a client: its mask changes.
 
     Example:
         >>> FIARSE(structured=True).by
@@ -97,15 +97,15 @@ class FIARSE(fl.Weighted, fl.Masking):
         for tier in world.tiers if self.structured else ():
             if self._part(world, world.state, tier).transfer.target != tier.transfer.target:
                 message, where = "structured FIARSE only narrows", f"tier {tier.name}"
-                hint = "without `structured` a tier only says how many weights are trained"
+                hint = "without `structured` a tier only sets the number of trained weights"
                 raise ag.RunError(message, where=where, expected="`take` alone", hint=hint)
         return self._with_limits(world, fl.ServerState().with_group("global", world.state))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send the weights above θ_i, with their positions.
 
-        The tensors are dense, with 0 where nothing is sent: programs, checks and attacks need to
-        know nothing of masks, and ``Task.indexed`` says what bytes count.
+        The tensors are dense, with 0 where nothing is sent: programs, checks and attacks need not
+        know masks, and ``Task.indexed`` determines the byte counts.
         """
         tier, limits = self._masked(world, state, world.tier_of(client))
         objective = fl.TaskLoss(mask_absent=self.mask_absent)
@@ -119,7 +119,7 @@ class FIARSE(fl.Weighted, fl.Masking):
     ) -> fl.ServerState:
         """Average every entry over the clients whose masks cover it.
 
-        Here and not in ``ag.Merger``, where it would be a coverage that no other method has.
+        Done here and not in ``ag.Merger``, since no other method has such a coverage.
         """
         old, limits = state.group("global"), state.values["limits"]
         masked = frozenset(name for tier in limits.values() for name in tier)
@@ -140,7 +140,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         return self._with_limits(world, after)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each tier's part of it by the weights of now."""
+        """Evaluate the global model, and each tier's part of it by the current weights."""
 
         def model(tier: fl.Tier) -> fl.Model:
             tier, limits = self._masked(world, state, tier)
@@ -150,7 +150,7 @@ class FIARSE(fl.Weighted, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, model=model, idle=True)
 
     def _with_limits(self, world: fl.World, state: fl.ServerState) -> fl.ServerState:
-        """Compute θ by tier and tensor: of what is trained and no norm, where not all is sent."""
+        """Compute θ by tier and tensor, for trained entries outside norms of partial tiers."""
         norms = fl.NormPolicy("per_submodel").unmerged(world.graph)
         names = [p.name for p in world.graph.params if p.trainable and p.name not in norms]
         tensors = {name: state.group("global")[name] for name in names}
@@ -166,7 +166,7 @@ class FIARSE(fl.Weighted, fl.Masking):
     def _masked(
         self, world: fl.World, state: fl.ServerState, tier: fl.Tier
     ) -> tuple[fl.Tier, Mapping[str, float]]:
-        """Return what a tier trains, with its thresholds."""
+        """Return a tier's architecture with its thresholds."""
         return self._part(world, state.group("global"), tier), state.values["limits"][tier.name]
 
     def _part(self, world: fl.World, weights: fl.State, tier: fl.Tier) -> fl.Tier:

@@ -10,7 +10,7 @@ symbol                    here
 ``P``, its widths ``p``   ``World.by_size``: the family's tiers, each inside the next
 ``p_max^i``               the client's tier
 ``p ~ U(P), p ≤ p_max``   drawn in :class:`OrderedDropout`, once for each minibatch
-``F_p``                   ``ag.nested``: the part of the client's model that width p has
+``F_p``                   ``ag.nested``: the part of the client's model at width p
 statistics of width p     groups ``statistics/NAME``; scales and shifts are shared and sliced
 ``w^(t+1)`` (Eq. 1)       ``group_means``: of every entry, over the clients that have it
 ========================  ===============================================================
@@ -37,9 +37,9 @@ class FjORD(fl.Weighted, fl.Masking):
     """Options of FjORD.
 
     Attributes:
-        distil: Train the client's own width in every step, and the drawn one to answer like it
-            (§3.2, temperature 1).
-        norm: What becomes of running statistics. ``per_width``: each width has its own.
+        distil: Train the client's own width in every step, and distil it into the drawn one (§3.2,
+            temperature 1).
+        norm: How running statistics are treated. ``per_width``: each width has its own.
             ``static``: they are recomputed for evaluation.
 
     Example:
@@ -58,7 +58,7 @@ class FjORD(fl.Weighted, fl.Masking):
         """Start from ``w^0``, and the statistics of every width.
 
         Raises:
-            RunError: If a tier does not lie in the next larger one; answers are not classes that
+            RunError: If a tier is not nested in the next larger one; outputs are not classes that
                 can be distilled; or ``private`` names running statistics.
         """
         if self.distil and world.learning.form != "classes":
@@ -70,7 +70,7 @@ class FjORD(fl.Weighted, fl.Masking):
             nested_widths(world.by_size, tier.name)
             if staying := self.private_entries(world, tier.graph) & self._statistics(tier.graph):
                 message = "running statistics of every width are averaged, apart from the model"
-                hint = "with `norm: static` there are none"
+                hint = "`norm: static` does without them"
                 raise ag.RunError(message, where="private", found=min(staying), hint=hint)
             statistics = tier.transfer.only(self._statistics(tier.graph)).pull(world.state)
             state = state.with_group(f"statistics/{tier.name}", statistics)
@@ -87,15 +87,15 @@ class FjORD(fl.Weighted, fl.Masking):
             for width in nested
             for name, value in state.group(f"statistics/{width.name}").items()
         }
-        # "static": no statistics in the state. Those of every width travel as extras.
+        # "static": no statistics in the state. Each width's are sent as extras.
         task = fl.part(world, state, client, program=program, norm="static")
         return replace(task, extras=statistics)
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """See whether statistics are what they should be, width by width.
+        """Check the statistics of each width.
 
         Raises:
-            RejectedUpdate: Names the first that is not.
+            RejectedUpdate: Names the first invalid one.
         """
         if self.norm == "per_width":
             for width in nested_widths(world.by_size, result.tier):
@@ -168,11 +168,11 @@ def _widths(tiers: tuple[fl.Tier, ...]) -> tuple[Width, ...]:
 
 
 def nested_widths(sizes: tuple[fl.Tier, ...], name: str) -> tuple[Width, ...]:
-    """List the widths that a client of a tier trains: all up to its own, as parts of its own.
+    """List the widths that a client of a tier trains: all up to its own, as parts of its model.
 
     Args:
-        sizes: The tiers from the smallest on.
-        name: The client's.
+        sizes: The tiers from the smallest to the largest.
+        name: The client's tier.
 
     Raises:
         RunError: If a smaller tier is not a part of it.
@@ -195,7 +195,7 @@ class OrderedDropout:
     Attributes:
         widths: From the narrowest to the client's own.
         distil: Whether narrower widths learn from the client's own.
-        objective: What a width minimises.
+        objective: Loss of a width.
     """
 
     widths: tuple[Width, ...]
@@ -220,7 +220,7 @@ class OrderedDropout:
         def outputs(width: Width, examples: fl.Examples) -> object:
             nonlocal executed
             executed += macs[width.name] * len(examples.ids)
-            # Slices of the same parameters: the gradients of all widths meet in one model.
+            # Slices of the same parameters: the gradients of all widths add up in one model.
             sliced = width.transfer.pull(parameters, copy=False, partial=True, gradients=True)
             return functional_call(modules[width.name], sliced, examples.inputs)
 

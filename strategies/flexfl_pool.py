@@ -6,7 +6,7 @@ Pruning in Uncertain Scenarios*, IEEE TCAD 2024.
 ==========================  ======================================================================
 symbol                      here
 ==========================  ======================================================================
-``APoZ_l``                  ``apoz``: share of zeros among what an axis carries, per axis
+``APoZ_l``                  ``apoz``: share of zeros in the activations along an axis, per axis
 ``1 - APoZ_l ln P_l / max``  :func:`rates`, with P_l the parameters that an axis touches
 pool L, M, S                :func:`widths`: of each tier, rates times the largest factor that fits
 self-KD, λ, τ               ``distil``, ``temperature``: :class:`SelfDistillation`
@@ -14,9 +14,10 @@ aggregation                 ``covered_mean``, weighted by examples
 ==========================  ======================================================================
 
 The paper measures APoZ on proxy data at the server after it has trained there; a server has no data
-here. ``apoz`` takes what you measured; without it, APoZ is replaced by how unequal the positions of
-an axis are in the weights of the start, which says something of trained weights alone. Left out:
-pruning by devices whose resources shrink between rounds. Clients train their tier's submodel.
+here. Pass measured values as ``apoz``; by default APoZ is replaced by how unequal the positions of
+an axis are in the initial weights, which is only informative for pretrained weights. Not
+implemented: pruning by devices whose resources shrink between rounds. Clients train their tier's
+submodel.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from archgraph import federation as fl
 
 
 def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
-    """Return the rate of each axis that one share would cut, from its share of zeros.
+    """Return the rate of each axis that a uniform cut would narrow, from its share of zeros.
 
-    Of a product one factor has a rate, as in :func:`archgraph.take`: heads, not the size of each.
+    One factor of a product has a rate, as in :func:`archgraph.take`: heads, not the size of each.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 2))
@@ -55,7 +56,7 @@ def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
 
 
 def inequality(scores: Iterable[float]) -> float:
-    """Return 0 for equal scores, towards 1 where few positions have all: ``1 - (Σs)²/(n Σs²)``.
+    """Return 0 for equal scores, near 1 where few positions dominate: ``1 - (Σs)²/(n Σs²)``.
 
     Example:
         >>> inequality([2.0, 2.0]), inequality([1.0, 0.0, 0.0, 0.0])
@@ -67,7 +68,7 @@ def inequality(scores: Iterable[float]) -> float:
 
 
 def widths(graph: ag.ArchGraph, rate: Mapping[str, float], most: int) -> dict[str, int]:
-    """Return sizes of the axes: rates times the largest factor with at most so many parameters.
+    """Return sizes of the axes: rates times the largest factor within a number of parameters.
 
     Axes without a rate stay whole.
     """
@@ -77,14 +78,14 @@ def widths(graph: ag.ArchGraph, rate: Mapping[str, float], most: int) -> dict[st
         shares = {name: min(max(one * factor / 1000, 0.01), 1.0) for name, one in rate.items()}
         return {a.name: math.ceil(round(shares.get(a.name, 1.0) * a.size, 9)) for a in free}
 
-    factors = range(1, 100_001)  # to 100: the least rate, 0.01, times it is 1
+    factors = range(1, 100_001)  # up to 100: the least rate, 0.01, times it is 1
     count = bisect.bisect_right(factors, most, key=lambda f: costs.at(sizes(f)).parameters)
     return sizes(max(count, 1))
 
 
 @dataclass(frozen=True)
 class SelfDistillation:
-    """Training that also learns what smaller submodels say, each with its transfer from here."""
+    """Training that distils from smaller submodels, each with its transfer from this one."""
 
     smaller: tuple[tuple[ag.ArchGraph, ag.Transfer], ...]
     weight: float
@@ -136,10 +137,11 @@ class FlexFLPool(fl.Averaging, fl.Masking):
     """Options of FlexFL's pool.
 
     Attributes:
-        apoz: Share of zeros in what axes carry, by name, role or pattern. Default: how unequal
-            the positions of an axis are in the first weights.
-        distil: Weight λ of what smaller submodels say; 0: clients train on the task's loss alone.
-        temperature: Of the distillation.
+        apoz: Share of zeros in the activations along axes, by name, role or pattern. Default: how
+            unequal the positions of an axis are in the initial weights.
+        distil: Weight λ of distillation from smaller submodels; 0: clients train only on the task's
+            loss.
+        temperature: Temperature of the distillation.
 
     Example:
         >>> FlexFLPool(distil=0.0).temperature
@@ -154,7 +156,7 @@ class FlexFLPool(fl.Averaging, fl.Masking):
     norm: Literal["averaged", "local", "static"] = "static"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Make the pool; refuse (RunError) smaller tiers, and answers that cannot be distilled."""
+        """Build the pool; refuse (RunError) smaller tiers, and outputs that cannot be distilled."""
         if self.distil and world.learning.form != "classes":
             message = f"distillation compares probabilities of classes, not {world.learning.name}"
             raise ag.RunError(message, where="strategy.flexfl_pool.distil", expected="distil: 0")

@@ -14,9 +14,9 @@ weights of a cluster   group ``trie/N`` of the server state, tensors by position
 personal layers        outside all runs: ``Task.private``
 =====================  ========================================================================
 
-What a client shares is a transfer from each of its runs to its own entries that renames and does
-nothing else, so that averaging is ``group_means`` as everywhere. Every layer of every
-client is looked at once, in setting up and in each round.
+Shared layers are a transfer from each of a client's runs to its own entries that only renames, so
+that averaging is ``group_means`` as in other methods. Every layer of every client is visited once,
+in setting up and in each round.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class FlexiFed(fl.Averaging, fl.Masking):
         sharing: ``basic``: the first layers that all clients have in common are averaged, the rest
             stays with the client. ``clustered``: the rest is averaged within equal architectures.
             ``max``: each layer is averaged over all clients that agree up to it.
-        match: When layers agree: ``operator``: same operator, arguments and shapes. ``name``: same
-            parameter names and shapes.
-        unit: What is compared: layers one by one (paper), or blocks as wholes, so that the end of a
-            short Transformer does not count as the start of another one's next layer.
+        match: When layers are the same: ``operator``: same operator, arguments and shapes.
+            ``name``: same parameter names and shapes.
+        unit: Unit of comparison: single layers (paper), or whole blocks, so that the end of a short
+            Transformer does not count as the start of another one's next layer.
 
     Example:
         >>> FlexiFed().sharing
@@ -74,7 +74,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Assign shared layers; each starts as in the first architecture that has it."""
-        # Tiers of one architecture are one chain; what no client runs does not share.
+        # Tiers of one architecture are one chain; architectures that no client runs do not share.
         alike: dict[ag.ArchGraph, list[fl.Tier]] = {}
         for tier in world.tiers:
             if world.clients_of(tier.name):
@@ -90,7 +90,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
             weights = first.state
             for number, transfer in self._runs(first.graph, cuts):
                 for name, entry in transfer.entries.items():
-                    # Of the architectures that share it the first one starts it.
+                    # The first of the architectures that share it initialises it.
                     tensors.setdefault(f"trie/{number}/{entry.source}", weights[name])
         shared = {t.name: cuts for cuts, ts in zip(bounds, alike.values(), strict=True) for t in ts}
         return fl.ServerState(tensors, {"runs": shared})
@@ -138,7 +138,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
             if tier.graph == world.graph and world.clients_of(tier.name):
                 weights, private = self._weights(state, tier)
                 if not private:
-                    # First: the tier takes the answers of this test.
+                    # First: the tier takes the outputs of this test.
                     statistics = fl.NormPolicy(self.norm).evaluation
                     yield fl.Evaluated(fl.GLOBAL, tier.graph, weights, statistics=statistics)
                     break
@@ -159,7 +159,7 @@ class FlexiFed(fl.Averaging, fl.Masking):
         """Return an architecture's weights, and the entries that are private to each client."""
         weights: dict[str, Tensor] = {}
         for number, transfer in self._runs(tier.graph, state.values["runs"][tier.name]):
-            # The map renames and nothing else: no copy is needed.
+            # The map only renames: no copy is needed.
             weights |= {
                 name: state.tensors[f"trie/{number}/{entry.source}"]
                 for name, entry in transfer.entries.items()
@@ -172,10 +172,10 @@ class FlexiFed(fl.Averaging, fl.Masking):
 
 
 class ChainUnit(NamedTuple):
-    """What is compared as one: a layer or a block.
+    """A unit of comparison: a layer or a block.
 
     Attributes:
-        kind: What it is told apart by.
+        kind: Key by which units are compared.
         entries: Its entries of the state.
     """
 
@@ -218,7 +218,7 @@ def common_layers(
     """Return runs of layers that are averaged together, each layer of a chain in at most one.
 
     Args:
-        chains: What the layers of each architecture are told apart by.
+        chains: The kinds of the layers of each architecture.
         sharing: See :class:`FlexiFed`.
 
     Example:
@@ -246,7 +246,7 @@ def common_layers(
             shared.append(CommonLayers(members, start, stop))
         if sharing == "basic":
             break
-        # Where they part: by the next layer, or once and for all by everything that follows.
+        # Split where they differ: by the next layer, or once by everything that follows.
         parts: dict[Hashable, list[int]] = {}
         for m in members:
             if stop < len(chains[m]):
@@ -271,7 +271,7 @@ def run_transfers(
         graph: The architecture.
         match: See :class:`FlexiFed`.
         unit: See :class:`FlexiFed`.
-        cuts: Where each run starts and stops in it.
+        cuts: Start and stop of each run in it.
         private: Entries that are not shared.
     """
     chain = chain_units(graph, match, unit)
@@ -279,7 +279,7 @@ def run_transfers(
     transfers = []
     for start, stop in cuts:
         names = [name for part in chain[start:stop] for name in part.entries]
-        # Numbered with private entries among them, so that a position is the same in all members.
+        # Numbered including private entries, so that a position is the same in all members.
         numbers = {name: str(number) for number, name in enumerate(names) if name not in private}
         same = ag.Transfer.identity(tuple(slots[name] for name in numbers))
         transfers.append(

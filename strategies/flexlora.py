@@ -1,4 +1,4 @@
-"""FlexLoRA: the mean of the products, whose first singular directions each client gets.
+"""FlexLoRA: the mean of the products, of which each client gets the first singular directions.
 
 Bai, Chen, Zhang, Li, Huang, Yu, Zhou: *Federated Fine-tuning of Large Language Models under
 Heterogeneous Tasks and Client Resources*, NeurIPS 2024, §3.2.
@@ -11,11 +11,11 @@ symbol                      here
 the first ``r_k``           ``Transfer.pull``: the first positions of the rank
 ==========================  ==========================================================
 
-Chosen: both factors get ``√Σ``, so that no gradient is small only because the other factor is.
-Directions with a singular value of zero have no meaning: their ``A`` is drawn anew and their ``B``
-is zero, as at the start, since with both at zero they would never be trained again. What factors in
-32 bits are rounded by counts as zero: cross-entropy never trains the sum of all classes, so that a
-classifier's product lacks one direction, but for this.
+Our choice: both factors get ``√Σ``, so that no gradient is small only because the other factor is.
+Directions with a singular value of zero are arbitrary: their ``A`` is drawn again and their ``B``
+is zero, as at the start, since with both at zero they would never be trained again. Values within
+the rounding error of 32-bit factors count as zero: cross-entropy never trains the sum of all
+classes, so that up to rounding a classifier's product lacks one direction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from archgraph import federation as fl
 
-ZERO, ROUNDED = 1e-12, 1e-6  # of the largest singular value; of factors in 64 bits, and in fewer
+ZERO, ROUNDED = 1e-12, 1e-6  # of the largest singular value; for factors in 64 bits, and in fewer
 
 
 @dataclass(frozen=True)

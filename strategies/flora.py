@@ -9,12 +9,11 @@ symbol                                 here
 ``ΔW = Σ p_k (α_k / r_k) B_k A_k``     ``[p_1 s B_1, p_2 s B_2, …] @ [A_1; A_2; …]``: the
                                        factor is on ``B`` alone
 the stack of a round                   groups ``stack ROUND`` of the server's state
-base weights of client k               stay with the client, which adds each stack that
-                                       it gets
+base weights of client k stay with the client, which adds each stack that it gets
 =====================================  ==================================================
 
-Every round begins with new adapters, which the server draws. A client gets the base weights when it
-comes first, then the stacks of all rounds since its last one: bytes count ``Σ r_k`` for each.
+Every round begins with new adapters, which the server draws. A client gets the base weights in its
+first round, then the stacks of all rounds since its last one: bytes count ``Σ r_k`` for each.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class FLoRA(fl.LowRankAveraging):
         """Start from the global model.
 
         Raises:
-            RunError: If it has no low-rank adapters, the layer of a shared one is private, or its
-                weight is used elsewhere, too.
+            RunError: If it has no low-rank adapters, or the layer of a shared one is private or its
+                weight also used elsewhere.
         """
         if tied := [a.weight for a in self.shared(world) if not a.alone]:
             raise ag.RunError(
@@ -96,7 +95,7 @@ class FLoRA(fl.LowRankAveraging):
             extras |= {f"{number} {name}": value for name, value in stack.items()}
         return replace(
             task,
-            graph=fl.freeze(task.graph, base, trainable=True),  # what is frozen is not stored
+            graph=fl.freeze(task.graph, base, trainable=True),  # frozen entries are not stored
             state={k: v for k, v in task.state.items() if last == round or k not in base},
             extras=extras,
             private=task.private | base,
@@ -140,7 +139,7 @@ class FLoRA(fl.LowRankAveraging):
         return after.with_values(last=last)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate models with the server's base weights: those of clients lack the last stacks."""
+        """Evaluate models with the server's base weights: clients' weights lack the last stacks."""
         base = frozenset(a.weight for a in self.shared(world))
         for model in super().evaluated(world, state):
             yield replace(model, current=base)

@@ -1,4 +1,4 @@
-"""FML: a small shared network and a client's private one teach each other; the shared is averaged.
+"""FML: a shared small network and a client's private one teach each other; the former is averaged.
 
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: *Federated Mutual Learning*, 2020.
 
@@ -32,7 +32,7 @@ class FML(fl.Masking):
     """Options of FML.
 
     Attributes:
-        alpha: α: weight of the targets in the loss of a private network; 1: it learns alone.
+        alpha: α: weight of the targets in the loss of a private network; 1: no distillation.
         beta: β: weight of the targets in the loss of the shared network.
         shared: Kind of client whose architecture is shared. Default: the smallest.
         weights: Weight of a client in the mean of shared networks: its number of examples, or 1.
@@ -92,7 +92,7 @@ def divergence(answers: Tensor, teacher: Tensor) -> Tensor:
     """Compute ``D_KL(softmax(teacher) ‖ softmax(answers))``, the mean over targets.
 
     Args:
-        answers: Logits ``[target, class]``, which learn.
+        answers: Logits ``[target, class]``, which are trained.
         teacher: Likewise; no gradient goes through them.
     """
     p, q = teacher.detach().log_softmax(-1), answers.log_softmax(-1)
@@ -101,7 +101,7 @@ def divergence(answers: Tensor, teacher: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Mutual:
-    """Training of two networks on the same minibatches, of which each is the other's teacher.
+    """Training of two networks on the same minibatches, each the other's teacher.
 
     Attributes:
         objective: ``L_ce``.
@@ -114,7 +114,7 @@ class Mutual:
     beta: float
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
-        """Train both with one optimiser: ``local.clip`` sees one gradient of them together."""
+        """Train both with one optimiser: ``local.clip`` applies to their joint gradient."""
         models = fl.Model(work.graph, work.state), work.others[SHARED]
         private, meme = (fl.module_of(model, work.device, training=True) for model in models)
         parameters = dict(private.named_parameters())

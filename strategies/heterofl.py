@@ -1,4 +1,4 @@
-"""HeteroFL: clients train the first channels of every layer; the server averages what is covered.
+"""HeteroFL: clients train the first channels of every layer; the server averages covered entries.
 
 Diao, Ding, Tarokh: *HeteroFL: Computation and Communication Efficient Federated Learning for
 Heterogeneous Clients*, ICLR 2021, Algorithm 1.
@@ -37,10 +37,10 @@ class HeteroFL(fl.Averaging, fl.Masking):
             with the family's counts as odds.
         rates: Width rate of tiers by name; the others' are measured (``federation.rate_of``).
         scaler: Divide by the rate in training mode, after every weighted operator.
-        label_rows: Merge rows that belong to a label only from clients that own the label.
-        norm: What becomes of running statistics; ``averaged`` and ``local`` need ``scaler`` off
-            where a narrow tier has running statistics: its tests would take those of scaled
-            activations.
+        label_rows: Merge rows of a label only from clients that have the label.
+        norm: How running statistics are treated. ``averaged`` and ``local`` need ``scaler`` off
+            where a narrow tier has running statistics: they would come from scaled activations, but
+            tests do not scale.
 
     Example:
         >>> HeteroFL(mode="dynamic").norm
@@ -56,7 +56,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
     scaler: bool = True
     mask_absent: bool = True
     label_rows: bool = True
-    weights: fl.Weights = "uniform"  # as the official code does
+    weights: fl.Weights = "uniform"  # as in the official code
     norm: Literal["averaged", "local", "static"] = "static"
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class HeteroFL(fl.Averaging, fl.Masking):
                     "out of range", where=f"rates.{name}", found=rate, expected="above 0, at most 1"
                 )
         if self.mode == "dynamic" and self.norm == "local":
-            message = "what a client keeps has the width of its last tier; the mode is dynamic"
+            message = "kept statistics have the width of the last tier; the mode is dynamic"
             raise ag.SpecError(message, where="norm", expected="static or averaged")
 
     @property
@@ -79,8 +79,8 @@ class HeteroFL(fl.Averaging, fl.Masking):
         """Start from ``W_g``, and assign tiers to clients.
 
         Raises:
-            RunError: If ``rates`` names a tier that is not there; or a scaled tier would be tested
-                with statistics of what its scaler made.
+            RunError: If ``rates`` names an unknown tier, or a scaled tier would be tested with
+                statistics of scaled activations.
         """
         for name in self.rates:
             world.tier(name)
@@ -95,12 +95,12 @@ class HeteroFL(fl.Averaging, fl.Masking):
     def begin(
         self, world: fl.World, state: fl.ServerState, round: int, sampled: Sequence[int]
     ) -> fl.ServerState:
-        """Draw, in dynamic mode, the rates of all clients anew."""
+        """Draw, in dynamic mode, new rates for all clients."""
         if self.mode == "fix":
             return state
         names = [t.name for t in world.tiers]
         odds = [sum(c.name == name for c in world.clients) for name in names]
-        # All clients, sampled or not: who is sampled must not change what the others receive.
+        # All clients, sampled or not: sampling must not change what the others receive.
         drawn = torch.multinomial(
             torch.tensor(odds, dtype=torch.float64),
             len(world.clients),
@@ -129,13 +129,13 @@ class HeteroFL(fl.Averaging, fl.Masking):
         return fl.by_tier(world, state, norm=self.norm, runs=state.values["tiers"], idle=True)
 
     def owned_rows(self, world: fl.World) -> Callable[[fl.Result], Mapping[str, Tensor]] | None:
-        """Return what marks the rows that a client gives to a mean; None: all clients give all."""
+        """Return the function that marks a client's rows for a mean; None if all rows count."""
         if not self.label_rows:
             return None
         return lambda result: self._rows(world.tier(result.tier), world.clients[result.client])
 
     def _rate(self, tier: fl.Tier) -> float:
-        """Return the width rate of a tier, as given or measured."""
+        """Return the width rate of a tier, as set or measured."""
         return self.rates.get(tier.name) or fl.rate_of(tier)
 
     def _rows(self, tier: fl.Tier, client: fl.Client) -> Mapping[str, Tensor]:

@@ -12,9 +12,9 @@ zero padding         ``Transfer.push``
 truncation           ``Transfer.pull``: the first ``r_k`` positions
 ===================  ==============================================================
 
-Chosen: a weight for each adapter. With ``prune`` (γ, §3.1), λ ``penalty`` times ``‖A_k‖ ‖B_k‖`` of
-the positions from ``γ r_k`` on is added to the loss, and a client for which this became smaller in
-a round has rank ``γ r_k`` from the next on; one rank for all of its adapters.
+Our choice: a weight for each adapter. With ``prune`` (γ, §3.1), λ ``penalty`` times ``‖A_k‖ ‖B_k‖``
+of the positions from ``γ r_k`` on is added to the loss, and a client for which this became smaller
+in a round has rank ``γ r_k`` from the next round on; all of its adapters have one rank.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class HetLoRA(fl.LowRankAveraging):
     """Options of HetLoRA.
 
     Attributes:
-        prune: γ, the share of its rank that a client keeps when it is pruned. Default: never.
-        penalty: λ of the other positions, with ``prune``.
+        prune: γ, the share of its rank that a client keeps when it is pruned. Default: no pruning.
+        penalty: λ, weight of the penalty on the other positions, with ``prune``.
         weights: Weight of a client in the means of all but adapters: its number of examples, or 1.
 
     Example:
@@ -64,7 +64,7 @@ class HetLoRA(fl.LowRankAveraging):
     paper = "HetLoRA"
     year = 2024
     serves = ("rank",)
-    averages = False  # adapters have weights of their own
+    averages = False  # adapters have their own weights
     in_pairs = True
 
     prune: float | None = fl.option(None, above=0, most=1)
@@ -80,12 +80,12 @@ class HetLoRA(fl.LowRankAveraging):
             raise ag.RunError(
                 "cuts the rank of all of a client's adapters, and some are private",
                 where="prune",
-                hint="leave out prune, or adapters from `private`",
+                hint="remove prune, or the adapters from `private`",
             )
         return super().init(world).with_values(ranks={})
 
     def tier(self, world: fl.World, state: fl.ServerState, client: int) -> fl.Tier:
-        """Return the client's tier, with the rank that it has by now."""
+        """Return the client's tier, with its current rank."""
         tier, rank = world.tier_of(client), state.values["ranks"].get(str(client))
         if rank is None:
             return tier
@@ -103,7 +103,7 @@ class HetLoRA(fl.LowRankAveraging):
     def merged(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Compute ``Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, likewise of B; the mean of all else."""
+        """Compute ``Σ ‖B_k A_k‖ pad(A_k) / Σ ‖B_k A_k‖``, likewise for B; the mean of all else."""
         adapters, ranks = self.shared(world), dict(state.values["ranks"])
 
         def padded(a: fl.LowRankAdapter, result: fl.Result) -> tuple[tuple[Tensor, ...], float]:

@@ -8,8 +8,8 @@ symbol                    here
 ========================  ===============================================================
 sizes of model            ``World.by_size``
 shared layers             group ``global`` of the server state
-last layer, pooler, head  group ``tier/NAME``: of each size its own
-gradient of a layer       what the mean over a size's clients moves it in a round
+last layer, pooler, head  group ``tier/NAME``: one per size
+gradient of a layer       the change of the mean over a size's clients in a round
 ``β``                     ``beta``
 momentum distillation     :meth:`InclusiveFL.receive`
 ========================  ===============================================================
@@ -53,8 +53,8 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         """Start from the shared layers, and each size's own.
 
         Raises:
-            RunError: If a tier is narrower from the input on, or lacks other layers than the last
-                of a section.
+            RunError: If a tier is narrower from the input on, or the layers that it lacks are not
+                the last of a section.
         """
         state = fl.ServerState().with_group("global", world.state)
         for tier in world.tiers:
@@ -65,7 +65,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         return state
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the shared layers, and those of the client's size alone."""
+        """Send the shared layers, and those that only the client's size has."""
         tier = world.tier_of(client)
         weights = self._weights(state, tier)
         mask = self.mask_absent
@@ -80,8 +80,8 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         """Average, then move the last layer of each size by ``(1 - β) g + β m``.
 
         ``g`` is its own mean step in this round, ``m`` that of the layers of the next deeper size,
-        from the one in the same place to its last, averaged over the layers. Where a size has not
-        returned anything, nothing is mixed.
+        from the one at the same position to its last, averaged over the layers. If a size has not
+        returned results, nothing is mixed.
         """
         trained: set[str] = set()
 
@@ -89,7 +89,7 @@ class InclusiveFL(fl.Averaging, fl.Masking):
             for result in results:
                 trained.add(result.tier)
                 yield fl.Contribution.of(result, world.graph, self.weights)
-                # The layers of one size alone are averaged within that size.
+                # The layers of a single size are averaged within that size.
                 names = tuple(state.group(f"tier/{result.tier}"))
                 if names:
                     graph = world.tier(result.tier).graph
@@ -141,8 +141,8 @@ class InclusiveFL(fl.Averaging, fl.Masking):
         small: fl.Tier,
         large: fl.Tier,
     ) -> fl.ServerState:
-        """Move the last layers of a size by what the next deeper one has learnt."""
-        # The deeper size's own layers and the shared ones: both are among those that teach.
+        """Move the last layers of a size in the direction that the next deeper one has learnt."""
+        # The deeper size's own layers and the shared ones both teach.
         old, new = (self._weights(state, large) for state in (before, merged))
         moved = after.group(f"tier/{small.name}")
         was = before.group(f"tier/{small.name}")
@@ -154,13 +154,13 @@ class InclusiveFL(fl.Averaging, fl.Masking):
 
 
 class Prefix(NamedTuple):
-    """What a size has of each section that sizes differ in.
+    """The blocks of a size in each section in which sizes differ.
 
     Attributes:
-        blocks: By section, the names of its blocks in the global model, as far as the size goes.
+        blocks: By section, the names of the size's blocks in the global model.
         private: Entries that belong to this size alone: the last block of every section that it has
-            in part, what follows the last section in which sizes differ, and all from the first
-            block on that it has narrower.
+            in part, everything after the last section in which sizes differ, and everything from
+            the first narrower block on.
         names: By entry of the global model, the size's.
     """
 
@@ -174,16 +174,15 @@ def _leaves(graph: ag.ArchGraph, nodes: Iterable[str]) -> set[str]:
 
 
 def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Return what a tier has of the global model, from the input on.
+    """Return a tier's blocks of the global model, from the input on.
 
     Returns:
-        By section, the first blocks, as far as it has them as they are; and all blocks from the
-        first one on that it has narrower.
+        By section, the first blocks at full width; and all blocks from the first narrower one on.
 
     Raises:
-        RunError: If the first ones with weights are none, or not the first of their section.
+        RunError: If it has no blocks with weights, or they are not the first of their section.
     """
-    # An entry that is cut is narrower; the blocks from the first such one on cannot be shared.
+    # An entry that is cut is narrower; blocks from the first such one on cannot be shared.
     changed = {e.source for e in tier.transfer.entries.values() if not e.unchanged}
     sources = {entry.source for entry in tier.transfer.entries.values()}
     result: dict[str, tuple[str, ...]] = {}
@@ -217,7 +216,7 @@ def _kept(graph: ag.ArchGraph, tier: fl.Tier) -> tuple[dict[str, tuple[str, ...]
 
 @functools.lru_cache(maxsize=256)
 def _prefixes(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...]) -> dict[str, Prefix]:
-    """Return what every tier shares and has for itself, by name."""
+    """Return the shared and private parts of every tier, by name."""
     parts = {tier.name: _kept(graph, tier) for tier in tiers}
     shared = {name: blocks for name, (blocks, _) in parts.items()}
     complete = {s.name: tuple(b.name for b in s.blocks) for s in ag.structure(graph).sections}
@@ -239,13 +238,13 @@ def _last_blocks(
 
     Args:
         mine: Its blocks by section.
-        complete: Those of the global model.
+        complete: Blocks of the global model.
         shorter: The sections that any size has in part.
     """
     lacking = [s for s in shorter if mine[s] != complete[s]]
     if not lacking:
         return set()
-    # The paper's pooler and head: what follows the last difference is each size's own.
+    # The paper's pooler and head: everything after the last difference is each size's own.
     order = [*complete]
     behind = (mine[section] for section in order[order.index(shorter[-1]) + 1 :])
     return {mine[s][-1] for s in lacking if mine[s]}.union(*behind)
@@ -254,7 +253,7 @@ def _last_blocks(
 def _private(graph: ag.ArchGraph, inside: set[str]) -> set[str]:
     """Return the entries that only these blocks use.
 
-    A weight that earlier layers use, too (a tied embedding), is theirs.
+    A weight that earlier layers use, too (a tied embedding), belongs to those layers.
     """
     blocks = ag.structure(graph).blocks
     private = _leaves(graph, (n for b in blocks if b.name in inside for n in b.nodes))
@@ -262,11 +261,11 @@ def _private(graph: ag.ArchGraph, inside: set[str]) -> set[str]:
 
 
 def prefix(graph: ag.ArchGraph, tiers: tuple[fl.Tier, ...], tier: fl.Tier) -> Prefix:
-    """Return what a tier shares and has for itself.
+    """Return the shared and private parts of a tier.
 
     Raises:
-        RunError: If a tier is narrower from the input on, or lacks other layers than the last of a
-            section.
+        RunError: If a tier is narrower from the input on, or the layers that it lacks are not the
+            last of a section.
     """
     # Without weights: the cache neither compares nor holds them.
     return _prefixes(graph, tuple(replace(one, source={}) for one in tiers))[tier.name]
@@ -277,7 +276,7 @@ def teaching_layers(
 ) -> dict[str, list[str]]:
     """Map entries of a size's last layers to those of the next deeper one that teach them.
 
-    Of a section that the deeper size continues: the same layers, counted by kind, in each block
+    In a section that the deeper size continues: the same layers, counted by kind, in each block
     from the size's last to the deeper one's last.
     """
     mine, theirs = (prefix(graph, tiers, tier) for tier in (small, large))

@@ -1,9 +1,9 @@
 """Matched: networks are brought into one order of positions before their mean is taken.
 
-It is of no single paper. An order is found as in *Git Re-Basin* (Ainsworth, Hayase, Srinivasa, ICLR
-2023, Algorithms 1 and 3); to average clients in one order is the idea of *FedMA* (Wang, Yurochkin,
-Sun, Papailiopoulos, Khazaeni, ICLR 2020). It is not FedMA, which matches and trains the network
-layer by layer and lets it grow: here all layers are matched at once, and sizes stay.
+The method combines two papers. Orders are found as in *Git Re-Basin* (Ainsworth, Hayase, Srinivasa,
+ICLR 2023, Algorithms 1 and 3); averaging clients in one order is the idea of *FedMA* (Wang,
+Yurochkin, Sun, Papailiopoulos, Khazaeni, ICLR 2020). Unlike FedMA, which matches and trains the
+network layer by layer and grows it, Matched matches all layers at once and keeps sizes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Matched(fl.Averaging, fl.Masking):
     """Options of Matched.
 
     Attributes:
-        start: ``own``: in the first round every client begins with weights of its own, drawn from
-            the seed and its id. ``global``: with its part of the global model.
+        start: ``own``: in the first round every client begins with its own weights, drawn from the
+            seed and its id. ``global``: with its part of the global model.
 
     Example:
         >>> Matched().start
@@ -36,7 +36,7 @@ class Matched(fl.Averaging, fl.Masking):
     paper = "Git Re-Basin"
     year = 2023
     serves = ("one", "width")
-    averages = False  # it looks at single clients
+    averages = False  # it needs single clients' updates
     reports = ("moved",)
 
     start: Literal["own", "global"] = "own"
@@ -45,7 +45,7 @@ class Matched(fl.Averaging, fl.Masking):
         """Start from the global model.
 
         Raises:
-            RunError: If a tier is more than narrower.
+            RunError: If a tier is not only narrower.
         """
         for tier in world.tiers:
             sizes = ag.widths(world.graph, tier.transfer)
@@ -55,7 +55,7 @@ class Matched(fl.Averaging, fl.Masking):
                 raise ag.RunError(
                     "Matched orders the positions of axes, not layers",
                     where=f"tier {tier.name}",
-                    expected="a tier with `take` or `fit` alone",
+                    expected="a tier with only `take` or `fit`",
                 )
         return fl.ServerState().with_group("global", world.state).with_values(moved=0)
 
@@ -71,17 +71,17 @@ class Matched(fl.Averaging, fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Return the mean of all clients, each in the order that is most like the others' mean.
+        """Return the mean of all clients, each in the order that best matches the others' mean.
 
         1. Clients are sorted by their weights, so that neither ids nor arrival decide.
-        2. Each is matched to the global model that all began with; where they began apart, to the
+        2. Each is matched to the global model that all began with; with different starts, to the
            mean of those before it, the widest first.
-        3. Each is matched to the mean of all others, until none moves.
+        3. Each is matched to the mean of all others, until no order changes.
         """
         arrived = sorted(results, key=_size, reverse=True)  # 1
         moved = [0] * len(arrived)
         apart, base = self.start == "own" and round == 1, state
-        if apart:  # what none of the others covers says nothing
+        if apart:  # entries that none of the others covers do not count
             nothing = {name: torch.zeros_like(v) for name, v in state.group("global").items()}
             base = state.with_group("global", nothing)
 

@@ -1,4 +1,4 @@
-"""NeFL: nested submodels, shallower and narrower, with step sizes and norms of their own.
+"""NeFL: nested submodels, shallower and narrower, with their own step sizes and norms.
 
 Kang, Cha, Shin, Lee, Kang: *NeFL: Nested Model Scaling for Federated Learning with System
 Heterogeneous Clients* (text in Algorithms 1-2, §IV, §V-A3, §V-B4, Appendix A, B-A).
@@ -12,11 +12,11 @@ symbol                     here
 ``θ_ic,k`` inconsistent    group ``submodel/NAME``: step sizes, norms
 ``s_j`` step size          ``ag.add_step_sizes``: a scalar on the branch of every residual region
 ``M_k``                    the results of a round whose client drew submodel k
-NeFedAvg                   ``group_means``: the global group, of what is consistent
-InconsistentParamAvg       ``group_means``: a group per submodel, of what is its own
+NeFedAvg                   ``group_means``: the global group, over consistent entries
+InconsistentParamAvg       ``group_means``: a group per submodel, over its own entries
 =========================  ==============================================================
 
-NeFL-W, -D and -WD differ in their families alone.
+NeFL-W, -D and -WD differ only in their families.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class NeFL(fl.Weighted):
         steps: Step sizes on residual branches: trained, kept as they start (N/L), or none. They are
             always inconsistent.
         initial: Where step sizes start. ``ones``; ``ode`` (NeFL-DO): at 1 + k where the global
-            model goes on with k blocks that the submodel lacks.
-        inconsistent: Which norm layers each submodel has for itself. ``auto``: those with running
+            model continues with k blocks that the submodel lacks.
+        inconsistent: Norm layers that are separate for each submodel. ``auto``: those with running
             statistics (§IV-B1; layer norms do better when shared, §V-B4). ``norms``: all.
-        spread: How many sizes below and above its own a client may draw in a round (§V-A3).
-        norm: What becomes of running statistics: ``per_submodel``: as of their layer; else they are
+        spread: Number of sizes below and above its own that a client may draw in a round (§V-A3).
+        norm: How running statistics are treated. ``per_submodel``: like their layer; else they are
             averaged over all submodels, recomputed for evaluation, or stay with the client.
 
     Example:
@@ -75,7 +75,7 @@ class NeFL(fl.Weighted):
         "paper_do_nl": {"steps": "constant", "initial": "ode"},
         # Three submodels (Table VI): clients keep to their own.
         "paper_fixed": {"spread": 0},
-        # Norms are inconsistent of whatever kind they are.
+        # Norms of every kind are inconsistent.
         "official_code": {"inconsistent": "norms"},
     }
 
@@ -86,7 +86,7 @@ class NeFL(fl.Weighted):
             message = "needs step sizes, and steps are off"
             raise ag.SpecError(message, where="initial", expected="steps: learnable or constant")
         if self.norm == "local" and self.spread:
-            message = "what a client keeps has the size of its last submodel, which it draws anew"
+            message = "kept statistics have the size of the last submodel; the next may differ"
             raise ag.SpecError(message, where="norm", expected="spread: 0, or another norm")
 
     def init(self, world: fl.World) -> fl.ServerState:
@@ -140,7 +140,8 @@ class NeFL(fl.Weighted):
                 names = tuple(name for name in graph.state_names if name in submodel.private)
                 same = fl.identity_of(graph, names)
                 private = {name: result.state[name] for name in names if name in result.state}
-                # A mean of equal numbers need not be that number; the others stay with the client.
+                # A mean of equal numbers may differ in its last bits; the others stay with the
+                # client.
                 still = (ag.frozen(graph) & private.keys()) | (frozenset(names) - private.keys())
                 yield fl.Contribution(
                     result.client, group, same.source, same, private, consistent.weight, still
@@ -171,11 +172,11 @@ class NeFL(fl.Weighted):
 
 @dataclass(frozen=True)
 class NestedSubmodel:
-    """A tier's architecture with step sizes, and which of its entries are shared.
+    """A tier's architecture with step sizes, and the entries that it does not share.
 
     Attributes:
-        graph: What clients run.
-        transfer: Global state → its state; it makes step sizes.
+        graph: The clients' architecture.
+        transfer: Global state → its state; it creates step sizes.
         private: Entries that belong to this submodel alone.
         unmerged: Further entries that are not averaged with other submodels.
     """
@@ -213,7 +214,7 @@ def submodel(
     if norm != "per_submodel":
         private -= fl.NormPolicy("static").unmerged(rewritten.graph)
         unmerged = fl.NormPolicy(norm).unmerged(rewritten.graph)
-    # What does not come from the global state (step sizes) belongs to this submodel alone.
+    # Entries that do not come from the global state (step sizes) belong to this submodel alone.
     private |= {
         name for name, entry in rewritten.transfer.entries.items() if entry.source is None
     } - unmerged
@@ -223,7 +224,7 @@ def submodel(
 
 
 def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]:
-    """Return the entries of the norm layers that each submodel has for itself.
+    """Return the entries of the norm layers that are separate for each submodel.
 
     Example:
         >>> net = torch.nn.Sequential(
@@ -243,7 +244,7 @@ def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]
         case "none":
             return frozenset()
         case "auto":
-            # By layer: scales and shifts go with the statistics that their operator uses.
+            # By layer: scales and shifts are treated like the statistics that their operator uses.
             used = [set(node.leaves()) for node in graph.nodes]
             layers = set[str]().union(*(leaves for leaves in used if leaves & statistics))
             return norms & (statistics | layers)
@@ -252,14 +253,14 @@ def own_norms(graph: ag.ArchGraph, inconsistent: Inconsistent) -> frozenset[str]
 def left_out_after(
     full: ag.ArchGraph, graph: ag.ArchGraph, transfer: ag.Transfer
 ) -> dict[str, int]:
-    """Count the global blocks behind a submodel's block that it lacks (NeFL-DO).
+    """Count the missing global blocks after each block of a submodel (NeFL-DO).
 
-    Counted are residual blocks of the same section, up to the next one that is there. A block is
-    recognised by the global entries that its own come from; of several (the rounds of a layer that
-    is used again and again) by its name.
+    Counted are residual blocks of the same section, up to the next present one. A block is
+    recognised by the global entries that its own come from; of several (repetitions of a layer that
+    is used several times) by its name.
 
     Returns:
-        By name of the submodel's block; those that lack nothing are left out.
+        Counts by name of the submodel's block, without zeros.
 
     Example:
         >>> class Net(torch.nn.Module):

@@ -1,4 +1,4 @@
-r"""RecipFL: a graph hypernetwork at the server makes the weights of every client's architecture.
+r"""RecipFL: a graph hypernetwork at the server generates the weights of every client's model.
 
 *How Few Davids Improve One Goliath: Federated Learning in Resource-Skew Edge Computing
 Environments*, 2023 (Algorithm 1, Eqs. 2-9).
@@ -8,7 +8,7 @@ symbol                      here
 ==========================  =================================================================
 ``GHN(G_m, a_m; φ)``        :class:`archgraph.hypernet.GraphHypernetwork`; φ in group ``hypernet``
 ``η_s``                     ``lr`` of Adam, whose moments are in group ``optimiser``
-``G_m``                     the client's tier; ``q_v``, what its nodes hold: group ``last-m``
+``G_m``                     the client's tier; ``q_v``, its nodes' weights: group ``last-m``
 ``a_m``                     ``descriptor``
 ``Δθ_m`` of Eq. 4           ``θ̃_m - θ_m``: see :meth:`RecipFL.receive`
 ``f_m^L``, ``f_m^S``        a strong client's own model; ``Task.others["small"]``
@@ -41,17 +41,17 @@ from archgraph.hypernet import (
 Divergence = Literal["small_large", "large_small"]
 OWN, SMALL = "own", "small"
 LOGITS = fl.Logits()
-# Options that are the hypernetwork's own, by the same names.
+# Options of the hypernetwork, with the same names.
 NETWORK = (
     *("width", "hidden", "steps", "reach", "bins", "piece", "decoders", "tile", "rank"),
     *("mixing", "described", "shifts"),
 )
 MEBI = 1 << 20
-# Of trained states that wait for the server's step: they are pulled back together.
+# Bytes of trained states that wait for the server's step: they are pulled back together.
 TOGETHER = 256 * MEBI
-# Networks that read a φ, by its first tensor, with what else they depend on.
+# Networks that read a φ, by its first tensor, with their other dependencies.
 READERS = WeakTensorKeyDictionary()
-# Bytes that the encoder keeps of a piece for its backward pass, measured at the default sizes.
+# Bytes that the encoder keeps per piece for its backward pass, measured at the default sizes.
 PIECE = 4400
 
 
@@ -60,37 +60,37 @@ class RecipFL(fl.Masking):
     """Options of RecipFL.
 
     Attributes:
-        lr: Rate of the server's Adam (η_s).
-        clip: Greatest norm of the hypernetwork's gradient.
+        lr: Learning rate of the server's Adam (η_s).
+        clip: Maximum norm of the hypernetwork's gradient.
         weights: Weight of a client in Eq. 4: 1, or its examples over the mean of all clients.
-        transfer: Teach small models on strong clients (§3.3); off: RecipFL without KT.
-        small: Tier whose architecture strong clients train beside their own. Default: the one
-            with the fewest parameters.
-        strong: Tiers whose clients are strong. Default: all whose architecture is not the
-            small one.
-        descriptor: What is known of a client: its ``classes`` in their proportions, a learned
+        transfer: Teach small models on strong clients (§3.3); if off, RecipFL without KT.
+        small: Tier whose architecture strong clients train in addition to their own. Default: the
+            one with the fewest parameters.
+        strong: Tiers whose clients are strong. Default: all with another architecture than
+            ``small``.
+        descriptor: Description of a client: its class proportions (``classes``), a learned
             embedding of its ``id``, or ``none``.
         embedding: Size of that embedding.
         steps: Traversals of a graph in both directions (τ).
-        reach: Longest of the shortest paths along which nodes hear each other directly, over
-            virtual edges (GHN-2: 50); 1 (paper): over edges alone.
+        reach: Maximum length of the shortest paths that are virtual edges (GHN-2: 50); 1 (paper):
+            no virtual edges.
         bins: Numbers that summarise a tensor for the encoder.
-        piece: Of these in a piece, of which the encoder attends to all: 1 (code), 8 is cheaper.
+        piece: Numbers per piece; the encoder attends to all pieces: 1 (code), 8 is cheaper.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
         decoders: ``tiled`` (paper) or ``low_rank``.
         tile: Longest side of a tile. In a longer layer it is repeated, which ties neurons: studies
-            of LeNet-5, with a layer of 120 × 256, have 256.
+            of LeNet-5, with a layer of 120 × 256, use 256.
         rank: Terms of a low-rank weight.
         mixing: How words and codes of weights become features: ``concat`` (paper) or ``sum`` with
             an embedding of shapes (code).
-        described: What the descriptor decides on: ``all`` (paper), or the ``head`` (code).
+        described: Layers that the descriptor influences: ``all`` (paper), or the ``head`` (code).
         shifts: Whether biases of normalisation are ``generated`` (paper) or ``local`` (code).
-        divergence: Of hidden features in Eq. 9: ``small_large``, as printed, is D_KL(p^S ‖ p^L);
-            ``large_small`` (code) D_KL(p^L ‖ p^S).
-        bound: Greatest size of a number in what a client returns; others are refused.
-        memory: MiB of clients' last weights that the server holds in memory; the others' are in
-            the folder for temporary files (``TMPDIR``).
+        divergence: Divergence of hidden features in Eq. 9: ``small_large``, as printed, is D_KL(p^S
+            ‖ p^L); ``large_small`` (code) D_KL(p^L ‖ p^S).
+        bound: Maximum magnitude of a returned parameter; updates that exceed it are refused.
+        memory: MiB of clients' last weights that the server holds in memory; the rest is in the
+            folder for temporary files (``TMPDIR``).
 
     Example:
         >>> from archgraph.federation import configure
@@ -143,7 +143,7 @@ class RecipFL(fl.Masking):
     }
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that pieces are whole."""
+        """Check the ranges, and that ``bins`` is a multiple of ``piece``."""
         super().__post_init__()
         if self.bins % self.piece:
             message = f"{self.bins} is not a multiple of piece, {self.piece}"
@@ -165,24 +165,24 @@ class RecipFL(fl.Masking):
         for name in self.strong or ():
             world.tier(name)
         graphs = self.graphs(world)
-        # A check before a run needs shapes alone: no weights are drawn on the meta device.
+        # A check before a run only needs shapes: no weights are drawn on the meta device.
         with torch.device("meta" if world.device == "meta" else "cpu"):
             network = GraphHypernetwork.for_graphs(graphs, seed=world.seed, **self.sizes(world))
         return fl.ServerState().with_group("hypernet", _phi(network.to(world.device)))
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send ``θ̃_m`` (line 5); a strong client gets the small model beside its own (§3.3)."""
+        """Send ``θ̃_m`` (line 5); a strong client also gets the small model (§3.3)."""
         server = Server.of(self, world, state)
         main, *small = server.parts([client])
         states = [{**part.first, **tensors} for part, tensors in server.generated([main, *small])]
         train = fl.Train(fl.TaskLoss(mask_absent=self.mask_absent))
-        # Frozen entries are not held for a client: every task brings them, by reference.
+        # Frozen entries are not stored per client: every task sends them, by reference.
         local = server.local(main.graph)
         private = local - ag.frozen(main.graph)
         return fl.Task(
             client=client,
             graph=main.graph,
-            # What the client changes for itself is sent before it has any of its own.
+            # Private entries are sent until the client has its own.
             state={k: v for k, v in states[0].items() if not (main.trained and k in private)},
             program=Teach(train, server.changing(small[0].graph), self.divergence)
             if small
@@ -194,10 +194,10 @@ class RecipFL(fl.Masking):
     def receive(
         self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
     ) -> fl.ServerState:
-        """Update φ by what clients trained (line 7), which the server stores as their ``q_v``.
+        """Update φ from the trained weights (line 7), which the server stores as ``q_v``.
 
         The pseudo-gradient is ``θ̃_m - θ_m``, as in the authors' code: descending along the printed
-        ``θ_m - θ̃_m`` would lead away from what clients trained.
+        ``θ_m - θ̃_m`` would lead away from the trained weights.
         """
         server = Server.of(self, world, state, change=True)
         network = server.network
@@ -210,7 +210,7 @@ class RecipFL(fl.Masking):
             parts = server.parts(result.client for result in batch)
             sent = {result.client: result for result in batch}
             new = [server.taken(part, sent[part.client]) for part in parts]
-            # θ̃ is generated again in here: nothing generated lives from `send` to `receive`.
+            # θ̃ is generated again here: nothing generated is kept from `send` to `receive`.
             network.pull_back(
                 [part.graph for part in parts],
                 [part.last for part in parts],
@@ -232,18 +232,18 @@ class RecipFL(fl.Masking):
         )
 
     def examine(self, world: fl.World, result: fl.Result) -> None:
-        """See whether a client's parameters are of a size that can be learnt from.
+        """Check that a client's parameters are small enough to learn from.
 
         Raises:
             RejectedUpdate: Names the tensor.
         """
         small, main = self.small_tier(world).graph, world.tier_of(result.client).graph
-        # One such number would fill the gradient's norm, and the clipped step would learn it alone.
+        # One such number would dominate the gradient's norm and the clipped step.
         sent = [("", main, result.state), *((n, small, s) for n, s in result.others.items())]
         for model, graph, state in sent:
             for name, tensor in state.items():
                 if graph.param[name].role != "parameter" or not tensor.is_floating_point():
-                    continue  # what the server does not read
+                    continue  # not read by the server
                 largest = float(tensor.abs().max()) if tensor.numel() else 0.0
                 if largest > self.bound:
                     where = f"client {result.client}: {model and model + '/'}{name}"
@@ -270,12 +270,12 @@ class RecipFL(fl.Masking):
         """Return the tier whose architecture strong clients teach.
 
         Raises:
-            RunError: If ``small`` names one that is not there.
+            RunError: If ``small`` names an unknown tier.
         """
         return world.by_size[0] if self.small is None else world.tier(self.small)
 
     def graphs(self, world: fl.World) -> list[ag.ArchGraph]:
-        """Return all architectures that the hypernetwork has to know, each once."""
+        """Return all architectures that the hypernetwork serves, each once."""
         tiers = (*world.tiers, self.small_tier(world))
         return list({tier.graph.digest: tier.graph for tier in tiers}.values())
 
@@ -292,12 +292,12 @@ class RecipFL(fl.Masking):
         """Return the weight of a client's pseudo-gradient."""
         if self.weights == "uniform":
             return 1.0
-        # Over the mean, so that the size of a step does not grow with the data.
+        # Divided by the mean, so that the size of a step does not grow with the data.
         mean = sum(c.weight for c in world.clients) / len(world.clients)
         return world.clients[client].weight / mean
 
     def taught(self, world: fl.World, client: int) -> bool:
-        """Return whether a client trains the small model beside its own: whether it is strong."""
+        """Return whether a client is strong: it trains the small model in addition to its own."""
         tier = world.tier_of(client)
         strong = self.strong is None or tier.name in self.strong
         return self.transfer and strong and tier.graph != self.small_tier(world).graph
@@ -307,7 +307,7 @@ class Part(NamedTuple):
     """A model of a client.
 
     Attributes:
-        client: Whose it is.
+        client: The client.
         name: ``own`` or ``small``.
         graph: Its architecture.
         first: Its full state before the first round.
@@ -327,7 +327,7 @@ class Part(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where its trained tensors are in the server's state; a client's are one group."""
+        """Path of its trained tensors in the server's state; a client's are one group."""
         return f"last-{self.client}/{self.name}"
 
 
@@ -357,7 +357,7 @@ class Server:
         """
         group = state.group("hypernet")
         key, graphs = next(iter(group.values())), strategy.graphs(world)
-        # A state may share the first tensor of another one and differ in the rest.
+        # A state may share the first tensor with another one and differ in the rest.
         memory = [value.data_ptr() for value in group.values()]
         known = [graph.digest for graph in graphs], strategy.sizes(world), world.device, memory
         if not change and key in READERS and READERS[key][0] == known:
@@ -404,7 +404,7 @@ class Server:
             states = self.network.generate(
                 [part.graph for part in parts], [part.last for part in parts], self.about(parts)
             )
-        # In a check before a run tensors are shapes, which lie nowhere.
+        # In a check before a run tensors are shapes, without a device.
         return [
             (part, {k: (v if v.is_meta else v.cpu()).contiguous() for k, v in tensors.items()})
             for part, tensors in zip(parts, states, strict=True)
@@ -436,12 +436,12 @@ class Server:
         return frozenset(exceeding)
 
     def _bytes(self, graph: ag.ArchGraph) -> int:
-        """Return the memory of what is generated for an architecture."""
+        """Return the memory of the tensors generated for an architecture."""
         entries = self.network.entries(graph)
         return sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries)
 
     def taken(self, part: Part, result: fl.Result) -> dict[str, Tensor]:
-        """Return what a client sent of the tensors that were generated for this part."""
+        """Return the generated tensors of this part, as a client sent them."""
         sent = result.state if part.name == OWN else result.others[part.name]
         return {entry.name: sent[entry.name] for entry in self.network.entries(part.graph)}
 
@@ -449,22 +449,22 @@ class Server:
 def _aligned(tensor: Tensor) -> bool:
     """Return whether its memory begins as torch's own does, at a multiple of 64 bytes.
 
-    The last bits of a matrix product may depend on that: a checkpoint's tensors, which lie one
-    behind the other in a file, would make other weights than in a run that was not interrupted.
+    The last bits of a matrix product may depend on that: a checkpoint's tensors, which are adjacent
+    in a file, could yield other weights than in an uninterrupted run.
     """
     return tensor.data_ptr() % 64 == 0
 
 
 def _phi(network: GraphHypernetwork) -> dict[str, Tensor]:
-    """Return φ, which stays on the device, as the moments do."""
+    """Return φ, which stays on the device like the moments."""
     return {name: tensor.detach() for name, tensor in network.state_dict().items()}
 
 
 def _batches(results: Iterable[fl.Result], pieces: int) -> Iterator[list[fl.Result]]:
-    """Yield results in groups that fit in memory, with what the encoder stores of them.
+    """Yield results in groups that fit in memory together with the encoder's activations.
 
     Args:
-        results: What clients returned.
+        results: Results of clients.
         pieces: Most pieces of a tensor that the encoder attends to.
     """
     batch: list[fl.Result] = []
@@ -486,13 +486,12 @@ def _batches(results: Iterable[fl.Result], pieces: int) -> Iterator[list[fl.Resu
 
 @dataclass(frozen=True)
 class Teach:
-    """A strong client's work: it trains its own model, then the small one under its guidance.
+    """A strong client's work: it trains its own model, then the small one with its own as teacher.
 
     Attributes:
-        train: How it trains its own model, and what the small one minimises besides.
-        local: Entries of the small model that the client has in its own way from round to round:
-            what it returns of them is not used.
-        divergence: That of hidden features.
+        train: Training of its own model, and the other part of the small one's loss.
+        local: Entries of the small model that are private to the client: their returned values are
+            not used.
 
     Source:
         RecipFL §3.3, Eq. 9.
@@ -542,16 +541,16 @@ def guidance(
     predict: fl.Predict = LOGITS,
     divergence: Divergence = "small_large",
 ) -> Tensor:
-    """Compute ``CE(f^S, softmax f^L) + D_KL(p^S ‖ p^L)``: what Eq. 9 adds to the loss.
+    """Compute ``CE(f^S, softmax f^L) + D_KL(p^S ‖ p^L)``, which Eq. 9 adds to the loss.
 
     Args:
-        small: Outputs of the small model, and its last hidden features where it has such.
-        large: Those of the large one, without gradients.
+        small: Outputs of the small model, and its last hidden features if any.
+        large: Outputs and features of the large model, without gradients.
         predict: From outputs to logits ``[batch, ..., classes]``.
         divergence: ``large_small``: D_KL(p^L ‖ p^S) instead.
 
     Returns:
-        The mean over the batch; the second term only where the features are equally many.
+        The mean over the batch; the second term only where both have equally many features.
     """
     logits, targets = (predict(outputs[0]).flatten(0, -2) for outputs in (small, large))
     value = functional.cross_entropy(logits, targets.softmax(-1))

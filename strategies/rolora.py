@@ -3,8 +3,8 @@
 Chen, Guo, Ju, Dalal, Liu, Zhang: *Robust Federated Finetuning of LLMs via Alternating Optimization
 of LoRA*, 2025, Algorithm 1.
 
-In every round one factor is the same everywhere, so that the mean of the products is the product
-of the means, and both factors learn.
+In every round one factor is the same for all clients, so that the mean of the products is the
+product of the means, and both factors learn.
 """
 
 from __future__ import annotations

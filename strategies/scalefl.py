@@ -7,7 +7,7 @@ Ilhan, Su, Liu: *ScaleFL: Resource-Adaptive Federated Learning with Heterogeneou
 symbol                    here
 ========================  ===============================================================
 ``Θ``                     group ``global`` of the server state
-complexity level ``l``    the client's tier: `ends_after` and `take` in one
+complexity level ``l``    the client's tier: `ends_after` and `take` combined
 ``L``                     :class:`EarlyExits`
 ``γ``, ``τ``              ``gamma``, ``temperature``
 ========================  ===============================================================
@@ -35,10 +35,10 @@ class ScaleFL(fl.Averaging):
     Attributes:
         gamma: Weight of the distillation from a model's last exit to its earlier ones.
         temperature: Temperature of both.
-        warmup: Share of the rounds that pass before it begins.
-        scaler: Divide what hidden layers give by a level's width rate, in training and in tests, as
-            the official code does: where norms follow that have no stored statistics, it changes
-            their epsilon alone.
+        warmup: Share of the rounds before distillation begins.
+        scaler: Divide hidden activations by a level's width rate, in training and in tests, as the
+            official code does: before norms without stored statistics this only changes their
+            epsilon.
 
     Example:
         >>> ScaleFL(gamma=0).temperature
@@ -67,7 +67,7 @@ class ScaleFL(fl.Averaging):
         """Start from ``Θ``.
 
         Raises:
-            RunError: If a tier has other exits than the first ones of the global model.
+            RunError: If a tier's exits are not the first ones of the global model.
         """
         full = ag.exits(world.graph)
         for tier in world.tiers:
@@ -108,7 +108,7 @@ class ScaleFL(fl.Averaging):
             yield dataclasses.replace(model, graph=graph, predict=last)
 
     def _graph(self, tier: fl.Tier) -> ag.ArchGraph:
-        """Return a level's network as it is trained and tested."""
+        """Return a level's network for training and tests."""
         return fl.scaled(tier.graph, fl.rate_of(tier), True) if self.scaler else tier.graph
 
 
@@ -131,7 +131,8 @@ class EarlyExits:
         answers = [work.learning.predictions(outputs, fl.Logits(name)) for name in self.exits]
         terms = [work.learning.loss(answer, examples.targets) for answer in answers]
         if self.gamma:
-            # The last exit teaches and does not learn from the others: no gradient goes through it.
+            # The last exit teaches and does not learn from the others: no gradient flows through
+            # it.
             logits = [fl.counted_logits(answer, examples) for answer in answers]
             taught = (logits[-1].detach() / self.temperature).log_softmax(-1)
             for index, answer in enumerate(logits[:-1]):

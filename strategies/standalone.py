@@ -25,7 +25,7 @@ class Standalone(fl.Masking):
         return fl.ServerState()
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
-        """Send the initial weights of the client's architecture; all of them stay with it."""
+        """Send the initial weights of the client's architecture; all of them are private."""
         return fl.private_network(world, client, fl.Train(fl.TaskLoss(self.mask_absent)))
 
     def receive(

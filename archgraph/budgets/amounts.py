@@ -1,4 +1,4 @@
-"""Budgets as people write them: shares of the whole, numbers with a unit."""
+"""Budgets as users write them: shares of the whole, numbers with a unit."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FORM = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]+)?) ?([A-Za-z%]*)")
 
 @dataclass(frozen=True, slots=True)
 class BudgetMeasure:
-    """What a budget can be of.
+    """A measure for budgets.
 
     Attributes:
         name: The keyword.
-        text: What it counts, for help.
-        units: What one of each unit is worth.
-        example: How an amount of it is written.
-        unit: The unit of tables, behind its multiples.
+        text: Description for help.
+        units: Value of each unit.
+        example: Example of an amount.
+        unit: The unit of tables, after its multiples.
     """
 
     name: str
@@ -60,10 +60,10 @@ def limit_of(measure: BudgetMeasure, budget: Budget, full: int) -> int:
     """Return the largest cost that a budget allows.
 
     Args:
-        measure: What it is of.
+        measure: Its measure.
         budget: A share of the whole in (0, 1], a larger number, or text: a number with a unit of
             the measure, or with ``%``.
-        full: What the whole network costs.
+        full: Cost of the whole network.
 
     Raises:
         RewriteError: If it is none of these.

@@ -50,10 +50,10 @@ def fit(
     like: object = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Make the submodel for a budget: its cost never exceeds it.
+    """Return the submodel for a budget: its cost never exceeds it.
 
-    Sizes are chosen on exact polynomials of the cost, so no submodel is made on the way. Without
-    `skip` every block stays, and all axes become narrower.
+    Sizes are chosen on exact polynomials of the cost, so no intermediate submodels are built.
+    Without `skip` every block stays, and all axes become narrower.
 
     Args:
         graph: The architecture.
@@ -63,36 +63,36 @@ def fit(
         macs: Budget of multiply–accumulates of one example in evaluation.
         bytes: Budget of the state's bytes, ``"50MB"``.
         activations: Budget of the bytes of all intermediate results of one example.
-        memory: Budget of the bytes that a training step allocates at most, as
+        memory: Budget of the peak bytes of a training step, as
             ``cost(graph).training(batch, optimizer)`` counts them.
-        batch: Examples of the training step, which `memory` needs.
+        batch: Batch size of the training step, required by `memory`.
         optimizer: Its optimiser, by its name in ``torch.optim``, or ``momentum``.
-        shape: ``uniform``: the largest single share of every axis that one share cuts (as in
-            :func:`archgraph.take`: whole heads), and of the depth of every section of which blocks
-            may be left out. ``nested``: as many of them as fit have the next larger share, too; of
-            two budgets of one graph, whatever they are of, one submodel lies within the other.
-            ``free``: of all axes, which are then widened until none could be wider; under a budget
-            of memory nearly so, since a bound up to 5 % above the total is searched.
-        importance: Scores, or the file of some. The best positions of each axis stay instead of the
-            first; of ``nested`` and ``free`` submodels the share is one of the scores. Blocks that
-            may be left out go in the order of their scores.
-        multiple: Sizes are multiples of it, as hardware likes; heads, axes of fewer than two
-            multiples and axes that are not cut are not.
-        keep: Axes that stay whole, by name, role or pattern, and blocks that stay; a block's name
-            stands for the axes inside it, too, not for the width between blocks.
-        skip: Blocks that may be left out (not: that are), by name or pattern; ``"*"`` stands for
-            all that can be. What is kept stays.
+        shape: ``uniform``: the largest single share of every axis that a uniform cut affects (as in
+            :func:`archgraph.take`: whole heads), and of the depth of every section with removable
+            blocks. ``nested``: as many of them as fit also have the next larger share; for any two
+            budgets of one graph, one submodel lies within the other. ``free``: applied to all axes,
+            which are then widened until none could be wider (nearly so for a memory budget, since a
+            bound up to 5 % above the total is searched).
+        importance: Scores, or a file of scores. The best positions of each axis are kept instead of
+            the first; for ``nested`` and ``free`` submodels the share is a share of the scores.
+            Blocks are removed in the order of their scores.
+        multiple: Sizes are multiples of it, which hardware prefers; except heads, axes of fewer
+            than two multiples and axes that are not cut.
+        keep: Axes that keep their size, by name, role or pattern, and blocks that stay; a block's
+            name also includes the axes inside it, not the width between blocks.
+        skip: Blocks that may be removed if needed, by name or pattern; ``"*"`` for all removable
+            ones. ``keep`` takes precedence.
         like: The model that was traced, of transformers or its folder, or
             ``functools.partial(timm.create_model, name, …)``: only sizes that its class can have
-            are chosen, so that :func:`archgraph.to_transformers` or :func:`archgraph.to_timm`
-            writes the submodel. Attention loses whole heads. Small changes of the arguments are
+            are chosen, so that :func:`archgraph.to_transformers` or :func:`archgraph.to_timm` can
+            write the submodel. Attention loses whole heads. Small changes of the arguments are
             tried first, which takes seconds, and minutes where a folder is named instead of the
             model. Adapters are added after the cut.
         verify: Run the laws of the rewrites, :func:`archgraph.take` and :func:`archgraph.skip`.
 
     Raises:
-        RewriteError: If there is no budget, it is not one, or no submodel is within it; then it
-            says which budget binds, and the least that is possible.
+        RewriteError: If there is no budget, it is invalid, or no submodel is within it; then the
+            message names the binding budget and the least possible value.
 
     Example:
         >>> import torch
@@ -134,7 +134,7 @@ def fit(
         if shape == "free":
             submodels = search.narrower(search.filled(next(submodels)))
     refused: RewriteError | None = None
-    # An operator may refuse sizes, too: an LSTM's projection cannot be as wide as what it projects.
+    # An operator may also refuse sizes: an LSTM's projection must be narrower than its input.
     for one in submodels:
         cut = functools.partial(_cut_to, graph, costs, smaller(widths, search.sizes(one.at)))
         try:
@@ -151,7 +151,7 @@ def fit(
 def _check_request(
     budgets: Mapping[str, Budget], measures: Sequence[str], shape: str, multiple: int
 ) -> None:
-    """Check what is asked for.
+    """Check the request.
 
     Raises:
         RewriteError: If there is no budget, no such shape, or no multiple.
@@ -167,12 +167,12 @@ def _check_request(
 def _widths(
     graph: ArchGraph, keep: Sequence[str], shape: FitShape, like: object
 ) -> tuple[list[AxisGroup], ClassCheck]:
-    """Return what is cut alike, and what refuses a submodel that the class of a model has not."""
+    """Return the groups of axes, and a check that the class of a model has a submodel."""
     if like is None or like is False:
         return [AxisGroup((axis,)) for axis in _cut(graph, keep, shape)], lambda small: None
-    if like is True:  # as a file says it
+    if like is True:  # as written in a file
         hint = "pass the model; in a file `like: true` is for a model written `python:`"
-        raise RewriteError("no model whose class can be asked", where="like", hint=hint)
+        raise RewriteError("not a model whose class can be queried", where="like", hint=hint)
     from archgraph.foreign.class_check import class_check  # torch.export and sympy
 
     check = class_check(like)
@@ -197,7 +197,7 @@ def _cut_to(
     *,
     verify: bool = False,
 ) -> Rewritten:
-    """Return the submodel of some sizes without some blocks, whose own axes go with them."""
+    """Return the submodel of some sizes without some blocks and the axes inside them."""
     gone = {name for block in skipped for name in costs.blocks[block]}
     cut = {axis: size for axis, size in sizes.items() if axis.name not in gone}
     small = take(graph, sizes=cut, importance=importance, verify=verify)
@@ -244,7 +244,7 @@ def _search(
 
     1. The share of a width at a size is that of its positions, or of its scores.
     2. It loses the logarithm of the share, times the part of the cost that grows with the width.
-    3. Of a section the last blocks go first, or those of the lowest scores.
+    3. In a section the last blocks are removed first, or those with the lowest scores.
     """
     limits = {name: limit for name, (limit, _) in budgeted.items()}
     units = {name: (len(widths), size) for name, size in costs.axes.items()}
@@ -283,10 +283,10 @@ def _full(costs: CostPolynomial, measure: str) -> int:
 
 
 def _cut(graph: ArchGraph, keep: Sequence[str], shape: FitShape) -> list[Axis]:
-    """Return the axes that a submodel may have less of.
+    """Return the axes that may become smaller.
 
-    Not those that stay, by patterns that may also be of blocks alone; not ranks: a client's rank is
-    a budget of its own. Where axes do not get their own sizes, those that one share cuts.
+    Excluded are kept axes, by patterns that may also name only blocks, and ranks: a client's rank
+    is a separate budget. If axes do not get their own sizes, only those that a uniform cut affects.
     """
     stay: set[str] = set()
     for pattern in keep:
@@ -302,16 +302,17 @@ def _cut(graph: ArchGraph, keep: Sequence[str], shape: FitShape) -> list[Axis]:
 def _named_blocks(
     graph: ArchGraph, costs: CostPolynomial, keep: Sequence[str], skip: str | Sequence[str]
 ) -> set[str]:
-    """Return the blocks that may be left out.
+    """Return the removable blocks.
 
-    Not a block whose ends are equal in size by chance: their axes would have to be cut alike.
+    A block whose ends have equal size by chance is excluded: their axes would have to be cut
+    equally.
     """
     parts = structure(graph)
     stay = {b.name for b in parts.blocks if any(_is(b.name, pattern) for pattern in keep)}
     for name in [skip] if isinstance(skip, str) else skip:
         block = next((b for b in parts.blocks if b.name == name), None)
         if block is not None and not block.removable:
-            message = "block cannot be left out"
+            message = "block cannot be removed"
             raise RewriteError(message, where=f"skip: {name}", found=block.reason)
     chosen = {b.name for b in parts.matching(skip)}
     return (chosen & costs.blocks.keys()) - costs.equal.keys() - stay
@@ -325,7 +326,7 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
     """Raise if even the smallest submodel exceeds a budget.
 
     Raises:
-        RewriteError: Names every budget that binds, and the least that is possible.
+        RewriteError: Names every binding budget, and the least possible value.
     """
     least = search.smallest()
     binds = search.exceeded(least)
@@ -345,7 +346,7 @@ def _check_possible(search: Search, costs: CostPolynomial) -> None:
         return ", ".join(text if one else f"{text} {m}" for m, text in texts.items())
 
     more = set(costs.blocks) - least.skipped
-    advice = ["skip='*' allows to leave blocks out"] * bool(more and not least.skipped)
+    advice = ["skip='*' allows removing blocks"] * bool(more and not least.skipped)
     advice += ["a budget above 1 is an amount, not a share"] * (min(limits.values()) < 100)
     raise RewriteError(
         "no submodel is within the budget",

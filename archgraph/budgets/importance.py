@@ -1,8 +1,8 @@
 """Importance of positions and blocks: from weights or gradients.
 
 Weights need no data and are the default: half of every axis, chosen by them, was better than the
-first half in each of four networks, and after an epoch of training within a point of what was best.
-Deviations of activations, and the loss of each cut measured by itself, were not shown to be better.
+first half in each of four networks, and after an epoch of training within a point of the best.
+Deviations of activations, and the separately measured loss of each cut, were not better.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def importance(
     *,
     loss: LossFunction = nn.functional.cross_entropy,
 ) -> Importance:
-    """Score every position of every free axis, and with data every block that can be left out.
+    """Score every position of every free axis, and with data every removable block.
 
-    A position is scored by everything that it touches: the weights that make it, those that read
+    A position is scored by everything that it affects: the weights that compute it, those that read
     it, and norms in between. Positions of a product of axes (heads, groups) are scored by sums over
     the other axes.
 
@@ -53,18 +53,18 @@ def importance(
         state: Its weights.
         data: Batches: pairs of inputs and targets, on the devices of the weights. Inputs are a
             tensor, a list of several, or a mapping by name.
-        method: ``weights``: the Euclidean norm of what a position touches (Li et al. 2017 for
-            filters, Fang et al. 2023 for what is cut together). ``taylor``: the first-order change
+        method: ``weights``: the Euclidean norm of the entries that a position affects (Li et al.
+            2017 for filters, Fang et al. 2023 for coupled cuts). ``taylor``: the first-order change
             of the loss without it, ``|Σ weight · gradient|``, its mean over batches (Molchanov et
             al. 2019, who square it).
-        loss: Maps outputs and targets to a number; ``taylor`` alone needs it.
+        loss: Maps outputs and targets to a number; only for ``taylor``.
 
     Returns:
-        Scores by axis. With data also the influence of each block that can be left out: one minus
-        the cosine similarity of what enters and what leaves it, its mean over examples and places
-        (ShortGPT, Men et al. 2024); of a dense block, of what leaves it with and without what it
-        appends. Of a block that leads from one axis to another (a chain) it depends on the order of
-        positions, as leaving the block out does.
+        Scores by axis. With data also the influence of each removable block: one minus the cosine
+        similarity of its input and output, averaged over examples and positions (ShortGPT, Men et
+        al. 2024); for a dense block, of its output with and without the appended features. For a
+        block that leads from one axis to another (a chain) it depends on the order of positions, as
+        removing the block does.
 
     Raises:
         DataError: If the method needs data and there is none.
@@ -103,12 +103,12 @@ def _listed(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
 
 def _parameters(net: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by every name that they have."""
+    """Return the parameters by each of their names."""
     return dict(net.named_parameters(remove_duplicate=False))
 
 
 def _sums(graph: ArchGraph, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sum what every position of every free axis touches of the parameters."""
+    """Sum the parameters that each position of each free axis affects."""
     solved = axes(graph)
     sums = {a.name: torch.zeros(a.size, dtype=torch.float64) for a in solved.free}
     for name, tensor in tensors.items():
@@ -123,7 +123,7 @@ def _trained(graph: ArchGraph) -> list[str]:
 
 def _norms(graph: ArchGraph, state: State) -> dict[str, Tensor]:
     # Not shares of each tensor's norm, which stay when a layer is scaled up and the next one down:
-    # they give a bias as much say as a kernel, and were worse in three of four networks.
+    # they weight a bias as much as a kernel, and were worse in three of four networks.
     parameters = _parameters(build(graph, state))
     squares = {name: _wide(parameters[name].detach()).abs() ** 2 for name in _trained(graph)}
     return {axis: total.sqrt() for axis, total in _sums(graph, squares).items()}
@@ -134,12 +134,13 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 class _Measured:
-    """What batches show of a network in evaluation.
+    """Measurements of a network on batches in evaluation mode.
 
     Attributes:
-        turns: By block the sum of one minus the cosine of entry and exit, and its terms.
+        turns: By block the sum of one minus the cosine of input and output, and the number of
+            terms.
         slopes: By axis the sum over batches of the first-order change without each position.
-        batches: How many there were.
+        batches: Number of batches.
     """
 
     def __init__(
@@ -190,16 +191,16 @@ class _Measured:
 
 
 def _ends(block: Block) -> tuple[str, ...]:
-    """Return the results that say what a block changes: the one with it, then those without.
+    """Return the results that show a block's effect: the one with it, then those without.
 
-    Of a dense block, whose result is longer than what enters it, that is what it appends.
+    For a dense block, whose result is longer than its input, these are the appended features.
     """
     return (block.merge, *block.terms) if block.terms else (block.exit, block.bypass)
 
 
 @per_graph
 def _comparable(graph: ArchGraph) -> tuple[Block, ...]:
-    """Return the blocks that can be left out and whose results are tensors."""
+    """Return the removable blocks whose results are tensors."""
     return tuple(
         block
         for block in structure(graph).blocks
@@ -220,12 +221,12 @@ def _turn(graph: ArchGraph, block: Block, values: Mapping[str, Tensor]) -> Tenso
     end, *others = _ends(block)
     wide = {name: _wide(values[name]) for name in (end, *others)}
     squares = {name: summed(name, tensor.abs() ** 2) for name, tensor in wide.items()}
-    if block.terms:  # without the block they are zero, and all else is the same
+    if block.terms:  # without the block they are zero, and the rest is the same
         dot = rest = squares[end] - torch.stack([squares[name] for name in others]).sum(0)
         same = rest == squares[end]
     else:
         dot, rest = summed(end, (wide[end] * wide[others[0]].conj()).real), squares[others[0]]
         same = summed(end, (wide[end] - wide[others[0]]).abs() ** 2) == 0
     lengths = (squares[end] * rest).clamp(min=0).sqrt()
-    # Nothing that stays nothing is unchanged.
+    # Zero that stays zero is unchanged.
     return 1 - torch.where(same, 1.0, dot / lengths.clamp(min=_LEAST))

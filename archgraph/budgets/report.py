@@ -1,4 +1,4 @@
-"""What a submodel for a budget costs, as tables."""
+"""Costs of a submodel for a budget, as tables."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.rewrites.options import FitOptions
 from archgraph.tables import Table, per_cent
 
-# The training step of the memory that is told where nobody said which.
+# The default training step for memory.
 BATCH, OPTIMIZER = 32, "sgd"
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRange:
-    """What budgets of one measure are possible.
+    """The possible budgets of a measure.
 
     Attributes:
-        full: What the whole model costs.
-        least: What the smallest submodel costs, all blocks there.
-        without_blocks: The smallest one without the blocks that can be left out.
+        full: Cost of the whole model.
+        least: Cost of the smallest submodel with all blocks.
+        without_blocks: Cost of the smallest one without removable blocks.
     """
 
     full: int
@@ -33,7 +33,7 @@ class BudgetRange:
 
 
 def budget_ranges(graph: ArchGraph) -> dict[str, BudgetRange]:
-    """Return what a model costs in each budget, and the least that there is.
+    """Return the cost of a model by each measure, and the least possible.
 
     Memory is that of a training step of 32 examples by SGD. Nothing is rewritten: costs are
     polynomials of the sizes.
@@ -59,7 +59,7 @@ def budget_ranges(graph: ArchGraph) -> dict[str, BudgetRange]:
 
 
 def range_table(ranges: Mapping[str, BudgetRange]) -> Table:
-    """Return a row for each measure: the whole model, and the least that there is."""
+    """Return a row for each measure: the whole model, and the least possible."""
     removable = any(one.least != one.without_blocks for one in ranges.values())
     columns = ("budget", "whole model", "least", *(["without blocks"] if removable else []))
     rows = []
@@ -67,17 +67,17 @@ def range_table(ranges: Mapping[str, BudgetRange]) -> Table:
         values = [one.full, one.least, *([one.without_blocks] if removable else [])]
         label = name if name != "memory" else f"memory ({BATCH}, {OPTIMIZER})"
         rows.append((label, *(amount_text(MEASURES[name], value) for value in values)))
-    note = "`archgraph fit` makes the submodel for a budget"
+    note = "`archgraph fit` finds the submodel for a budget"
     return Table("Budgets", columns, tuple(rows), frozenset({1, 2, 3}), note=note)
 
 
 def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple[Table, ...]:
-    """Return what a model and its submodel cost beside the budgets, and what became smaller.
+    """Return the costs of a model and its submodel next to the budgets, and the narrower axes.
 
     Args:
         graph: The model.
         small: The submodel.
-        options: What was asked for.
+        options: The request.
 
     Example:
         >>> import torch
@@ -105,14 +105,14 @@ def fit_tables(graph: ArchGraph, small: ArchGraph, options: FitOptions) -> tuple
     )
     stay = {block.name for block in structure(small).blocks}
     gone = [block.name for block in structure(graph).blocks if block.name not in stay]
-    note = f"left out: {', '.join(gone)}" if gone else ""
+    note = f"removed: {', '.join(gone)}" if gone else ""
     return costs, Table(
         "Axes", ("axis", "whole", "submodel"), narrower, frozenset({1, 2}), note=note
     )
 
 
 def _row(measure: BudgetMeasure, before: Cost, after: Cost, options: FitOptions) -> tuple[str, ...]:
-    """Return what a model and its submodel cost by a measure, beside its budget."""
+    """Return the costs of a model and its submodel by a measure, next to its budget."""
     name, budget = measure.name, getattr(options, measure.name)
     full, left = (_amount(name, of, options) for of in (before, after))
     limit = None if budget is None else limit_of(measure, budget, full)

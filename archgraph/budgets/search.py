@@ -1,8 +1,8 @@
-"""Which sizes and blocks a budget leaves: a search over exact cost polynomials.
+"""The sizes and blocks within a budget: a search over exact cost polynomials.
 
-It keeps the proportions of the network. Other objectives are arbitrary where nothing is known of
-the weights: the largest product of widths, for one, leaves the middle layer of 64 → 64 → 64 → 64 at
-64 and cuts the others to 16, for a quarter of the multiply–accumulates.
+It keeps the proportions of the network. Other objectives are arbitrary if the weights are unknown:
+the largest product of widths, for example, leaves the middle layer of 64 → 64 → 64 → 64 at 64 and
+cuts the others to 16, for a quarter of the multiply–accumulates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-# A width grows in steps of about so many parts of its grid.
+# A width grows in steps of about this many parts of its grid.
 STEPS = 32
 
 
@@ -31,8 +31,8 @@ class Submodel:
     """A submodel, as a choice.
 
     Attributes:
-        at: By width, the number of its size in its grid.
-        skipped: Blocks that are left out.
+        at: By width, the index of its size in its grid.
+        skipped: Removed blocks.
     """
 
     at: Ints
@@ -44,10 +44,10 @@ class Tally:
 
     Args:
         parts: The measure's polynomial.
-        widths: By axis, the number of its width, and the positions that it has for each unit;
-            for an axis that stays, `count` and its size.
+        widths: By axis, the index of its width, and its positions per unit; for an axis that stays,
+            `count` and its size.
         count: Number of widths.
-        blocks: Blocks that can be left out, and the axes that vanish with each.
+        blocks: Removable blocks, and the axes that vanish with each.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Tally:
         scaled = [c * math.prod(widths[name][1] for name in m) for _, m, c in terms]
         self.coefficients = np.array(scaled, dtype=np.float64)
         degree = max((len(m) for m in self.monomials), default=0)
-        # Factors of each term; the size 1 behind the widths fills up a short one.
+        # Factors of each term; the size 1 after the widths fills up a short one.
         self.factors = np.full((len(terms), degree), self.count)
         places: dict[tuple[int, int], int] = {}  # (term, width): exponent
         for term, monomial in enumerate(self.monomials):
@@ -79,7 +79,7 @@ class Tally:
         self.active: dict[frozenset[str], Floats] = {}
 
     def there(self, skipped: frozenset[str]) -> Floats:
-        """Return the coefficients, 0 of terms that go with the blocks left out."""
+        """Return the coefficients, 0 for terms of removed blocks."""
         if skipped not in self.active:
             gone = {name for block in skipped for name in self.blocks[block]}
             stays = np.array([part.there(skipped) for part in self.parts])[self.part]
@@ -99,7 +99,7 @@ class Tally:
         return float(self.terms(sizes, skipped).sum())
 
     def changes(self, sizes: Floats, others: Floats, skipped: frozenset[str]) -> Floats:
-        """Return by how much the cost changes where one width has its other size, for each."""
+        """Return the change of the cost if one width has its other size, for each width."""
         ratio = (others / sizes)[self.width] ** self.exponent - 1
         weights = self.terms(sizes, skipped)[self.term] * ratio
         changes: Floats = np.bincount(self.width, weights, minlength=self.count).astype(np.float64)
@@ -118,11 +118,11 @@ class Search:
 
     Attributes:
         tallies: Costs, by measure.
-        limits: The largest cost allowed, by measure that is budgeted.
+        limits: The largest allowed cost, by budgeted measure.
         grids: By width, the sizes that it may have, ascending; the last one is its whole size.
-        shares: By width, the share that each size of its grid is, ascending; 1 at the last.
-        losses: By width, what each size of its grid loses; 0 at the last.
-        depths: By section, its number of blocks, and those that may be left out, first to last.
+        shares: By width, the share of each size of its grid, ascending; 1 at the last.
+        losses: By width, the loss of each size of its grid; 0 at the last.
+        depths: By section, its number of blocks, and the removable ones, first to last.
     """
 
     tallies: Mapping[str, Tally]
@@ -133,12 +133,12 @@ class Search:
     depths: Sequence[tuple[int, Sequence[str]]] = ()
 
     def sizes(self, at: Ints) -> Floats:
-        """Return the sizes of all widths, by their numbers in the grids."""
+        """Return the sizes of all widths, by their indices in the grids."""
         chosen = (grid[i] for grid, i in zip(self.grids, at, strict=True))
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
     def lost(self, at: Ints) -> Floats:
-        """Return what each width loses."""
+        """Return the loss of each width."""
         chosen = (loss[i] for loss, i in zip(self.losses, at, strict=True))
         return np.fromiter(chosen, dtype=np.float64, count=len(at))
 
@@ -159,11 +159,11 @@ class Search:
         return Submodel(np.zeros(len(self.grids), dtype=np.int64), skipped)
 
     def by_share(self, *, uniform: bool) -> Iterator[Submodel]:
-        """Yield the submodels within the budgets that one share leads through, largest first.
+        """Yield the submodels within the budgets on the path of one share, largest first.
 
         1. Let a share fall from 1 to 0. Each width has the smallest size of its grid whose share is
            no smaller, and each section the fewest of its blocks.
-        2. What changes at the same share changes in order: the first width first.
+        2. Changes at the same share happen in order: the first width first.
         3. Each change makes the submodel cheaper, so the first that fits is found by bisection:
            among all points, or among those where one share is complete.
         """
@@ -191,7 +191,7 @@ class Search:
 
         Args:
             point: The submodel.
-            last: By width, the largest number of its size that is allowed. Default: of its grid.
+            last: By width, the largest allowed index of its size. Default: the last of its grid.
         """
         at = point.at.copy()
         longest = max((len(grid) for grid in self.grids), default=1)
@@ -207,7 +207,7 @@ class Search:
                 fits &= changes <= limit - tally.value(sizes, point.skipped)
                 spent += changes / max(limit, 1)
             gains = self.lost(at) - self.lost(higher)
-            fits &= spent > 0  # a width of blocks that are left out costs nothing
+            fits &= spent > 0  # a width of removed blocks costs nothing
             if not fits.any():
                 stride //= 2
                 continue

@@ -1,4 +1,4 @@
-"""Which sizes a submodel may have: each axis its own, or those that a class can have."""
+"""Possible sizes of a submodel: each axis by itself, or those that a class can have."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from archgraph.rewrites.take import take
 from archgraph.states import Rewritten
 
 ClassCheck = Callable[[Rewritten], object]
-"""Raises a RewriteError for a network that the class of its model cannot be constructed as."""
+"""Raises a RewriteError for a network that the class of its model cannot construct."""
 
 
 @dataclass(frozen=True)
 class AxisGroup:
-    """Axes that are cut alike, to one share of each.
+    """Axes that are cut together, to one share of each.
 
     Attributes:
         axes: The axes.
@@ -36,13 +36,13 @@ class AxisGroup:
         return math.gcd(*(axis.size for axis in self.axes))
 
     def sizes(self, units: int) -> dict[Axis, int]:
-        """Return the sizes of the axes where some of the units stay."""
+        """Return the sizes of the axes if some of the units stay."""
         return {axis: axis.size // self.units * units for axis in self.axes}
 
     def grid(self, multiple: int) -> list[int]:
         """Return the numbers of units that may stay, ascending; sizes are multiples of a number.
 
-        Heads are not, nor axes of fewer than two multiples.
+        Exceptions are heads, and axes of fewer than two multiples.
         """
         bound = [a for a in self.axes if a.role != "heads" and a.size >= 2 * multiple]
         units = self.units
@@ -58,18 +58,18 @@ def smaller(widths: Sequence[AxisGroup], units: Iterable[float]) -> dict[Axis, i
 
 
 def widths_of_class(graph: ArchGraph, among: Iterable[Axis], check: ClassCheck) -> list[AxisGroup]:
-    """Return the widths that the class of a model can have smaller: the class is asked.
+    """Return the widths that the class of a model allows to be smaller, by querying the class.
 
     1. Axes of equal size that differ only in the numbers of layers are one width.
-    2. A width is cut to half, alone. If the class ties it to others, which are whole, they become
-       one width. If it has no such network for another reason, the width stays whole.
+    2. A single width is cut to half. If the class ties it to others, which are not cut, they become
+       one width. If it has no such network for another reason, the width is not cut.
     3. Cuts are multiples of the first divisor of the width by which it can become smaller: a class
        may want it divisible by its number of heads.
 
     Args:
         graph: The network.
         among: Axes that may be cut.
-        check: Asks the class.
+        check: Queries the class.
     """
     alike: dict[tuple[str, int], list[Axis]] = {}
     for axis in among:
@@ -102,7 +102,7 @@ def _step(graph: ArchGraph, width: AxisGroup, check: ClassCheck) -> int:
 def _tied(
     graph: ArchGraph, width: AxisGroup, units: int, check: ClassCheck
 ) -> frozenset[str] | None:
-    """Return the uncut axes that stand in the way of a cut; None if the class has the network."""
+    """Return the uncut axes that prevent a cut; None if the class has the network."""
     try:
         check(take(graph, sizes=width.sizes(max(units, 1))))
     except RewriteError as error:

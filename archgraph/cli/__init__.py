@@ -1,8 +1,8 @@
-"""The command line: arguments only, each command is one call into the library.
+"""The command line: only arguments, each command is one call into the library.
 
-Every mistake ends in one message on standard error and exit code 2 (`check` prints what is wrong
-with a file below its name); `--debug` adds where it was raised. Nothing heavy is imported before a
-command needs it: `archgraph --help` answers at once.
+Every mistake ends in one message on standard error and exit code 2 (`check` prints a file's mistake
+below its name); `--debug` adds where it was raised. Heavy imports wait until a command needs them:
+`archgraph --help` answers at once.
 """
 
 # Each of these modules adds its commands to the application, in the order of `archgraph --help`.

@@ -27,7 +27,7 @@ from archgraph.language.elsewhere import GONE
 
 # Exit codes: as diff(1) and shells use them.
 DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
-# What every command takes, wherever it stands among its words.
+# Options of every command, at any position.
 ANYWHERE = ("--debug", "--python")
 
 
@@ -35,10 +35,10 @@ class Commands(TyperGroup):
     """The commands, with one place where errors become messages."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the options of every command wherever they stand."""
+        """Parse the options of every command at any position."""
         end = args.index("--") if "--" in args else len(args)  # file names follow
         words, names = args[:end], args[end:]
-        # Moved to the front: options of the application stand there.
+        # Moved to the front, where options of the application are expected.
         first = [word for word in ANYWHERE if word in words]
         words = [word for word in words if word not in first]
         return super().parse_args(ctx, [*first, *words, *names])
@@ -46,25 +46,25 @@ class Commands(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command; say what does the work of one that is gone."""
+        """Return the command; name the replacement of a removed one."""
         if args[0] in GONE and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"No such command '{args[0]}'; {GONE[args[0]]}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; turn what may go wrong into one message and an exit code."""
+        """Run the command; turn errors into one message and an exit code."""
         try:
             with _terminable(), _notes():
                 return super().invoke(ctx)
         except BrokenPipeError:
-            # Whoever reads has had enough (`| head`); Python would complain at exit.
+            # The reader has closed the pipe (`| head`); Python would complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
             say("stopped", error=True)
             raise typer.Exit(INTERRUPTED) from None
-        # Anything else is a fault of ours, and its traceback is what a report needs; or of code
-        # that a file names.
+        # Anything else is a bug of ours, and a report needs its traceback; or a bug of code that a
+        # file names.
         except (ArchGraphError, OSError, RecursionError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
@@ -80,7 +80,7 @@ class Commands(TyperGroup):
 
 
 class NotePrinter(logging.Handler):
-    """Prints each note about a model once, beside what a command prints."""
+    """Prints each note about a model once, in addition to a command's output."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -89,18 +89,19 @@ class NotePrinter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a note that was not printed yet."""
         file, note = record.args if isinstance(record.args, tuple) else ("", "")
-        key = (Path(str(file)).absolute(), note)  # a family names its model otherwise than we do
+        key = (Path(str(file)).absolute(), note)  # a family names its model differently
         if key not in self._said:
             self._said.add(key)
             text = record.getMessage()
-            # A name in a foreign file may hold what moves the cursor or changes colours.
+            # A name in a foreign file may contain control characters that move the cursor or change
+            # colours.
             printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
             say(f"note: {printable}", error=True)
 
 
 @contextlib.contextmanager
 def _notes() -> Iterator[None]:
-    """Print where graphs differ from their models, in place of Python's warnings."""
+    """Print where graphs differ from their models, instead of Python's warnings."""
     log, printer = logging.getLogger("archgraph.notes"), NotePrinter()
     level = log.level
     log.addHandler(printer)
@@ -116,8 +117,8 @@ def _notes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """End on SIGTERM as on SIGINT, so that what was being written is cleared away."""
-    main = threading.current_thread() is threading.main_thread()  # only that one is told
+    """End on SIGTERM as on SIGINT, so that partly written files are removed."""
+    main = threading.current_thread() is threading.main_thread()  # only that one receives signals
     if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -134,7 +135,7 @@ SELDOM = (1_000_000, 10, 10)
 
 
 class Command(TyperCommand):
-    """A command whose help is plain text, and which collects cycles seldom."""
+    """A command with plain-text help that rarely collects cycles."""
 
     thresholds = SELDOM
 
@@ -148,13 +149,13 @@ class Command(TyperCommand):
             gc.set_threshold(*before)
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help; typer escapes brackets for rich even where rich does not print."""
+        """Return the help; typer escapes brackets for rich even if rich does not print."""
         text = super().get_help(ctx).replace("\\[", "[")
         return f"{text}\n\nEvery command also takes {' and '.join(ANYWHERE)} (archgraph --help)."
 
 
 class Training(Command):
-    """A command that trains: cycles may hold activations, and are collected as ever."""
+    """A command that trains: cycles may hold activations, and are collected normally."""
 
     thresholds = gc.get_threshold()
 
@@ -200,8 +201,8 @@ def consent() -> Iterator[None]:
     """Let files name Python code for a while, also in the current folder.
 
     That folder comes after all installed packages. Without consent it is not searched at all: a
-    module in it would stand in for a package that is not installed, and its metadata for one that
-    registers a strategy.
+    module in it could replace a package that is not installed, and its metadata one that registers
+    a strategy.
     """
     from archgraph.language.consent import allowed
 

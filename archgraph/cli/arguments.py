@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and how their texts are read."""
+"""Arguments of several commands, and their parsers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ Choose = Annotated[
     Words,
     typer.Option(
         metavar="KEY=N",
-        help="A choice of the model, e.g. stage1.depth=4; of an ONNX file the size of a dimension, "
+        help="A choice of the model, e.g. stage1.depth=4; for an ONNX file the size of a "
+        "dimension, "
         "or batch=open. Repeatable.",
     ),
 ]
@@ -52,7 +53,7 @@ Settings = Annotated[
     ),
 ]
 
-OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write.")]
+OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Output path.")]
 
 DataFolder = Annotated[
     Path | None, typer.Option("--data", metavar="ROOT", help="Folder of the data.")
@@ -105,14 +106,14 @@ def with_states(
 
 
 def check_weights_file(output: Path, option: str = "--output") -> None:
-    """Check that a file for weights ends as one, before anything is printed."""
+    """Check the ending of a file for weights, before anything is printed."""
     if output.suffix.lower() != ".safetensors":
         expected = "a .safetensors file"
         raise SpecError("unknown suffix", where=option, found=str(output), expected=expected)
 
 
 def by_key(texts: Iterable[str]) -> dict[str, str]:
-    """Parse `key=value`s; each key once, so that no value is dropped."""
+    """Parse `key=value`s; each key once, so that values are not dropped."""
     values: dict[str, str] = {}
     for text in texts:
         key, mark, value = (part.strip() for part in text.partition("="))
@@ -159,7 +160,7 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
     changes = settings_of(settings)
     if not changes:
         return spec
-    # The family stays as it was read: its files lie beside the experiment, not beside `--set`.
+    # The family stays as read: its files are relative to the experiment, not to `--set`.
     data = spec.model_dump(mode="python", by_alias=True, exclude_unset=True, exclude={"family"})
     for key, value in changes.items():
         at: Json = data
@@ -167,13 +168,13 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
         for part in path:
             if not isinstance(at, dict):
                 break
-            if at.get(part) is None:  # a mapping that the file leaves out
+            if at.get(part) is None:  # a mapping that the file omits
                 at[part] = {}
             at = at[part]
         if not isinstance(at, dict) or path[:1] == ["family"] or key == "family":
             raise SpecError("cannot be set", where=f"--set {key}", expected="a key of the file")
         at[last] = tuple(value) if isinstance(value, list) else value  # as files are read
-    # Validation asks for a family; the one that was read is put back below.
+    # Validation needs a family; the original one is restored below.
     with typed("--set", {**data, "family": ""}, "--set ") as document:
         changed = document.validate(ExperimentSpec)
     return changed.model_copy(update={"family": spec.family})
@@ -181,9 +182,9 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
 
 @contextlib.contextmanager
 def typed(name: str, data: Mapping[str, Json], prefix: str) -> Iterator[Document]:
-    """Treat typed values as a document: a command line has neither file nor line to point at.
+    """Treat typed values as a document: a command line has neither a file nor lines.
 
-    An error names the option or key behind ``prefix``.
+    An error names the option or key after ``prefix``.
     """
     from archgraph.language.document import Document, places
 

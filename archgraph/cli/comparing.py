@@ -35,7 +35,7 @@ def compare(
         ),
     ],
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Take runs as far as they are.")
+        bool, typer.Option("--unfinished", help="Include unfinished runs.")
     ] = False,
     by_tier: Annotated[
         bool,
@@ -68,12 +68,12 @@ def compare(
             "-o",
             "--output",
             metavar="FOLDER",
-            help="Draw curves, too: a PDF per panel into this folder.",
+            help="Also draw curves: a PDF per panel into this folder.",
         ),
     ] = None,
     width: Annotated[
         str | None,
-        typer.Option(metavar="LENGTH", help="Of a figure in print (84mm); default: 3.3in."),
+        typer.Option(metavar="LENGTH", help="Width of a figure in print (84mm); default: 3.3in."),
     ] = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -84,21 +84,21 @@ def compare(
 ) -> None:
     """Compare two models, or put runs side by side.
 
-    Of two models: a row for each part that is missing, new or copied, each axis that is narrower or
-    wider, each operator with other arguments. Two models of one family are compared through the
+    For two models: a row for each part that is missing, new or copied, each axis that is narrower
+    or wider, each operator with other arguments. Two models of one family are compared through the
     transfers of the family, any others by structure, whatever their names. Exit code 1 if they
     differ.
 
-    Of runs: those that differ in the seed only share a row: mean ± standard deviation of the worst
-    and the average submodel on all test data, of the clients on their own, and of the time. Below
-    stands what the rows differ in. Each figure is that of the last test, or with --last the mean
-    over several. With --tiers the clients of each tier have a column: each is tested on its own
-    mixture of classes.
+    For runs: runs that differ only in their seed share a row: mean ± standard deviation of the
+    worst and the average submodel on all test data, of the clients on their own, and of the time.
+    The differences between rows are listed below. Each figure is that of the last test, or with
+    --last the mean over several. With --tiers the clients of each tier have a column: each is
+    tested on its own mixture of classes.
 
-    With --output each panel is a figure of its own for a paper, as wide as a column, with letters
-    of 7 points or more and the legend below its axes: FOLDER/average.pdf, FOLDER/worst.pdf ….
-    `average` and `worst` show what judges the submodels over the rounds, `bytes` and `macs` the
-    average over what was sent and computed, `time` the seconds of a round.
+    With --output each panel is a separate figure for a paper, as wide as a column, with a font size
+    of at least 7 points and the legend below its axes: FOLDER/average.pdf, FOLDER/worst.pdf ….
+    `average` and `worst` show the judged figure of the submodels over the rounds, `bytes` and
+    `macs` the average over sent bytes and computed MACs, `time` the seconds of a round.
     """
     from archgraph.engine.address import Address
 
@@ -147,13 +147,13 @@ def _compare_models(a: Address, b: Address, as_json: bool) -> None:
     from archgraph.graph.passes import renumber
     from archgraph.relate.correspond import correspond
 
-    # Through the transfers of a family it is known which part comes from which, not guessed.
+    # The transfers of a family determine exactly which part comes from which.
     way = None
     if a.path == b.path and (first := a.transfer) and (second := b.transfer):
         way = first, second
     one, two = a.graph(), b.graph()
     matched = correspond(one, two, way)
-    # Correspondence goes by structure: only this is exact.
+    # Correspondence is by structure: only this is exact.
     same = renumber(one) == renumber(two)
     if as_json:
         say_json(matched.plain())
@@ -180,10 +180,10 @@ def match(
 
     Block by block, whatever their names, with the reason for each part without a counterpart.
 
-    With --weights, --state or --output: networks that were trained apart have their positions in
-    different orders, and an order changes no result. Prints how many positions of each axis move,
-    and how alike the weights are before and after; --output writes the weights of OTHER in the
-    order of MODEL (safetensors). OTHER may be narrower.
+    With --weights, --state or --output: networks that were trained separately have their positions
+    in different orders, and the order does not affect results. Prints how many positions of each
+    axis move, and the similarity of the weights before and after; --output writes the weights of
+    OTHER in the order of MODEL (safetensors). OTHER may be narrower.
     """
     import archgraph
 

@@ -22,15 +22,14 @@ def check(
 ) -> None:
     """Check files.
 
-    Models, families, experiments and studies. An experiment is refused for whatever a run would
-    refuse before its first round. Data of your own is read; of the known data sets only the form is
-    used. Every cell of a study is checked so.
+    Models, families, experiments and studies. An experiment is refused for anything that a run
+    would refuse before its first round. Your own data is read; known data sets are not read. Every
+    cell of a study is checked in this way.
 
-    Python code that files name runs only with your consent (--python): without it such files are
-    checked in their form only. --set changes settings of the one experiment that is named, as it
-    does for `run`.
+    Python code that files name runs only with your consent (--python): without it only the form of
+    such files is checked. --set changes settings of a single experiment, as for `run`.
 
-    Folders stand for all YAML files in them. Exit code 2 if any file cannot be used.
+    Folders stand for all YAML files in them. Exit code 2 if any file is invalid.
     """
     from archgraph.language import verdicts
     from archgraph.language.checking import yaml_files
@@ -45,7 +44,7 @@ def check(
         results, total = iter([verdict_of(experiment_of(paths[0], settings), paths[0])]), 1
     words: Counter[str] = Counter()
     for verdict in with_progress(results, total, "files"):
-        # Only in form: the Python code that it names was not run.
+        # Only its form: the Python code that it names was not run.
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
         words[word] += 1
         note = "" if verdict.error else f": {verdict.note}"
@@ -94,7 +93,7 @@ def init(
     """
     from archgraph.demo.start import start
 
-    say(f"wrote {start(folder)}; its README.md says how to begin")
+    say(f"wrote {start(folder)}; see its README.md")
 
 
 @command("help")
@@ -105,9 +104,9 @@ def explain_word(
 ) -> None:
     """Explain a word of the files: a step, a rewrite, a strategy or a key.
 
-    Its sentence, options with defaults, and an example. Without NAME all topics are listed, and
-    with "steps", "rewrites" or "strategies" those of that group. The page "Keys and operators" of
-    the documentation shows the same.
+    Prints a description, options with defaults, and an example. Without NAME all topics are listed,
+    and with "steps", "rewrites" or "strategies" the topics of that group. The page "Keys and
+    operators" of the documentation shows the same.
     """
     from archgraph.language.help import overview, topic
 
@@ -121,8 +120,8 @@ def strategies(
 ) -> None:
     """List the installed strategies.
 
-    Paper and year, what their clients may be, what they require, presets; `archgraph help NAME`
-    explains one with its options.
+    Paper and year, supported clients, requirements and presets; `archgraph help NAME` explains one
+    with its options.
     """
     from archgraph.federation import strategy_table
 

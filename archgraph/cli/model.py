@@ -26,7 +26,10 @@ from archgraph.errors import SpecError
 @command()
 def trace(
     target: Annotated[
-        str, typer.Argument(metavar="python:MODULE:CALLABLE", help="What makes the nn.Module.")
+        str,
+        typer.Argument(
+            metavar="python:MODULE:CALLABLE", help="A callable that returns the nn.Module."
+        ),
     ],
     shapes: Annotated[
         list[str],
@@ -44,24 +47,24 @@ def trace(
         bool,
         typer.Option(
             help="Refuse a module whose results, gradients or training steps the graph would not "
-            "have; --no-strict notes the difference instead."
+            "reproduce; --no-strict only notes the difference."
         ),
     ] = True,
     output: OutputFile = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Write the weights, too (safetensors).")
+        Path | None, typer.Option(help="Also write the weights (safetensors).")
     ] = None,
 ) -> None:
     """Capture a PyTorch module as a graph.
 
-    Prints the graph, or writes it as YAML. To name the callable here is consent to run it.
+    Prints the graph, or writes it as YAML. Naming the callable here is consent to run it.
     """
     from archgraph.language import load_model, save
 
     kind, _, name = target.partition(":")
     if kind != "python" or ":" not in name:
         raise SpecError("is not a model", where=target, expected="python:package.module:callable")
-    # As a model file would say it, so that files and this command accept the same.
+    # As in a model file, so that files and this command accept the same.
     data = {
         "python": name,
         "inputs": {key: _input(key, value) for key, value in by_key(shapes).items()},
@@ -99,7 +102,7 @@ def _input(name: str, value: str) -> dict[str, object]:
 def show(file: ModelOrFamily, choose: Choose = None) -> None:
     """Show sections and blocks with shapes, parameters and MACs.
 
-    Of a family: its models with their sizes; FAMILY:NAME shows one of them.
+    For a family: its models with their sizes; FAMILY:NAME shows one of them.
     """
     from archgraph.display import summary_table
     from archgraph.engine.address import Address
@@ -127,10 +130,11 @@ def explain(
 ) -> None:
     """Explain which axes and blocks can change, or why not.
 
-    Of a family, the global model unless FAMILY:NAME names another one.
+    For a family, the global model unless FAMILY:NAME names another one.
 
-    Tells what would free a pinned axis, and what halving an axis or skipping a block saves. Runs of
-    similar parts share a row; NAME shows them one by one, and everything that changes with an axis.
+    Shows what would free a pinned axis, and the savings from halving an axis or skipping a block.
+    Similar consecutive parts share a row; NAME lists them one by one, and everything that changes
+    with an axis.
     """
     from archgraph.display import explain as explained
 
@@ -150,7 +154,7 @@ def draw(
         typer.Option(help="A box per block, per layer, or per operator."),
     ] = "block",
     fold: Annotated[
-        bool, typer.Option(help="Show equal neighbouring blocks once, with their number.")
+        bool, typer.Option(help="Show equal neighbouring blocks once, with a count.")
     ] = True,
     width: Annotated[
         str | None,
@@ -159,23 +163,23 @@ def draw(
             help="Width in print (3.3in, 84mm): as much detail as can be read on a page.",
         ),
     ] = None,
-    font: Annotated[str | None, typer.Option(help="A font that the computer has.")] = None,
+    font: Annotated[str | None, typer.Option(help="An installed font.")] = None,
     title: Annotated[
         str | None, typer.Option(help="Heading, '' for none; default: the model's name.")
     ] = None,
     legend: Annotated[bool, typer.Option(help="Explain marks and colours.")] = True,
     form: Annotated[
         Literal["svg", "png", "pdf", "dot"],
-        typer.Option("--format", help="Of the pictures of a family."),
+        typer.Option("--format", help="Format of the pictures of a family."),
     ] = "svg",
     choose: Choose = None,
 ) -> None:
     """Draw a model, or every model of a family.
 
-    A model goes into a file (.svg .png .pdf .dot), a family into a folder. Without --output the
-    DOT text of a model is printed, and a family goes into a folder of its name; into a file goes
-    its global model. A family's global model shows how many clients feed each part and with how
-    much of its weights.
+    A model is drawn into a file (.svg .png .pdf .dot), a family into a folder. Without --output the
+    DOT text of a model is printed, and a family is drawn into a folder named after it; with a file
+    name, only its global model is drawn. A family's global model shows how many clients update each
+    part and with how much of its weights.
     """
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn
@@ -232,16 +236,16 @@ def view(
     """Write a page that shows architectures in a browser.
 
     One HTML file that opens from disk and loads nothing. Sections, blocks and operators open on a
-    click; each part tells its shapes, parameters and MACs, and why an axis is pinned. Of a family
-    or a run also which clients have which positions. Several models stand side by side. Without
-    --output the page is called after the first file.
+    click; each part shows its shapes, parameters and MACs, and why an axis is pinned. For a family
+    or run, also which clients have which positions. Several models are shown side by side. Without
+    --output the page is named after the first file.
     """
     from archgraph.engine.address import Address
     from archgraph.states.importance import Importance
     from archgraph.viewer import view as page
     from archgraph.viewer.subjects import subject_at
 
-    # Resolved: `.` has no name; of RUN:NAME, the colon is not part of a file name everywhere.
+    # Resolved: `.` has no name; the colon of RUN:NAME is not allowed in file names everywhere.
     path = output or Path(f"{Path(files[0]).resolve().stem.replace(':', '-')}.html")
     page(
         [subject_at(Address.of(file)) for file in files],

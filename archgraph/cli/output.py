@@ -1,4 +1,4 @@
-"""What commands print: words, facts as JSON, tables, errors."""
+"""Output of commands: text, JSON, tables, errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# First words of what is printed, by what they mean.
+# First words of messages, by meaning.
 COLOURS = {
     **dict.fromkeys(("error:", "FAIL", "different:"), "red"),
     **dict.fromkeys(("note:", "form"), "yellow"),
@@ -36,7 +36,7 @@ SECONDS = 10.0
 
 def message(error: Exception) -> str:
     """Return one line about an error."""
-    # All mistakes read alike, wherever they come from.
+    # All mistakes have the same form, wherever they come from.
     if isinstance(error, OSError):
         error = RunError("cannot be used", where=error.filename, found=os_reason(error))
     if isinstance(error, RecursionError):  # YAML, or a graph's text
@@ -48,41 +48,41 @@ def say(text: str, indent: int = 0, *, error: bool = False) -> None:
     """Print words, broken at the width of the terminal.
 
     Args:
-        text: What to print; a first word that judges has a colour (:data:`COLOURS`).
+        text: The text; a first word with a judgement has a colour (:data:`COLOURS`).
         indent: Blanks before continued lines.
-        error: Whether it goes to standard error; then a file or a pipe gets it in one line, which
-            is what other programs read.
+        error: Whether to print to standard error; then a file or a pipe gets one line, for other
+            programs.
     """
     stream = sys.stderr if error else sys.stdout
     if not error or stream.isatty():
         text = wrapped(text, indent)
     first = re.split(r"\s", text, maxsplit=1)[0]
-    # `echo` takes colours away where there is no terminal.
+    # `echo` removes colours if there is no terminal.
     if first in COLOURS and "NO_COLOR" not in os.environ:
         text = typer.style(first, fg=COLOURS[first], bold=True) + text.removeprefix(first)
     typer.echo(text, err=error)
 
 
 def complain(text: str) -> None:
-    """Print what went wrong."""
+    """Print an error."""
     say(f"error: {text}", error=True)
 
 
 def progress(text: str) -> None:
-    """Print how far a command is, on standard error."""
+    """Print the progress of a command on standard error."""
     say(text, error=True)
 
 
 def with_progress(items: Iterable[T], total: int, noun: str) -> Iterator[T]:
-    """Yield items while standard error says how many are done.
+    """Yield items while standard error shows how many are done.
 
     1. On a terminal that is a line at the bottom, which the next output replaces.
     2. Elsewhere it is a line every ten seconds.
 
     Args:
-        items: What is done one by one.
+        items: The items.
         total: Their number.
-        noun: What they are called, of several.
+        noun: Their name in the plural.
     """
     terminal, last = sys.stderr.isatty(), time.monotonic()
     for done, item in enumerate(items, 1):
@@ -98,7 +98,7 @@ def with_progress(items: Iterable[T], total: int, noun: str) -> Iterator[T]:
 
 
 def put(text: str) -> None:
-    """Print a text as it is: one that a program reads, as YAML or DOT, or the name of a file."""
+    """Print a text unchanged: for programs, such as YAML or DOT, or the name of a file."""
     typer.echo(text)
 
 
@@ -113,7 +113,7 @@ def say_json(value: Mapping[str, Json]) -> None:
 
 
 def show_item(item: RenderableType) -> None:
-    """Print something that rich draws."""
+    """Print an object of rich."""
     from archgraph.tables import console
 
     console().print(item)

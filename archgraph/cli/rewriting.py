@@ -1,4 +1,4 @@
-"""The command that makes another architecture of a model; its options are the rewrites' rows."""
+"""The command that rewrites a model; its options are the rewrites' rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
     from archgraph.states import Rewritten, State
 
-_NO_POSITIONS = "its sizes alone: --state FILE --weights FILE keeps the positions that were chosen"
+_NO_POSITIONS = "only its sizes: --state FILE --weights FILE keeps the chosen positions"
 
 StateFile = Annotated[
     Path | None, typer.Option("--state", metavar="FILE", help="Weights of the model (safetensors).")
@@ -46,8 +46,8 @@ WeightsFile = Annotated[
     typer.Option(
         "--weights",
         metavar="FILE",
-        help="Write the new model's weights, too (safetensors): those of --state, or of the "
-        "model file, at the positions that stay.",
+        help="Also write the new model's weights (safetensors): those of --state, or of the model "
+        "file, at the positions that stay.",
     ),
 ]
 
@@ -63,23 +63,23 @@ def _budget(measure: str) -> Any:
 def rewrite(
     file: ModelFile,
     output: OutputFile = None,
-    verify: Annotated[bool, typer.Option(help="Run each rewrite's law on the spot.")] = False,
+    verify: Annotated[bool, typer.Option(help="Also run the law of each rewrite.")] = False,
     details: Annotated[bool, typer.Option("--details", help="A line for each tensor.")] = False,
     state: StateFile = None,
     weights: WeightsFile = None,
     choose: Choose = None,
     **asked: Words,
 ) -> None:
-    """Make another architecture of a model.
+    """Rewrite a model to another architecture.
 
-    An option for each rewrite, in the order in which they are applied; its value is that of the
-    key in a family's file, and KEY=VALUE is one entry of a mapping: --take 0.5, --take
-    layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. What is
-    printed is the new model, with the sizes of the old one; --output writes its architecture, with
-    sizes but without chosen positions; --weights writes its weights, at these positions.
+    There is an option for each rewrite, in the order in which they are applied; its value is that
+    of the key in a family's file, and KEY=VALUE is one entry of a mapping: --take 0.5, --take
+    layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. Prints the
+    new model next to the old sizes; --output writes its architecture, with sizes but without chosen
+    positions; --weights writes its weights, at these positions.
 
-    Of a folder of transformers, --output FOLDER writes another one, with the weights, which are
-    copied from file to file; no law is run.
+    For a folder of transformers, --output FOLDER writes another one, with the weights, which are
+    copied from file to file; laws are not run.
     """
     import archgraph
     from archgraph.language.loading import check_ending
@@ -92,7 +92,7 @@ def rewrite(
     if is_transformers(file):
         if state or weights:
             option = "--state" if state else "--weights"
-            raise SpecError("is not for a folder, whose weights go along", where=option)
+            raise SpecError("is not for a folder, whose weights are always written", where=option)
         _rewrite_folder(file, requested, output, verify, details)
         return
     graph, full = _with_state(file, choose, state, weights)
@@ -159,38 +159,42 @@ def fit(
     bytes: Annotated[str | None, _budget("bytes")] = None,
     activations: Annotated[str | None, _budget("activations")] = None,
     memory: Annotated[str | None, _budget("memory")] = None,
-    batch: Annotated[int | None, typer.Option(help="Of a training step, for --memory.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Batch size of the training step, for --memory.")
+    ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a training step, for --memory.")
+        str | None,
+        typer.Option(metavar="NAME", help="Optimiser of the training step, for --memory."),
     ] = None,
     shape: Annotated[
         str | None, typer.Option(metavar="SHAPE", help="free, nested or uniform (default: free).")
     ] = None,
     importance: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Scores that `ag.importance` saved: the best stay."),
+        typer.Option(
+            metavar="FILE", help="Scores that `ag.importance` saved: the best positions stay."
+        ),
     ] = None,
     multiple: Annotated[
-        int | None, typer.Option(help="Sizes are multiples of it; heads are not.")
+        int | None, typer.Option(help="Make sizes multiples of it (except heads).")
     ] = None,
     keep: Annotated[
         Words, typer.Option(metavar="NAME", help="An axis or a block that stays. Repeatable.")
     ] = None,
     skip: Annotated[
-        Words, typer.Option(metavar="BLOCK", help="A block that may be left out. Repeatable.")
+        Words, typer.Option(metavar="BLOCK", help="A block that may be removed. Repeatable.")
     ] = None,
     output: OutputFile = None,
     state: StateFile = None,
     weights: WeightsFile = None,
     choose: Choose = None,
 ) -> None:
-    """Make the submodel of a model for a budget.
+    """Find the largest submodel within a budget.
 
     Each budget is a share of the whole model, 0.5 or 50%, or an amount, 10M or 50MB; several hold
-    at once. What is printed is what the submodel costs, and the axes that became narrower. --output
-    writes its architecture, with sizes but without the positions that --importance chose; --weights
-    writes its weights, at these positions. In a family's file the same is the key `fit` of a
-    client.
+    at once. Prints the costs of the submodel, and the axes that became narrower. --output writes
+    its architecture, with sizes but without the positions that --importance chose; --weights writes
+    its weights, at these positions. In a family's file the same is the key `fit` of a client.
     """
     import archgraph
     from archgraph.budgets.report import fit_tables
@@ -247,7 +251,7 @@ def _with_state(
 
 
 def _chooses_positions(rewrites: Rewrites) -> bool:
-    """Return whether other positions than the first stay, which no architecture file says."""
+    """Return whether other positions than the first stay, which architecture files lack."""
     return any(
         getattr(getattr(rewrites, key), name, None)
         for key in ("take", "fit", "widen")
@@ -262,7 +266,7 @@ def _flag(name: str) -> str:
 def _with_rows() -> Callable[..., None]:
     """Return the command with an option for every row of the registry, before the other options."""
     declared = inspect.signature(rewrite, eval_str=True)
-    # typer makes options from the signature alone: a rewrite of another package has one, too.
+    # typer derives options only from the signature: a rewrite of another package has one, too.
     parameters = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for row in rewrite_rows().values():
         text = f"{row.help} As in a file: {row.example}. Repeatable."
@@ -276,10 +280,10 @@ def _with_rows() -> Callable[..., None]:
 
 
 class RewriteCommand(Command):
-    """The command; a rewrite whose value may be `true` is asked for by its option alone, too."""
+    """The command; an option without a value requests a rewrite whose value may be `true`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give such an option the value `true` where none follows."""
+        """Give such an option the value `true` if none follows."""
         types = {name: typing.get_args(row.value_type) for name, row in rewrite_rows().items()}
         alone = {_flag(name) for name, kinds in types.items() if bool in kinds}
         words = []
@@ -294,7 +298,7 @@ command(cls=RewriteCommand)(_with_rows())
 
 
 def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
-    """Return the rewrites as a file would ask for them; a mistake names the option."""
+    """Return the rewrites as in a file; a mistake names the option."""
     from archgraph.language.family import Rewrites
 
     asked = {name: _value(words) for name, words in texts.items() if words}
@@ -315,7 +319,7 @@ def _value(texts: Sequence[str]) -> Json:
 
 
 def _frozen(value: Json) -> Json:
-    """Convert lists to tuples, as files are read."""
+    """Convert lists to tuples, as when files are read."""
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

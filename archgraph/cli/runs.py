@@ -44,12 +44,10 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Run folder; default: the experiment's, or runs/NAME.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume after the last round.")] = False,
     resume_from: Annotated[
         int | None,
-        typer.Option(
-            metavar="ROUND", help="Go on after this round; what the run did later is removed."
-        ),
+        typer.Option(metavar="ROUND", help="Resume after this round; later rounds are removed."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in the folder.")
@@ -61,10 +59,10 @@ def run(
     ] = None,
     settings: Settings = None,
 ) -> None:
-    """Run an experiment, or go on with one."""
+    """Run or resume an experiment."""
     import archgraph
 
-    # As a setting: it is checked as one, and the command that resumes repeats it.
+    # As a setting: it is checked like one, and the command that resumes repeats it.
     if workers is not None:
         settings = [*(settings or ()), f"engine.workers={workers}"]
     spec = experiment_of(experiment, settings)
@@ -92,18 +90,18 @@ def run(
 
 
 def _saved(folder: Path, words: Iterable[str]) -> str:
-    """Write what is left of a stopped run, and the command that resumes it."""
+    """Describe the saved part of a stopped run, and the command that resumes it."""
     from archgraph.record.folder import saved_rounds
 
     last = max(saved_rounds(folder), default=None)  # 0: the state before the first round
     if last is None:
         return "nothing was saved"
-    # Consent is given for each call, and is written down nowhere.
+    # Consent is given for each call, and never recorded.
     consent = click.get_current_context().find_root().params.get("python")
     python = ["--python"] if consent else []
     again = shlex.join(["archgraph", "run", *words, *python, "--resume"])
-    done = f"saved until round {last}" if last else "no round is saved yet"
-    return f"{done}, `{again}` goes on"
+    done = f"saved through round {last}" if last else "no round is saved yet"
+    return f"{done}; resume with `{again}`"
 
 
 @command()
@@ -116,12 +114,12 @@ def report(
 ) -> None:
     """Make a page of a run, or of several.
 
-    Table, curves, architectures and settings in one HTML file that loads nothing. Of several runs
-    those that differ in the seed only are one curve with a band. Without --output the page goes
-    into the folder of the first run.
+    Table, curves, architectures and settings in one HTML file that loads nothing. Runs that differ
+    only in their seed are one curve with a band. Without --output the page is written to the folder
+    of the first run.
 
-    With --follow the page reloads itself while the run goes on, and shows its architectures at the
-    end. Ctrl-C ends this; the run goes on.
+    With --follow the page reloads itself while the run continues, and shows its architectures at
+    the end. Ctrl-C ends this; the run continues.
     """
     from archgraph.reports import read_run
     from archgraph.reports import report as page
@@ -160,32 +158,34 @@ def study(
     out: Annotated[Path, typer.Option(help="Folder of runs and tables.")] = Path("runs/studies"),
     data: DataFolder = None,
     only_read: Annotated[
-        bool, typer.Option("--only-read", help="Run nothing: the table of what is there.")
+        bool, typer.Option("--only-read", help="Run nothing: show the table of the existing runs.")
     ] = False,
     only: Annotated[
         Words,
         typer.Option(metavar="CELL", help="Run this row, column or 'ROW | COLUMN' (* and ?)."),
     ] = None,
     seed: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="Run this seed of the study only.")
+        list[int] | None, typer.Option(metavar="N", help="Run only this seed of the study.")
     ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="What finished runs leave; default: OUT/records."),
+        typer.Option(
+            metavar="DIR", help="Folder of the records of finished runs; default: OUT/records."
+        ),
     ] = None,
 ) -> None:
-    """Run tables of experiments, and put what papers print beside what was measured.
+    """Run tables of experiments, and show measured next to published figures.
 
-    Every cell is an ordinary run for each seed. A run that is done leaves a line in a file of
-    --records, named after what decides its figures; all tables are computed from these lines, and
-    no study runs it again, whether or not its folder is still there. Stopped in whatever way, the
-    same command goes on where it was. --only and --seed, each repeatable, run a part; tables hold
-    all that is done.
+    Every cell is an ordinary run for each seed. A finished run leaves a line in a file of
+    --records, named after everything that determines its figures; all tables are computed from
+    these lines, and no study runs it again, even if its folder was deleted. After any stop, the
+    same command resumes. --only and --seed, each repeatable, run a part; tables include all
+    finished runs.
 
     Tables have mean and standard deviation, and the differences that the study names with 95 %
-    interval, p (corrected for their number) and the difference that could have been detected. They
-    are printed and written as text, LaTeX and CSV. Exit code 1 if a run failed or
-    lacks its data set, 2 if nothing can begin without the data sets that are named.
+    interval, p (corrected for their number) and the detectable difference. They are printed and
+    written as text, LaTeX and CSV. Exit code 1 if a run failed or lacks its data set, 2 if nothing
+    can begin without the named data sets.
     """
     import archgraph
     from archgraph.studies.studies import studies
@@ -207,7 +207,7 @@ def study(
             notify=progress,
         )
         failed.extend(result.failed)
-        # After each study: what is done is written, whatever becomes of the next one.
+        # After each study: its tables are written, even if the next one fails.
         show_tables(study_tables(result))
         for path in write_study(result, file.stem, out):
             wrote(path)
@@ -215,7 +215,7 @@ def study(
     try:
         left, lacking = studies(paths, one, size)
     except KeyboardInterrupt:
-        say("stopped; the same command goes on where it was", error=True)
+        say("stopped; the same command resumes", error=True)
         raise typer.Exit(INTERRUPTED) from None
     if rows := tuple({**left, **lacking}.items()):
         show_tables([Table(f"Not run in size {size}", ("study", "why"), rows)])
@@ -228,7 +228,7 @@ def init(
     experiment: ExperimentFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     own_rows: Annotated[
-        bool, typer.Option("--own-rows", help="Each node has its client's rows alone.")
+        bool, typer.Option("--own-rows", help="Each node has only its client's rows.")
     ] = False,
     data: DataFolder = None,
     settings: Settings = None,
@@ -236,7 +236,7 @@ def init(
     """Write a Flower app from an experiment.
 
     Project, server, client, the experiment as resolved and a page with the commands that start a
-    SuperLink, its SuperNodes and the run. Needs the extra `flower` where it is started only.
+    SuperLink, its SuperNodes and the run. Needs the extra `flower` only where it is started.
     """
     from archgraph.flower.starter import write_app
 

@@ -19,14 +19,14 @@ def export(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="Where to write: FILE.onnx, .pt2 or .safetensors, or a folder."
+            "-o", "--output", help="Output path: FILE.onnx, .pt2 or .safetensors, or a folder."
         ),
     ],
     state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Weights of the model (safetensors).")
     ] = None,
     beside: Annotated[
-        bool, typer.Option("--beside", help="Weights in a file of their own beside it.")
+        bool, typer.Option("--beside", help="Write weights to a separate file next to it.")
     ] = False,
     optimize: Annotated[
         bool, typer.Option("--optimize", help="For deployment; weights lose their names.")
@@ -36,16 +36,16 @@ def export(
     ] = True,
     data: DataFolder = None,
 ) -> None:
-    """Write a model with its weights for another program, or its weights alone.
+    """Write a model with its weights for another program, or only its weights.
 
-    The ending says which: .onnx, .pt2 (torch.export), .safetensors (weights alone); without an
-    ending it is a folder, which every command takes as a model.
+    The ending determines the format: .onnx, .pt2 (torch.export), .safetensors (only weights);
+    without an ending it is a folder, which every command takes as a model.
 
     In ONNX the batch size stays free and weights keep their names, so that every command takes the
     file as a model again. The weights are those of --state, of the run (RUN:MODEL), of the ONNX
     file, or of a model written in Python; any other model file has none and is written with the
-    weights that a run with seed 0 starts from. A run's model has the running statistics that it is
-    tested with. Weights in a .safetensors file are what --state and an experiment's `weights` take.
+    initial weights of a run with seed 0. A run's model has the running statistics with which it is
+    tested. --state and an experiment's `weights` take weights in a .safetensors file.
     """
     import archgraph
 

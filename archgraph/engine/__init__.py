@@ -1,8 +1,8 @@
 """Run strategies: prepare an experiment, run its rounds, test its models.
 
-What goes in: a file, a spec, or its keys and values; data, where they come as an argument.
+Input: a file, a spec, or a dict with its keys; data, if passed as an argument.
 
-1. Prepare (``world``): method, data, what fits what, rounds, shares of the clients. An
+1. Prepare (``world``): method, data, compatibility checks, rounds, shares of the clients. An
    ``Experiment``, frozen: graphs and weights (its ``World``), data, settings.
 2. Run rounds (``rounds``), one after the other. In each the strategy sends a ``Task`` to each
    client; a worker process or another machine returns its outcome, a ``Result`` (``clientwork``;
@@ -10,17 +10,18 @@ What goes in: a file, a spec, or its keys and values; data, where they come as a
    read one by one (``stream``), into the next ``ServerState``.
 3. Test (``evaluate``, ``testing``) when a test is due; record the line of the round.
 
-What comes out: a ``Run`` (``local``): the last server state, a line per round, a folder.
+Output: a ``Run`` (``local``): the last server state, a line per round, a folder.
 
-What holds between the stages:
+Invariants of all stages:
 
 - All randomness follows from seed, purpose, round and client: a run has the same bits whatever the
   number of workers, and when it is resumed. Only ``privacy: {entropy: system}`` draws other noise.
-- Nothing unchecked is merged: an update is checked alone in ``clientwork``, its size beside the
-  others of the round in ``rounds``, what strategies and programs return in ``returned``.
-- ``check`` goes as far as the first round, on shapes where it can: a run refuses little else.
+- Nothing unchecked is merged: each update is checked in ``clientwork``, its size relative to the
+  others of the round in ``rounds``, results of strategies and programs in ``returned``.
+- ``check`` covers everything up to the first round, on shapes where possible: a run refuses little
+  else.
 
-Names are imported on first use, because torch and its friends take seconds.
+Names are imported on first use, because torch and similar libraries take seconds.
 """
 
 import lazy_loader

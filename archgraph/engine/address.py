@@ -1,4 +1,4 @@
-"""Addresses: where a model is, as people write it."""
+"""Addresses of models, as users write them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ WithState: TypeAlias = "tuple[ArchGraph, Mapping[str, Tensor]]"
 
 @dataclass(frozen=True)
 class Address:
-    """Where a model is: ``FILE``, ``RUN``, or ``FAMILY:MODEL``, ``RUN:MODEL`` for one of several.
+    """An address: ``FILE``, ``RUN``, or ``FAMILY:MODEL``, ``RUN:MODEL`` for one of several models.
 
     Attributes:
         path: A model, a family, an experiment, the folder of a model or of a run.
-        member: Of a family or a run, ``global`` or a kind of client.
+        member: For a family or a run: ``global`` or a kind of client.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class Address:
         return resolve(load_family(self.path))
 
     def graph(self, choices: Choices | None = None) -> ArchGraph:
-        """Return the architecture; of a family or a run without a name, that of its global model.
+        """Return the architecture; for a family or a run without a name, that of its global model.
 
         Raises:
             ArchGraphError: If it cannot be read, or is one of several.
@@ -97,7 +97,7 @@ class Address:
 
     @property
     def transfer(self) -> Transfer | None:
-        """From the family's global model to the one that is named; None where there is none."""
+        """From the family's global model to the named one; None if there is none."""
         if self.member is None or self.is_run or self.family is None or not self.family.has_global:
             return None
         from archgraph.states import Transfer
@@ -113,7 +113,7 @@ class Address:
         Args:
             weights: A file of them. Default: the model's own, else untrained ones.
             data_root: Folder of the data of a run. Default: the run's.
-            tested: Of a run, with the running statistics that each model is tested with.
+            tested: For a run: use the running statistics with which each model is tested.
 
         Raises:
             ArchGraphError: If it cannot be read, or the weights are not those of the model.
@@ -122,7 +122,7 @@ class Address:
             from archgraph.engine.run_models import trained
 
             if weights is not None:
-                raise SpecError("has weights of its own", where=str(self), found=str(weights))
+                raise SpecError("has its own weights", where=str(self), found=str(weights))
             models = trained(self.path, data_root=data_root, tested=tested)
             chosen = models if self.member is None else [self._among(models, self.member)]
             return {name: models[name] for name in chosen}
@@ -139,7 +139,7 @@ class Address:
     def model(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> WithState:
-        """Return an architecture with weights, of a run its global one; as :meth:`models`."""
+        """Return an architecture with weights, for a run its global one; as :meth:`models`."""
         models = self.models(weights, data_root=data_root, tested=tested)
         if len(models) > 1 and GLOBAL not in models:
             raise SpecError(
@@ -157,7 +157,7 @@ class Address:
 
 
 def weights_in(file: Path, graph: ArchGraph) -> Mapping[str, Tensor]:
-    """Read the weights of a model from a safetensors file; ones that diverged, too.
+    """Read the weights of a model from a safetensors file, even if they have diverged.
 
     Raises:
         SpecError: If it is not such a file.

@@ -1,4 +1,4 @@
-"""Clients' models as they are after local training and before aggregation (FedFA, §5.2)."""
+"""Clients' models after local training and before aggregation (FedFA, §5.2)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from archgraph.engine.evaluate import Evaluator, mean_of
 from archgraph.federation import GLOBAL, Evaluated, LearningTask, Predict, ServerState, State, Task
 from archgraph.federation.metrics import derived
 
-# Figures of a client's model as it is after local training.
+# Figures of a client's model after local training.
 LocalTest: TypeAlias = Callable[[Task, State], Mapping[str, float]]
 _Way = tuple[Predict | None, Literal["stored", "recompute"]]
 
 
 def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
-    """Return a test of what a client returns, in the way in which the strategy tests its models.
+    """Return a test of clients' returned models, done as the strategy tests its models.
 
     Args:
-        evaluator: Of the experiment.
-        state: The server's, from which the strategy says how each client's model is tested.
+        evaluator: The experiment's evaluator.
+        state: The server's state, from which the strategy derives the test of each client's model.
     """
     setup = evaluator.experiment
     ways: dict[int, _Way] = {}
@@ -34,7 +34,7 @@ def local_test(evaluator: Evaluator, state: ServerState) -> LocalTest:
 
     def tested(task: Task, returned: State) -> Mapping[str, float]:
         if setup.world.clients[task.client].of is not None:
-            return {}  # a further model: tests are of what a client runs itself
+            return {}  # an additional model: only a client's own model is tested
         predict, statistics = ways.get(task.client, common)
         model = Evaluated("trained", task.graph, returned, predict=predict, statistics=statistics)
         return evaluator.of_client(model, task.client)

@@ -34,14 +34,14 @@ def drawn_attackers(
 ) -> frozenset[int]:
     """Choose the clients that attack: ``share`` of them, seeded and rounded to the nearest.
 
-    A share above 0 is at least one client.
+    A share above 0 yields at least one client.
 
     Args:
         clients: All clients.
-        share: How many of them.
-        seed: Of the run.
-        tiers: Of each client: then every tier has its share of those that attack, and what rounding
-            leaves goes to the tiers with the largest remainders, of equals to the first.
+        share: Share of attackers.
+        seed: Seed of the run.
+        tiers: Tier of each client, if every tier has its share of attackers; the remainder from
+            rounding goes to the tiers with the largest fractions (the first if tied).
 
     >>> len(drawn_attackers(range(20), 0.2, seed=0)), drawn_attackers(range(20), 0.0, seed=0)
     (4, frozenset())
@@ -57,7 +57,7 @@ def drawn_attackers(
     members = {name: [i for i in order if tiers[i] == name] for name in dict.fromkeys(tiers)}
     exact = {name: count * len(of) / len(clients) for name, of in members.items()}
     parts = {name: math.floor(value) for name, value in exact.items()}
-    left = sorted(exact, key=lambda name: parts[name] - exact[name])  # stable: of equals the first
+    left = sorted(exact, key=lambda name: parts[name] - exact[name])  # stable: the first if tied
     for name in left[: count - sum(parts.values())]:
         parts[name] += 1
     return frozenset(clients[i] for name, of in members.items() for i in of[: parts[name]])
@@ -65,19 +65,20 @@ def drawn_attackers(
 
 @dataclass(frozen=True)
 class Attack:
-    """A program that does another one honestly and adds a backdoor (Eq. 1).
+    """A program that runs another one honestly and adds a backdoor (Eq. 1).
 
-    Its honest part draws the same random numbers as the program would alone, so that with
+    Its honest part draws the same random numbers as the program by itself, so that with
     ``intensity=0`` the update is the honest one, bit for bit. Only trainable entries are attacked:
     running statistics and counters stay honest, since a multiple of their change can leave their
     range (a negative variance) and would be rejected.
 
     Attributes:
-        program: What an honest client would do.
+        program: Program of an honest client.
         intensity: λ.
-        seed: Of the shuffled labels; a client's labels are shuffled alike in every round.
-        labels: What the examples are labelled with instead, ``[example, ...]``. Default: the
-            client's own labels, shuffled.
+        seed: Seed of the shuffled labels; a client's labels are shuffled in the same way in every
+            round.
+        labels: Replacement labels of the examples, ``[example, ...]``. Default: the client's own
+            labels, shuffled.
     """
 
     program: Program
@@ -135,12 +136,12 @@ class Attack:
 def exchanged(
     shares: Mapping[int, np.ndarray], targets: torch.Tensor, seed: int
 ) -> dict[int, torch.Tensor]:
-    """Deal the labels of some clients out among them: each gets as many as it has.
+    """Shuffle the labels of some clients among them: each gets as many as it has.
 
     Args:
         shares: Positions of each client's examples, by client.
-        targets: Of all examples, ``[example, ...]``.
-        seed: Of the run.
+        targets: Targets of all examples, ``[example, ...]``.
+        seed: Seed of the run.
 
     >>> dealt = exchanged({3: np.array([0, 1]), 5: np.array([2])}, torch.tensor([7, 8, 9]), seed=0)
     >>> [len(labels) for labels in dealt.values()], sorted(torch.cat(list(dealt.values())).tolist())
@@ -153,5 +154,5 @@ def exchanged(
     return dict(zip(clients, parts, strict=True))
 
 
-# Makes the seed of the backdoor's training from that of the honest one.
+# Derives the seed of the backdoor's training from that of the honest one.
 _OTHER = 0x5EED0FBACD001234

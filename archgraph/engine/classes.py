@@ -1,4 +1,4 @@
-"""Classes of the data in the order that a model's folder gives them."""
+"""Classes of the data in the order of a model's folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from archgraph.language.yaml import read_document
 
 
 def in_order_of_folder(data: Dataset, spec: FamilySpec) -> Dataset:
-    """Return the data with its classes in the order in which the model's folder has their names.
+    """Return the data with its classes in the order of their names in the model's folder.
 
-    A head that was trained before, and who reads the result's ``id2label``, go by this order.
+    A pretrained head, and readers of the result's ``id2label``, use this order.
 
     Args:
         data: The data.
-        spec: The family; of its global model the folder of transformers, if it is from one.
+        spec: The family, whose global model may come from a folder of transformers.
     """
     model, base = spec.model, Path()
     if isinstance(model, str) and model != "join":

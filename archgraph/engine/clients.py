@@ -1,4 +1,4 @@
-"""Who takes part in a run, as its folder says it: `clients.json`."""
+"""The clients of a run, as recorded in its folder: `clients.json`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class ClientFacts(BaseModel):
     Attributes:
         client: Its number.
         tier: Name of the tier that the family gives it.
-        name: What the data calls it, or whose further model it is; empty where there is neither.
-        of: The client that trains this model beside its own; None: a client itself.
-        added: Entries that its model has and the global one lacks: they stay with the client.
-        examples: Examples that it trains on.
-        classes: How many of them are of each class; empty where examples have no single class.
+        name: Its name in the data, or the owner of this additional model; empty if there is
+            neither.
+        of: The client that trains this model in addition to its own; None for a client itself.
+        added: Private entries that only its model has, not the global one.
+        examples: Number of its training examples.
+        classes: Number of them per class; empty where examples have no single class.
         malicious: Whether it attacks.
     """
 
@@ -44,7 +45,7 @@ class ClientFacts(BaseModel):
 
     @property
     def label(self) -> str:
-        """The client's label beside other clients.
+        """The client's label in lists of clients.
 
         >>> ClientFacts(client=3, tier="small", examples=9).label
         'client 3, small'
@@ -59,7 +60,7 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
     """Return the content of `clients.json`.
 
     Args:
-        experiment: Who takes part.
+        experiment: The experiment.
         added: By tier, the entries that the global model lacks and that stay with clients.
     """
     world = experiment.world
@@ -86,7 +87,7 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
 
 
 def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> tuple[Client, ...]:
-    """Clients, and behind them the further models that some train beside their own.
+    """Clients, followed by the additional models that some of them train.
 
     Args:
         clients: The clients of the family.
@@ -97,7 +98,7 @@ def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> t
         >>> further(clients, {"strong": ["weak"]})[2]
         Client(id=2, name='weak', examples=9, histogram=(), of=0, counted=None)
     """
-    # Behind all clients: the ids of those that tests and samples know do not change.
+    # After all clients: the ids that tests and samples use do not change.
     of = [(client, name) for client in clients for name in also.get(client.name, ())]
     models = (
         dataclasses.replace(client, id=i, name=name, of=client.id)
@@ -107,7 +108,7 @@ def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> t
 
 
 def read_clients(folder: Path) -> tuple[ClientFacts, ...]:
-    """Read the clients of a run folder; none where it is from before they were recorded.
+    """Read the clients of a run folder; none for old folders without them.
 
     Raises:
         RunError: If the file is damaged.
@@ -118,4 +119,6 @@ def read_clients(folder: Path) -> tuple[ClientFacts, ...]:
     try:
         return tuple(_FILE.validate_json(path.read_bytes()))
     except (OSError, ValueError) as error:
-        raise RunError("cannot tell who took part", where=str(path), found=brief(error)) from error
+        raise RunError(
+            "cannot tell which clients took part", where=str(path), found=brief(error)
+        ) from error

@@ -1,4 +1,4 @@
-"""What a client does in a round, and all that is checked of its update alone; in any process."""
+"""A client's work in a round, and all checks of its single update; in any process."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from archgraph.states.clipping import UpdateSize, change
 from archgraph.states.copies import server_copies, state_to_device
 from archgraph.states.updates import finite, unsummable
 
-# What the record says of an accepted client, beside its metrics.
+# Recorded values of an accepted client, in addition to its metrics.
 RECORDED = frozenset(
     {"client", "name", "examples", "malicious", "clipped", "seconds", "trained"} | {DOWN, UP}
 )
 
 
 class Assignment(NamedTuple):
-    """What a client works on.
+    """The work of a client.
 
     Attributes:
         round: Counted from 1; 0 for the survey.
-        task: What it is to do.
-        private: What it has from earlier rounds.
+        task: The client's task.
+        private: Its private tensors from earlier rounds.
     """
 
     round: int
@@ -51,18 +51,18 @@ class Assignment(NamedTuple):
 @wire.carried
 @dataclass(frozen=True, eq=False)
 class Returned:
-    """What came back of a client's work.
+    """The result of a client's work.
 
-    A worker makes it after all checks of the update alone; what a node of Flower sends is checked
+    A worker creates it after all checks of the single update; results of Flower nodes are checked
     by the server. Both send it by :mod:`archgraph.states.wire`.
 
     Attributes:
-        outcome: What the program left behind; None: it is refused.
-        findings: What the strategy found in it.
-        seconds: How long the client worked; on Flower, how long the server waited for it.
-        bytes_up: Bytes that came back; None: it is not known.
-        change: The size of the change in what is merged; None: nothing limits it.
-        refused: Why the server does not take it; None: it does.
+        outcome: Outcome of the program; None if it is refused.
+        findings: Findings of the strategy in it.
+        seconds: Duration of the client's work; on Flower, the server's waiting time.
+        bytes_up: Bytes returned; None if unknown.
+        change: The size of the change of merged entries; None if there is no limit.
+        refused: Reason for which the server refuses it; None if accepted.
     """
 
     outcome: Outcome | None = None
@@ -75,7 +75,7 @@ class Returned:
 
 @dataclass(frozen=True, eq=False)
 class ClientWork:
-    """Does what clients of an experiment are assigned, and checks what they return."""
+    """Runs the assignments of an experiment's clients, and checks their results."""
 
     experiment: Experiment
 
@@ -85,7 +85,7 @@ class ClientWork:
         return ClientWork(dataclasses.replace(self.experiment, world=world))
 
     def __call__(self, what: Assignment) -> Returned:
-        """Do what a client is assigned, and check what comes of it."""
+        """Run an assignment, and check its result."""
         return self.checked(what.round, what.task, functools.partial(self.outcome, what))
 
     def checked(
@@ -96,12 +96,12 @@ class ClientWork:
         *,
         optional: Collection[str] = (),
     ) -> Returned:
-        """Return what comes of a client's work, wherever it is done, and of all checks of it alone.
+        """Return the result of a client's work, after all checks of the single update.
 
         Args:
             round: Counted from 1; 0 for the survey.
-            task: What the client was to do.
-            work: Gives the outcome.
+            task: The client's task.
+            work: Returns the outcome.
             optional: Entries that may be missing: those that never leave the client's node.
         """
         up, began = None, time.perf_counter()
@@ -109,9 +109,9 @@ class ClientWork:
             outcome = work()
             seconds = time.perf_counter() - began
             result = self.result(task, outcome)
-            up = back(result)  # before the check: what is refused was sent, too
+            up = back(result)  # before the check: refused updates were sent, too
             self.check(task, outcome, optional)
-            with one_thread():  # the same bits in whatever process
+            with one_thread():  # the same bits in any process
                 findings = self.findings(result)
                 limited = self.limits(round)
                 # In the worker: the server then needs one number, not both states.
@@ -121,26 +121,26 @@ class ClientWork:
         return Returned(outcome, findings, seconds, up, size)
 
     def result(self, task: Task, outcome: Outcome) -> Result:
-        """Return what the server sees of an outcome."""
+        """Return the part of an outcome that the server sees."""
         client = self.experiment.world.clients[task.client]
         return task.result(outcome, len(self.experiment.shares[task.client]), client.counted)
 
     def findings(self, result: Result) -> State:
-        """Return what the strategy finds in a result."""
+        """Return the findings of the strategy in a result."""
         strategy, world = self.experiment.strategy, self.experiment.world
         values = strategy.examined(world, result).findings
-        # The rest of the result has passed its check: only what is new is looked at.
+        # The rest of the result has passed its check: only new values are checked.
         bare = Result(result.client, {}, result.examples, findings=values)
-        # A strategy may compute it on a device, with gradients; it travels and is merged here.
+        # A strategy may compute it on a device, with gradients; it is sent and merged here.
         return server_copies(detached(returned(Result, bare, strategy, "examine").findings))
 
     def clip(self, round: int) -> AggregateSpec | None:
-        """Return the rules that say how far updates are scaled down; None if nothing does."""
+        """Return the rules that scale updates down; None if there are none."""
         rules = self.experiment.world.aggregate
         return None if rules is None or rules.clip is None or round == 0 else rules
 
     def limits(self, round: int) -> bool:
-        """Return whether anything depends on how large a change is."""
+        """Return whether any rule depends on the size of a change."""
         return self.experiment.bound is not None or self.clip(round) is not None
 
     def attacks(self, round: int, client: int) -> bool:
@@ -181,7 +181,7 @@ class ClientWork:
             )
             outcome = performed(program, work)
         # Copied, since the program may keep what it returned; contiguous, since results of
-        # computations on it may depend on the order of memory.
+        # computations on it may depend on the memory layout.
         return dataclasses.replace(
             outcome,
             state=server_copies(outcome.state)
@@ -197,7 +197,7 @@ class ClientWork:
         )
 
     def check(self, task: Task, outcome: Outcome, optional: Collection[str] = ()) -> None:
-        """Refuse what must not be merged.
+        """Refuse results that must not be merged.
 
         Raises:
             RejectedUpdate: Names the entry.
@@ -209,7 +209,7 @@ class ClientWork:
             * len(self.experiment.shares[task.client])
         )
         sent = {k: v for k, v in task.state.items() if k not in task.private}
-        # The server does not have the client's own entries: a mask of −∞ among them passes as is.
+        # The server does not have the client's private entries: a mask of −∞ among them is allowed.
         private = {k: v for k, v in outcome.state.items() if k in task.private}
         sent |= unsummable(task.graph, private)
         check_ranges(task.graph, sent, outcome.state, steps, optional=optional)
@@ -229,20 +229,18 @@ class ClientWork:
             if not finite(tensor):
                 raise RejectedUpdate("not finite", where=name, expected="finite numbers")
         for name in RECORDED & outcome.metrics.keys():
-            raise RejectedUpdate(
-                "a metric has the name of a fact that the record holds", where=name
-            )
+            raise RejectedUpdate("a metric has the name of a recorded value", where=name)
 
 
 def private_part(task: Task, outcome: Outcome, before: ClientState) -> ClientState:
-    """Return what a client has for the next round: the entries of its own, and what it keeps.
+    """Return a client's private tensors for the next round: private entries, and kept ones.
 
-    Frozen entries are not among them: nothing changes them, so every task brings them. What its
-    model does not have this time (another tier's adapters) stays as it is.
+    Frozen entries are not included: they never change, and every task sends them. Entries that its
+    current model lacks (another tier's adapters) stay unchanged.
     """
     names = task.private - frozen(task.graph)
     # In the state's order: files of equal runs are equal.
     entries = {name: tensor for name, tensor in outcome.state.items() if name in names}
-    # Copies: else the memory of all that has come back would stay for a part of it.
+    # Copies: else the memory of the whole result would be kept for a part of it.
     others = {k: v for k, v in before.state.items() if k not in task.graph.param}
     return ClientState({**others, **server_copies(entries)}, server_copies(outcome.keep))

@@ -15,7 +15,7 @@ MACS = "macs"
 """The key of a client's row."""
 
 # Gradients of the weights and of the inputs cost as much as the forward pass, each. Frozen layers
-# count like the others: which gradients a step leaves out depends on where they are.
+# count like the others: the skipped gradients depend on their position.
 PASSES = 3
 
 
@@ -23,8 +23,8 @@ def of_client(task: Task, metrics: Mapping[str, float]) -> float:
     """MACs of a client's training: three times those of its forward passes.
 
     Args:
-        task: What it was asked.
-        metrics: What its program reports: ``macs`` of its forward passes, where it does not always
+        task: The client's task.
+        metrics: Metrics of its program: ``macs`` of its forward passes, where it does not always
             run the architecture that it was sent; else ``seen``, the examples that it trained on,
             counted in every pass.
     """
@@ -36,9 +36,9 @@ def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[
     """MACs of a round.
 
     Returns:
-        ``round``: of the clients that were accepted, as they trained: see :func:`of_client`.
-        ``epoch``: MACE: so many clients as take part in a round, each with the mean over all
-            clients of one pass over what it trains on; the forward pass alone.
+        ``round``: MACs of the accepted clients' training: see :func:`of_client`.
+        ``epoch``: MACE: the clients of a round, each with the mean over all clients of one pass
+        over its training data; only the forward pass.
         ``epochs``: E, passes in a round; where kinds of client differ, their mean over clients.
     """
     world = experiment.world

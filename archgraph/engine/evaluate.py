@@ -44,7 +44,7 @@ from archgraph.states.updates import unsummable
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Tests the models that a strategy answers for, when and how the experiment says."""
+    """Tests the evaluated models of a strategy, when and how the experiment specifies."""
 
     experiment: Experiment
     workers: Workers = field(default_factory=Workers)
@@ -53,25 +53,24 @@ class Evaluator:
     def __call__(
         self, models: Iterable[Evaluated], *, private: Mapping[int, ClientState], round: int
     ) -> dict[str, Json]:
-        """Figures of each model, and of all together.
+        """Return the figures of each model, and of all together.
 
         Returns:
-            ``better``: for each figure whether more is better; first the one that judges.
-            ``models``: of each the task's metrics and ``loss`` on all test data (of a model that
-            every client has in its own way: the mean over its clients), ``clients``: how many run
-            it (a common model that none runs, such as the global one, has none), and ``local``:
-            where each
-            example has one class, the mean over its clients of these on test examples of the
-            client's own classes (``masked``: the accuracy with the logits of its absent classes
-            set to 0; ``matched``: on as much of each class as in its training data, see
-            :meth:`Answers.matched`); else, of personal models, on all test data.
+            ``better``: whether more is better, for each figure; the judge comes first.
+            ``models``: for each the task's metrics and ``loss`` on all test data (for a personal
+            model: the mean over its clients), ``clients``: the number of clients that run it
+            (absent for a common model that none runs, such as the global one), and ``local``:
+            where each example has one class, the mean over its clients of these on test examples
+            of the client's own classes (``masked``: the accuracy with the logits of its absent
+            classes set to 0; ``matched``: with its training proportions of the classes, see
+            :meth:`Answers.matched`); otherwise, for personal models, on all test data.
             ``global``: the model of that name, else the mean over all.
             ``local``: mean over all clients, each on its tier's model.
-            ``tenth``: of each figure the mean over the tenth of the clients that fare worst by it.
-            ``worst``: the tier with the worst figure of the one that judges.
-            ``right`` (with `evaluate.answers`): of each model which test examples it answered
-            rightly (:func:`archgraph.record.right.packed`).
-            ``untuned``: who could not be tuned before its test, and why, if there are such.
+            ``tenth``: for each figure the mean over the tenth of the clients with its worst values.
+            ``worst``: the tier with the worst value of the judge.
+            ``right`` (with `evaluate.answers`): for each model the correctly classified test
+            examples (:func:`archgraph.record.right.packed`).
+            ``untuned``: clients that could not be tuned before their test, with reasons, if any.
         """
         # One evaluator serves all rounds.
         self.untuned.clear()
@@ -96,7 +95,7 @@ class Evaluator:
             metrics = self._learning.metrics
             figures[name] = dict(derived(plain, metrics))
             if model.clients:
-                # Beside the figures, since lines outlive run folders, which name the clients.
+                # Next to the figures, since lines outlive run folders, which name the clients.
                 figures[name][CLIENTS] = len(model.clients)
             if clients[name]:
                 figures[name]["local"] = derived(mean_of(clients[name].values()), metrics)
@@ -111,7 +110,7 @@ class Evaluator:
     def _own(self, models: Iterable[Evaluated]) -> Iterator[Evaluated]:
         """Yield the models with the clients that own them.
 
-        Models that clients only train beside their own are left out.
+        Additional models of clients are skipped.
         """
         ids = {client.id for client in self.experiment.world.participants}
         for model in models:
@@ -120,9 +119,9 @@ class Evaluator:
                 yield dataclasses.replace(model, clients=clients)
 
     def _tuned(self, model: Evaluated) -> Evaluated:
-        """Return the model with what its clients do before a test."""
+        """Return the model with its clients' tuning before a test."""
         passes = self.experiment.evaluate.fine_tune
-        # What a strategy itself does before a test comes first.
+        # The strategy's own tuning comes first.
         if not passes or model.program is not None:
             return model
         return dataclasses.replace(
@@ -141,7 +140,7 @@ class Evaluator:
         return _Tested(model, plain, dict(zip(masks, masked, strict=True)))
 
     def _shared(self, model: Evaluated, tested: _Tested) -> dict[int, dict[str, float]]:
-        """Figures of each client of a common model, on test examples of its own classes."""
+        """Return a common model's figures for each client, on test examples of its own classes."""
         figures: dict[int, dict[str, float]] = {}
         for present, ids in self._classes(model.clients).items():
             # Without a test example of its classes, a client has no figures.
@@ -150,7 +149,7 @@ class Evaluator:
         return figures
 
     def of_client(self, model: Evaluated, client: int) -> dict[str, float]:
-        """Figures of a model on one client's part of the test data; empty: it has none."""
+        """Return a model's figures on one client's part of the test data; empty without a part."""
         model = dataclasses.replace(model, clients=(client,))
         tested = self._tested(model)
         if not self._learning.per_example:
@@ -160,9 +159,10 @@ class Evaluator:
     def _each(
         self, model: Evaluated, private: Mapping[int, ClientState], round: int
     ) -> tuple[dict[str, float], dict[int, dict[str, float]], Tensor | None]:
-        """Each client's own version: mean over them on all test data, and of each on its own.
+        """Test each client's own version: the mean on all test data, and each on its own data.
 
-        Last, how many of them answered each test example rightly, where that is recorded.
+        The last value is the number of versions that classified each test example correctly, if
+        recorded.
         """
         everywhere: list[dict[str, float]] = []
         right: list[Tensor] = []
@@ -175,7 +175,7 @@ class Evaluator:
             untuned: list[Json] = []
             before = private.get(client, ClientState())
             with one_thread():
-                # No name for the weights: they are gone before the next client's are made.
+                # No name for the weights: they are freed before the next client's are created.
                 load_state(
                     module,
                     state_to_device(
@@ -200,18 +200,18 @@ class Evaluator:
         return mean_of(everywhere), clients, torch.stack(right).sum(0) if right else None
 
     def _right(self, plain: Answers) -> Tensor | None:
-        """Return which test examples were answered rightly, if that is recorded."""
+        """Return which test examples were classified correctly, if recorded."""
         recorded = self.experiment.evaluate.answers and self._learning.per_example
         return plain.right if recorded else None
 
     def _version(
         self, model: Evaluated, module: nn.Module, client: int, untuned: list[Json]
     ) -> _Version:
-        """Figures of a client's own version: on all test data, and on its own, if it has any."""
+        """Return a client's own version's figures: on all test data, and on its own, if any."""
         # Windows of text have no class: every client is tested on all of them.
         classes = tuple(self._classes([client]))
         plain, *masked = self._answers(module, model, classes, Workers())
-        with one_thread():  # the same bits in whatever process
+        with one_thread():  # the same bits in any process
             local = None
             examples = self._examples(*classes) if classes else slice(None)
             if isinstance(examples, slice) or len(examples):
@@ -223,7 +223,7 @@ class Evaluator:
     def _local(
         self, clients: Sequence[int], plain: Answers, masked: Answers | None, at: Tensor | slice
     ) -> dict[int, dict[str, float]]:
-        """Figures of clients with one part of the test data; by class where there are masks."""
+        """Return figures of clients with one part of the test data; by class if there are masks."""
         figures = plain.summary(at)
         if masked is None:
             return dict.fromkeys(clients, figures)
@@ -234,7 +234,7 @@ class Evaluator:
         return {c: {**figures, "matched": m} for c, m in zip(clients, matched, strict=True)}
 
     def _classes(self, clients: Iterable[int]) -> dict[tuple[bool, ...], list[int]]:
-        """Clients by the classes that they own; empty for data without one class per example."""
+        """Return clients by their classes; empty for data without one class per example."""
         owners: dict[tuple[bool, ...], list[int]] = {}
         if self._learning.per_example and self.experiment.world.counted:
             for client in clients:
@@ -243,7 +243,7 @@ class Evaluator:
         return owners
 
     def _examples(self, present: tuple[bool, ...]) -> Tensor:
-        """Test examples of some classes."""
+        """Return the test examples of some classes."""
         targets = self.experiment.data.test.targets
         return torch.from_numpy(local_test_indices(targets, torch.tensor(present)))
 
@@ -271,7 +271,8 @@ class Evaluator:
     ) -> State:
         """Return one client's model: its own version, with its private entries, then fine-tuned.
 
-        One that cannot be tuned (its gradients are not finite, say) is tested as it is, and noted.
+        A version that cannot be tuned (e.g. its gradients are not finite) is tested as is, with a
+        note.
         """
         setup = self.experiment
         state = model.state if model.states is None else model.states(client)
@@ -293,14 +294,14 @@ class Evaluator:
             return trained
 
         done = attempted(tuned)
-        if isinstance(done, Died):  # whatever the program dies of, the other tests go on
+        if isinstance(done, Died):  # on any error of the program the other tests continue
             untuned.append({"client": client, "name": model.name, "reason": done.reason})
             return state
         return done
 
 
 class _Version(TypedDict):
-    """What a worker says of a client's version: plain values, since it travels."""
+    """A worker's results for a client's version: plain values, since they are sent."""
 
     all: dict[str, float]
     local: dict[str, float] | None
@@ -310,14 +311,14 @@ class _Version(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class _Tested:
-    """A model, and what it answered."""
+    """A model with its answers."""
 
     model: Evaluated
     plain: Answers
     masked: Mapping[tuple[bool, ...], Answers]
 
     def answers_for(self, other: Evaluated, masks: Iterable[tuple[bool, ...]]) -> bool:
-        """Return whether another model would answer the same, tensor by tensor."""
+        """Return whether another model has the same answers, tensor by tensor."""
         mine = self.model
         return (
             set(masks) <= set(self.masked)
@@ -336,11 +337,11 @@ def mean_of(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def worst_tenth(rows: Iterable[Mapping[str, float]], lower: Collection[str]) -> dict[str, float]:
-    """Return the mean of each figure over the tenth of the clients that has it worst.
+    """Return the mean of each figure over the tenth of the clients with its worst values.
 
     Args:
         rows: Figures of each client; a tenth of them is rounded up.
-        lower: The figures of which less is better.
+        lower: The figures for which less is better.
 
     Example:
         >>> worst_tenth([{"accuracy": a / 10, "loss": 1 - a / 10} for a in range(10)], {"loss"})
@@ -364,8 +365,8 @@ def _together(
     clients: Mapping[str, Mapping[int, dict[str, float]]],
     learning: LearningTask,
 ) -> dict[str, Json]:
-    """Global, local and worst-tier figures from those of each model."""
-    # The global model is no tier, unless it is all there is.
+    """Return global, local and worst-tier figures from those of each model."""
+    # The global model is not a tier, unless it is the only model.
     tiers = [name for name in figures if name != GLOBAL] or list(figures)
     personal = _personal(clients, tiers)
     everywhere = {
@@ -390,7 +391,7 @@ def _personal(
 ) -> dict[int, dict[str, float]]:
     """Return the mean figures of each client over the tiers whose models it tested.
 
-    A client of no tier's model is tested with the global one.
+    Clients without a tier's model are tested with the global one.
     """
     personal = {
         client: mean_of(clients[name][client] for name in tiers if client in clients[name])
@@ -402,7 +403,7 @@ def _personal(
 def _worst(scores: Mapping[str, float], learning: LearningTask) -> str | None:
     """Return the tier with the worst score; one that diverged is the worst.
 
-    None where none has a score: no test target counts.
+    None if no tier has a score, since no test target counts.
     """
     if all(map(math.isnan, scores.values())):
         return None

@@ -1,4 +1,4 @@
-"""An experiment as a value: everything looked up, loaded and shared out."""
+"""A resolved experiment: everything looked up, loaded and distributed."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from archgraph.states.copies import to_device
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """All that a run consists of, resolved: nothing is looked up any more.
+    """All parts of a run, resolved: nothing needs to be looked up.
 
     Attributes:
-        world: Who takes part, and where it is computed.
+        world: Clients, tiers and devices.
         strategy: The method.
         data: The data set.
-        shares: Positions of each client's training examples; a further model has those of the
+        shares: Positions of each client's training examples; an additional model has those of the
             client that trains it.
         local: How clients train.
         evaluate: When and how models are tested.
-        engine: In how many processes, and limits of a client's time and memory.
-        attack: What malicious clients do.
-        sampled: Clients in each round; None: all.
-        patience: Rounds in a row without an accepted update that end the run; one in which all
-            clients fail ends it at once.
-        privacy: What is promised to clients; None: nothing.
-        bound: How many times the round's median an update's size may be; None: any.
+        engine: Number of processes, and limits of a client's time and memory.
+        attack: Attack of malicious clients.
+        sampled: Number of clients in each round. Default: all.
+        patience: Consecutive rounds without an accepted update that end the run; a round in which
+            all clients fail ends it at once.
+        privacy: Differential privacy of clients. Default: none.
+        bound: Maximum size of an update in units of the round's median. Default: no limit.
         text: The experiment as resolved, YAML, for the run folder.
-        facts: All that decides the run's numbers, as plain values.
-        locating: Context in which errors point at the line of the file that says a key.
-        selection: What is selected by held out examples; None: none are.
+        facts: Everything that determines the run's numbers, as plain values.
+        locating: Context in which errors point at the line of a key in the file.
+        selection: Selection by held-out examples. Default: none are held out.
         held_out: Positions of the training examples that are held out.
-        by_kind: How clients of a tier train whose file overrides ``local``, by tier.
+        by_kind: Options of tiers that override ``local``, by tier.
     """
 
     world: World
@@ -83,7 +83,7 @@ class Experiment:
 
     @functools.cached_property
     def exchanged(self) -> Mapping[int, torch.Tensor]:
-        """Labels of the backdoor by malicious client, if theirs are dealt out among them."""
+        """Labels of the backdoor by malicious client, if they are shuffled among them."""
         if self.attack is None or self.attack.among is None:
             return {}
         shares = {client: self.shares[client] for client in self.malicious}
@@ -104,23 +104,23 @@ class Experiment:
 
     @functools.cached_property
     def validating(self) -> Experiment:
-        """The experiment that tests on the held out examples."""
+        """The experiment that tests on the held-out examples."""
         return dataclasses.replace(self, data=held_out(self.data, self.held_out))
 
     def local_of(self, client: int) -> LocalOptions:
-        """How a client trains; a further model as the client that trains it does."""
+        """Return a client's training options; an additional model has its client's."""
         clients = self.world.clients
         return self.by_kind.get(clients[clients[client].owner].name, self.local)
 
     def shard(self, client: int) -> Shard:
-        """Training data of a client, copied on each call: the memory of one shard, not of all."""
+        """Return a client's training data, copied on each call to save memory."""
         train, share = self.data.train, self.shares[client]
         device, histogram = self.world.device, self.world.clients[client].histogram
         if train.stream is not None:
             stream = functools.partial(train.streamed, int(share[0]))
             targets = train.targets[: len(share)].to(device)
             return Shard((), targets, histogram, stream=stream)
-        # `examples` makes tensors of its own, so no client sees another's data.
+        # `examples` copies tensors, so that clients do not see each other's data.
         inputs, targets = train.examples(share)
         there = tuple(to_device(x, device) for x in inputs)
         again = functools.partial(self._again, client) if train.again else None
@@ -130,7 +130,7 @@ class Experiment:
     def _again(
         self, client: int, ids: torch.Tensor, seed: int
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Read some of a client's examples anew."""
+        """Read some of a client's examples again."""
         return self.data.train.examples(torch.from_numpy(self.shares[client])[ids], seed)
 
     def work(
@@ -144,10 +144,10 @@ class Experiment:
         keep: State,
         **more: Any,
     ) -> Work:
-        """Make a client's work, with tensors and values of its own.
+        """Create a client's work, with its own copies of tensors and values.
 
         A part of the global model shares its memory with the server's. The client gets a copy, so
-        that a program that writes in place changes neither the server nor what was kept.
+        that a program that writes in place changes neither the server nor private tensors.
         """
         data, local = self.shard(client), self.local_of(client)
         mean, std = self.data.train.mean, self.data.train.std

@@ -1,4 +1,4 @@
-"""What an experiment is: as YAML with every default, and as the facts that decide its numbers."""
+"""The identity of an experiment: YAML with every default, and facts that determine its numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from archgraph.module.initial import initial_state
 from archgraph.plain import Json
 from archgraph.states.state import equal
 
-# Keys that a resumed run may have otherwise: none changes the weights of a run that nobody fails.
+# Keys that a resumed run may change: none affects the weights of a run without failures.
 NOT_FACTS = ("name", "out", "engine", "patience", "trackers")
 
 
@@ -36,7 +36,7 @@ def family_of(spec: ExperimentSpec) -> FamilySpec:
 
 
 def local_by_kind(spec: ExperimentSpec) -> dict[str, LocalOptions]:
-    """Return the options of those kinds of client that have keys of their own.
+    """Return the options of the kinds of client that have their own keys.
 
     Raises:
         SpecError: If they do not go together with the run's.
@@ -61,19 +61,19 @@ def as_resolved(spec: ExperimentSpec, strategy: Strategy) -> str:
     values["family"] = family.model_dump(mode="json", by_alias=True, exclude_none=True)
     for kind, local in local_by_kind(spec).items():
         index = [member.name for member in family.clients].index(kind)
-        # Every key: those that are left out would be the run's, whose defaults are written, too.
+        # Every key: omitted ones would be the run's, whose defaults are written, too.
         run = dict.fromkeys(spec.local.written())
         values["family"]["clients"][index]["local"] = {**run, **local.written()}
     return yaml_text(values)
 
 
 def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) -> dict[str, Json]:
-    """Return what an experiment says except its family, as plain values with every default.
+    """Return an experiment without its family, as plain values with every default.
 
     Args:
         spec: The experiment.
         strategy: Its strategy, configured.
-        every: With what decides no numbers, too: where its data lies.
+        every: Include values that do not affect numbers, such as the location of the data.
     """
     # Without options that are not set: runs from before an option existed stay comparable.
     values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)
@@ -90,7 +90,7 @@ def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) ->
 
 
 def _options(strategy: Strategy) -> dict[str, Json]:
-    """Return the options of a strategy; those that came later where they are set."""
+    """Return the options of a strategy; newer ones only if set."""
     values: dict[str, Json] = pydantic_core.to_jsonable_python(strategy)
     for option in dataclasses.fields(strategy):
         if option.metadata.get(LATER) and getattr(strategy, option.name) == option.default:
@@ -114,10 +114,10 @@ def deciding_facts(
     public: Split | None = None,
     rows: Mapping[int, ClientRows] | None = None,
 ) -> Mapping[str, Json]:
-    """Return what decides the weights of a run, by content and not by the names of files."""
+    """Return everything that determines the weights of a run, by content and not by file names."""
     values, by_kind = settled(spec, strategy), local_by_kind(spec)
     state = None if family.state is None else _given(spec, family.graph, family.state)
-    for name in (*NOT_FACTS, "evaluate", "weights"):  # of weights their content is a fact
+    for name in (*NOT_FACTS, "evaluate", "weights"):  # for weights their content is a fact
         values.pop(name, None)
     return {
         **values,
@@ -142,7 +142,7 @@ def deciding_facts(
 
 
 def _given(spec: ExperimentSpec, graph: ArchGraph, state: State) -> State:
-    """Return the weights that the seed does not draw: those of runs that differ in it are equal."""
+    """Return the weights that are not drawn from the seed: equal in runs that differ only in it."""
     if spec.weights is None or not spec.weights.fresh:
         return state
     drawn = initial_state(graph, spec.seed)
@@ -155,7 +155,7 @@ def examples_digest(data: Dataset) -> str:
 
 
 def _examples(data: Dataset) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a data set, with what its inputs are normalised by."""
+    """Yield the tensors of a data set, with the normalisation of its inputs."""
     for part, split in (("train", data.train), ("test", data.test)):
         yield from ((f"{part}/{name}", tensor) for name, tensor in _tensors(split).items())
 
@@ -164,7 +164,7 @@ def _tensors(split: Split) -> State:
     """Return the tensors of a split by name."""
     statistics = {"mean": split.mean, "std": split.std}
     examples = {"inputs": split.inputs, "targets": split.targets, **split.beside}
-    if split.stream is not None:  # one example is all that there is
+    if split.stream is not None:  # there is only one example
         examples = {name: rows[0].clone() for name, rows in examples.items()}
     return examples | {name: t for name, t in statistics.items() if t is not None}
 
@@ -175,7 +175,7 @@ def _owners(data: Dataset) -> State:
 
 
 def _content(tensors: State) -> str:
-    """SHA-256 of tensors, names and all."""
+    """Return the SHA-256 of tensors and their names."""
     total = hashlib.sha256()
     for name in sorted(tensors):  # the digest does not depend on the order of a mapping
         tensor = tensors[name].detach().cpu().contiguous()

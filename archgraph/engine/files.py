@@ -1,4 +1,4 @@
-"""Experiment files: how they are described, explained and checked."""
+"""Experiment files: descriptions, help and checks."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Ver
 def checked_experiment(
     spec: ExperimentSpec, path: Path, cache: dict[str, Any], *, begins: bool = False
 ) -> str:
-    """Return what an experiment holds, in words; refuse what a run would before its first round.
+    """Return a summary of an experiment; refuse what a run would refuse before its first round.
 
     Args:
         spec: The experiment.
-        path: Where its family stands.
-        cache: What one check of many files shares: its family is resolved once.
-        begins: Whether one that starts alike is known to begin: then it needs no weights.
+        path: The file that contains its family.
+        cache: Shared by one check of many files, so that a family is resolved once.
+        begins: Whether an experiment with the same start was checked: then no weights are needed.
 
     Raises:
         ArchGraphError: If it cannot run.
     """
-    # Here, not above: kinds of files are known before anyone needs torch.
+    # Here, not above: kinds of files are known before torch is needed.
     import torch
 
     from archgraph.data import Dataset
@@ -83,7 +83,7 @@ def checked_experiment(
     text, family = checked_family(spec.family, path, cache)  # type: ignore[arg-type]  # was read
     if objective is not None and needs_consent(objective, torch.nn.Module):
         closed.append(objective)
-    # The rest of a run up to its first round, unless code that is not imported takes part in it.
+    # The rest of a run up to its first round, unless it needs code that is not imported.
     if not closed and data is not None and family is not None:
         _check_start(spec, data, family, begins=begins)
     text = f"{spec.strategy_name}, {plural(spec.rounds, 'round')}; {text}"
@@ -98,16 +98,16 @@ def _check_start(spec: ExperimentSpec, data: Dataset, family: Family, *, begins:
     prepared = prepare(spec, imagined=data, family=_shapes(family))
     if begins:
         return
-    # Without numbers: a strategy whose server computes does so on shapes, too.
+    # Without numbers: a server-side computation of the strategy also runs on shapes.
     world = dataclasses.replace(prepared.world, device="meta")
     try:
         first_state(dataclasses.replace(prepared, world=world))
-    except (NotImplementedError, RuntimeError):  # one that chooses by weights needs some
+    except (NotImplementedError, RuntimeError):  # a strategy that chooses by weights needs them
         first_state(prepare(spec, imagined=data, family=family))
 
 
 def _shapes(family: Family) -> Family:
-    """Replace the first weights of a family by shapes without numbers."""
+    """Replace the initial weights of a family by shapes without numbers."""
     import torch
 
     def state(graph: ArchGraph) -> State:

@@ -40,10 +40,10 @@ def matched(
 ) -> tuple[Family, Dataset]:
     """Return the family with models that all take the same inputs, and the data with these.
 
-    Of the inputs that the data offers by name those stay that some model asks for. Every model then
-    takes them in the data's order; what it does not ask for itself, it does not use. So one
-    minibatch suits all models of a client, and a model with one input is as it was where no other
-    model asks for more. Where all models take texts of any length, a batch ends with its longest.
+    The data's named inputs that some model needs are kept. Every model then takes them in the
+    data's order, and ignores those it does not need. So one minibatch suits all models of a client,
+    and a model with one input is unchanged if no other model needs more. If all models take texts
+    of any length, a batch ends with its longest.
 
     Raises:
         RunError: If a model does not fit the data; see :func:`fits`.
@@ -69,10 +69,10 @@ def matched(
 
 
 def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> TextPadding | None:
-    """Return how batches are cut if a model takes texts of any length, else None.
+    """Return how batches are cut if models take texts of any length, else None.
 
-    Targets have positions where the output does from which the model learns; where that is not
-    clear, and it matters, batches stay whole.
+    Targets have positions if the trained output does; if that is ambiguous, and it matters, batches
+    are not cut.
     """
     lengths = {size for n in graph.nodes if n.op == "input" for size in n.shape[1:2]}
     if data.mask not in data.inputs or len(lengths) != 1:
@@ -92,9 +92,9 @@ def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> TextPad
 
 
 def with_spare_tokens(data: Dataset, family: Family) -> Dataset:
-    """Count what models predict beyond the tokens of a tokenizer as tokens that never occur.
+    """Count outputs of models beyond the tokens of a tokenizer as tokens that never occur.
 
-    Published models have more outputs than tokens, by which their size is a round number.
+    Published models have more outputs than tokens, to make their number round.
     """
     if not data.tokens or data.train.targets.dim() != 2 or data.classes != data.tokens:
         return data
@@ -125,12 +125,12 @@ def check_images(data: Dataset) -> None:
 
 
 def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
-    r"""Give an architecture the data's named inputs in their order; it stays the same function.
+    r"""Give an architecture the data's named inputs in their order, without changing its function.
 
-    The only input of a model may be called anything; it is the data's first.
+    The only input of a model may have any name; it is the data's first.
 
     Raises:
-        RunError: If it asks for an input that the data does not have.
+        RunError: If it needs an input that the data does not have.
 
     Example:
         >>> from archgraph.data import Split
@@ -161,14 +161,14 @@ def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
         node = Node(fresh(names, name), "input", (), kind)
         nodes[node.name] = node
         inputs.append((name, Ref(node.name)))
-    # Inputs stand first in a graph, in the order in which they are passed.
+    # Inputs come first in a graph, in the order in which they are passed.
     leading = [nodes[ref] for _, value in inputs for ref in refs(value)]
     rest = [node for node in graph.nodes if node.op != "input"]
     return graph.replace(inputs=tuple(inputs), nodes=(*leading, *rest))
 
 
 def _check_known(graph: ArchGraph, data: Dataset) -> None:
-    """Raise if a model takes no input, or one that the data does not have by its name."""
+    """Raise if a model has no input, or one whose name the data does not have."""
     unknown = [key for key, _ in graph.inputs if key not in data.inputs]
     if unknown or not graph.inputs:
         raise RunError(
@@ -180,7 +180,7 @@ def _check_known(graph: ArchGraph, data: Dataset) -> None:
 
 
 def _like_first(graph: ArchGraph, data: Dataset, tensor: torch.Tensor) -> tuple[Size, ...]:
-    """Return the shape of an input that a model does not ask for: open where the first one is."""
+    """Return the shape of an input that a model does not need: open where the first one is."""
     firsts = [n.shape for n in graph.nodes if n.op == "input"]
     if firsts and tuple(tensor.shape[1:]) == data.shape and len(firsts[0]) == tensor.dim():
         return firsts[0]
@@ -188,10 +188,10 @@ def _like_first(graph: ArchGraph, data: Dataset, tensor: torch.Tensor) -> tuple[
 
 
 def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATION) -> None:
-    """Check that a model takes the data's examples, knows its words, and gives what is learned.
+    """Check that a model takes the data's examples, knows its words, and outputs what is learned.
 
     Raises:
-        RunError: Says what the model takes or gives, and what the data is.
+        RunError: Names the model's inputs or outputs, and the data's.
     """
     where = graph.name or "model"
     inputs = [node for node in graph.nodes if node.op == "input"]
@@ -217,14 +217,14 @@ def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATIO
 
 def _examples(data: Dataset) -> list[TensorType]:
     """Return the types of a batch's inputs, as a model takes them."""
-    # Not read off the first tensor, which is stored compactly: images as bytes, for example.
+    # Not taken from the first tensor, which is stored compactly: images as bytes, for example.
     first = TensorType((BATCH, *data.shape), "int64" if data.integral else "float32")
     others = data.train.beside.values()
     return [first, *(TensorType((BATCH, *x.shape[1:]), _dtype(x)) for x in others)]
 
 
 def _sizes(graph: ArchGraph, data: Dataset) -> dict[str, int] | None:
-    """Return the open sizes at which a model takes two of the data's examples; None: at none."""
+    """Return the open sizes at which a model takes two of the data's examples; None if none fit."""
     inputs, examples = [node for node in graph.nodes if node.op == "input"], _examples(data)
     if len(inputs) != len(examples):
         return None
@@ -249,7 +249,7 @@ def _sizes(graph: ArchGraph, data: Dataset) -> dict[str, int] | None:
 
 
 def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:
-    """Types of inputs, by name where there are several.
+    """Return the types of inputs, by name if there are several.
 
     >>> _listed(["x"], [TensorType((BATCH, 3), "float32")])
     'float32[batch, 3]'
@@ -260,7 +260,7 @@ def _listed(names: Sequence[str], types: Sequence[TensorType]) -> str:
 
 
 def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | None:
-    """Return what to do about inputs that do not fit, where that is clear."""
+    """Return advice on inputs that do not fit, if it is clear."""
     if len(inputs) != 1 or len(examples) != 1:
         return None
     takes, gives = inputs[0].shape[1:], examples[0].shape[1:]
@@ -271,7 +271,7 @@ def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | Non
         )
     if takes == gives:
         integers = examples[0].dtype.startswith("int")
-        return "begin with an embedding, and say dtype: int64 in `inputs`" if integers else None
+        return "begin with an embedding, and write dtype: int64 in `inputs`" if integers else None
     if len(gives) == 3 and takes == (gives[2], *gives[:2]):
         return "channels come first: images.permute(0, 3, 1, 2)"
     if takes[1:] == gives:
@@ -280,17 +280,17 @@ def _remedy(inputs: Sequence[Node], examples: Sequence[TensorType]) -> str | Non
 
 
 def _dtype(tensor: torch.Tensor) -> str:
-    """Type of an input as models take it: integers are indices, which embeddings take as int64."""
+    """Return the type of a model's input: integers are indices, which embeddings take as int64."""
     return "float32" if tensor.is_floating_point() else "int64"
 
 
 def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> LearningTask:
-    """Return the task with the output that is meant where models give several in training alone.
+    """Return the task with the output to use if models return several only in training.
 
-    It is the one that they give in tests, too. Models that differ in where it is need `output:`.
+    It is the one that they also return in tests. Models that differ in its position need `output:`.
 
     Raises:
-        RunError: If the task names another output than the one that a model gives in tests.
+        RunError: If the task names another output than the one that a model returns in tests.
     """
     keys = set[str | int]()
     for graph in graphs:
@@ -301,14 +301,14 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
         output = learning.predict.output
         if _value_of(output, values, main) != values[main]:
             raise RunError(
-                "is trained, but in tests the model gives another output alone",
+                "is trained, but in tests the model returns only another output",
                 where=f"task.output: {graph.name or 'model'}",
                 found=output,
                 expected=f"{main}, the one of tests",
-                hint="leave it out, or write `auxiliary` for the weight of the others",
+                hint="remove it, or write `auxiliary` for the weight of the others",
             )
     if learning.form == "any" and learning.predict == Logits() and not learning.auxiliary:
-        # With an objective alone nothing is known of outputs: they are passed as they are.
+        # With only an objective outputs are unknown: they are passed unchanged.
         if not keys and any(map(_is_unclear, graphs)):
             return dataclasses.replace(learning, predict=Outputs())
     if learning.predict == Logits() and len(keys) == 1:
@@ -317,7 +317,7 @@ def with_main_output(learning: LearningTask, graphs: Sequence[ArchGraph]) -> Lea
 
 
 def _unfit(data: Dataset, inputs: Sequence[Node], where: str) -> RunError:
-    """Return the error of a model whose inputs are not what the data has."""
+    """Return the error of a model whose inputs do not match the data."""
     examples, kinds = _examples(data), [TensorType(n.shape, n.dtype) for n in inputs]
     return RunError(
         "the model does not take this data",
@@ -338,13 +338,13 @@ def _value_of(
 
 
 def _is_unclear(graph: ArchGraph) -> bool:
-    """Return whether it is open which output of a graph the loss takes, or there are several."""
+    """Return whether the output of a graph for the loss is ambiguous, or there are several."""
     outputs = results(graph)[0]
     return _logits(outputs) is None or len(_by_key(outputs)) > 1
 
 
 def _training_results(graph: ArchGraph) -> tuple[str | int | None, dict[str | int, Value]]:
-    """Return the key of the training result that tests give, alone; and all results by key.
+    """Return the key of the training result that tests also return, and all results by key.
 
     A key is a name or a position. A model may compute the result by other operators in training:
     then it is the first of its shape.
@@ -361,7 +361,7 @@ def _training_results(graph: ArchGraph) -> tuple[str | int | None, dict[str | in
 
 
 def _by_key(outputs: Value) -> dict[str | int, Value]:
-    """Results by key or position."""
+    """Return results by key or position."""
     if isinstance(outputs, Record):
         return dict(outputs.fields)
     return dict(enumerate(outputs if isinstance(outputs, tuple) else (outputs,)))
@@ -370,16 +370,16 @@ def _by_key(outputs: Value) -> dict[str | int, Value]:
 def check_outputs(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
     """Check that a model's outputs have predictions, one for each target of an example.
 
-    Where outputs differ by mode those of training are looked at, too; auxiliary ones, where their
-    loss counts.
+    If outputs differ by mode, those of training are checked, too; auxiliary ones, if their loss
+    counts.
 
     Raises:
-        RunError: Says what the model gives, and what the task asks for.
+        RunError: Names the model's outputs, and those that the task needs.
     """
     predict = model.predict or learning.predict
     tested, trained = results(model.graph)
     sizes = {**example_sizes(model.graph, 2), **(_sizes(model.graph, data) or {})}
-    # The common case once; losses of auxiliary outputs exist in training alone.
+    # The common case once; losses of auxiliary outputs exist only in training.
     for outputs in (tested,) if tested == trained and not learning.auxiliary else (tested, trained):
         value = _outputs(model.graph, outputs, sizes)
         try:
@@ -393,12 +393,12 @@ def check_outputs(model: Evaluated, data: Dataset, learning: LearningTask) -> No
 
 
 def results(graph: ArchGraph) -> tuple[Value, Value]:
-    """Return what a model gives in tests, and in training."""
+    """Return a model's outputs in tests, and in training."""
     return in_mode(graph.outputs, False), in_mode(graph.outputs, True)
 
 
 def _shaped(shape: Sequence[object], data: Dataset, learning: LearningTask, where: str) -> None:
-    """Check the shape of what a model says of an example."""
+    """Check the shape of a model's output for an example."""
     targets, classes = data.train.targets, data.classes or 0
     shapes = learning.shapes(tuple(targets.shape[1:]), classes)
     if not shapes or tuple(shape) in shapes:
@@ -416,7 +416,7 @@ def _shaped(shape: Sequence[object], data: Dataset, learning: LearningTask, wher
 
 
 def _reading(data: Dataset, axes: int) -> str | None:
-    """Return advice where targets are read in another way than is meant, as it seems."""
+    """Return advice if targets seem to be read differently than intended."""
     targets = data.train.targets
     if data.classes is None or targets.dtype != torch.int64:
         return None
@@ -429,7 +429,7 @@ def _reading(data: Dataset, axes: int) -> str | None:
 
 
 def _outputs(graph: ArchGraph, value: Value, sizes: Mapping[str, int]) -> object:
-    """Return what a model gives for two examples, without values: tensors on the meta device."""
+    """Return a model's outputs for two examples, without values: tensors on the meta device."""
     match value:
         case Record(fields):
             return {key: _outputs(graph, item, sizes) for key, item in fields}
@@ -443,7 +443,7 @@ def _outputs(graph: ArchGraph, value: Value, sizes: Mapping[str, int]) -> object
 
 
 def _lookups(graph: ArchGraph) -> ArchGraph:
-    """Return the part of a graph that takes integers, up to its first results that are others."""
+    """Return the part of a graph that takes integers, up to its first results of another type."""
     tested = specialise(graph, training=False)
     integers = ("int", "uint", "bool")
     words = {n.name for n in tested.nodes if all(t.dtype.startswith(integers) for t in n.types)}
@@ -456,7 +456,7 @@ def _lookups(graph: ArchGraph) -> ArchGraph:
 
 
 def _logits(outputs: Value) -> Ref | None:
-    """Return the output that :class:`archgraph.federation.Logits` takes, where it is clear."""
+    """Return the output that :class:`archgraph.federation.Logits` takes, if it is clear."""
     if isinstance(outputs, Record):
         fields = dict(outputs.fields)
         outputs = fields.get("logits", next(iter(fields.values())) if len(fields) == 1 else None)
@@ -464,10 +464,10 @@ def _logits(outputs: Value) -> Ref | None:
 
 
 def _knows_words(graph: ArchGraph, data: Dataset) -> None:
-    """Check that a model has an embedding of the largest number of a token: it is run on that.
+    """Check that a model has an embedding for the largest token number, by running it on that.
 
-    Which rows an embedding has is in its weights alone, and indices may be computed from words: so
-    the part of the graph that takes integers is run, up to its first results that are real numbers.
+    The number of rows is only in the weights, and indices may be computed from words: so the part
+    of the graph that takes integers is run, up to its first results that are real numbers.
     """
     splits = (data.test,) if data.train.stream is not None else (data.train, data.test)
     split = max(splits, key=lambda split: int(split.inputs.max()))

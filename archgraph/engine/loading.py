@@ -14,23 +14,23 @@ from archgraph.language.yaml import is_onnx, read_document
 
 def load(
     path: str | os.PathLike[str], choices: Choices | None = None, *, python: bool = False
-) -> Any:  # not a union, of which each caller would have to exclude the rest
+) -> Any:  # not a union, whose other members each caller would have to exclude
     """Read a model file of any form, a saved folder, one of transformers, or a run's models.
 
     Args:
         path: A file (YAML or ONNX), a folder that :func:`archgraph.save` wrote or one of
             transformers, ``RUN:NAME`` for a model of a run (a name of :func:`archgraph.run`'s
             table: ``global``, a kind of client), or a run folder for all of them.
-        choices: Values of what the model's ``choices`` leave open, e.g. ``{"stage1.depth": 4}``.
-            Of an ONNX file, numbers for dimensions that it leaves open, and ``"open"`` for those
-            that it does not: ``{"batch": "open", "length": 128}``.
+        choices: Values of the model's ``choices``, e.g. ``{"stage1.depth": 4}``. For an ONNX file,
+            numbers for open dimensions, and ``"open"`` for fixed ones: ``{"batch": "open",
+            "length": 128}``.
         python: Consent to run the Python code that the file, or the run's files, name.
 
     Returns:
-        Of a YAML file the graph. Of what has weights (ONNX, a folder, ``RUN:NAME``) what
-        :func:`archgraph.trace` returns: ``graph, state = load("net.onnx")``; of a folder of
-        transformers what :func:`archgraph.from_transformers` returns. Of a run folder these by
-        name. A run's model has the running statistics that it is tested with.
+        For a YAML file the graph. For files with weights (ONNX, a folder, ``RUN:NAME``) the type of
+        :func:`archgraph.trace`: ``graph, state = load("net.onnx")``; for a folder of transformers
+        that of :func:`archgraph.from_transformers`. For a run folder these by name. A run's model
+        has the running statistics with which it is tested.
 
     Raises:
         SpecError: If it cannot be understood, or names Python code without your consent, with file,

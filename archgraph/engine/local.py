@@ -1,9 +1,9 @@
 """The local engine: all clients on this machine, one after the other or several side by side.
 
 One client's model and update for each worker are in memory at a time, whatever the number of
-clients: the strategy asks for tasks and is handed results as a stream, in the clients' order. All
-randomness comes from generators seeded by (seed, purpose, round, client), so that a run that
-goes on after a crash ends with the same bits.
+clients: the strategy creates tasks and receives results as a stream, in the clients' order. All
+    randomness comes from generators seeded by (seed, purpose, round, client), so that a run that is
+    resumed after a crash ends with the same bits.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Run:
     """A finished run.
 
     Attributes:
-        experiment: What was run.
+        experiment: The experiment.
         server: State of the server after the last round.
         rounds: A line per round, as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
-        notes: Which parts of its data are read otherwise than one might expect, why its bits may
-            differ from those of an uninterrupted run, and which trackers failed.
-        best: The round that it ends with, where `keep: best` says so; None: the last one.
+        notes: Parts of its data that may be read unexpectedly, why its bits may differ from those
+            of an uninterrupted run, and trackers that failed.
+        best: The final round with `keep: best`. Default: the last one.
     """
 
     experiment: Experiment
@@ -68,13 +68,13 @@ class Run:
 
     @property
     def evaluation(self) -> Mapping[str, Json]:
-        """The last evaluation; that of the best round, where the run ends with it."""
+        """The last evaluation, or that of the best round if the run ends with it."""
         until = [r for r in self.rounds if self.best is None or r["round"] <= self.best]
         return next((r["evaluation"] for r in reversed(until) if r.get("evaluation")), {})
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Problems: updates refused, clients failed, figures not finite; with the rounds."""
+        """Refused updates, failed clients, figures that are not finite; with the rounds."""
         return tuple(troubles(self.rounds))
 
     @property
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def models(self) -> tuple[Evaluated, ...]:
-        """The models that the strategy answers for, as trained."""
+        """The evaluated models of the strategy, as trained."""
         strategy, world = self.experiment.strategy, self.experiment.world
         models = strategy.evaluated(world, self.server)
         return tuple(private_models(strategy, world, models, every=True))
@@ -127,7 +127,7 @@ class Run:
         return replace(tiers, note="; ".join(filter(None, notes)))
 
     def __repr__(self) -> str:
-        """One line: how long it was, how well the global model does, where it is."""
+        """Return one line: rounds, figures of the global model, folder."""
         figures = self.evaluation.get(GLOBAL, {})
         measured = "".join(f", {k} {v:.4g}" for k, v in figures.items() if v is not None)
         folder = "" if self.folder is None else f", {self.folder}"
@@ -158,13 +158,13 @@ def run(
     """Run an experiment.
 
     Args:
-        experiment: A file, what was read from one, or keys and values as a file would say them,
-            where a model may be a graph or what ``ag.trace`` returns.
+        experiment: A file, a parsed file, or a dict with the same keys, where a model may be a
+            graph or the result of ``ag.trace``.
         out: Run folder. Default: the one that the experiment names, if any, else nothing is
             written.
-        resume: Go on with the run in that folder, after its last checkpoint; start afresh if it
-            died before its folder was complete.
-        resume_from: Go on with it after this round; what it did later is removed.
+        resume: Resume the run in that folder after its last checkpoint; start again if it died
+            before its folder was complete.
+        resume_from: Resume it after this round; later rounds are removed.
         overwrite: Replace the run in that folder, once the new one is ready to begin.
         data_root: Folder of the data. Default: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: Data instead of those that the experiment names: ``(train, test)``, each a torch
@@ -173,8 +173,8 @@ def run(
             or DatasetDict, and other keys as in a file: ``inputs`` or ``text``, ``target``.
         progress: Write a line per round to standard error.
         python: Consent to run the Python code that the experiment, its data and its models name.
-        trackers: Where every round is reported, beside what the experiment names: names, names
-            with options (``{"csv": {"path": "figures.csv"}}``), or objects with ``begin``,
+        trackers: Where every round is reported, in addition to the experiment's trackers: names,
+            names with options (``{"csv": {"path": "figures.csv"}}``), or objects with ``begin``,
             ``round`` and ``end`` (:class:`archgraph.record.Tracker`).
 
     Returns:
@@ -183,8 +183,8 @@ def run(
     Raises:
         ArchGraphError: If the experiment cannot be understood or cannot run as it stands, or the
             folder is in use, cannot be written, or holds another experiment, or one of its files
-            was changed: nothing is left behind then. If all clients of a round fail, or no update
-            is accepted for `patience` rounds: the rounds before stay recorded.
+            was changed: then nothing is written. If all clients of a round fail, or no update is
+            accepted for `patience` rounds: the rounds before stay recorded.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")
@@ -202,7 +202,7 @@ def run(
         prepared = prepare(spec, data_root=data_root, data=data, python=python)
         start: Callable[..., Run] = execute
         if prepared.engine.kind != LOCAL:
-            # Other engines, Flower for one, are imported when they are asked for.
+            # Other engines, such as Flower, are imported on demand.
             engine = installed_engines()[prepared.engine.kind].load()
             start = functools.partial(engine, data=data, python=python or consent_given())
         return start(
@@ -240,7 +240,7 @@ def execute(
         checkpoint = None
         if out is not None:
             check_tensors(first.tensors)
-            # JSON lacks NaN: facts must equal what facts.json gives back when a run is resumed.
+            # JSON lacks NaN: facts must equal those read from facts.json when a run is resumed.
             facts = json_safe({**experiment.facts, "rounds": rounds})
             if resume_from is not None or (resume and resumable(out)):
                 selection = experiment.selection
@@ -306,7 +306,7 @@ def _by_default(trackers: Sequence[Tracker], progress: bool) -> Sequence[Tracker
 
 
 def _files(experiment: Experiment, added: Mapping[str, list[str]]) -> dict[str, str]:
-    """Return what the run folder says of clients and architectures: its tensors' meaning."""
+    """Return the run folder's files on clients and architectures, which explain its tensors."""
     world = experiment.world
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
     # A family without a global model has an empty graph in its place.
@@ -315,9 +315,9 @@ def _files(experiment: Experiment, added: Mapping[str, list[str]]) -> dict[str, 
 
 
 def _check_resumable(folder: Path | None, *, overwrite: bool) -> None:
-    """Raise unless a folder holds a run that can go on."""
+    """Raise unless a folder holds a run that can be resumed."""
     if folder is None:
-        raise RunError("no run to resume", found="no run folder", hint="say which: out=...")
+        raise RunError("no run to resume", found="no run folder", hint="name it: out=...")
     if overwrite:
         raise RunError("a run is either resumed or overwritten, not both", where=str(folder))
     resumable(folder)

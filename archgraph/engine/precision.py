@@ -1,4 +1,4 @@
-"""How a program computes: products in bfloat16, while weights are not."""
+"""Mixed precision of programs: products in bfloat16, weights unchanged."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from archgraph.federation import Outcome, Program, State, Work
 def performed(program: Program, work: Work) -> Outcome:
     """Run a program on its work, in the precision that ``local.precision`` names.
 
-    Weights, gradients of weights, losses and statistics stay as they are: PyTorch's autocast
-    converts what goes into products of matrices and convolutions. Converted weights are not cached,
-    since a program changes weights in place.
+    Weights, gradients of weights, losses and statistics keep their type: PyTorch's autocast
+    converts the inputs of matrix products and convolutions. Converted weights are not cached, since
+    a program changes weights in place.
 
     Args:
-        program: What the client does.
-        work: What it is given.
+        program: The client's program.
+        work: The client's work.
     """
     if work.local.precision is None:
         return outcome_of(program, program(work))
@@ -30,7 +30,7 @@ def performed(program: Program, work: Work) -> Outcome:
 
 
 def _wide(state: State) -> dict[str, Tensor]:
-    """Activations that leave, in the type in which the server computes."""
+    """Return leaving activations in the type in which the server computes."""
     return {
         name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
         for name, tensor in state.items()

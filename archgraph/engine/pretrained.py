@@ -1,4 +1,4 @@
-"""Weights of a file as the first ones of a global model, each by its name."""
+"""Weights of a file as the initial ones of a global model, each by its name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPARE_BYTES, SPARE_TIMES = 1 << 30, 4
 
 
 def lacking_weights(spec: WeightsSpec) -> str | None:
-    """Return what to fetch of a file of weights that is not there; None if it is.
+    """Describe where to fetch a missing file of weights; None if it exists.
 
     Example:
         >>> lacking_weights(WeightsSpec(file="/none/net.pth", published="https://a.org"))
@@ -49,10 +49,10 @@ def pretrained_family(
     """Return a family whose global model starts from a file's weights.
 
     Args:
-        spec: Which file, and what becomes of names.
+        spec: The file, and rules for its names.
         family: The family.
-        seed: Seed of the weights that start anew.
-        imagined: For a check: a file that is not there is passed over if its checksum is known.
+        seed: Seed of the weights that are not in the file.
+        imagined: For a check: a missing file is ignored if its checksum is known.
 
     Raises:
         RunError: If the family has no global model, or the file is missing, damaged, another one,
@@ -64,7 +64,7 @@ def pretrained_family(
         if imagined and spec.sha256 is not None:
             return family
         raise RunError(
-            "the file of weights is not there", expected=lacks, hint="nothing is downloaded"
+            "the file of weights does not exist", expected=lacks, hint="nothing is downloaded"
         )
     state = family.state if family.state is not None else initial_state(family.graph, seed)
     placed = _placed(spec, family.graph, _read(spec, state))
@@ -90,13 +90,13 @@ def _placed(spec: WeightsSpec, graph: ArchGraph, tensors: State) -> State:
 def _check_names(
     file: str, sources: Mapping[str, str], leaves: Collection[str], fresh: Collection[str]
 ) -> None:
-    """Raise unless a file has exactly the model's weights except those that start anew.
+    """Raise unless a file has exactly the model's weights except fresh ones.
 
     Args:
         file: The file.
         sources: Its tensors by their names in the model.
         leaves: The model's weights.
-        fresh: Those that start anew.
+        fresh: Weights that are drawn from the seed.
     """
     further = [old for name, old in sources.items() if name not in leaves]
     if further:
@@ -105,7 +105,7 @@ def _check_names(
             where=file,
             found=listed(further),
             expected=f"names such as {listed(leaves)}",
-            hint="give them the model's names with `rename`, or leave them out with `unused`",
+            hint="give them the model's names with `rename`, or skip them with `unused`",
         )
     missing = [name for name in leaves if name not in sources and name not in fresh]
     if missing:
@@ -113,7 +113,7 @@ def _check_names(
             "lacks weights of the model",
             where=file,
             found=f"none for {listed(missing)}",
-            hint="`rename` the file's tensors, or let these start anew with `fresh`",
+            hint="`rename` the file's tensors, or draw these from the seed with `fresh`",
         )
 
 
@@ -125,9 +125,9 @@ def _check_tensor(leaf: Param, tensor: torch.Tensor, where: str) -> None:
             where=where,
             found=f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}",
             expected=f"{leaf.dtype} {list(leaf.shape)}, as {leaf.name} of the model has it",
-            hint="if it should start anew, name it in `fresh`",
+            hint="to draw it from the seed, name it in `fresh`",
         )
-    # Buffers may be masks of −∞, which nothing trains.
+    # Buffers may be masks of −∞, which are not trained.
     mask = leaf.role == "buffer" and not bool(tensor.isnan().any())
     if tensor.is_floating_point() and not finite(tensor) and not mask:
         raise RunError("is not finite", where=where)

@@ -1,9 +1,9 @@
-"""What an experiment's ``privacy`` asks of a run, and the ε that it has spent.
+"""Requirements of an experiment's ``privacy``, and the ε that a run has spent.
 
 The unit is a client with all its data. Rounds with all clients, and Poisson samples, are accounted
-for with neighbours that differ by one client being there (Mironov, Talwar, Zhang: *Rényi
+for with neighbours that differ in the presence of one client (Mironov, Talwar, Zhang: *Rényi
 Differential Privacy of the Sampled Gaussian Mechanism*, 2019). Samples of a fixed size are, with
-neighbours that differ by what one client has (Wang, Balle, Kasiviswanathan: *Subsampled Rényi
+neighbours that differ in one client's data (Wang, Balle, Kasiviswanathan: *Subsampled Rényi
 Differential Privacy*, AISTATS 2019, Theorem 27): that changes a sum by twice the clip, so noise
 counts half.
 """
@@ -37,15 +37,15 @@ ORDERS = (*range(2, 64), 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024)
 
 
 def check_privacy(experiment: Experiment, first: ServerState) -> None:
-    """Refuse an experiment whose ``privacy`` cannot be promised.
+    """Refuse an experiment whose ``privacy`` cannot be guaranteed.
 
     Args:
         experiment: The experiment.
         first: The strategy's first state.
 
     Raises:
-        RunError: If the strategy asks clients before the first round, takes more from them than
-            what it averages, or weighs or maps it by their data; or there is noise to account for,
+        RunError: If the strategy asks clients before the first round, uses more of their results
+            than it averages, or weighs or maps it by their data; or there is noise to account for,
             and the accountant is missing.
     """
     strategy, world = experiment.strategy, experiment.world
@@ -59,7 +59,7 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
     except ArchGraphError as error:
         raise error.within(name, kind=RunError) from error
     noise = experiment.privacy.noise if experiment.privacy else 0
-    # Version 0.6 needs attrs < 24, which constraints.txt pins: beside a newer one, pip silently
+    # Version 0.6 needs attrs < 24, which constraints.txt pins: with a newer one, pip silently
     # installs version 0.0.2.
     if noise and importlib.util.find_spec("dp_accounting") is None:
         raise RunError(
@@ -70,13 +70,13 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
 
 
 def census(experiment: Experiment, state: ServerState, round: int) -> Census:
-    """Record who covers what in a round.
+    """Record the coverage of clients in a round.
 
     The strategy receives the results of all clients, unchanged.
     """
     coverage = Census()
     world = dataclasses.replace(experiment.world, means=coverage)
-    # All clients: sums are divided by the coverage that is expected, not by that of those drawn.
+    # All clients: sums are divided by the expected coverage, not by that of the sampled ones.
     strategy, unchanged = experiment.strategy, _unchanged(experiment, state, round, coverage)
     results = ResultStream(unchanged, f"{type(strategy).__name__}.receive")
     strategy.receive(world, state, results, round)
@@ -97,25 +97,25 @@ def _unchanged(
             result = strategy.examined(world, result)
         except RejectedUpdate as error:
             raise RunError(
-                "takes more from clients than what it averages, which is not private", found=error
+                "uses more of clients' results than it averages, which is not private", found=error
             ) from error
         coverage.statistics[client.id] = frozenset(statistics(task.graph))
         yield _alone(dataclasses.replace(result, findings={}))
 
 
 def dp_world(experiment: Experiment, state: ServerState, round: int) -> World:
-    """Return the world of a round, with means that are private.
+    """Return the world of a round, with private means.
 
     Args:
         experiment: One with ``privacy``.
-        state: Of the server, before anything is received.
+        state: The server's state, before anything is received.
         round: Counted from 1.
     """
     privacy, world = experiment.privacy, experiment.world
     assert privacy is not None
     # Seeded by the round: a resumed run adds the same noise, not the next.
     generator = seeded(world.seed, "privacy", round)
-    if privacy.entropy == "system":  # whoever knows the run's seed could subtract that noise
+    if privacy.entropy == "system":  # with the run's seed that noise could be subtracted
         generator.seed()
     who = census(experiment, state, round)
     return dataclasses.replace(
@@ -124,7 +124,7 @@ def dp_world(experiment: Experiment, state: ServerState, round: int) -> World:
 
 
 def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
-    """Results without what goes beside the weights: it would reach the server's state as it is."""
+    """Yield results with only the weights: other values would reach the server without noise."""
     return map(_alone, results)
 
 
@@ -144,10 +144,10 @@ class _Absent(dict[str, Tensor]):
 
 
 class Withheld(Mapping[str, Any]):
-    """Stand in for what a client sends beside its weights: to read any of it is an error.
+    """Replacement of values that a client sends besides its weights: reading them is an error.
 
     Args:
-        field: Of the result.
+        field: Field of the result.
         there: Whether the client sent any. If not, a strategy may ask for its truth value.
 
     Example:
@@ -171,7 +171,7 @@ class Withheld(Mapping[str, Any]):
     __getitem__ = __iter__ = __len__ = _refuse
 
     def __bool__(self) -> bool:
-        """Return False where there is nothing.
+        """Return False if it is empty.
 
         Raises:
             RunError: If there is something.
@@ -180,7 +180,7 @@ class Withheld(Mapping[str, Any]):
 
 
 def privacy_spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str, Json]:
-    """Return the privacy that a run has spent after a round with so many clients: its record."""
+    """Return the recorded privacy that a run has spent after a round with a number of clients."""
     privacy = experiment.privacy
     if privacy is None:
         return {}
@@ -191,11 +191,11 @@ def privacy_spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str
 
 @functools.lru_cache(maxsize=1024)
 def epsilon(privacy: PrivacySpec, sampled: int, clients: int, rounds: int) -> float:
-    """Return the ε that so many rounds have spent, for the ``delta`` of the experiment.
+    """Return the ε that a number of rounds has spent, for the ``delta`` of the experiment.
 
     Args:
         privacy: Noise, δ, how clients are sampled.
-        sampled: Clients in a round; of Poisson samples the expected number.
+        sampled: Clients in a round; for Poisson samples the expected number.
         clients: All clients.
         rounds: Rounds that are done.
 
@@ -208,7 +208,7 @@ def epsilon(privacy: PrivacySpec, sampled: int, clients: int, rounds: int) -> fl
     import dp_accounting as dp
     from dp_accounting import rdp
 
-    # Which neighbours go with which sampling: see the module's docstring.
+    # Neighbours by sampling: see the module's docstring.
     relation, noise = dp.NeighboringRelation.ADD_OR_REMOVE_ONE, dp.GaussianDpEvent(privacy.noise)
     if sampled == clients:
         event = noise

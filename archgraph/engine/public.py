@@ -1,7 +1,7 @@
-"""The examples that every client has beside its own (``public`` of an experiment).
+"""The examples that every client has in addition to its own (``public`` of an experiment).
 
 They are a key of the experiment, not an option of a strategy: other methods are compared on the
-rest. As extras of tasks they would be in every checkpoint, once for each client.
+remaining examples. As extras of tasks they would be in every checkpoint, once for each client.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def reserve_public(
     Raises:
         DataError: If a share would be left without examples.
     """
-    # For methods that read none, too: what they are compared on is trained on by no client.
+    # Also for methods that do not read them, so that all methods train on the same examples.
     if not isinstance(spec.public, int):
         return shares, np.arange(0)
     return set_aside(shares, spec.public, spec.seed, ordered=data.consecutive)
@@ -51,7 +51,7 @@ def other_public(
         spec: The experiment.
         strategy: Its strategy.
         data: The data of the run.
-        imagined: Whether zeros stand in for known data sets.
+        imagined: Whether zeros replace known data sets.
 
     Raises:
         RunError: If the strategy needs public examples and there are none, reads none of another

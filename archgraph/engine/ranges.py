@@ -1,4 +1,4 @@
-"""What values a client's model can have after training, by the roles of its entries."""
+"""Possible values of a client's model after training, by the roles of its entries."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PASSES = 16
 def check_ranges(
     graph: ArchGraph, sent: State, state: State, steps: int, *, optional: Collection[str] = ()
 ) -> None:
-    """Check that a state is one of its architecture that training can have led to.
+    """Check that a state fits its architecture and can result from training.
 
     Its values are finite and small enough to be summed, or a mask as it was sent; no running
     variance is negative, and counters have advanced by no more than the steps that were done.
 
     Args:
         graph: The architecture.
-        sent: What the client got; entries that it kept itself may be missing.
-        state: What it returned.
+        sent: The sent state; private entries may be missing.
+        state: The returned state.
         steps: Forward passes that it may have done.
         optional: Entries that may be missing (what stays with the client).
 
@@ -55,7 +55,7 @@ def _check_variances(graph: ArchGraph, sent: State, state: State) -> None:
     names = [name for name in variances(graph) if name in state and state[name].numel()]
     smallest = torch.stack([state[name].min() for name in names]).cpu().tolist() if names else []
     for name, least in zip(names, smallest, strict=True):
-        # One that it was sent already is not the client's fault.
+        # One that it was already sent is not the client's fault.
         if least < 0 and (name not in sent or least < float(sent[name].min())):
             raise RejectedUpdate(
                 "negative variance", where=name, found=f"{least:g}", expected="0 or more"

@@ -1,4 +1,4 @@
-"""Running statistics for models that carry none.
+"""Running statistics for models without any.
 
 A model whose normalisation is static gets cumulative ones from one pass over training data before
 it is tested (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §3.3).
@@ -24,7 +24,7 @@ from archgraph.ops.schema import op_schema
 from archgraph.ops.table import row, statistics
 from archgraph.states.copies import to_device
 
-# Most examples of a piece: not a setting, since statistics, and so test figures, depend on it.
+# Maximum examples of a piece: not a setting, since statistics, and so test figures, depend on it.
 PIECE = 256
 
 
@@ -41,16 +41,16 @@ def recalibrated(
     """Recompute the running statistics of a state: their mean over one pass of the data.
 
     Everything runs as in evaluation (no dropout, no training-only scaling), except that layers with
-    running statistics use those of the batch. Batches are of equal size, up to one example, and
-    drawn in a random order, so that sorted data does no harm.
+    running statistics use those of the batch. Sizes of batches differ by at most one, and their
+    order is random, so that sorted data is not a problem.
 
     Args:
         graph: The architecture.
         state: Its state.
         data: Training data.
         batch: Examples at a time, at most.
-        examples: Use at most so many, drawn at random. Default: all.
-        seed: Of the order.
+        examples: Maximum number of examples, drawn at random. Default: all.
+        seed: Seed of the order.
         device: Where to compute.
 
     Returns:
@@ -69,7 +69,7 @@ def recalibrated(
 
 
 def check_enough_examples(graph: ArchGraph, examples: int) -> None:
-    """Check that so many examples have statistics.
+    """Check that a number of examples suffices for statistics.
 
     Args:
         graph: The architecture.
@@ -89,16 +89,16 @@ def check_enough_examples(graph: ArchGraph, examples: int) -> None:
                 where="evaluate.statistics",
                 found=f"1 example, for {measures[0].rpartition('.')[0] or node.name}",
                 expected="2 examples or more",
-                hint="leave `statistics` out, or choose another norm, e.g. norm: averaged",
+                hint="remove `statistics`, or choose another norm, e.g. norm: averaged",
             )
 
 
 def as_tested(setup: Experiment, model: Evaluated, state: State) -> State:
-    """Weights of a model of a run, with the statistics that it is tested with.
+    """Return the weights of a model of a run, with the statistics for its test.
 
     Args:
         setup: The run's experiment.
-        model: What is tested.
+        model: The tested model.
         state: Its weights, or a client's version of them.
     """
     if model.statistics == "stored":
@@ -139,7 +139,7 @@ def _measured(
         net: The module of the graph of :func:`_measuring`.
         buffers: Their names.
         batches: Inputs.
-        state: Says of which types they are.
+        state: The state with their types.
     """
     live = dict(net.named_buffers())
     # In double: a mean over thousands of batches.

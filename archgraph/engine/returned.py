@@ -1,4 +1,4 @@
-"""What strategies and programs return, checked where it enters the engine."""
+"""Checks of values that strategies and programs return to the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 WRONG = "returned the wrong type"
 
 
-# What is asked of the items of a field, by the field's type.
+# Requirements of the items of a field, by the field's type.
 _ITEMS: list[tuple[Any, str, Callable[[Any], object]]] = [
     (State, "Tensor", lambda item: isinstance(item, Tensor)),
     (Mapping[str, float], "a number", float),
@@ -38,13 +38,13 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
     """Check a value that a method of a strategy, or a program, has returned.
 
     Args:
-        kind: What it should have returned.
-        value: What it returned.
+        kind: Expected type.
+        value: The returned value.
         owner: The strategy or program.
         method: Name of the method.
 
     Raises:
-        RunError: If it is something else, or a graph, a state, a metric or a plain value in it is;
+        RunError: If it has another type, or a graph, a state, a metric or a plain value in it has;
             names owner, method and field.
 
     Example:
@@ -60,11 +60,11 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
         _expect(type_, field, path)
         for expected, holds in checks:
             for key, item in field.items():
-                if not _holds(str.encode, key):  # no file can hold lone surrogates
+                if not _holds(str.encode, key):  # lone surrogates cannot be written to a file
                     raise _wrong(key, f"{path}: a name in it", "text")
                 if not _holds(holds, item):
                     raise _wrong(item, f"{path}[{key!r}]", expected)
-    if isinstance(value, ServerState):  # as a checkpoint gives it back: tuples are lists there
+    if isinstance(value, ServerState):  # as read from a checkpoint: tuples are lists there
         plain = {str(key): json.loads(json.dumps(item)) for key, item in value.values.items()}
         value = dataclasses.replace(value, values=plain)
     return typing.cast(T, value)
@@ -85,7 +85,7 @@ def noted(strategy: object, method: str, round: int) -> Iterator[None]:
 def outcome_of(program: object, value: object) -> Outcome:
     """Return a program's outcome in mappings that are read once, with tensors without a graph.
 
-    What a program still holds can so not look different later: when it is merged or recorded.
+    So the outcome cannot change later, when it is merged or recorded.
 
     Raises:
         RunError: As :func:`returned`.
@@ -104,12 +104,12 @@ def outcome_of(program: object, value: object) -> Outcome:
 
 
 def _read(value: Any) -> Any:
-    """Read a mapping once: one of the program's own may say something else the next time."""
+    """Read a mapping once: a program's own mapping may return other values the next time."""
     return dict(value) if isinstance(value, Mapping) else value
 
 
 def detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
-    """Tensors without their graphs; those that a checkpoint may store are such that it can."""
+    """Return tensors without their graphs, in a form that a checkpoint can store."""
     for name, tensor in state.items():
         if (kind := foreign(tensor)) is not None:
             raise RejectedUpdate("not a dense tensor", where=name, found=kind)
@@ -118,14 +118,14 @@ def detached(state: State, *, stored: bool = False) -> dict[str, Tensor]:
                 save({name: torch.empty(0, dtype=tensor.dtype)})
             except (KeyError, ValueError, SafetensorError) as error:
                 raise RejectedUpdate(
-                    "no checkpoint can hold it", where=name, found=str(tensor.dtype)
+                    "a checkpoint cannot store it", where=name, found=str(tensor.dtype)
                 ) from error
     # Conjugates and negatives that are not computed yet would be written and viewed without them.
     return {str(name): t.detach().resolve_conj().resolve_neg() for name, t in state.items()}
 
 
 def each_returned(kind: type[T], values: object, owner: object, method: str) -> Iterator[T]:
-    """Yield the values of an iterable that a method has returned, each checked as it comes.
+    """Yield the values of an iterable that a method has returned, each checked on arrival.
 
     Raises:
         RunError: As :func:`returned`.
@@ -142,12 +142,12 @@ def received(
     graph: ArchGraph,
     number: int,
 ) -> ServerState:
-    """Return what a strategy's ``receive`` returns; the call leaves the state before it alone.
+    """Return the result of a strategy's ``receive``, which must not change the previous state.
 
     Raises:
         RunError: As :func:`returned`; or a weight of the global graph loses its shape or dtype,
             numbers become NaN or infinite (updates that are not finite never reach it), or it
-            writes into the server's tensors, which what was sent and saved may share.
+            writes into the server's tensors, whose memory sent and saved tensors may share.
     """
     where = f"{type(owner).__name__}.receive"
     # Counts, not copies: a comparison of values would cost a second state.
@@ -159,7 +159,7 @@ def received(
             raise RunError(
                 "writes into the server's tensors",
                 where=at,
-                hint="return new tensors: what was sent and saved may share these",
+                hint="return new tensors: sent and saved tensors may share the memory of these",
             )
         path, now = name.partition("/")[2], after.tensors.get(name, tensor)
         changed = (now.shape, now.dtype) != (tensor.shape, tensor.dtype)
@@ -171,7 +171,7 @@ def received(
                 expected=_form(tensor),
                 hint="a mean of whole numbers (counters of batch norm) is rounded back to them",
             )
-        # All clients' numbers were finite. What was not finite before may be a mask.
+        # All clients' numbers were finite. Values that were not finite before may be a mask.
         if now is not tensor and not finite(now) and finite(tensor):
             raise RunError(
                 "returned numbers that are not finite",
@@ -182,7 +182,7 @@ def received(
 
 
 def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:
-    """Check that the weights that a strategy gives are those of the graph that it gives.
+    """Check that a strategy's weights belong to its graph.
 
     Raises:
         RunError: If a tensor has another shape, or is of whole numbers where the graph has real
@@ -195,7 +195,7 @@ def fitting(graph: ArchGraph, state: State, owner: object, method: str) -> None:
             or tensor.dtype.is_floating_point != want.dtype.is_floating_point
         ):
             raise RunError(
-                "gives a tensor of another form",
+                "returns a tensor of another form",
                 where=f"{type(owner).__name__}.{method}: {want.name}",
                 found=_form(tensor),
                 expected=graph.param[want.name].type,
@@ -212,7 +212,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-# Python looks for types anew each time, which takes longer than to check a small client's result.
+# Python resolves types again each time, which takes longer than checking a small client's result.
 @functools.cache
 def _fields(kind: Any) -> Mapping[str, tuple[Any, list[tuple[str, Callable[[Any], object]]]]]:
     """Return type and checks of items (see ``_ITEMS``) of each field that is a graph or mapping."""

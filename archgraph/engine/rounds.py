@@ -1,33 +1,34 @@
 """The rounds of a run, step by step.
 
-1. **Draw.** The clients of a round follow from (seed, round): a sample, and further models that
-   these clients train beside their own.
-2. **Begin.** The strategy gives the state with which the round begins (``Strategy.begin``).
-3. **Merge.** The strategy makes the next state of the clients' results (``Strategy.receive``, most
-   often by :func:`archgraph.federation.covered_mean`). It reads them from a stream; reading one
-   result takes steps 4 to 6 for one client. A few updates per worker are in memory, whatever the
-   number of clients.
-4. **Send.** The strategy makes the client's task (``Strategy.send``): an architecture, its weights,
-   and a program, most often :class:`archgraph.federation.Train`. An error here ends the run.
-5. **Work.** A worker process (or another machine, :class:`Elsewhere`) runs the program, and what
-   comes of it is checked (:mod:`archgraph.engine.clientwork`). A client fails if its work raises,
+1. **Draw.** The clients of a round follow from (seed, round): a sample, and additional models that
+   these clients train.
+2. **Begin.** The strategy returns the state with which the round begins (``Strategy.begin``).
+3. **Merge.** The strategy creates the next state from the clients' results (``Strategy.receive``,
+   most often by :func:`archgraph.federation.covered_mean`). It reads them from a stream; reading
+   one result takes steps 4 to 6 for one client. A few updates per worker are in memory, whatever
+   the number of clients.
+4. **Send.** The strategy creates the client's task (``Strategy.send``): an architecture, its
+   weights, and a program, most often :class:`archgraph.federation.Train`. An error here ends the
+   run.
+5. **Work.** A worker process (or another machine, :class:`Elsewhere`) runs the program, and its
+   outcome is checked (:mod:`archgraph.engine.clientwork`). A client fails if its work raises,
    exceeds a limit or dies; it is rejected if its update cannot be merged. It is neither asked again
-   nor replaced, and what it keeps stays as it was.
-6. **Accept.** Changes that are too large, by a number or beside the median of the round, are
-   rejected or scaled down. Of an accepted client there is a row in the record, and what it keeps is
-   kept.
-7. **Test.** When a test is due, the models that the strategy answers for are tested
-   (``Strategy.evaluated``), on test examples and on those that are held out.
-8. **Record.** The line of the round goes into the run folder and to the trackers, beside a
-   checkpoint; the best round is remembered. A run ends early where its selection says so. It fails
-   where all clients of a round fail, or no update was accepted for some rounds.
+   nor replaced, and its private tensors stay unchanged.
+6. **Accept.** Changes that are too large, absolutely or relative to the median of the round, are
+   rejected or scaled down. For an accepted client a row is recorded, and its private tensors are
+   stored.
+7. **Test.** When a test is due, the strategy's evaluated models are tested
+   (``Strategy.evaluated``), on test examples and on held-out ones.
+8. **Record.** The line of the round goes into the run folder and to the trackers, together with a
+   checkpoint; the best round is remembered. A run ends early if its selection requires it. It fails
+   if all clients of a round fail, or no update was accepted for some rounds.
 
-A :class:`RoundPlan` says who takes part in one round (step 1) and what became of each (steps 5 and
-6). What outlives a round is in the :class:`Loop`: the server's state, what clients keep, the lines.
-:func:`archgraph.engine.local.execute` makes the loop, and resumes one from a checkpoint. A survey
-before the first round (:meth:`Loop.start`) takes steps 5 and 6 with tasks of its own. All
-randomness follows from (seed, purpose, round, client), so a resumed run has the same bits; noise
-with ``privacy: {entropy: system}`` is drawn by the system instead.
+A :class:`RoundPlan` holds the clients of one round (step 1) and the result of each (steps 5 and 6).
+The :class:`Loop` holds everything that outlives a round: the server's state, private tensors of
+clients, the lines. :func:`archgraph.engine.local.execute` creates the loop, and resumes one from a
+checkpoint. A survey before the first round (:meth:`Loop.start`) does steps 5 and 6 with its own
+tasks. All randomness follows from (seed, purpose, round, client), so a resumed run has the same
+bits; noise with ``privacy: {entropy: system}`` is drawn by the system instead.
 """
 
 from __future__ import annotations
@@ -80,18 +81,18 @@ from archgraph.states.spill import Spill
 from archgraph.states.updates import unsummable
 from archgraph.tables import plural
 
-# A task with a function that returns its outcome, or raises what became of it.
+# A task with a function that returns its outcome, or raises its error.
 Working: TypeAlias = tuple[Task, Callable[[], Outcome]]
-# A task with what the record says of its client so far, and what came back.
+# A task with the recorded values of its client so far, and its result.
 Arrival: TypeAlias = tuple[Task, dict[str, Json], Returned]
 
 
 class Elsewhere(Protocol):
-    """Where clients work, if not on this machine."""
+    """Remote machines on which clients work."""
 
     holder: Literal["server", "node"]
-    """Who holds what clients keep. At a node it never comes back: ``Task.private`` is missing in
-    the outcomes, and models that need it are not tested."""
+    """Location of clients' private tensors. At a node they are never returned: ``Task.private``
+    is missing in the outcomes, and models that need it are not tested."""
 
     def __call__(
         self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]
@@ -99,7 +100,7 @@ class Elsewhere(Protocol):
         """Return the tasks in their order, each with a function that waits for its outcome."""
 
     def events(self) -> list[dict[str, Json]]:
-        """Return what is new of the machines since it was asked for last: late or refused ones."""
+        """Return new events of the machines since the last call: late or refused ones."""
 
 
 def sample(
@@ -114,10 +115,10 @@ def sample(
 
     Args:
         clients: The number of all clients.
-        count: How many. Default: all.
-        seed: Of the run.
+        count: Number of clients. Default: all.
+        seed: Seed of the run.
         round: Counted from 1.
-        poisson: Whether each is drawn by itself; ``count`` then is the expected number.
+        poisson: Whether each is drawn independently; ``count`` then is the expected number.
 
     >>> sample(3, None, seed=0, round=1), len(sample(10, 4, seed=0, round=7))
     ((0, 1, 2), 4)
@@ -128,24 +129,24 @@ def sample(
         drawn = torch.rand(clients, generator=seeded(seed, "sample", round), dtype=torch.float64)
         return tuple((drawn < count / clients).nonzero().flatten().tolist())
     order = torch.randperm(clients, generator=seeded(seed, "sample", round))
-    # Ascending: results are merged in this order, whoever is drawn first.
+    # Ascending: results are merged in this order, in any order of drawing.
     return tuple(sorted(order[:count].tolist()))
 
 
 @dataclass(eq=False)
 class RoundPlan:
-    """One round: who takes part in it (step 1), and what became of each (steps 5 and 6).
+    """One round: its clients (step 1), and the result of each (steps 5 and 6).
 
     Attributes:
         round: Counted from 1; 0 for the survey.
-        clients: Those that are drawn, in the order in which they are asked.
+        clients: The drawn clients, in the order of their tasks.
         due: Whether models are tested afterwards.
-        test: Test of a client's model as it is after local training; None: it is not tested.
+        test: Test of a client's model after local training. Default: none.
         accepted: A row for each client whose update was accepted.
         rejected: Client, name and reason of each update that was refused.
         failed: The same for clients whose work raised, exceeded a limit or died.
         seconds: By purpose; time of an inner purpose does not count for the outer one.
-        failure: Of the first client that failed.
+        failure: Error of the first client that failed.
 
     Example:
         >>> plan = RoundPlan(1)
@@ -182,7 +183,7 @@ class RoundPlan:
         if self.failure is None:
             self.failure = died.error
         if self.failure is None:  # it was in another process
-            # Errors do not travel: only their text does.
+            # Errors are not sent, only their text.
             self.failure = ChildProcessError(died.reason)
             self.failure.add_note(died.trace)
         self.failed.append({**row, "reason": printable(died.reason)})
@@ -191,7 +192,7 @@ class RoundPlan:
         """Check, after the last client, that one at least succeeded or was refused.
 
         Raises:
-            RunError: If every client failed: then it is not the clients.
+            RunError: If every client failed: then clients are not the cause.
         """
         if self.failure is None or self.accepted or self.rejected:
             return
@@ -215,14 +216,14 @@ class Loop:
 
     Attributes:
         experiment: The experiment.
-        record: Where it is recorded; None: nowhere.
+        record: The record. Default: nothing is recorded.
         server: State of the server.
-        private: What each client keeps from round to round.
+        private: Private tensors of each client.
         lines: The lines of the rounds so far.
         done: Rounds that are done.
         trackers: Where the figures of every round go.
-        best: The checkpoint of the best round on held-out examples; None: there is none yet.
-        elsewhere: Where the clients work; None: on this machine.
+        best: The checkpoint of the best round on held-out examples, if any yet.
+        elsewhere: Remote machines of the clients. Default: this machine.
     """
 
     experiment: Experiment
@@ -253,7 +254,7 @@ class Loop:
         self._save()
 
     def go_on(self, checkpoint: Checkpoint, lines: list[dict[str, Json]]) -> None:
-        """Take up a run after its last checkpoint."""
+        """Resume a run after its last checkpoint."""
         self.server = ServerState(checkpoint.tensors, checkpoint.values)
         self.private = {
             client: ClientState.from_flat(flat) for client, flat in checkpoint.private.items()
@@ -297,7 +298,7 @@ class Loop:
             "record": self._recording,
             "total": time.perf_counter() - began,
         }
-        line = json_safe(line)  # as it will be read: selection and trackers see no NaN
+        line = json_safe(line)  # as it will be read: without NaN for selection and trackers
         self._keep(line, change)  # step 8
         return line
 
@@ -311,7 +312,7 @@ class Loop:
             number,
             poisson=setup.privacy is not None and setup.privacy.sampling == "poisson",
         )
-        clients = world.with_further(drawn)  # a client's further models come with it
+        clients = world.with_further(drawn)  # a client's additional models come with it
         return RoundPlan(number, clients, setup.evaluate.due(number, world.rounds))
 
     def _merged(self, plan: RoundPlan) -> tuple[ServerState, dict[str, Json] | None]:
@@ -341,7 +342,7 @@ class Loop:
     # ------------------------------------------------------------ steps 4 to 6, client by client
 
     def _task(self, state: ServerState, client: int, number: int) -> Task:
-        """Return what a client is to do, checked (step 4)."""
+        """Return a client's task, checked (step 4)."""
         strategy, world = self.experiment.strategy, self.experiment.world
         with noted(strategy, "send", number):
             sent = strategy.send(world, state, client, number)
@@ -355,7 +356,7 @@ class Loop:
                 found=task.client,
                 expected=client,
             )
-        # Masks of −∞ have no mean: they come back as they were sent, and are left out.
+        # Masks of −∞ have no mean: they are returned as sent, and skipped.
         return dataclasses.replace(
             task, unmerged=task.unmerged.union(unsummable(task.graph, task.state))
         )
@@ -363,7 +364,7 @@ class Loop:
     def _results(self, plan: RoundPlan, tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield the work of one client after the other, in the order of the tasks (steps 4 to 6).
 
-        To be iterated inside ``measure("server")``: local work is taken out of it.
+        Iterate it inside ``measure("server")``: local work is subtracted from it.
         """
         arrivals, median = self._with_median(plan, self._arrivals(plan, tasks))
         for arrival in arrivals:
@@ -375,7 +376,7 @@ class Loop:
             del result
 
     def _arrivals(self, plan: RoundPlan, tasks: Iterable[Task]) -> Iterator[Arrival]:
-        """Yield what comes back and is not refused; note in the plan what is (step 5)."""
+        """Yield results that are not refused; note refused ones in the plan (step 5)."""
         with contextlib.closing(self._calls(plan, tasks)) as calls:
             for task, came in calls:
                 row: dict[str, Json] = {"client": task.client, "name": self._name(task)}
@@ -393,14 +394,15 @@ class Loop:
     def _calls(
         self, plan: RoundPlan, tasks: Iterable[Task]
     ) -> Generator[tuple[Task, Returned | Died]]:
-        """Yield what came of each task, in their order (step 5)."""
+        """Yield the result of each task, in their order (step 5)."""
         if self.elsewhere is None:
             yield from self._workers.calls(
                 self._work,
                 tasks,
-                # Called when the client begins: an earlier task of its own may have left more.
+                # Called when the client begins: an earlier task of this client may have added to
+                # it.
                 begin=lambda task: Assignment(plan.round, task, self._own(task.client)),
-                # Two tasks of one client: the second needs what the first left behind.
+                # Two tasks of one client: the second needs the private tensors of the first.
                 key=lambda task: task.client,
                 waiting=lambda: plan.measure("local"),
                 again=True,
@@ -421,7 +423,7 @@ class Loop:
     ) -> tuple[Iterator[Arrival], float]:
         """Return the updates with the median of their sizes, for which all of them wait on disk.
 
-        It is 0 where no limit is relative to it; then they pass one by one.
+        It is 0 if no limit depends on it; then updates pass one by one.
         """
         rules = self._work.clip(plan.round)
         if self.experiment.bound is None and (rules is None or rules.clip != "median"):
@@ -436,7 +438,7 @@ class Loop:
     ) -> Result | None:
         """Return an update as the strategy sees it, and record its client (step 6).
 
-        None: it is refused.
+        None if it is refused.
         """
         outcome, work = came.outcome, self._work
         assert outcome is not None  # else it was refused where it was checked
@@ -493,7 +495,7 @@ class Loop:
 
     @property
     def _at_nodes(self) -> bool:
-        """True if what clients keep is not here: models that need it cannot be tested."""
+        """Whether private tensors are at nodes: models that need them cannot be tested."""
         return self.elsewhere is not None and self.elsewhere.holder == "node"
 
     # ------------------------------------------------------------ step 7: test
@@ -508,9 +510,9 @@ class Loop:
         return figures
 
     def _tested(self, evaluator: Evaluator) -> dict[str, Json]:
-        """Test the models that the strategy answers for after the last round."""
+        """Test the strategy's evaluated models after the last round."""
         setup = self.experiment
-        # Asked anew for each test: models may be made one at a time, as they are tested.
+        # Requested again for each test: models may be created one at a time, as they are tested.
         models = setup.strategy.evaluated(setup.world, self.server)
         each = each_returned(Evaluated, models, setup.strategy, "evaluated")
         each = private_models(setup.strategy, setup.world, each)
@@ -526,7 +528,7 @@ class Loop:
     # ------------------------------------------------------------ step 8: record
 
     def _keep(self, line: dict[str, Json], change: dict[str, Json] | None) -> None:
-        """Record a round; end a run that is finished early or gets nowhere (step 8)."""
+        """Record a round; end a run that is finished early or does not progress (step 8)."""
         self.lines.append(line)
         self._select(line)
         if self.record is not None:
@@ -539,7 +541,7 @@ class Loop:
         self._give_up()
 
     def _select(self, line: dict[str, Json]) -> None:
-        """Remember the best round, and say where the run ends before its last one."""
+        """Remember the best round, and note if the run ends before its last one."""
         selection = self.experiment.selection
         if selection is None:
             return
@@ -568,7 +570,7 @@ class Loop:
                 f"no update was accepted in {plural(len(lost), 'round')} in a row",
                 where=f"round {self.done}",
                 found="; ".join(f"client {one['client']}: {one['reason']}" for one in lost[-1][:3]),
-                hint="the rounds are recorded; `patience:` says how many such rounds are allowed",
+                hint="the rounds are recorded; `patience:` is the allowed number of such rounds",
             )
 
     def _save(self) -> None:
@@ -587,7 +589,7 @@ class Loop:
 
     @functools.cached_property
     def _work(self) -> ClientWork:
-        """The work of clients; one object for all rounds, so that processes can go on with it."""
+        """The work of clients; one object for all rounds, so that processes can reuse it."""
         return ClientWork(self.experiment)
 
     @functools.cached_property
@@ -598,7 +600,7 @@ class Loop:
         if asked.places:
             count = asked.workers or len(asked.places)
         return Workers(
-            # More than are drawn would seldom have anything to do.
+            # More workers than sampled clients would be idle.
             min(count, setup.sampled or len(setup.world.clients)),
             always=asked.workers is not None,
             deadline=asked.deadline,

@@ -1,4 +1,4 @@
-"""What is known of training examples that another machine holds: how many, of which classes."""
+"""Information on training examples of another machine: their number, in total and per class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from archgraph.federation.world import Uncounted
 from archgraph.plain import Json
 from archgraph.tables import plural
 
-# A position at which no data set has an example: whoever reads it is refused by NumPy and PyTorch.
+# A position outside every data set: NumPy and PyTorch refuse to read it.
 ELSEWHERE = np.iinfo(np.int64).max
 
 
@@ -25,9 +25,9 @@ class ClientRows:
 
     Attributes:
         examples: Their number.
-        histogram: How many are of each class; None: the machine does not say.
-        digest: SHA-256 of them, by which a run that is resumed knows them again.
-        targets: How many targets are not ignored; None: they are not classes.
+        histogram: Number per class; None if the machine does not report it.
+        digest: SHA-256 of them, by which a resumed run recognises them.
+        targets: Number of targets that are not ignored; None if they are not classes.
         here: Whether they are on this machine: then all training examples here are the client's.
 
     Example:
@@ -44,7 +44,7 @@ class ClientRows:
 
     @classmethod
     def of(cls, data: Dataset, digest: str = "") -> Self:
-        """Return those of a data set on this machine."""
+        """Return the rows of a data set on this machine."""
         counts = class_histogram(data.train.targets, data.classes)
         classes = data.classes is not None and not data.train.targets.dtype.is_floating_point
         single = classes and data.train.targets.dtype != torch.bool
@@ -53,7 +53,7 @@ class ClientRows:
 
     @classmethod
     def read(cls, said: Mapping[str, Json]) -> Self:
-        """Read what :meth:`report` returned on another machine."""
+        """Read the result of :meth:`report` from another machine."""
         counts = tuple(map(int, said["histogram"])) if said["counted"] else None
         targets = said["targets"]
         return cls(
@@ -64,7 +64,7 @@ class ClientRows:
         )
 
     def report(self) -> dict[str, Json]:
-        """Return what another machine is told."""
+        """Return a report for another machine."""
         return {
             "examples": self.examples,
             "histogram": list(self.histogram or ()),
@@ -75,7 +75,7 @@ class ClientRows:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Examples by class; they refuse to be read where the machine does not say."""
+        """Examples by class; reading them fails if the machine does not report them."""
         return Uncounted() if self.histogram is None else self.histogram
 
     @property

@@ -1,4 +1,4 @@
-"""The models of a run, as its last checkpoint has them."""
+"""The models of a run, from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def trained(
 ) -> dict[str, Model]:
     """Return architectures with weights by name: ``global``, tiers, clusters.
 
-    A model of which clients have their own versions (made for them, or with what they kept) is
-    there once per client, as ``NAME/CLIENT``.
+    A model of which clients have their own versions (created for them, or with private tensors) is
+    included once per client, as ``NAME/CLIENT``.
 
     Args:
-        folder: The run folder; the run may be going on.
+        folder: The run folder; the run may still be running.
         data_root: Folder of the data. Default: the run's.
         data: The data, where it was an argument of the run.
         python: Consent to run the Python code that the run's experiment and models name.
         tested: With the running statistics that each model is tested with, which some methods
-            compute from training data before a test; False: with those of the checkpoint.
+            compute from training data before a test; if False, with those of the checkpoint.
 
     Raises:
-        ArchGraphError: If it is not a run folder, its experiment cannot be prepared any more (its
-            data is gone, say), or its checkpoint is damaged.
+        ArchGraphError: If it is not a run folder, its experiment can no longer be prepared (e.g.
+            its data is gone), or its checkpoint is damaged.
     """
     path = run_folder(folder)
     setup = prepare(path / "run.yaml", data_root=data_root, data=data, python=python)
@@ -59,7 +59,7 @@ def versions(
     private: Mapping[int, ClientState],
     state_of: Callable[[Evaluated, State], State] = lambda _, state: state,
 ) -> Iterator[tuple[str, Model]]:
-    """Names and weights, one at a time: of each model, or of each client's version of it.
+    """Yield names and weights, one at a time: of each model, or of each client's version of it.
 
     Fine-tuning before a test does not create separate versions: a run does not keep its result.
     """

@@ -33,7 +33,7 @@ def check_local(
     """Check that data, task and models have what the options need.
 
     Raises:
-        RunError: Names the key that has nothing to change, or nothing that it can change.
+        RunError: Names the key that would have no effect or cannot be applied.
     """
     written = family_of(spec)
     for index, tier in enumerate(family.clients):
@@ -56,10 +56,10 @@ def check_local(
 
 
 def _check(local: LocalOptions, graph: ArchGraph, rounds: int) -> None:
-    """Check optimiser and schedule of one kind of client; errors say `local.KEY`."""
+    """Check optimiser and schedule of one kind of client; errors name `local.KEY`."""
     leaves = [p for p in graph.params if p.trainable and p.role == "parameter"]
     blank = [torch.empty(p.shape, dtype=torch_dtype(p.dtype), device="meta") for p in leaves]
-    try:  # Muon takes matrices alone
+    try:  # Muon takes only matrices
         if blank:
             local.chosen.make({"params": blank})
     except (ValueError, RuntimeError) as error:
@@ -69,7 +69,7 @@ def _check(local: LocalOptions, graph: ArchGraph, rounds: int) -> None:
             found=graph.name or "model",
             hint="choose another optimiser, or freeze what it cannot train (`train_only`)",
         ) from None
-    # Of steps it is not known how many there are: the schedule is made, and begins.
+    # The number of steps is unknown: the schedule is created, and begins.
     local.settings_at(rounds if local.over is None else 1, rounds, 1, 1000)
 
 
@@ -79,7 +79,7 @@ def _check_loss(local: LocalOptions, data: Dataset, learning: LearningTask) -> N
     title, where = local.loss.title, "local.loss"
     if isinstance(learning.loss, OwnLoss):
         raise RunError(
-            "would replace an objective of yours",
+            "would replace your objective",
             where=where,
             found=title,
             hint="remove one of the two",
@@ -119,7 +119,7 @@ def _check_transforms(transforms: Sequence[LibraryClass], data: Dataset, public:
     if not isinstance(public, int | None):
         raise RunError(
             "undo the normalisation of the run's data, and public images of another data set "
-            "have one of their own",
+            "have their own",
             where=where,
             hint="take `public` out of the training examples, `public: 200`",
         )
@@ -130,7 +130,7 @@ def _check_transforms(transforms: Sequence[LibraryClass], data: Dataset, public:
             "take images whose values are between 0 and 1",
             where=where,
             found=f"values from {least:.3g} to {most:.3g} ({data.name})",
-            hint="give bytes, which are normalised here, or images before you normalise them",
+            hint="pass bytes, which are normalised here, or images before you normalise them",
         )
     shape = _transformed_shape(transforms, data)
     if shape != data.shape:
@@ -146,7 +146,7 @@ def _transformed_shape(transforms: Sequence[LibraryClass], data: Dataset) -> tup
     """Return the shape of an image of zeros after the transforms.
 
     Raises:
-        RunError: If one of them does not make a tensor of it.
+        RunError: If one of them does not return a tensor.
     """
     image = torch.zeros(1, *data.shape)
     for at, one in enumerate(transforms):

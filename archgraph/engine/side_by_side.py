@@ -1,4 +1,4 @@
-"""Whole runs side by side: each in a process of one thread, which may die alone."""
+"""Whole runs side by side: each in its own process of one thread, which may die by itself."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ R = TypeVar("R")
 def side_by_side(
     call: Callable[[T], R], items: Iterable[T], workers: int
 ) -> Iterator[tuple[T, R | str]]:
-    """Yield each item with the result of its call, or with what went wrong, as they end.
+    """Yield each item with the result of its call, or with its error, as they end.
 
     Args:
         call: Returns plain values. Bits do not depend on the number of processes.
-        items: What it is called with.
+        items: Arguments of the calls.
         workers: Number of processes.
     """
 
     def ended(item: T) -> R | str:
-        # Sums of threads depend on their number.
+        # Sums depend on the number of threads.
         with one_thread():
             done = attempted(functools.partial(call, item))
         return _trouble(done) if isinstance(done, Died) else done

@@ -1,4 +1,4 @@
-"""What stays with clients, before the first round: patterns, and what the global model lacks."""
+"""Checks of private entries before the first round: patterns, and additions to the global model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from archgraph.federation import GLOBAL, ServerState, Task, World, private_task
 from archgraph.federation.private_parts import additions
 from archgraph.hints import listed, nearest
 
-# Rounds whose tasks are looked at: where a strategy draws tiers, one may come up in a later round.
+# Rounds whose tasks are checked: if a strategy draws tiers, one may appear in a later round.
 LOOKED = 10
 HINT = "move the rewrite to the family's `change`, which changes the global model, too"
 
 
 def check_private(experiment: Experiment, state: ServerState) -> None:
-    """Check what the strategy's ``private`` names: something, and the same in the rounds to come.
+    """Check that the strategy's ``private`` names entries, and the same ones in later rounds.
 
     Raises:
-        RunError: If a pattern names no entry of any architecture (says the nearest), or an entry
+        RunError: If a pattern does not match any entry (names the nearest), or an entry
             that stays with a client has other positions of the global model in another round.
     """
     world, where = experiment.world, "private"
@@ -36,7 +36,8 @@ def check_private(experiment: Experiment, state: ServerState) -> None:
             entry = task.transfer.entries.get(name) if task.transfer else None
             if before.setdefault((task.client, name), entry) != entry:
                 raise RunError(
-                    "what a client keeps is of its last part, which changes from round to round",
+                    "private entries belong to a client's last part, which changes from round to "
+                    "round",
                     where=where,
                     found=name,
                     hint="give clients parts that stay, or leave this entry to the server",
@@ -52,9 +53,9 @@ def check_private(experiment: Experiment, state: ServerState) -> None:
 
 
 def kept_additions(experiment: Experiment, state: ServerState) -> Mapping[str, list[str]]:
-    """By tier, the entries that the global model lacks and that stay with clients.
+    """Return the private entries that the global model lacks, by tier.
 
-    Those that the strategy merges itself (NeFL's step sizes) are not among them.
+    Entries that the strategy merges itself (NeFL's step sizes) are not included.
     """
     world, added = experiment.world, dict[str, list[str]]()
     if not _with_additions(world) or not state.group(GLOBAL):
@@ -68,7 +69,7 @@ def kept_additions(experiment: Experiment, state: ServerState) -> Mapping[str, l
 
 
 def _tasks(experiment: Experiment, state: ServerState) -> Iterator[Task]:
-    """Yield the first tasks of a client of each tier, with what stays with it."""
+    """Yield the first tasks of a client of each tier, with private entries."""
     world, strategy = experiment.world, experiment.strategy
     ids = tuple(client.id for client in world.clients)
     first = {world.clients[client].name: client for client in reversed(ids)}
@@ -80,7 +81,7 @@ def _tasks(experiment: Experiment, state: ServerState) -> Iterator[Task]:
 
 @contextlib.contextmanager
 def explained(world: World) -> Iterator[None]:
-    """Rewrites of a strategy that fail on a tier say that it has what the global model lacks."""
+    """Explain failing rewrites of a strategy on a tier by entries that the global model lacks."""
     try:
         yield
     except (RewriteError, GraphError) as error:
@@ -95,7 +96,7 @@ def explained(world: World) -> Iterator[None]:
 
 
 def _with_additions(world: World) -> dict[str, list[str]]:
-    """By tier, what it trains and the global model lacks; tiers without are left out."""
+    """Return trained entries that the global model lacks, for tiers that have some."""
     tiers = world.tiers if world.graph.nodes else ()
     more = {tier.name: (tier.graph, additions(tier.graph, tier.transfer)) for tier in tiers}
     return {

@@ -9,7 +9,7 @@ from archgraph.federation import Result
 
 
 class ResultStream(Iterator[Result]):
-    """Results that are gone once they are read: a second pass is an error, not an empty one.
+    """Results that can be read once: a second pass is an error, not empty.
 
     Args:
         results: The results, in the order of the clients.
@@ -36,10 +36,10 @@ class ResultStream(Iterator[Result]):
         if self._read:
             raise RunError(
                 "reads results a second time: they are a stream, one client in memory at a time, "
-                "and what was read is gone",
+                "and can be read only once",
                 where=self._where,
                 hint="begin with `results = list(results)`, which keeps those of all clients in "
-                "memory, or do all in one loop",
+                "memory, or use a single loop",
             )
         self._read = True
         return self._results

@@ -1,4 +1,4 @@
-"""The task of an experiment: the row that it names, with its own loss and metrics, and its data."""
+"""The learning task of an experiment: a named row with the experiment's loss and metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def learning_task(spec: TaskSpec | None, data: Dataset) -> LearningTask:
     """Determine what is learned from the data.
 
     Args:
-        spec: What the experiment says. Default: what the type of the targets says.
+        spec: The task in the experiment. Default: from the type of the targets.
         data: The data.
 
     Raises:
@@ -72,7 +72,7 @@ def _imported(name: str, where: str) -> Callable[..., Any]:
 
 
 def _of_two(task: LearningTask, data: Dataset) -> LearningTask:
-    """Return the task as one of two classes, where data has so many."""
+    """Return the task for two classes, if the data has two."""
     if task.form != "classes" or data.classes != 2:
         return task
     return dataclasses.replace(task, one_logit=data.train.targets.dim())
@@ -82,7 +82,7 @@ def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
     """Check that a strategy can learn a task.
 
     Raises:
-        RunError: If not; says why.
+        RunError: If not, with the reason.
     """
     reason = strategy.unlearnable.get(task.form)
     if reason is not None:
@@ -104,21 +104,21 @@ def check_strategy(strategy: Strategy, name: str, task: LearningTask) -> None:
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """A loss of the user's.
+    """A user's loss.
 
     Attributes:
-        function: Of predictions and targets of a batch: their mean loss, one for each example, or
-            one for each target, of which those of class -100 do not count. Predictions that have
-            one axis of size 1 more than their targets arrive without it, unless targets are
-            classes: they would be broadcast.
-        form: What a target is.
+        function: Maps predictions and targets of a batch to their mean loss, one per example, or
+            one per target, where targets of class -100 do not count. Predictions that have one axis
+            of size 1 more than their targets arrive without it, unless targets are classes: they
+            would be broadcast.
+        form: Form of a target.
     """
 
     function: Callable[[Any, Any], Tensor]
     form: TargetForm = "any"
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """As the user's function says; the mean of it where one number is asked for.
+        """Return the result of the user's function, or its mean if one number is requested.
 
         Raises:
             RunError: If it is not a loss of this batch.
@@ -156,14 +156,14 @@ SOFT = (
     'task: {objective: "python:losses:soft"}, a function of outputs and targets such as '
     "torch.nn.functional.cross_entropy"
 )
-# With an objective of the user's and no kind: nothing is known of targets but their loss.
+# With a user's objective and no kind: only the loss of targets is known.
 _ANY = LearningTask(
     "own", None, "any", TASKS["regression"].loss, (), judge="loss", shapes=any_shape
 )
 
 
 def standardised(task: LearningTask, targets: Tensor) -> LearningTask:
-    """Standardise targets to mean 0 and deviation 1; metrics see their own units, the loss not."""
+    """Standardise targets to mean 0 and deviation 1 for the loss; metrics keep their units."""
     # In double: sums over a whole data set.
     std, mean = torch.std_mean(targets.double(), 0, correction=0)
     std = torch.where(std > 0, std, 1.0)  # a target that never varies is not divided by 0
@@ -197,17 +197,17 @@ def _named(targets: Tensor | torch.dtype) -> str:
 
 
 def _metrics(spec: TaskSpec, task: LearningTask, data: Dataset) -> Iterator[AnyMetric]:
-    """Yield the metrics that are asked for: the task's own, or those of torchmetrics."""
+    """Yield the requested metrics: the task's own, or those of torchmetrics."""
     for i, choice in enumerate(spec.metrics):
         where = f"task.metrics.{i}"
         if choice == "loss":  # measured in any case
             continue
         if task.form == "any":
             raise SpecError(
-                "is measured where it is known what targets are",
+                "is measured only for a known form of targets",
                 where=where,
                 found=choice if isinstance(choice, str) else choice.title,
-                hint="write the kind beside the objective, e.g. kind: regression",
+                hint="write the kind next to the objective, e.g. kind: regression",
             )
         if not isinstance(choice, str):
             numbers = math.prod(data.test.targets.shape[1:])
@@ -226,7 +226,7 @@ def _metrics(spec: TaskSpec, task: LearningTask, data: Dataset) -> Iterator[AnyM
 
 
 def _measured(spec: TaskSpec, task: LearningTask, asked: tuple[AnyMetric, ...]) -> LearningTask:
-    """Return the task with metrics that are asked for before its own."""
+    """Return the task with the requested metrics before its own."""
     names = {metric.name for metric in asked}
     others = tuple(metric for metric in task.metrics if metric.name not in names)
     judge = task.judge

@@ -1,4 +1,4 @@
-"""What a model says to test examples, and what that is worth."""
+"""Answers of a model to test examples, and their figures."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from archgraph.states.copies import to_device
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a model said to each test example.
+    """A model's answers to the test examples.
 
     Attributes:
-        metrics: What was measured.
-        rows: Of each metric what it makes of each example, ``[example, ...]``.
-        targets: How many targets count, 1 for a class, the window's length for text, ``[example]``.
+        metrics: The metrics.
+        rows: Values of each example, by metric, ``[example, ...]``.
+        targets: Number of counted targets, 1 for a class, the window's length for text,
+            ``[example]``.
     """
 
     metrics: Sequence[Metric]
@@ -34,7 +35,7 @@ class Answers:
     targets: Tensor
 
     def summary(self, chosen: Sequence[int] | slice | Tensor = slice(None)) -> dict[str, float]:
-        """Return the figures of the chosen examples; NaN where no target of theirs counts.
+        """Return the figures of the chosen examples; NaN if none of their targets counts.
 
         Example:
             >>> from archgraph.federation.metrics import METRICS
@@ -49,20 +50,20 @@ class Answers:
 
     @property
     def right(self) -> Tensor:
-        """Whether each example with one class was answered rightly, int64 ``[example]``."""
+        """Whether each example with one class was classified correctly, int64 ``[example]``."""
         return self.rows["accuracy"].long()
 
     def matched(self, targets: Tensor, shares: Sequence[Sequence[float]]) -> list[float]:
-        """Accuracy to be expected of each client's test examples by its shares of the classes.
+        """Return each client's expected accuracy on test examples with its shares of the classes.
 
         Σ_c p_c · (accuracy on examples of class c): the mean over all test sets that could be drawn
-        by the shares p (RecipFL, §5.1, draws one). Classes without a test example count for nothing
-        and the other shares are divided by their sum.
+        by the shares p (RecipFL, §5.1, draws one). Classes without a test example are ignored, and
+        the other shares are divided by their sum.
 
         Args:
-            targets: Class of each example, ``[example]``; those of -100 are left out.
-            shares: Of each client and class, up to a common factor of the client (numbers of
-                examples, say), ``[client, class]``.
+            targets: Class of each example, ``[example]``; -100 is ignored.
+            shares: Share of each class per client, up to a factor per client (e.g. numbers of
+                examples), ``[client, class]``.
 
         Example:
             >>> hits = {"accuracy": torch.tensor([1, 0, 1])}
@@ -76,7 +77,7 @@ class Answers:
         count = torch.bincount(targets, minlength=classes)
         rates = torch.bincount(targets, hits, classes) / count.clamp(min=1)
         mixtures = mixtures * (count > 0)
-        # Not a product of matrices: the same bits whatever clients are asked for.
+        # Not a product of matrices: the same bits for any choice of clients.
         sums = zip((mixtures * rates).sum(1).tolist(), mixtures.sum(1).tolist(), strict=True)
         return [right / total if total else math.nan for right, total in sums]
 
@@ -97,12 +98,12 @@ def answers(
     Args:
         module: On ``device``.
         data: Test examples.
-        learning: What was learned.
+        learning: The learning task.
         predict: From outputs to predictions. Default: the task's output.
         masks: For each, test with the logits of other classes set to 0, bool ``[classes]``.
         batch: Examples at a time.
         device: Where the module is.
-        workers: Where it is run. Default: in this process.
+        workers: Processes to run it in. Default: this process.
     """
     module.eval()
     metrics = [metric for metric in learning.measured if isinstance(metric, Metric)]
@@ -119,7 +120,7 @@ def answers(
     with torch.inference_mode(), one_thread():
         calls = (workers or Workers()).calls(tested, range(0, len(data), batch))
         for start, done in calls:
-            # A process may be killed for reasons of the machine's: the batch is tested here then.
+            # A process may be killed by the machine: then the batch is tested here.
             results = tested(start) if isinstance(done, Died) else done
             for part, rows in zip(parts, results, strict=True):
                 part.append(rows)
@@ -136,7 +137,7 @@ def answers(
 def _rows(
     metrics: Sequence[Metric], predictions: Tensor, targets: Tensor, masks: Sequence[Tensor]
 ) -> list[dict[str, Tensor]]:
-    """Return what metrics see of a batch, then what they see of it under each mask."""
+    """Return the metrics' rows of a batch, then its rows under each mask."""
     results = [{m.name: m.rows(predictions, targets) for m in metrics}]
     for present in masks:
         if bool(present.all()):  # a mask that hides nothing changes nothing

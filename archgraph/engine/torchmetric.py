@@ -29,15 +29,15 @@ def torch_metric(
     numbers: int = 1,
     examples: int = 4,
 ) -> Metric:
-    """Make a metric of torchmetrics.
+    """Create a metric of torchmetrics.
 
     Args:
         choice: Its class.
-        task: What is learned.
+        task: The learning task.
         classes: Number of classes or labels.
         where: Place in a file, for errors.
-        numbers: How many numbers a target has, if it is numbers.
-        examples: How many examples there are to test on.
+        numbers: Numbers per target, if targets are numbers.
+        examples: Number of test examples.
 
     Raises:
         SpecError: If it does not take such targets, or is not one number.
@@ -58,13 +58,13 @@ def torch_metric(
             shape = (classes,) if classed else (numbers,)[: numbers > 1]
             metric.update(*_trial(task.form, min(examples, 4), shape, binary=binary))
             value = metric.compute()
-    except Exception as error:  # whatever its constructor says of the options
+    except Exception as error:  # any error of its constructor about the options
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SpecError(
             "cannot be computed",
             where=where,
             found=f"{choice.title}: {reason}",
-            hint=f"a target has {numbers} numbers: name a metric of several, mae or r2 say"
+            hint=f"a target has {numbers} numbers: name a metric of several, e.g. mae or r2"
             if numbers > 1
             else f"it must be one for {task.name}",
         ) from error
@@ -74,9 +74,9 @@ def torch_metric(
             "is not one number",
             where=where,
             found=f"{choice.title}, {shape}",
-            hint="leave out what asks for one of each output"
+            hint="remove the option that returns one per output"
             if task.form == "values"
-            else "choose an average: {average: macro}, say",
+            else "choose an average, e.g. {average: macro}",
         )
     form: _Whole | _Counted
     if task.per_example or task.form in ("labels", "values"):
@@ -88,7 +88,7 @@ def torch_metric(
             "would hold the predictions of all targets",
             where=where,
             found=choice.title,
-            hint="give it thresholds: {thresholds: 100}, say",
+            hint="set thresholds, e.g. {thresholds: 100}",
         )
     label = "_".join([choice.title, *map(str, choice.args.values())])
     return Metric(label, metric.higher_is_better, form.rows, form.value, frozenset({task.form}))
@@ -99,7 +99,7 @@ class _Whole:
     """A metric of predictions and targets that are kept until it is computed.
 
     Attributes:
-        make: Makes it.
+        make: Creates the metric.
         form: Form of a target.
         binary: Whether it takes the probability of the second of two classes.
     """
@@ -110,7 +110,7 @@ class _Whole:
 
     def rows(self, predictions: Tensor, targets: Tensor) -> Tensor:
         outputs = aligned(predictions, targets) if self.form == "values" else predictions
-        # One tensor per batch, predictions beside targets: in a float, classes stay exact to 2^24.
+        # One tensor per batch, predictions next to targets: in a float, classes stay exact to 2^24.
         return torch.cat([x.reshape(len(x), -1).float() for x in (outputs, targets)], 1)
 
     def value(self, rows: Tensor, count: int) -> float:
@@ -133,10 +133,10 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Counted:
-    """A metric whose state is a sum over examples: that of each batch is kept.
+    """A metric whose state is a sum over examples: each batch's state is kept.
 
     Attributes:
-        make: Makes it.
+        make: Creates the metric.
         binary: Whether it takes the probability of the second of two classes.
     """
 
@@ -168,7 +168,7 @@ def _created(choice: LibraryClass, supplied: tuple[tuple[str, Json], ...]) -> An
 
 
 def _summed(metric: Any) -> bool:
-    """Return whether states of batches add up: then a row per batch is all that is held."""
+    """Return whether states of batches add up: then one row per batch suffices."""
     reductions = [metric._reductions[name] for name in metric.metric_state]
     return all(getattr(one, "__name__", "") == "dim_zero_sum" for one in reductions)
 
@@ -176,7 +176,7 @@ def _summed(metric: Any) -> bool:
 def _trial(
     form: TargetForm, examples: int, shape: tuple[int, ...], *, binary: bool
 ) -> tuple[Tensor, Tensor]:
-    """Predictions and targets of a few examples; predictions of one have this shape."""
+    """Return predictions and targets of a few examples; predictions of one have this shape."""
     generator = torch.Generator().manual_seed(0)
     said = torch.randn(examples, *shape, generator=generator)
     if form == "classes":

@@ -81,33 +81,33 @@ def prepare(
     rows: Mapping[int, ClientRows] | None = None,
     python: bool = False,
 ) -> Experiment:
-    """Resolve an experiment: read its files, make its graphs, load and share out its data.
+    """Resolve an experiment: read its files, build its graphs, load and distribute its data.
 
-    1. The strategy is configured, and the architectures of its clients are made.
+    1. The strategy is configured, and the architectures of its clients are built.
     2. The data is read.
-    3. Models, data and what is learned are made to fit one another, or are refused.
-    4. First weights are read from a file, and the number of clients in a round is known.
-    5. Training examples are shared out; some may be for all clients to see.
+    3. Models, data and task are matched, or refused.
+    4. Initial weights are read from a file, and the number of clients in a round is set.
+    5. Training examples are distributed; some may be public for all clients.
     6. Examples that select a round are held out.
     7. All of it becomes an :class:`~archgraph.engine.experiment.Experiment`.
 
     Args:
-        experiment: A file, what was read from one, or keys and values as a file would say them,
-            where a model may be a graph or what ``ag.trace`` returns.
+        experiment: A file, a parsed file, or a dict with the same keys, where a model may be a
+            graph or the result of ``ag.trace``.
         data_root: Folder of the data. Default: the spec's, else what ``ARCHGRAPH_DATA`` names.
         data: Data instead of those that the experiment names, in any form that
             :func:`archgraph.data.doors.data_from_python` takes; its partition stays.
-        imagined: What stands in for the data; such an experiment can begin, but it has neither text
-            nor facts by which a run is recorded. Default: the data is loaded.
+        imagined: Stand-in data for a dry run. The experiment can start, but the run is not
+            recorded. Default: the data is loaded.
         family: The family, if it is resolved already.
-        rows: What clients have of training examples on machines of their own; at the server all of
-            them, at a client's machine that client. Default: the examples are shared out here.
+        rows: Training rows per client if they stay on the clients' machines: all clients on the
+            server, one on a client. Default: the examples are distributed here.
         python: Consent to run the Python code that the experiment and its models name.
 
     Raises:
         SpecError: If a file cannot be understood, or names Python code without your consent.
         RewriteError: If a client's architecture cannot be made.
-        DataError: If the data is missing or damaged, or cannot be shared out so.
+        DataError: If the data is missing or damaged, or cannot be distributed in this way.
         RunError: If model, data and strategy do not fit one another.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
@@ -126,26 +126,26 @@ def prepare(
 
 @dataclass(eq=False)
 class _Draft:
-    """An experiment while it is prepared: each stage fills in what the later ones read.
+    """An experiment in preparation: each stage sets the fields that later ones read.
 
     Attributes:
-        spec: What the file says; where the data lies (stage 2) and its partition (stage 5) are
-            filled in.
-        device: Where it is computed.
+        spec: The spec; the location of the data (stage 2) and its partition (stage 5) are filled
+            in.
+        device: Device of the server.
         data_root: Folder of the data.
-        imagined: Whether zeros stand in for the data.
-        rows: What clients have of training examples on machines of their own.
+        imagined: Whether zeros replace the data.
+        rows: Training rows per client on the clients' machines.
         strategy: The method (stage 1).
         family: The architectures (stages 1, 3 and 4).
         dataset: The data (stages 2, 3, 5 and 6).
-        learning: What is learned (stages 3 and 6).
-        by_kind: How clients of a kind train that has keys of its own (stage 3).
+        learning: The learning task (stages 3 and 6).
+        by_kind: Training options of kinds of client with their own keys (stage 3).
         sampled: Clients in a round (stage 4).
         shares: Positions of the training examples of each client (stages 5 and 6).
-        public: Positions of those that all clients see (stage 5).
-        other: What they see instead: of another data set (stage 6).
-        held_out: Positions of those that select a round (stage 6).
-        selection: How they do (stage 6).
+        public: Positions of the public examples (stage 5).
+        other: Public examples from another data set (stage 6).
+        held_out: Positions of the held-out examples (stage 6).
+        selection: The selection by held-out examples (stage 6).
         seedless: The data before anything of it was drawn (stage 6).
     """
 
@@ -173,7 +173,7 @@ class _Draft:
         return [member for member in self.family.clients for _ in range(member.count)]
 
     def choose_method(self, family: Family | None) -> None:
-        """Configure the strategy and make the architectures of its clients (stage 1)."""
+        """Configure the strategy and build the architectures of its clients (stage 1)."""
         spec = self.spec
         with spec.locating("strategy"):
             self.strategy = configure(spec.strategy_name, spec.strategy_options)
@@ -185,7 +185,7 @@ class _Draft:
         """Read the data, from the file's place or from an argument (stage 2)."""
         spec = self.spec
         source, located = spec.data, spec.locating("data")
-        if data is not None:  # no line of a file is at fault then
+        if data is not None:  # then no line of a file is the cause
             source, located = DataSpec(partition=source.partition), contextlib.nullcontext()
         task = None if spec.task is None else spec.task.kind or OWN
         source, public = _rooted(source, self.data_root), _rooted(spec.public, self.data_root)
@@ -197,7 +197,7 @@ class _Draft:
         self.dataset = imagined
 
     def fit_together(self) -> None:
-        """Make models, data and what is learned fit one another, or refuse them (stage 3)."""
+        """Match models, data and task, or refuse them (stage 3)."""
         spec, strategy, family = self.spec, self.strategy, self.family
         dataset = in_order_of_folder(with_spare_tokens(self.dataset, family), family_of(spec))
         with spec.locating("task"):
@@ -212,7 +212,7 @@ class _Draft:
         self.family, self.dataset, self.learning = family, dataset, learning
 
     def plan_rounds(self) -> None:
-        """Say with which weights rounds begin, and how many clients take part (stage 4)."""
+        """Set the initial weights, and the number of clients in a round (stage 4)."""
         spec, clients = self.spec, len(self.members)
         if spec.weights is not None:
             with spec.locating("weights"):
@@ -225,7 +225,7 @@ class _Draft:
             _check_rules(spec.aggregate, self.sampled)
 
     def share_out(self) -> None:
-        """Say which training examples each client has, and which all of them see (stage 5)."""
+        """Distribute the training examples to the clients, and set the public ones (stage 5)."""
         spec, members = self.spec, self.members
         if self.rows is not None:
             _check_rows(spec, self.strategy, self.rows)
@@ -238,7 +238,7 @@ class _Draft:
             _check_stream(spec, self.strategy, self.family)
 
     def _owned(self) -> tuple[np.ndarray, ...]:
-        """Return the training examples of each client, as the data says."""
+        """Return the training examples of each client, from the data."""
         with self.spec.locating("data"):
             _check_owners(self.spec.data, self.dataset, len(self.members))
         with self.spec.locating("public"):
@@ -247,9 +247,9 @@ class _Draft:
         return shares
 
     def _partitioned(self) -> tuple[np.ndarray, ...]:
-        """Share the training examples out by the scheme that the file names."""
+        """Distribute the training examples by the scheme of the file."""
         spec, dataset = self.spec, self.dataset
-        # Taken from all at first: what a scheme makes equal stays equal.
+        # Taken from all first, so that a scheme's equal parts stay equal.
         with spec.locating("public"):
             every = (np.arange(len(dataset.train)),)
             (pool,), self.public = reserve_public(spec, every, dataset)
@@ -269,7 +269,7 @@ class _Draft:
         return shares
 
     def set_aside(self) -> None:
-        """Hold out what selects a round; scale inputs and targets without it (stage 6)."""
+        """Hold out the examples for selection; scale inputs and targets without them (stage 6)."""
         spec, strategy, dataset = self.spec, self.strategy, self.dataset
         with spec.locating("public"):
             self.other = other_public(spec, strategy, dataset, imagined=self.imagined)
@@ -279,8 +279,8 @@ class _Draft:
             )
             if spec.validation is not None:
                 self.selection = Selection.of(spec.validation, self.learning)
-        self.seedless = dataset  # what is held out is drawn
-        # Examples that select a round have no part in how inputs and targets are scaled.
+        self.seedless = dataset  # held-out examples are drawn
+        # Examples for selection do not affect the scaling of inputs and targets.
         scaled_by = np.arange(len(dataset.train))
         if len(self.held_out):
             seen = [*self.shares, *([self.public] if strategy.public else [])]
@@ -291,14 +291,14 @@ class _Draft:
             self.learning = standardised(self.learning, targets)
 
     def experiment(self) -> Experiment:
-        """Put all of it together (stage 7)."""
+        """Assemble the experiment (stage 7)."""
         spec, strategy, family, dataset = self.spec, self.strategy, self.family, self.dataset
         world = self._world()
         return Experiment(
             world=world,
             strategy=strategy,
             data=dataset,
-            # A further model trains on the examples of the client that it belongs to.
+            # An additional model trains on the examples of its client.
             shares=tuple(self.shares[client.owner] for client in world.clients),
             local=spec.local,
             by_kind=self.by_kind,
@@ -321,7 +321,7 @@ class _Draft:
 
     def _world(self) -> World:
         spec, family, data = self.spec, self.family, self.dataset
-        # Weights of a traced model or a file, if the family has any; else of the seed.
+        # Weights of a traced model or a file, if the family has any; else from the seed.
         state = family.state if family.state is not None else initial_state(family.graph, spec.seed)
         public = subset(data.train, self.public) if len(self.public) else self.other
         return World(
@@ -354,7 +354,7 @@ class _Draft:
             yield replace(client, counted=self._counted(client))
 
     def _counted(self, client: Client) -> float | None:
-        """Return how much a client's targets count in its loss; None: every example counts 1."""
+        """Return how much a client's targets count in its loss; None if every example counts 1."""
         if isinstance(client.histogram, Uncounted):
             return None if self.rows is None else self.rows.get(client.id, NONE).targets
         local = self.by_kind.get(client.name, self.spec.local)
@@ -362,7 +362,7 @@ class _Draft:
 
 
 def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
-    """Refuse what the strategy cannot do, or does not read."""
+    """Refuse options that the strategy cannot satisfy, or does not read."""
     if strategy.needs_global and not family.has_global:
         raise RunError(
             "the strategy needs a global model, which the family lacks",
@@ -381,8 +381,8 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
 
 
 def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
-    """Refuse what asks for examples of streams by position, or how many there are of a class."""
-    for key, hint in (("validation", "leave it out"), ("public", "name a data set instead")):
+    """Refuse options that need examples of streams by position, or their number per class."""
+    for key, hint in (("validation", "remove it"), ("public", "name a data set instead")):
         if getattr(spec, key) is not None and not isinstance(getattr(spec, key), NamedData):
             raise RunError("examples of a stream cannot be held out", where=key, hint=hint)
     keys = [key for key in ("mask_absent", "label_rows") if getattr(strategy, key, False)]
@@ -404,16 +404,16 @@ def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> N
             "needs to know how many examples of each class a client has, and streams are not "
             "counted by class",
             where=f"strategy.{spec.strategy_name}",
-            hint="give the data as a torch dataset with __len__ and __getitem__",
+            hint="pass the data as a torch dataset with __len__ and __getitem__",
         )
 
 
 def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, ClientRows]) -> None:
-    """Refuse what needs the clients' examples at the server, where each client holds its own."""
+    """Refuse options that need clients' examples at the server, if each client holds its own."""
     for client, known in rows.items():
         if strategy.reads_labels and known.histogram is None:
             raise RunError(
-                "does not say how many examples of each class it has",
+                "does not report its examples per class",
                 where=f"client {client}",
                 found="labels=false",
                 expected=f"the counts, which {spec.strategy_name} reads",
@@ -428,13 +428,13 @@ def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, Cli
         ("data.partition", spec.data.partition),
     ):
         if value:
-            message = "needs the examples of all clients, and each node holds its own alone"
+            message = "needs the examples of all clients, but each node holds only its own"
             with spec.locating(key.partition(".")[0]):
                 raise RunError(message, where=key, hint="remove it")
 
 
 def _check_averages(strategy: Strategy, name: str, key: str) -> None:
-    """Refuse a key that changes what is averaged, or how, where the strategy does more."""
+    """Refuse a key that changes averaging if the strategy does more than averaging."""
     if key == "server" and not strategy.averages:
         raise RunError(
             "has no plain mean of the clients that an optimiser could follow",
@@ -444,15 +444,15 @@ def _check_averages(strategy: Strategy, name: str, key: str) -> None:
         )
     if not strategy.averages:
         raise RunError(
-            "the strategy does not average by `covered_mean` or `group_means` alone",
+            "the strategy does not average only by `covered_mean` or `group_means`",
             where=f"strategy.{name}",
             found=f"`{key}`, which changes what these do",
-            hint="a strategy of your own that averages by them alone says `averages = True`",
+            hint="your own strategy that only averages by them sets `averages = True`",
         )
 
 
 def _rooted(source: T, data_root: str | os.PathLike[str] | None) -> T:
-    """Return a known data set with the folder of its files; anything else as it is.
+    """Return a known data set with the folder of its files; anything else unchanged.
 
     It is absolute, for run.yaml: a run may be resumed from another folder.
     """
@@ -464,13 +464,13 @@ def _rooted(source: T, data_root: str | os.PathLike[str] | None) -> T:
 
 
 def _check_owners(source: DataSpec, data: Dataset, clients: int) -> None:
-    """Refuse a partition of data that says whose each example is, and another number of clients."""
+    """Refuse a partition of data with owners, and another number of clients."""
     names = list(data.owners)
     if source.partition is not None:
         raise RunError(
             f"the data is partitioned by client already ({data.name}, {len(names)} clients)",
             where="data.partition",
-            hint="leave `partition` out, or the clients out of the data",
+            hint="remove `partition`, or the clients from the data",
         )
     if len(names) != clients:
         raise RunError(
@@ -491,13 +491,13 @@ def _assigned(owners: Sequence[str], data: Dataset) -> Dataset:
             "does not name the data's clients, each once",
             where="family.clients",
             found=", ".join(owners),
-            expected=", ".join(by_name) or "data that says whose each example is",
+            expected=", ".join(by_name) or "data with an owner of each example",
         )
     return dataclasses.replace(data, owners={name: by_name[name] for name in owners})
 
 
 def _noted(data: Dataset, pool: np.ndarray, shares: Sequence[np.ndarray]) -> Dataset:
-    """Return the data with a note on the examples that a partition gives to no client."""
+    """Return the data with a note on examples without a client."""
     left = pool[~np.isin(pool, np.concatenate(shares))]
     if not len(left):
         return data
@@ -512,7 +512,7 @@ def _noted(data: Dataset, pool: np.ndarray, shares: Sequence[np.ndarray]) -> Dat
 
 
 def first_state(experiment: Experiment) -> ServerState:
-    """Return the strategy's first state, once it is known that its models can be tested.
+    """Return the strategy's first state, after checking that its models can be tested.
 
     Raises:
         RunError: If the strategy refuses this world, or :func:`testable` its models.
@@ -533,7 +533,7 @@ def first_state(experiment: Experiment) -> ServerState:
 
 
 def testable(experiment: Experiment, state: ServerState) -> None:
-    """Check that models answer what is asked, and that what is said about tests is read.
+    """Check that models' outputs fit the task, and that options of tests have an effect.
 
     Raises:
         RunError: If a model's outputs do not fit the task, running statistics would be of too few
@@ -552,10 +552,10 @@ def testable(experiment: Experiment, state: ServerState) -> None:
                 check_enough_examples(model.graph, min(asked.statistics or examples, examples))
         tuned |= bool(model.clients) and model.program is None
     output = learning.predict.output if isinstance(learning.predict, Logits) else None
-    single = "each model gives a single result, in training, too"
+    single = "each model returns a single result, also in training"
     stored = "no model is tested with running statistics that are recomputed (`norm: static`)"
     untuned = "no model is tested on its clients as it was sent to them"
-    # Each key, its value, whether any model reads it, and why none does.
+    # Each key, its value, whether any model reads it, and the reason if none does.
     for section, key, value, read, reason in (
         ("task", "auxiliary", learning.auxiliary or None, several, single),
         ("task", "output", output or None, several, single),
@@ -583,7 +583,7 @@ def _merges_there(spec: ExperimentSpec, strategy: Strategy) -> bool:
 
 
 def _started(tier: Tier, family: Family, state: State, seed: int) -> Tier:
-    """Give a tier its first weights: its own model's, the global ones, or random ones."""
+    """Give a tier its initial weights: its own model's, the global ones, or random ones."""
     if tier.own:
         return tier
     if family.has_global:
@@ -592,7 +592,7 @@ def _started(tier: Tier, family: Family, state: State, seed: int) -> Tier:
 
 
 def _sampled(sample: float | int, clients: int) -> int:
-    """Clients in a round.
+    """Return the number of clients in a round.
 
     >>> _sampled(0.1, 25), _sampled(1.0, 25), _sampled(7, 25), _sampled(0.01, 25)
     (3, 25, 7, 1)
@@ -664,10 +664,10 @@ def _device(engine: EngineSpec) -> str:
 
 
 def _trouble(name: str) -> str | None:
-    """Return why nothing can be computed on a device; None if it can."""
+    """Return why a device cannot compute; None if it can."""
     try:
         torch.device(name)
-    except RuntimeError:  # its text is a list of all that there is
+    except RuntimeError:  # its text lists all devices
         return "no such device is known to PyTorch"
     try:
         float(torch.zeros(1, device=name))  # `meta` has no values

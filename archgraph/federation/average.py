@@ -1,7 +1,7 @@
-"""What most methods share: a part of the global model goes out, what comes back is averaged.
+"""Functions of most methods: a part of the global model is sent, returned parts are averaged.
 
-A method is what it does otherwise: it changes the task that :func:`part` makes, weighs what
-:func:`covered_mean` averages, or adds to what :func:`by_tier` tests.
+A method only implements its differences: it changes the task from :func:`part`, weighs the updates
+in :func:`covered_mean`, or adds to the models of :func:`by_tier`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def part(
     norm: NormName = "averaged",
     weights: State | None = None,
 ) -> Task:
-    """Make the task of a client: its part of the global model, to be trained.
+    """Return the task of a client: to train its part of the global model.
 
     Args:
-        world: Who takes part.
+        world: The clients and tiers.
         state: Holds the global weights.
-        client: To whom.
-        tier: What it is to train. Default: the tier that the family gives it.
-        program: What it is to do. Default: training on the loss of the experiment's task.
-        mask_absent: Of the default program: set the logits of classes that the client lacks to 0.
-        norm: What becomes of running statistics; see :class:`NormPolicy`.
+        client: The recipient.
+        tier: Tier to train. Default: the client's tier in the family.
+        program: Program to run. Default: training on the loss of the experiment's task.
+        mask_absent: For the default program: set the logits of classes that the client lacks to 0.
+        norm: How running statistics are treated; see :class:`NormPolicy`.
         weights: The model's weights. Default: the tier's part of the global ones.
     """
     tier = tier or world.tier_of(client)
@@ -68,7 +68,7 @@ def part(
 
 @functools.lru_cache(maxsize=1024)
 def identity_of(graph: ArchGraph, names: tuple[str, ...]) -> Transfer:
-    """Return the identity on some entries of an architecture, for a mean of these alone."""
+    """Return the identity on some entries of an architecture, for a mean of only these."""
     slots = {slot.name: slot for slot in signature(graph)}
     return Transfer.identity(tuple(slots[name] for name in names))
 
@@ -85,19 +85,18 @@ def covered_mean(
     """Return the state with global weights that are the mean of all results, entry by entry.
 
     ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value; what
-    stays with clients (``Result.unmerged``) is left out. One update is in memory at a time, beyond
-    ``World.wait``. What the experiment's ``aggregate`` says takes the place of the mean; see
-    :mod:`.robust_means`.
+    stays with clients (``Result.unmerged``) is skipped. One update is in memory at a time, beyond
+    ``World.wait``. The experiment's ``aggregate`` may replace the mean; see :mod:`.robust_means`.
 
     Args:
-        world: Who takes part.
+        world: The clients and tiers.
         state: Holds the global weights.
-        results: What clients returned for tasks of :func:`part`.
-        weights: Weight of a client: what its ``examples`` count in the loss, 1 (``uniform``), or a
-            function of its result.
-        rows: Of a result, per entry a vector of 0 and 1 over its first axis: the rows that this
-            client gives.
-        sizes: Of a result, the size of some entries: they are divided by it, and their mean is
+        results: Results of tasks from :func:`part`.
+        weights: Weight of a client: how much its ``examples`` count in the loss, 1 (``uniform``),
+            or a function of its result.
+        rows: For a result, per entry a vector of 0 and 1 over its first axis: the rows that this
+            client contributes.
+        sizes: For a result, the size of some entries: they are divided by it, and their mean is
             multiplied by the mean size (FedFA's α).
     """
 
@@ -114,19 +113,18 @@ def covered_mean(
 def group_means(
     world: World, state: ServerState, contributions: Iterable[Contribution]
 ) -> ServerState:
-    """Return the state with groups that are means of what clients add; the others stay.
+    """Return the state with groups replaced by means of the contributions; the others stay.
 
     Args:
-        world: Says in ``World.aggregate`` what limits the part of single clients, and in
-            ``World.means`` what takes the place of these means, and in ``World.server`` which
-            optimiser follows them.
+        world: ``World.aggregate`` limits the influence of single clients, ``World.means`` replaces
+            these means, and ``World.server`` is the optimiser that follows them.
         state: Holds the groups.
-        contributions: What clients add, one at a time, to each group once.
+        contributions: Contributions of clients, one at a time, to each group once.
 
     Raises:
-        RunError: If a client adds to a group twice, or its part cannot be made private.
+        RunError: If a client contributes to a group twice, or its part cannot be made private.
     """
-    # A second part of a client in one group would count it twice, in silence.
+    # A second part of a client in one group would silently count it twice.
     contributions = _once(contributions)
     rules = world.aggregate
     if world.means is not None:
@@ -182,16 +180,17 @@ def by_tier(
     whole: Tier | bool = True,
     idle: bool = False,
 ) -> Iterator[Evaluated]:
-    """Yield what is tested: the global model, and each tier's on the data of its clients.
+    """Yield the models to test: the global one, and each tier's on the data of its clients.
 
     Args:
-        world: Who takes part.
+        world: The clients and tiers.
         state: Holds the global weights.
-        norm: What becomes of running statistics; see :class:`NormPolicy`.
-        runs: The tier that each client runs, by id; empty: the one that the family gives it.
-        submodel: The tier with the graph and the transfer that it is tested with. Default: its own.
+        norm: How running statistics are treated; see :class:`NormPolicy`.
+        runs: Tier of each client, by id; empty: its tier in the family.
+        submodel: Returns the tier with the graph and the transfer to test. Default: the tier
+            itself.
         model: A tier's model, in place of ``submodel``. Default: the submodel with global weights.
-        private: Whether private entries are laid over its model. Default: as the norm policy says.
+        private: Whether private entries replace those of its model. Default: from the norm policy.
         whole: Whether the global model is tested, too; a tier: its model, as the global one.
         idle: Whether tiers that no client runs are tested, too.
     """
@@ -210,7 +209,7 @@ def by_tier(
         if runs:
             clients = tuple(client for client, name in enumerate(runs) if name == tier.name)
         if clients or idle:
-            # Pulled when its turn comes: one tier's weights are in memory at a time.
+            # Pulled only now: one tier's weights are in memory at a time.
             tested = model(tier)
             yield Evaluated(
                 name=tier.name,

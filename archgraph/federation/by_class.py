@@ -1,4 +1,4 @@
-"""What methods share whose clients exchange a row per class: only of classes that a client has."""
+"""Helpers for methods whose clients exchange a row for each class that they have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_single(world: World) -> None:
     """Refuse data whose examples have no single class.
 
     Raises:
-        RunError: If they have none.
+        RunError: If they do not have one.
     """
     if not world.learning.per_example:
         raise RunError(
@@ -35,7 +35,7 @@ def check_single(world: World) -> None:
 
 @per_graph
 def embedding_width(graph: ArchGraph) -> int:
-    """Return how many numbers a network's head is applied to, for an example.
+    """Return the size of the input of a network's head, for an example.
 
     Raises:
         RunError: If there is no head, or the number depends on an open size.
@@ -62,7 +62,7 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
 
     Args:
         rows: ``[example, column]``.
-        targets: Class of each example ``[example]``; -100 counts for nothing.
+        targets: Class of each example ``[example]``; -100 does not count.
         classes: Number of classes.
 
     Example:
@@ -72,14 +72,14 @@ def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
         >>> sums.flatten().tolist(), counts.tolist()
         ([2.0, 0.0, 5.0], [1.0, 0.0, 2.0])
     """
-    # A product, whose order of summing is fixed on a device, too.
+    # A product, whose order of summation is fixed on devices, too.
     member = torch.nn.functional.one_hot(targets.clamp(min=0), classes).to(rows)
     member = torch.where((targets != IGNORED)[:, None], member, 0)
     return member.T @ rows, member.sum(0)
 
 
 def sent_rows(table: Tensor, known: Tensor) -> State:
-    """Return the rows of known classes and which classes they are, as they are sent.
+    """Return the rows of known classes and their classes, in the form in which they are sent.
 
     Example:
         >>> sent_rows(torch.eye(2), torch.tensor([False, True]))
@@ -104,7 +104,7 @@ def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def check_rows(world: World, result: Result, width: int) -> None:
-    """See whether a client's rows are of classes that it has, each once.
+    """Check that a client's rows are of classes that it has, each once.
 
     Raises:
         RejectedUpdate: If they are not.

@@ -1,4 +1,4 @@
-"""All strategies in one table: paper, clients, requirements, presets."""
+"""All strategies in one table: paper, supported clients, requirements and presets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from archgraph.tables import Table
 
 
 def strategy_table() -> Table:
-    """Return every installed strategy: paper and year, clients, requirements, presets.
+    """Return every installed strategy: paper and year, supported clients, requirements, presets.
 
     Raises:
         SpecError: If one cannot be imported.

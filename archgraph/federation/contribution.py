@@ -1,4 +1,4 @@
-"""A client's part in the means that make up the server's state."""
+"""A client's contribution to the means that form the server's state."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from archgraph.federation.state import GLOBAL
 from archgraph.federation.tasks import Result, WeightOf
 from archgraph.graph.ir import ArchGraph
 from archgraph.states import Signature, State, Transfer
-from archgraph.states import Update as Update  # what strategies of their own means add
+from archgraph.states import Update as Update  # contributions of strategies with their own means
 from archgraph.states.robust import Cut
 
-TINY = 1e-30  # nothing is divided by a size below it
+TINY = 1e-30  # lower bound of sizes in divisions
 
 
 class Contribution(NamedTuple):
-    """What a client adds to the mean of a group of the server's state.
+    """A client's contribution to the mean of a group of the server's state.
 
     Attributes:
         client: Id of the client.
@@ -29,11 +29,11 @@ class Contribution(NamedTuple):
         transfer: Linear map from the group's state to the client's part of it.
         state: The client's part, after training.
         weight: Weight of the client in the mean.
-        unmerged: Entries of the client's part that are left out.
-        sizes: Size of some entries of the client's part, which they are divided by; see
+        unmerged: Entries of the client's part that are not merged.
+        sizes: Sizes by which some entries of the client's part are divided; see
             :func:`covered_mean`.
         rows: Per entry of the client's part, 0 and 1 over its first axis: the rows that the client
-            gives. Default: all.
+            contributes. Default: all.
     """
 
     client: int
@@ -50,15 +50,15 @@ class Contribution(NamedTuple):
     def of(
         cls, result: Result, whole: ArchGraph, weights: WeightOf, *, group: str = GLOBAL
     ) -> Contribution:
-        """Return what a client adds with its whole result.
+        """Return the contribution of a client's whole result.
 
         Raises:
-            RunError: If the task did not say where its weights belong.
+            RunError: If the task did not set where its weights belong.
         """
         if result.transfer is None:
             hint = "make the task with part(), or set Task.transfer"
             where = f"client {result.client}"
-            message = "a result does not say where its weights belong"
+            message = "a result lacks the transfer of its weights"
             raise RunError(message, where=where, hint=hint)
         weight = result.weight(weights)
         return cls(
@@ -68,7 +68,7 @@ class Contribution(NamedTuple):
     @property
     def update(self) -> Update:
         """The update for mergers and pools; the engine has checked its form and values."""
-        # Nothing is divided by a size of 0.
+        # Avoids division by a size of 0.
         scales = {name: 1.0 / size if size > TINY else 1.0 for name, size in self.sizes.items()}
         return Update(
             self.transfer, self.state, self.weight, scales, self.rows or {}, self.unmerged
@@ -106,7 +106,7 @@ class EntrySizes:
         Args:
             group: The group.
             clients: Clients whose sizes count. Default: all.
-            cut: Number of sizes that are left out at each end, from the number of all.
+            cut: Number of sizes that are dropped at each end, from the number of all.
         """
         means = {}
         for (where, name), pairs in self._sizes.items():
@@ -114,6 +114,6 @@ class EntrySizes:
             if where == group and sizes:
                 out = cut(len(sizes))
                 inner = sizes[out : len(sizes) - out]
-                # fsum: the same bits in whatever order clients arrived.
+                # fsum: the same bits in any order of arrival.
                 means[name] = math.fsum(inner) / len(inner)
         return means

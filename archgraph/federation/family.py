@@ -1,4 +1,4 @@
-"""Families of architectures: a global graph, and how each kind of client's comes from it."""
+"""Families of architectures: a global graph, from which each kind of client is derived."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Family:
         return {GLOBAL: self.graph, **clients} if self.has_global else clients
 
     def table(self) -> Table:
-        """Return a row per architecture: how many clients run it, parameters, MACs."""
+        """Return a row per architecture: number of clients, parameters, MACs."""
         counts = {kind.name: str(kind.count) for kind in self.clients}
         rows = tuple((k, counts.get(k, ""), *sizes(graph)) for k, graph in self.models.items())
         columns = ("model", "clients", "parameters", "MACs")
@@ -100,7 +100,7 @@ def resolve(spec: FamilySpec, *, python: bool = False) -> Family:
 
 
 def _trains_with(member: Rewritten, graph: ArchGraph) -> None:
-    """Check that a client trains nothing of what the global model freezes: it would be lost.
+    """Refuse a client that trains parameters frozen in the global model: updates would be lost.
 
     Raises:
         RewriteError: Names the first such parameters.
@@ -113,7 +113,7 @@ def _trains_with(member: Rewritten, graph: ArchGraph) -> None:
     ]
     if lost:
         raise RewriteError(
-            "trains what the global model freezes",
+            "trains parameters that the global model freezes",
             found=listed(lost),
             expected="parameters that the global model trains",
             hint="the server would leave these updates out: name them in the family's "
@@ -146,10 +146,10 @@ class _Resolver:
             if member.name == GLOBAL:
                 with self.located(("clients", index)):
                     raise SpecError(f"the name {GLOBAL} stands for the global model")
-            # Equal recipes give equal architectures: align and rewrite once.
+            # Equal recipes yield equal architectures: align and rewrite once.
             recipe = repr(member.model_dump(exclude={"name", "count", "owners", "local"}))
             if ("clients", index, "model") in self.spec.weights:
-                recipe = f"{index}: {recipe}"  # passed in Python: the recipe does not tell them
+                recipe = f"{index}: {recipe}"  # passed in Python: not part of the recipe
             if recipe not in resolved:
                 resolved[recipe] = self.member(member, graph, model, ("clients", index))
                 with self.located(("clients", index)):
@@ -185,7 +185,7 @@ class _Resolver:
         return lead >> change, None if weights is None else change.transfer.pull(weights)
 
     def joined(self) -> ArchGraph:
-        """Return the least architecture that contains every member's model."""
+        """Return the smallest architecture that contains every member's model."""
         starts = (
             self.start(member, None, ("clients", index))[0]
             for index, member in enumerate(self.spec.clients)
@@ -204,7 +204,7 @@ class _Resolver:
         """Return the global model's choices: the file's, else the largest that a client makes."""
         if all(m.choose is None for m in self.spec.clients) and not self.spec.choose:
             return {}
-        # A client that says nothing runs what is written, or more.
+        # A client without choices runs the written ones, or larger ones.
         choosers = [m.choose or {} for m in self.spec.clients if m.model is None]
         written = written_choices(model, model.validate(AuthoredModel))
         keys = dict.fromkeys(k for c in choosers for k in c)
@@ -237,7 +237,7 @@ class _Resolver:
     def chain(
         self, rewrites: Rewrites, graph: ArchGraph, at: Place, model: Document | None
     ) -> Rewritten:
-        """Apply rewrites to a graph that was made of a model; errors point at their keys."""
+        """Apply rewrites to a model's graph; errors point at their keys."""
         document = self.spec.document_of(at)
         return rewritten(
             graph,

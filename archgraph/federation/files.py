@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def checked_family(
     spec: FamilySpec, path: Path, cache: dict[str, Json]
 ) -> tuple[str, Family | None]:
-    """Resolve a family, once for all that have its content.
+    """Resolve a family, once for all files with the same content.
 
     Args:
         spec: The family.
@@ -30,7 +30,7 @@ def checked_family(
         cache: Shared by one check of many files; this function uses the key ``families``.
 
     Returns:
-        What it is, in words, and the family; None where its models were not imported.
+        A summary, and the family; None where its models were not imported.
 
     Raises:
         ArchGraphError: If it cannot be resolved; again for every file that uses it.
@@ -54,7 +54,7 @@ def checked_family(
 
 
 def _resolved(spec: FamilySpec, text: str) -> tuple[str, Family | None]:
-    # What a kind of file needs is imported when it is asked for: `archgraph help` asks for none.
+    # The imports of a kind of file happen on first use: `archgraph help` needs none.
     from archgraph import resolve
 
     if family_without_consent(spec):

@@ -37,7 +37,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class Standardised:
-    """A loss of standardised targets; what models predict is in their units.
+    """A loss of standardised targets; models predict standardised values.
 
     Attributes:
         loss: The loss.
@@ -71,8 +71,8 @@ class TargetType(NamedTuple):
 
     Attributes:
         dtype: Their type.
-        least: Axes that they have at least, the examples' among them.
-        most: Axes that they have at most.
+        least: Minimum number of axes, including the examples'.
+        most: Maximum number of axes.
         words: A description for errors.
     """
 
@@ -88,23 +88,23 @@ class TargetType(NamedTuple):
 
 @dataclass(frozen=True)
 class LearningTask:
-    """What models learn from data, and how it is measured.
+    """A learning task: targets, loss and metrics.
 
     Attributes:
         name: Its name in a file.
         targets: Type of the targets; None for any.
         form: Form of a target.
         loss: The loss that training minimises.
-        metrics: Metrics of tests, beside the loss.
-        judge: The figure by which models are compared: the first that was asked for.
+        metrics: Metrics of tests, in addition to the loss.
+        judge: The figure by which models are compared: the first requested one.
         shapes: From the shape of an example's target and the number of classes to the shapes that
             an example's prediction may have.
         class_axis: Axis of the classes in outputs; predictions have them last.
         per_example: Whether each example has one class.
         predict: Selects the model's output.
-        auxiliary: Weight of the loss of each further prediction that a model gives in training.
-        one_logit: Axes of targets of two classes, which one logit may tell apart; 0: there are
-            other classes.
+        auxiliary: Weight of the loss of each additional prediction of a model in training.
+        one_logit: Axes of targets of two classes, which a single logit may distinguish; 0: other
+            classes.
         class_weights: Weight of a target of each class in the loss. Default: 1.
     """
 
@@ -129,7 +129,7 @@ class LearningTask:
 
     @property
     def better(self) -> dict[str, bool | None]:
-        """Whether more is better, by the name of each figure; that of the judge comes first.
+        """Whether more is better, by the name of each figure, the judge's first.
 
         >>> TASKS["regression"].better
         {'mse': False, 'rmse': False, 'mae': False, 'r2': True, 'loss': False}
@@ -157,14 +157,14 @@ class LearningTask:
         return self._classes_last((predict or self.predict)(outputs))
 
     def beside(self, outputs: object, predict: Predict | None = None) -> list[Tensor]:
-        """Return further predictions that a model gives, in the same form."""
-        # The raw output, which is told from the others by identity.
+        """Return additional predictions of a model, in the same form."""
+        # The raw output, which is recognised by identity.
         main = (predict or self.predict)(outputs)
         return [self._classes_last(said) for said in auxiliary(outputs, main)]
 
     def _classes_last(self, said: Tensor) -> Tensor:
         if self.form == "any":
-            return said  # whatever an objective of the user's takes
+            return said  # the input of a user's objective
         if self.one_logit == said.dim():
             said = said.unsqueeze(self.class_axis)
         if self.one_logit and said.shape[self.class_axis] == 1:
@@ -176,9 +176,9 @@ class LearningTask:
     def counts(self, targets: Tensor) -> Tensor:
         """Return how much each example counts in the loss, ``[example]``.
 
-        A target counts 1, or the weight of its class, and not at all if it is ignored; where
-        targets are of unknown form, an example counts 1. What is averaged over minibatches
-        (gradients, the loss, test figures) counts so.
+        A target counts 1, or the weight of its class, and 0 if it is ignored; where targets have an
+        unknown form, an example counts 1. Averages over minibatches (gradients, the loss, test
+        figures) use these counts.
 
         >>> TASKS["next_token"].counts(torch.tensor([[3, 4, -100]]))
         tensor([2])
@@ -186,7 +186,7 @@ class LearningTask:
         if self.form == "any":
             return torch.ones(len(targets), dtype=torch.int64)
         flat = targets.reshape(len(targets), math.prod(targets.shape[1:]))
-        # Only classes have a value that counts for nothing: -100 is a number among numbers.
+        # Only classes have an ignored value: for numbers -100 is an ordinary value.
         if self.form != "classes":
             return torch.ones_like(flat, dtype=torch.int64).sum(1)
         weights = None
@@ -195,7 +195,7 @@ class LearningTask:
         return class_counts(flat, weights).sum(1)
 
     def counts_of(self, histogram: Sequence[int]) -> float | None:
-        """Return how much so many targets of each class count; None: the task has other targets.
+        """Return how much targets count, from their number per class; None for other targets.
 
         >>> CLASSIFICATION.counts_of((3, 0, 2))
         5
@@ -209,7 +209,7 @@ class LearningTask:
     def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the loss over the targets of each example, float64 ``[example]``.
 
-        Where targets are of unknown form, an example counts once: the mean over its values.
+        Where targets have an unknown form, an example counts once: the mean over its values.
         """
         values = self.loss(predictions, targets, "none").double()
         examples, counts = len(targets), self.counts(targets).to(values.device)
@@ -303,4 +303,4 @@ TASKS: Mapping[str, LearningTask] = {
 
 # Integers on two axes may be a text or a map of one axis: the text comes first.
 DEFAULTS = ("classification", "next_token", "segmentation", "multilabel", "regression")
-"""The tasks in the order in which one is chosen that learns the targets of the data."""
+"""The tasks, in the order in which they are tried for the targets of the data."""

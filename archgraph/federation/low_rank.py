@@ -1,4 +1,4 @@
-"""What methods for low-rank adapters share: which adapters a model has, and their averages."""
+"""Helpers for methods with low-rank adapters: the adapters of a model, and their averages."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class LowRankAdapter:
     Attributes:
         down: Name of the first weight ``A``, [rank, in, kernel…].
         up: Name of the second weight ``B``, [out, rank, 1…].
-        scale: What their product is multiplied by; in a client of a smaller rank, too.
+        scale: Factor of their product; also in a client of a smaller rank.
         weight: Name of the layer's weight.
         transposed: Whether that is [in, out].
-        alone: Whether nothing else uses that weight.
+        alone: Whether only this layer uses that weight.
     """
 
     down: str
@@ -85,7 +85,7 @@ def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
 class LowRankAveraging(Averaging, Masking):
     """A method for models with low-rank adapters, whose clients may have smaller ranks.
 
-    By itself it averages every entry over the clients that have it. Methods differ in what is
+    By itself it averages every entry over the clients that have it. Methods differ in the factors
     ``fixed`` in a round and in how results are ``merged``.
     """
 
@@ -100,7 +100,7 @@ class LowRankAveraging(Averaging, Masking):
 
         Raises:
             RunError: If the model has no low-rank adapters, or they are frozen; if a client differs
-                in more than rank; if one factor of an adapter is private, and the method needs
+                in more than rank; if one factor of an adapter is private, but the method needs
                 both.
         """
         adapters = low_rank(world.graph)
@@ -109,7 +109,7 @@ class LowRankAveraging(Averaging, Masking):
             raise RunError(
                 f"{name} averages low-rank adapters",
                 found="none",
-                hint="give the model some, with `change: {add_lora: 8}` in the family",
+                hint="add some with `change: {add_lora: 8}` in the family",
             )
         ours = {leaf for a in adapters for leaf in (a.down, a.up)}
         still = ours & untrained(world.graph)
@@ -118,7 +118,7 @@ class LowRankAveraging(Averaging, Masking):
                 f"{name} trains low-rank adapters, which are frozen",
                 where="family.change.train_only",
                 found=listed(sorted(still)),
-                hint="let it name them, too: '*.lora.*'",
+                hint="also name them there: '*.lora.*'",
             )
         for tier in world.tiers:
             self._check_tier(tier, adapters)
@@ -135,7 +135,7 @@ class LowRankAveraging(Averaging, Masking):
         return ServerState().with_group(GLOBAL, world.state).with_values(seen=[])
 
     def _check_tier(self, tier: Tier, adapters: Sequence[LowRankAdapter]) -> None:
-        """Raise unless a tier differs from the global model in the ranks of its adapters alone."""
+        """Raise unless a tier differs from the global model only in the ranks of its adapters."""
         ours = {leaf for a in adapters for leaf in (a.down, a.up)}
         entries = tier.transfer.entries
         same = all(entry.unchanged for leaf, entry in entries.items() if leaf not in ours)
@@ -147,7 +147,7 @@ class LowRankAveraging(Averaging, Masking):
         if theirs != adapters or not same:
             expected = "the global model, or one with a `rank`"
             raise RunError(
-                f"{type(self).__name__} serves clients that differ in rank alone",
+                f"{type(self).__name__} serves clients that differ only in rank",
                 where=f"tier {tier.name}",
                 expected=expected if self.own_scales else f"{expected} without an alpha",
             )
@@ -162,13 +162,13 @@ class LowRankAveraging(Averaging, Masking):
         return frozenset()
 
     def tier(self, world: World, state: ServerState, client: int) -> Tier:
-        """Return what a client trains."""
+        """Return the tier that a client trains."""
         return world.tier_of(client)
 
     def send(self, world: World, state: ServerState, client: int, round: int) -> Task:
         """Send the client its part of the global model.
 
-        What is not trained does not come back. What never changes is sent once.
+        Entries that are not trained are not returned. Entries that never change are sent once.
         """
         tier = self.tier(world, state, client)
         task = part(world, state, client, tier=tier, mask_absent=self.mask_absent, norm=self.norm)
@@ -184,7 +184,7 @@ class LowRankAveraging(Averaging, Masking):
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Merge what clients return, and note who has what never changes."""
+        """Merge results, and record which clients have the constant entries."""
         seen = set(state.values["seen"])
 
         def noted() -> Iterator[Result]:
@@ -221,10 +221,11 @@ def fresh_factors(world: World, label: str, round: int) -> State:
 
 @dataclass
 class AdapterSums:
-    """Weighted sums of what clients' adapters become, one client in memory at a time.
+    """Weighted sums of clients' converted adapters, one client in memory at a time.
 
     Attributes:
-        of: What is summed of an adapter: tensors in double precision, of one form for all clients.
+        of: Converts an adapter to the summed tensors: double precision, of one form for all
+            clients.
     """
 
     of: Callable[[LowRankAdapter, Result], tuple[tuple[Tensor, ...], float]]
@@ -250,7 +251,7 @@ class AdapterSums:
             yield replace(result, unmerged=result.unmerged | names)
 
     def means(self) -> dict[LowRankAdapter, tuple[Tensor, ...]]:
-        """Return the weighted means; without those of no weight."""
+        """Return the weighted means; entries without weight are omitted."""
         return {
             adapter: tuple(v / self.weights[adapter] for v in values)
             for adapter, values in self.sums.items()

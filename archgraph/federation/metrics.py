@@ -1,7 +1,7 @@
-"""What tests measure: figures of predictions and targets, and whether more of them is better.
+"""Metrics: figures of predictions and targets, and whether more is better.
 
-A metric makes a few numbers of each example; its value is computed from those of all examples
-together, so that it is that of the whole set and not a mean over batches.
+A metric maps each example to a few numbers; its value is computed from those of all examples, so
+that it is the value of the whole set and not a mean over batches.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 TargetForm = Literal["classes", "labels", "values", "any"]
-"""What a target is: one of the classes, a 0 or 1 for each label, a number; or not known."""
+"""Form of a target: one of the classes, a 0 or 1 for each label, a number; or unknown."""
 
 IGNORED = -100
-"""A class that counts for nothing."""
+"""The ignored class."""
 
 _LARGEST_EXPONENT = 700.0  # exp overflows a float at 709.8
 
@@ -32,7 +32,7 @@ class Metric:
         higher_is_better: Whether more is better; None if neither is.
         rows: From predictions and targets of a batch to numbers ``[example]`` or
             ``[example, number]``.
-        value: From the rows of examples, and how many targets of them count, at least one, to the
+        value: From the rows of examples, and the number of counted targets (at least one), to the
             figure.
         forms: Forms of targets that it applies to.
     """
@@ -52,7 +52,7 @@ class DerivedMetric:
         name: Its name in records.
         higher_is_better: Whether more is better.
         source: The other figure.
-        convert: From that one's value to its own.
+        convert: From the source's value to its own.
         forms: Forms of targets that it applies to.
     """
 
@@ -162,7 +162,7 @@ def _r2(rows: Tensor, count: int) -> float:
     """Return 1 - residual / total sum of squares, mean over outputs; 0 for constant targets."""
     said, true = rows.chunk(2, 1)
     residual = (said - true).square().sum(0)
-    # The mean of all targets: means of batches would add up to another R².
+    # The mean of all targets: means of batches would yield another R².
     total = (true - true.mean(0)).square().sum(0)
     varied = total > 0
     scores = torch.where(varied, 1 - residual / torch.where(varied, total, 1.0), 0.0)
@@ -192,11 +192,11 @@ _ROWS: tuple[AnyMetric, ...] = (
 METRICS: Mapping[tuple[str, TargetForm], AnyMetric] = {
     (metric.name, form): metric for metric in _ROWS for form in metric.forms
 }
-"""Metrics that need no further package, by name and what targets are."""
+"""Metrics that need no additional package, by name and form of targets."""
 
 
 def class_counts(targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return how much each class counts in a loss: its weight, 1 by default; -100 not at all.
+    """Return how much each class counts in a loss: its weight, 1 by default; 0 for class -100.
 
     Args:
         targets: Classes.
@@ -218,7 +218,9 @@ def cross_entropy(predictions: Tensor, targets: Tensor, reduction: str = "mean")
         reduction="sum" if reduction == "mean" else reduction,
         ignore_index=IGNORED,
     )
-    if reduction == "mean":  # of no targets torch's own is 0 / 0, and asking waits for a device
+    if (
+        reduction == "mean"
+    ):  # for no targets torch computes 0 / 0; a check would wait for the device
         return values / class_counts(targets).sum().clamp(min=1)
     return values
 

@@ -36,7 +36,7 @@ class NormPolicy:
             case "local" | "static":
                 return frozenset(statistics(graph))
             case "per_submodel":
-                # Without constants (an epsilon, say), which no state holds.
+                # Without constants (such as an epsilon), which are not in a state.
                 return frozenset(normalisation(graph)) & frozenset(graph.state_names)
             case "averaged":
                 return frozenset()
@@ -49,12 +49,12 @@ class NormPolicy:
     @property
     def evaluation(self) -> Literal["stored", "recompute"]:
         """Which statistics evaluation uses: for ``Evaluated.statistics``."""
-        # Static training collects none.
+        # Static training does not collect them.
         return "recompute" if self.name == "static" else "stored"
 
 
 def check_statistics(graph: ArchGraph, tensors: State, where: str) -> None:
-    """Check running statistics that a client sent beside its model.
+    """Check running statistics that a client sent with its model.
 
     Args:
         graph: The architecture that they belong to.
@@ -83,6 +83,6 @@ def check_statistics(graph: ArchGraph, tensors: State, where: str) -> None:
             raise RejectedUpdate(
                 "statistics do not fit the model", where=at, found=form, expected=expected
             )
-        # The root of a negative variance is NaN: one client's would be in every mean after it.
+        # The root of a negative variance is NaN: one client's would spoil every later mean.
         if slot.name in variances(graph) and sent.numel() and float(sent.min()) < 0:
             raise RejectedUpdate("negative variance", where=at, found=f"{float(sent.min()):g}")

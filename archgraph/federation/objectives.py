@@ -1,4 +1,4 @@
-"""What local training minimises."""
+"""Objectives of local training."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from archgraph.states.copies import to_device
 
 
 class Objective(Protocol):
-    """What local training minimises."""
+    """Objectives of local training."""
 
-    # Any, not object: an objective for one model may say what that model returns.
+    # Any, not object: an objective for one model may declare that model's output type.
     def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
         """Return the mean loss over the minibatch, a scalar with gradient."""
 
@@ -31,8 +31,8 @@ class TaskLoss:
     Attributes:
         mask_absent: Set the logits of classes that the client has no example of to 0 before the
             loss (HeteroFL §3.3, FedFA §5.1), so that training does not push them down. Tasks
-            without classes have none to set.
-        predict: Selects the model's output. Default: the one that the task names.
+            without classes ignore it.
+        predict: Selects the model's output. Default: the task's.
     """
 
     mask_absent: bool = False
@@ -41,7 +41,7 @@ class TaskLoss:
     def __call__(self, outputs: object, examples: Examples, work: Work) -> Tensor:
         """Return the mean over all targets (each position of a text or pixel counts).
 
-        Auxiliary predictions add their losses with the weight that the task gives them.
+        Auxiliary predictions add their losses with the task's weight.
         """
         learning = work.learning
         loss = self._of(learning.predictions(outputs, self.predict), examples, work)
@@ -61,7 +61,7 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
 
     Args:
         logits: Logits, last axis classes.
-        present: Which classes are present, bool ``[classes]``.
+        present: Mask of present classes, bool ``[classes]``.
 
     Raises:
         RunError: If the number of classes differs.
@@ -83,7 +83,7 @@ def mask_absent(logits: Tensor, present: Tensor) -> Tensor:
 def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
     """Return the logits ``[target, class]`` of targets that count: all but those of class -100.
 
-    Models that learn from one another compare nothing on padding.
+    Models that distil from each other ignore padding.
 
     Args:
         logits: Logits ``[example, ..., class]``.
@@ -100,7 +100,7 @@ def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
     if examples.targets.dim() != logits.dim() - 1:  # a label for each logit
         return flat
     rows = flat[examples.targets.flatten() != IGNORED]
-    return rows if len(rows) else flat[:1] * 0  # the mean over no rows would not be a number
+    return rows if len(rows) else flat[:1] * 0  # the mean over no rows would be NaN
 
 
 class Penalty(Protocol):
@@ -112,13 +112,13 @@ class Penalty(Protocol):
 
 @dataclass(frozen=True)
 class Towards:
-    """``pull/2 ‖w - w_0‖²`` over the parameters that are trained: they are drawn to other weights.
+    """``pull/2 ‖w - w_0‖²`` over the trained parameters, which draws them to other weights.
 
     By default to those that were sent: FedProx's term (Li et al., MLSys 2020, Eq. 2), which
     ``local.proximal`` adds to the training of any strategy.
 
     Attributes:
-        pull: How much they are drawn.
+        pull: Strength of the pull.
         to: ``w_0``. Default: the weights that were sent.
 
     Example:

@@ -1,6 +1,6 @@
 """Options that many methods share, described once: a strategy inherits them.
 
-A method whose paper starts otherwise sets another default; what an option means stays the same.
+A method whose paper differs sets another default; the meaning of an option stays the same.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from archgraph.graph.ir import ArchGraph
 
 @dataclass(frozen=True)
 class Weighted(Strategy):
-    """Options of a method whose server averages what clients return.
+    """Options of a method whose server averages clients' results.
 
     Attributes:
-        weights: Weight of a client in averages: what its examples count in the loss, which is their
-            number where all have one target, or 1 (``uniform``).
+        weights: Weight of a client in averages: how much its examples count in the loss (their
+            number if each has one target), or 1 (``uniform``).
         private: Parameters and buffers that stay with each client from round to round, and are
             neither sent nor merged: names, or patterns of names (``fc.*``).
     """
@@ -37,10 +37,10 @@ class Weighted(Strategy):
 
 @dataclass(frozen=True)
 class Averaging(Weighted):
-    """Options of such a method that may treat running statistics in another way.
+    """Options of such a method that may treat running statistics differently.
 
     Attributes:
-        norm: What becomes of running statistics: they are ``averaged`` like weights, stay with the
+        norm: How running statistics are treated: they are ``averaged`` like weights, stay with the
             client (``local``), or are not used in training and recomputed for evaluation
             (``static``).
     """

@@ -1,4 +1,4 @@
-"""Which output of a model is meant: its logits, or the values that it predicts."""
+"""Selection of a model's output: its logits, or the values that it predicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archgraph.errors import RunError
 class Predict(Protocol):
     """From a model's outputs to its predictions, e.g. logits ``[batch, ..., classes]``."""
 
-    # Any, not object: a selector for one model may say what that model returns.
+    # Any, not object: a selector for one model may declare that model's output type.
     def __call__(self, outputs: Any) -> Tensor:
         """Take or compute the predictions."""
 
@@ -41,7 +41,7 @@ class Logits:
         """Select the predictions.
 
         Raises:
-            RunError: If it is not clear which output is meant.
+            RunError: If the output is ambiguous.
         """
         key: object = self.output
         if isinstance(outputs, Tensor):
@@ -74,15 +74,15 @@ class Logits:
 
 @dataclass(frozen=True)
 class Outputs:
-    """All of a model's outputs, for an objective of the user's that takes them so."""
+    """All of a model's outputs, for a user's objective that takes them."""
 
     def __call__(self, outputs: Any) -> Any:
-        """Return them as the model gives them."""
+        """Return the outputs of the model unchanged."""
         return outputs
 
 
 def auxiliary(outputs: object, main: Tensor) -> list[Tensor]:
-    """Return the predictions in a model's outputs beside its main ones, in order.
+    """Return the predictions in a model's outputs other than its main ones, in order.
 
     Example:
         >>> import torch
@@ -96,7 +96,7 @@ def auxiliary(outputs: object, main: Tensor) -> list[Tensor]:
     """
     if isinstance(outputs, Mapping):
         outputs = list(outputs.values())
-    if not isinstance(outputs, Sequence):  # a tensor is all there is
+    if not isinstance(outputs, Sequence):  # a tensor is the only output
         return []
     # By identity: an exit may have the same values as the main output.
     return [value for item in outputs for value in _predictions(item) if value is not main]

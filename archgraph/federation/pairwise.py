@@ -48,7 +48,7 @@ class PairwiseProducts:
             ``[client, client]``
         """
         matrix = torch.zeros(len(clients), len(clients), dtype=torch.float64)
-        # In pieces of all updates: none of them is in memory as a whole.
+        # In pieces of all updates: none of them is completely in memory.
         for name, first in self._stored[clients[0]].items():
             for start in range(0, first.shape[0], PIECE):
                 stop = min(start + PIECE, first.shape[0])

@@ -1,4 +1,4 @@
-"""What methods with personal models share: a mean of parts, training part by part, own networks."""
+"""Helpers for methods with personal models: means of parts, training by parts, private networks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.states import State
 
 VERSION = "version/"
-"""Beginning of the names in ``Outcome.keep`` under which a program keeps a version of the model
-that is the client's own: it is tested on the client's data."""
+"""Prefix of the names in ``Outcome.keep`` under which a program keeps the client's own version of
+the model, which is tested on the client's data."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PartAveraging(Averaging, Masking):
 
 @dataclass(frozen=True)
 class TrainOnly:
-    """A program that trains some parameters; statistics of norms go on as in all training.
+    """A program that trains some parameters; statistics of norms are updated as in all training.
 
     Attributes:
         train: The program that trains them.
@@ -67,7 +67,7 @@ class TrainOnly:
     others: bool = False
 
     def __call__(self, work: Work) -> Outcome:
-        """Train them; where there are none, return the state as it is."""
+        """Train them; if there are none, return the state unchanged."""
         graph = _trained(work.graph, self.entries, self.others)
         if not any(p.trainable for p in graph.params if p.role == "parameter"):
             return Outcome(work.state, work.keep)
@@ -76,10 +76,10 @@ class TrainOnly:
 
 @dataclass(frozen=True)
 class InTurn:
-    """A program that goes on with what another one leaves behind.
+    """A program that runs several programs, each on the outcome of the one before.
 
     Attributes:
-        programs: What is done, in this order.
+        programs: The programs, in this order.
 
     Example:
         >>> from archgraph.federation import Train
@@ -90,7 +90,7 @@ class InTurn:
     programs: tuple[Program, ...]
 
     def __call__(self, work: Work) -> Outcome:
-        """Return the last outcome; steps and examples are those of all together."""
+        """Return the last outcome, with the total steps and examples."""
         outcome, metrics = Outcome(work.state, work.keep), dict[str, float]()
         for program in self.programs:
             outcome = program(replace(work, state=outcome.state, keep=outcome.keep))
@@ -107,14 +107,14 @@ def private_network(
     extras: State | None = None,
     others: Mapping[str, Model] | None = None,
 ) -> Task:
-    """Make the task of a client whose whole network stays with it; it is sent once, as it begins.
+    """Return the task of a client whose whole network is private; it is sent once, at the start.
 
     Args:
         world: Who takes part.
         client: To whom.
-        program: What it is to do.
-        extras: Tensors that are sent beside the network.
-        others: Further models, which are sent and come back.
+        program: Program to run.
+        extras: Tensors that are sent in addition to the network.
+        others: Additional models, which are sent and returned.
     """
     tier = world.tier_of(client)
     return Task(
@@ -129,18 +129,18 @@ def private_network(
 
 
 def private_networks(world: World, state: ServerState) -> Iterator[Evaluated]:
-    """Yield each tier's network for a test: of each of its clients the version that it has."""
+    """Yield each tier's network for a test, in each client's version."""
 
     def model(tier: Tier) -> Model:
         return Model(tier.graph, tier.state)
 
-    # The server has no weights: `private` lays each client's own over the initial ones.
+    # The server has no weights: `private` replaces the initial ones by each client's own.
     return by_tier(world, state, model=model, private=True, whole=False)
 
 
 @per_graph
 def _trained(graph: ArchGraph, entries: frozenset[str], others: bool) -> ArchGraph:
-    """Return an architecture in which nothing else is trained; what is frozen stays so."""
+    """Return an architecture in which only these are trained; frozen entries stay frozen."""
     return graph.replace(
         params=tuple(
             replace(p, trainable=p.trainable and (p.name in entries) != others)

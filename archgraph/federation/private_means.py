@@ -6,17 +6,17 @@ McMahan, Ramage, Talwar, Zhang: *Learning Differentially Private Recurrent Langu
 ===========  =====================================================================================
 symbol       here
 ===========  =====================================================================================
-``Δ_k``      what a client changes of all that is averaged, in all groups together
-``S``        ``PrivateMeans.clip``; what counts is ``Δ_k · min(1, S / ‖Δ_k‖)``
+``Δ_k``      a client's update of all averaged values, over all groups together
+``S``        ``PrivateMeans.clip``; updates are ``Δ_k · min(1, S / ‖Δ_k‖)``
 ``w_k``      1 for every client
 ``z``        ``PrivateMeans.noise``
 ``σ``        ``z S / qW``, on the mean; here ``z S`` on the sum, which is divided afterwards
 ``qW``       by value: how many clients cover it in expectation (:class:`Census`)
 ===========  =====================================================================================
 
-A client that covers part of the model adds to that part only. A sum is divided by the number of
-clients that cover a value *in expectation*, which is public; the number of those that were sampled
-is not, since it says who they were.
+A client that covers part of the model adds only to that part. A sum is divided by the expected
+number of clients that cover a value, which is public; the number of sampled ones is not, since it
+reveals who they were.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from archgraph.graph.ir import ArchGraph
 from archgraph.states import Merger, Signature, State, Transfer, Update, signature
 from archgraph.states.state import widened
 
-# A client that gives every value once covers none by more, up to rounding.
+# A client that contributes every value once covers it at most once, up to rounding.
 ONCE = 1 + 1e-9
 
 
 @dataclass
 class Census:
-    """Who covers what, if every client takes part: taken from results that change nothing.
+    """The coverage of each client if all are sampled, measured on results without updates.
 
-    It stands in for the mean (``World.means``) while a strategy receives such results.
+    It replaces the mean (``World.means``) while a strategy receives such results.
 
     Attributes:
         statistics: Running statistics of each client's model.
@@ -63,16 +63,16 @@ class Census:
     def __call__(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> tuple[ServerState, dict[str, Reached]]:
-        """Take note of what clients would give; the state stays.
+        """Record what clients would contribute; the state stays unchanged.
 
         Raises:
             RunError: If a client's part in a mean follows from its data, or cannot be made private.
         """
-        # Noise of one round is calculated for one sum.
+        # The noise of a round is calibrated for one sum.
         if self.parts:
             raise RunError(
                 "the mean cannot be made private",
-                found="a second mean in one round, which would count for itself",
+                found="a second mean in one round, which would count separately",
                 expected="one call of covered_mean or group_means in receive",
             )
         for one in contributions:
@@ -99,7 +99,7 @@ class Census:
         return {slot.name: total[slot.name].expand(slot.shape) for slot in slots}
 
     def _check(self, one: Contribution, part: Transfer) -> None:
-        """Refuse what cannot be made private, all of it at once."""
+        """Refuse everything that cannot be made private, in one error."""
         merged = one.transfer.entries.keys() - one.unmerged
         statistics = self.statistics.get(one.client, frozenset()) & merged
         kinds = [slot.torch_dtype for slot in part.target]
@@ -131,21 +131,21 @@ class Census:
                 "the mean cannot be made private",
                 where=f"client {one.client}",
                 found=" and ".join(reasons),
-                expected="every client to add its parameters alike, whatever its data",
+                expected="every client to add its parameters in the same way, whatever its data",
                 hint=f"set {' and '.join(cures)}" if cures else None,
             )
 
 
 @dataclass(frozen=True)
 class PrivateMeans:
-    """Means of one round with noise; they stand in for the mean (``World.means``).
+    """Means of one round with noise; they replace the mean (``World.means``).
 
     Attributes:
-        census: Who covers what.
+        census: The coverage of each client.
         rate: Probability that a client is sampled.
-        clip: Largest L2 norm of what a client changes.
+        clip: Largest L2 norm of a client's update.
         noise: Standard deviation of the noise on a sum, in units of ``clip``.
-        generator: Where the noise comes from.
+        generator: Source of the noise.
     """
 
     census: Census
@@ -157,18 +157,19 @@ class PrivateMeans:
     def __call__(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> tuple[ServerState, dict[str, Reached]]:
-        """Return the state with groups moved by sums with noise, over what is expected.
+        """Return the state with groups moved by noisy sums, divided by expected counts.
 
-        Values that no client covers stay, and so does all that is not a trained parameter.
+        Values that no client covers stay unchanged, as do all entries that are not trained
+        parameters.
         """
         sums, reached = self.sums(state, contributions), {}
         # In a fixed order, since all noise comes from one generator; and for every group, whether
-        # or not a sampled client adds to it: the noise must not tell who was sampled.
+        # or not a sampled client adds to it: the noise must not reveal who was sampled.
         for group in sorted(self.census.wholes):
             new, expected = state.group(group), self.census.expected(group, self.rate)
             for slot in signature(self.census.wholes[group]):
                 cover, value = expected[slot.name], new[slot.name]
-                if not bool((cover > 0).any()):  # nothing of a client can reach it
+                if not bool((cover > 0).any()):  # clients cannot affect it
                     continue
                 moved = torch.randn(slot.shape, generator=self.generator, dtype=torch.float64)
                 moved *= self.noise * self.clip
@@ -177,21 +178,21 @@ class PrivateMeans:
                 moved = torch.where(cover > 0, moved / cover, 0.0)
                 new[slot.name] = (value + moved.to(value.device)).to(value.dtype)
             state = state.with_group(group, new)
-            # By expectation: what the optimiser of a server does must not tell who was sampled.
+            # By expectation: the server's optimiser must not reveal who was sampled.
             reached[group] = Reached(self.census.wholes[group], expected)
         return state, reached
 
     def sums(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> dict[str, dict[str, Tensor]]:
-        """Sum what clients change, clipped, by group and entry; without noise.
+        """Sum clients' updates, clipped, by group and entry; without noise.
 
-        Without one of the clients the sums differ by a vector whose norm, over all groups, is at
-        most ``clip``.
+        Removing a client changes the sums by a vector whose norm, over all groups, is at most
+        ``clip``.
         """
         mergers: dict[str, Merger] = {}
         for one, delta in self._clipped(state, contributions):
-            # A merger knows how maps transpose; its means are turned back into sums below.
+            # A merger transposes maps; its means are converted back to sums below.
             if one.group not in mergers:
                 slots = signature(self.census.wholes[one.group])
                 blank = {
@@ -208,18 +209,18 @@ class PrivateMeans:
     def _clipped(
         self, state: ServerState, contributions: Iterable[Contribution]
     ) -> Iterator[tuple[Contribution, State]]:
-        """Yield what each client changes, scaled down to the bound over all groups together."""
+        """Yield each client's update, scaled down to the bound over all groups together."""
         seen: set[int] = set()
-        # A client's parts follow one another, so that one norm is taken over all of them; a client
-        # that comes again would be clipped twice and add up to twice the bound.
+        # A client's parts are adjacent, so that one norm is taken over all of them; a client that
+        # appears again would be clipped twice and add up to twice the bound.
         for client, group in itertools.groupby(contributions, key=lambda one: one.client):
             ones = list(group)
             known = all(self.census.parts.get((client, o.group)) == counted(o) for o in ones)
             if client in seen or not known:
                 raise RunError(
-                    "adds something else to the mean than was known before the round",
+                    "adds to the mean other entries than before the round",
                     where=f"client {client}",
-                    hint="what a client adds must not follow from its data",
+                    hint="a client's contribution must not depend on its data",
                 )
             seen.add(client)
             deltas = [_delta(state, one) for one in ones]
@@ -231,7 +232,7 @@ class PrivateMeans:
 
 
 def counted(one: Contribution) -> Transfer:
-    """Return the part of a contribution's map that counts: the parameters that are trained."""
+    """Return the part of a contribution's map that counts: the trained parameters."""
     fixed = frozen(one.whole) if isinstance(one.whole, ArchGraph) else frozenset()
     return _counted(one.transfer, frozenset(one.unmerged), fixed)
 
@@ -259,7 +260,7 @@ def _counted(transfer: Transfer, unmerged: frozenset[str], fixed: frozenset[str]
 
 
 def _delta(state: ServerState, one: Contribution) -> State:
-    """Return what a client has changed, in double precision, since half would overflow."""
+    """Return a client's update in double precision, since half would overflow."""
     sent = counted(one).pull(state.group(one.group), copy=False)
     return {
         name: one.state[name].double() - old.to(one.state[name].device, torch.float64)

@@ -1,8 +1,8 @@
-"""What stays with clients: entries by pattern, a model's head, what the global model lacks.
+"""Private entries: by pattern, a model's head, additions to the global model.
 
-A strategy says which entries of an architecture are private (:meth:`Strategy.private_entries`); the
-engine adds them to its tasks, and lays each client's over the models that are tested. An argument
-of :func:`part` and :func:`by_tier` would have to be passed on by every strategy, and be forgotten.
+A strategy returns the private entries of an architecture (:meth:`Strategy.private_entries`); the
+engine adds them to its tasks, and overlays each client's on the tested models. An argument of
+:func:`part` and :func:`by_tier` would have to be passed on by every strategy, and be forgotten.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
 
     Args:
         graph: The architecture.
-        patterns: Names of parameters and buffers, or patterns of names (``fc.*``); of a tied
+        patterns: Names of parameters and buffers, or patterns of names (``fc.*``); for a tied
             parameter any of its names.
 
     Example:
@@ -41,7 +41,7 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
     owners = {name: p.name for p in entries for name in (p.name, *p.aliases)}
     matches: set[str] = set()
     for pattern in patterns:
-        # A name is not read as a pattern: it may hold brackets.
+        # A name is not read as a pattern: it may contain brackets.
         exact = [pattern] if pattern in owners else []
         matches.update(owners[n] for n in exact or fnmatch.filter(owners, pattern))
     return frozenset(matches)
@@ -51,8 +51,8 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
 def classifier(graph: ArchGraph, classes: int = 0) -> frozenset[str]:
     """Return the parameters of a model's head.
 
-    Those with a row per class, of all exits; where there are none (numbers are predicted), those of
-    the last operator that multiplies with a weight.
+    These are the parameters with a row per class, of all exits; if there are none (numbers are
+    predicted), those of the last operator that multiplies with a weight.
 
     Args:
         graph: The architecture.
@@ -71,16 +71,16 @@ def classifier(graph: ArchGraph, classes: int = 0) -> frozenset[str]:
     if rows or last is None:
         return rows
     node = graph.node[last[0]]
-    # Behind results on leaves alone, too: a transposed or split weight.
+    # Also through operators on leaves only: a transposed or split weight.
     leaves = set(node.leaves()).union(*(fixed(graph).get(used, ()) for used in node.uses()))
     return frozenset(name for name in leaves if graph.param[name].role == "parameter")
 
 
 @functools.lru_cache(maxsize=1024)
 def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
-    """Return what training changes of an architecture and no entry of the global state gives.
+    """Return the trained entries of an architecture that have no source in the global state.
 
-    Constants and frozen entries are not among it: every task brings them again.
+    Constants and frozen entries are not included: every task sends them again.
 
     Args:
         graph: The architecture.
@@ -101,13 +101,13 @@ def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
 
 
 def private_task(strategy: Strategy, world: World, task: Task) -> Task:
-    """Return a task of :meth:`Strategy.send` with all that stays with the client.
+    """Return a task of :meth:`Strategy.send` with all private entries of the client.
 
-    That is what the strategy says, and what the client trains and the global model lacks, unless
-    the strategy merges it itself (``Task.unmerged``).
+    These are the strategy's private entries, and trained entries that the global model lacks,
+    unless the strategy merges them itself (``Task.unmerged``).
     """
     private = strategy.private_entries(world, task.graph)
-    # Transfers from other groups of the state say nothing of the global model.
+    # Transfers from other groups of the state do not concern the global model.
     if task.transfer is not None and task.transfer.source == signature(world.graph):
         private |= additions(task.graph, task.transfer) - task.unmerged
     return replace(task, private=task.private | private) if private - task.private else task
@@ -116,13 +116,13 @@ def private_task(strategy: Strategy, world: World, task: Task) -> Task:
 def private_models(
     strategy: Strategy, world: World, models: Iterable[Evaluated], *, every: bool = False
 ) -> Iterator[Evaluated]:
-    """Yield what :meth:`Strategy.evaluated` yields, as clients have it: with their own entries.
+    """Yield the models of :meth:`Strategy.evaluated` with clients' private entries.
 
     Args:
         strategy: The method.
         world: Who takes part.
-        models: What it answers for.
-        every: With models of no client of which a part is private: nobody has trained that part.
+        models: Its evaluated models.
+        every: Include models without clients that have private parts, which are untrained.
     """
     tiers = world.tiers if world.graph.nodes else ()
     more = {tier.name for tier in tiers if additions(tier.graph, tier.transfer)}

@@ -1,4 +1,4 @@
-"""Strategies by name, and their options as a spec gives them."""
+"""Strategies by name, and their options from a spec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_strategy(name: str) -> type[Strategy]:
             which is imported; inside :func:`archgraph.language.allowed`, if it is not archgraph's.
 
     Raises:
-        SpecError: If there is none, or more than one, it cannot be imported, or it is not a
+        SpecError: If there is none or more than one, it cannot be imported, or it is not a
             strategy.
 
     Example:
@@ -43,7 +43,7 @@ def find_strategy(name: str) -> type[Strategy]:
             f"strategy {name} cannot be imported",
             where="strategy",
             found=f"{entry.value}: {cause}",
-            hint=hint or "install the package that brings it again",
+            hint=hint or "reinstall the package that provides it",
         ) from error
 
 
@@ -100,7 +100,7 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
             # JSON's strictness: 1 is a float, "1" and True are not; a list is a tuple.
             text = json.dumps(value)
             read = pydantic.TypeAdapter(types[key]).validate_json(text, strict=True)
-            # A default that a run has written down is the same: 300, which is read as 300.0.
+            # A default that a run has recorded is the same: 300, which is read as 300.0.
             values[key] = defaults[key] if read == defaults[key] else read
         except (pydantic.ValidationError, TypeError) as error:
             expected = "a plain value"

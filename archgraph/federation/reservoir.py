@@ -14,10 +14,10 @@ def reservoir(
     """Sample at most ``capacity`` of all rows so far, uniformly (Vitter, algorithm R).
 
     Args:
-        old: The sample so far, by name, ``[row, ...]``; rows of one number belong together.
-        new: Rows that arrive.
+        old: The sample so far, by name, ``[row, ...]``; rows with the same index belong together.
+        new: New rows.
         earlier: Number of rows before these.
-        capacity: Rows to hold at most.
+        capacity: Maximum number of rows.
         generator: Source of randomness.
 
     Example:
@@ -31,7 +31,7 @@ def reservoir(
     chance = torch.rand(count, generator=generator, dtype=torch.float64)
     # Algorithm R: row n falls into one of n + 1 slots, and is dropped if that is beyond capacity.
     drawn = torch.where(numbers < capacity, numbers, (chance * (numbers + 1)).long())
-    # Of rows that fall into one slot the last one stays.
+    # If several rows fall into one slot, the last one stays.
     slots = {slot: row for row, slot in enumerate(drawn.tolist()) if slot < capacity}
     filled, size = min(earlier, capacity), min(earlier + count, capacity)
     at = torch.tensor(list(slots), dtype=torch.int64)
@@ -41,7 +41,7 @@ def reservoir(
         if not slots:
             result[name] = old[name]
             continue
-        # A tensor of its own, since a state's tensors are never changed in place.
+        # A new tensor, since a state's tensors are never changed in place.
         result[name] = arrived.new_empty((size, *arrived.shape[1:]))
         if filled:
             result[name][:filled] = old[name]

@@ -1,10 +1,10 @@
-"""Means that a few clients cannot move: what an experiment's ``aggregate`` makes of updates.
+"""Robust means that a few clients cannot shift: the rules of an experiment's ``aggregate``.
 
-The updates of a round are written to disk (:class:`Pool`). Krum chooses clients by all that they
-add, to any group. The chosen updates are averaged, or their median or trimmed mean is taken, value
-by value over the clients that cover it. Sizes of entries (FedFA's α) are averaged in the same way,
-else one client could move all of them. Clients count alike in Krum, median and trimmed mean: a
-weight is a number that a client states itself.
+The updates of a round are written to disk (:class:`Pool`). Krum chooses clients by their updates of
+all groups. The chosen updates are averaged, or their median or trimmed mean is taken, value by
+value over the clients that cover it. Sizes of entries (FedFA's α) are averaged in the same way,
+else one client could shift all of them. Clients count equally in Krum, median and trimmed mean: a
+weight is a number that a client reports itself.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from archgraph.states.robust import krum
 def robust_means(
     rules: AggregateSpec, state: ServerState, contributions: Iterable[Contribution]
 ) -> tuple[ServerState, dict[str, Reached]]:
-    """Return means by rules that need all updates of a round, and what they reach.
+    """Return means by rules that need all updates of a round, and their coverage.
 
     Args:
         rules: Krum, a median or a trimmed mean, or Krum and then one of them.
         state: Holds the groups.
-        contributions: What clients add, one at a time, to each group once.
+        contributions: Contributions of clients, one at a time, to each group once.
     """
     pools: dict[str, Pool] = {}
     sizes = EntrySizes()
-    # All of them are needed at once, which is more than memory holds: a pool is on disk.
+    # All of them are needed at once, which may exceed memory: a pool is on disk.
     for one in contributions:
         if one.group not in pools:
             pools[one.group] = Pool(one.whole, state.group(one.group))
@@ -63,14 +63,14 @@ def robust_means(
 
 def krum_clients(options: KrumOptions, pools: Sequence[Pool], clients: Sequence[int]) -> list[int]:
     """Return the clients whose updates are nearest to their neighbours, over all groups."""
-    # Squared distances add up over groups, as if all that a client adds were one vector.
+    # Squared distances add up over groups, as if a client's update were one vector.
     squares = torch.zeros(len(clients), len(clients), dtype=torch.float64)
     counts = torch.zeros_like(squares)
     for pool in pools:
         for total, part in zip((squares, counts), pool.squared_distances(clients), strict=True):
             total += part
     malicious = rounded_share(options.malicious, len(clients))
-    # Updates may have been refused in this round: then there are fewer than the rule counts on.
+    # Updates may have been refused in this round: then there are fewer than the rule expects.
     keep = min(options.keep, len(clients) - malicious)
     return [clients[index] for index in krum(squares, counts, malicious, keep)]
 
@@ -79,7 +79,7 @@ def merged(
     pool: Pool, old: State, clients: Sequence[int], factors: dict[str, float]
 ) -> tuple[dict[str, torch.Tensor], Coverage]:
     """Return the covered mean of some clients' updates, in ascending order, and its coverage."""
-    # The order in which float32 is added decides the last bits.
+    # The order of float32 additions determines the last bits.
     merger = Merger(pool.graph, old)
     for update in pool.read(clients):
         merger.accumulate(update)

@@ -24,12 +24,12 @@ def scaled(graph: ArchGraph, rate: float, always: bool = False) -> ArchGraph:
 
 
 def rate_of(tier: Tier) -> float:
-    """Return the width rate of a tier: kept over all positions of its largest narrowed dimension.
+    """Return the width rate of a tier: the kept share of its largest narrowed dimension.
 
     Rounding up to whole channels distorts the largest dimension least.
     """
     source = {e.name: e.shape for e in tier.transfer.source}
-    # Of equally large dimensions the first one, so that the rate does not depend on a tie.
+    # The first of equally large dimensions, so that the rate does not depend on ties.
     size, rate = 0, 1.0
     for entry in tier.transfer.target:
         origin = tier.transfer.entries[entry.name].source
@@ -41,18 +41,18 @@ def rate_of(tier: Tier) -> float:
 
 
 def check_scaled(tier: Tier, rate: float, norm: NormName, *, where: str) -> None:
-    """Refuse statistics that come from divided activations, and tests in which nothing is divided.
+    """Refuse statistics of scaled activations that would be used in tests, which do not scale.
 
     Weak models would train to a low loss and test at chance.
 
     Args:
         tier: A kind of client.
         rate: Its width rate.
-        norm: What becomes of running statistics; ``static`` ones are computed for the test.
-        where: The strategy, as its options are found.
+        norm: How running statistics are treated; ``static`` ones are computed for the test.
+        where: Location of the strategy's options.
 
     Raises:
-        RunError: If the tier has running statistics that fit no test.
+        RunError: If the tier has running statistics that do not fit tests.
     """
     statistics = NormPolicy("static").unmerged(tier.graph)
     if norm != "static" and statistics and rate < 1:

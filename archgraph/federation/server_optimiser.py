@@ -1,4 +1,4 @@
-"""Optimisers at the server: what they make of the old weights and of the mean of the clients.
+"""Optimisers at the server: they combine the old weights and the mean of the clients.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*,
 ICLR 2021, Algorithm 2.
@@ -7,15 +7,16 @@ ICLR 2021, Algorithm 2.
 symbol       here
 ===========  =====================================================================================
 ``x_t``      a group of the server's state (``global``, one of a cluster, …)
-``Δ_t``      the mean of the clients less ``x_t``, where any client covers a value
+``Δ_t``      the mean of the clients minus ``x_t``, where any client covers a value
 ``m_t``      ``moments/first/GROUP/NAME``; at first 0
 ``v_t``      ``moments/second/GROUP/NAME``; at first τ², in Flower 0
 ``η, τ``     ``ServerSpec``
 ===========  =====================================================================================
 
-It follows the mean, whatever made that; a strategy FedOpt would exist once for each method. Values
-that no client of a round covers keep their bits, and their moments theirs. Running statistics,
-counters and all that is not a parameter take the mean: momentum could overshoot a variance below 0.
+The optimiser follows any kind of mean; a strategy FedOpt would be needed once per method. Values
+that no client of a round covers keep their bits, and so do their moments. Running statistics,
+counters and other entries that are not parameters take the mean: momentum could push a variance
+below 0.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ MOMENTS = "moments"
 
 
 class Reached(NamedTuple):
-    """What the clients of a round have reached of a group.
+    """The part of a group that the clients of a round have updated.
 
     Attributes:
         architecture: Architecture of the group's weights, or the group's signature.
-        coverage: By entry how much of every value; 0: no client covers it.
+        coverage: Coverage of every value, by entry; 0: no client covers it.
     """
 
     architecture: ArchGraph | Signature
@@ -52,15 +53,15 @@ def followed(
 ) -> ServerState:
     """Return the state in which groups follow their means by an optimiser.
 
-    1. Of each parameter that any client covers, take Δ, the mean less the old value.
+    1. For each parameter that any client covers, take Δ, the mean minus the old value.
     2. Compute moments and weights from it.
-    3. Where nothing is covered, both stay as they were.
+    3. Where nothing is covered, both stay unchanged.
 
     Args:
         options: The optimiser.
         before: The state before the round.
         means: The state with the means of its clients.
-        reached: By group, what clients cover of it.
+        reached: By group, its coverage by clients.
     """
     moments = before.group(MOMENTS)
     for group, (architecture, coverage) in reached.items():
@@ -112,8 +113,8 @@ def _adaptive(options: ServerSpec, delta: Tensor, known: State) -> tuple[Tensor,
     step = lr * first / (second.sqrt() + tau)
     after = {"first": first, "second": second}
     if options.optimiser == "adam" and values["bias_correction"] == "flower":
-        # Counted by value: one that was covered seldom is at the beginning for longer. Flower's
-        # exponent is the round and 1.
+        # Counted by value: one that is rarely covered stays at its beginning for longer. Flower's
+        # exponent is the round plus 1.
         count = known.get("count", torch.zeros_like(delta, dtype=torch.int32)) + 1
         power = count.double() + 1
         factor = (1 - values["beta2"] ** power).sqrt() / (1 - beta1**power)

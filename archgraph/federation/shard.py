@@ -21,7 +21,7 @@ class TextPadding:
     """Where texts are padded, so that a batch ends with its longest one.
 
     Attributes:
-        mask: Which of the inputs is 0 at the padded positions.
+        mask: Index of the input that is 0 at the padded positions.
         targets: Whether targets have positions too, ``[example, position, ...]``.
     """
 
@@ -31,12 +31,12 @@ class TextPadding:
     def cut(
         self, inputs: tuple[Tensor, ...], targets: Tensor, length: int | None = None
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return texts without the last positions, at which all of them are padded.
+        """Return texts without the last positions at which all of them are padded.
 
         Args:
             inputs: Tensors ``[example, position, ...]``; those ``[example]`` stay as they are.
             targets: Targets of the same examples.
-            length: Length of the longest text. Default: what the mask says.
+            length: Length of the longest text. Default: from the mask.
 
         Example:
             >>> ids, mask = torch.tensor([[5, 6, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
@@ -66,13 +66,14 @@ class Shard:
     Attributes:
         inputs: Arguments of the model for all examples, ``[example, ...]`` each.
         targets: Classes ``[example]``, or tokens ``[example, position]``. Batches are on the device
-            on which these are.
+            of these.
         histogram: Targets per class.
         ids: A stable id of each example, ``[example]``. Default: its position.
         padding: Where texts are padded. Default: batches have all positions.
-        again: Reads examples anew, from positions and a seed to inputs and targets: in passes of a
-            drawn order. Default: they do not change.
-        stream: Reads minibatches of a stream, from a seed and their sizes, instead of all of this.
+        again: Reads examples again, from positions and a seed to inputs and targets, in passes in a
+            random order. Default: they do not change.
+        stream: Reads minibatches of a stream, from a seed and their sizes, in place of the other
+            fields.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -94,7 +95,7 @@ class Shard:
         return len(self.targets)
 
     def part(self, positions: Tensor) -> Shard:
-        """Return some of the examples; of a stream, as many of each pass.
+        """Return some of the examples; for a stream, that many of each pass.
 
         Example:
             >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -113,7 +114,7 @@ class Shard:
         )
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """Yield minibatches of one pass, in a drawn order; without a generator in data order.
+        """Yield minibatches of one pass, in random order; without a generator in data order.
 
         A remainder of one example joins the batch before it: batch statistics need two.
         """
@@ -153,7 +154,7 @@ class Shard:
     def _all_count(self) -> bool:
         """Whether no target is of class -100: read from the data's device once.
 
-        Not known where targets are read anew.
+        Unknown where targets are read again.
         """
         anew = self.stream is not None or self.again is not None
         return not anew and not bool((self.targets == IGNORED).any())
@@ -181,7 +182,7 @@ def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 def batch_sizes(count: int, size: int) -> list[int]:
-    """Return the sizes of the minibatches of so many examples."""
+    """Return the sizes of the minibatches of a number of examples."""
     sizes = [size] * (count // size)
     rest = count - sum(sizes)
     if rest == 1 and sizes:

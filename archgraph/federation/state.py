@@ -1,4 +1,4 @@
-"""What the server holds between rounds: tensors and plain values."""
+"""The server's state between rounds: tensors and plain values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from archgraph.states import State as State
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that changes between rounds on the server: tensors and plain values.
+    """Everything that changes between rounds on the server: tensors and plain values.
 
     Tensor names are paths; the part before the first slash is a group, e.g.
     ``global/layer1.0.conv1.weight``. Tensors are never changed in place: a checkpoint writes only
-    the groups that have other tensors than before.
+    the groups whose tensors changed.
 
     Attributes:
         tensors: Tensors by path.
@@ -30,7 +30,7 @@ class ServerState:
     values: Mapping[str, Json] = field(default_factory=dict)
 
     def group(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors below a path, by the rest of their names.
+        """Return the tensors below a path, by the remainder of their names.
 
         >>> import torch
         >>> ServerState({"global/w": torch.ones(1), "h/w": torch.zeros(1)}).group("global")
@@ -51,7 +51,7 @@ class ServerState:
     def with_group(self, name: str, tensors: State) -> ServerState:
         """Return the state with all tensors below a path replaced."""
         prefix = f"{name}/"
-        # Replaced and not updated: entries that the new group lacks are gone.
+        # Replaced and not updated: entries that the new group lacks are removed.
         others = {k: v for k, v in self.tensors.items() if not k.startswith(prefix)}
         return ServerState(others | {prefix + k: v for k, v in tensors.items()}, self.values)
 

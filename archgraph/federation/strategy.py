@@ -1,8 +1,7 @@
-"""The abstract class of all federated methods, and the models that they answer for.
+"""The abstract class of all federated methods, and their evaluated models.
 
 A method is not a set of hooks around one training loop, which FjORD, FedGKT and FedIN would have to
-work around; nor is there an object for each client, since tensors by name suffice and can be
-written to disk.
+work around. Clients are not objects either: tensors by name suffice and can be written to disk.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ T = TypeVar("T")
 # Key in the metadata of a field: `later` of :func:`option`.
 LATER = "later"
 
-# What clients of a method may be; "any": networks of any kind, which need no global model.
+# Supported clients of a method; "any": any networks, without a global model.
 Serves: TypeAlias = tuple[Literal["one", "width", "depth", "exits", "split", "rank", "any"], ...]
 
 # How a family says it.
@@ -48,22 +47,22 @@ SERVES: Mapping[str, str] = {
 
 @dataclass(frozen=True, repr=False)
 class Evaluated:
-    """A model that the strategy answers for.
+    """A model for evaluation.
 
     Attributes:
         name: Tier, cluster, client or ``global``.
         graph: Its architecture.
         state: Its weights.
-        clients: Clients on whose local test data it is tested, beside the global test data.
+        clients: Clients on whose local test data it is tested, in addition to the global test data.
         statistics: ``stored``: as in the state; ``recompute``: cumulative statistics from one pass
             over training data first.
-        predict: From outputs to predictions (a mean over exits, say). Default: the task's output.
+        predict: From outputs to predictions (e.g. a mean over exits). Default: the task's output.
         private: Overlay each client's kept entries (personal layers) before testing on its data.
         program: Run on each client's training data before testing on its data (fine-tuning).
-        states: Weights of a client's own version by its id, made when asked for; ``state`` then is
+        states: Weights of a client's own version by its id, created on access; ``state`` then is
             one of them.
-        current: Entries of ``state`` over which nothing is laid: what clients keep of them is of an
-            earlier round.
+        current: Entries of ``state`` that are not overlaid: clients' kept values are of an earlier
+            round.
     """
 
     name: str
@@ -97,14 +96,14 @@ def option(
     most: float | None = None,
     later: bool = False,
 ) -> T:
-    """Declare a field of a strategy as a number in a range; None is in every range.
+    """Declare a field of a strategy as a number in a range; None is always allowed.
 
     Args:
         default: The default value.
         least: The smallest value.
-        above: A value that it has to exceed.
+        above: An exclusive lower bound.
         most: The largest value.
-        later: Whether recorded runs are older than the option: its default is then not written, so
+        later: Whether the option is newer than recorded runs: its default is then not recorded, so
             that they stay the same experiment.
 
     Example:
@@ -146,30 +145,30 @@ class Strategy(ABC):
     """Short title of the paper."""
 
     year: ClassVar[int | None] = None
-    """Of the paper."""
+    """Year of the paper."""
 
     serves: ClassVar[Serves] = ()
-    """What the paper's clients are, in the words of ``SERVES``."""
+    """The paper's clients, as keys of ``SERVES``."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Json]]] = {}
-    """Named option values, where sources use one name for different algorithms."""
+    """Named sets of options, for sources that use one name for different algorithms."""
 
     needs_global: ClassVar[bool] = True
-    """Whether clients' models have to be parts of a global one."""
+    """Whether clients' models must be parts of a global one."""
 
     averages: ClassVar[bool] = False
-    """Whether all that clients return becomes part of the server's state by ``covered_mean`` or
+    """Whether all results of clients enter the server's state by ``covered_mean`` or
     ``group_means``: an experiment with ``aggregate`` is refused otherwise. On a GPU results then
     stay there until they are averaged (``World.merging``)."""
 
     reports: ClassVar[tuple[str, ...]] = ()
-    """Plain values of the server's state that the record of each round has, as ``server``."""
+    """Plain values of the server's state that each round records as ``server``."""
 
     def __post_init__(self) -> None:
         """Check that options are in their ranges.
 
         Raises:
-            SpecError: If one is not; names it.
+            SpecError: If one is not; it is named.
         """
         for field_ in dataclasses.fields(self):
             value = getattr(self, field_.name)
@@ -179,10 +178,10 @@ class Strategy(ABC):
                     raise SpecError("out of range", where=field_.name, found=value, expected=words)
 
     public: ClassVar[bool] = False
-    """Whether clients learn from examples that all of them have: the experiment's ``public``."""
+    """Whether clients learn from shared examples: the experiment's ``public``."""
 
     unlearnable: ClassVar[Mapping[str, str]] = {}
-    """What a target may not be (``classes``, ``labels``, ``values`` or ``any``), and why: an
+    """Unsupported targets (``classes``, ``labels``, ``values`` or ``any``), with reasons: an
     experiment whose task has such targets is refused."""
 
     @classmethod
@@ -206,14 +205,14 @@ class Strategy(ABC):
 
     @property
     def corrected(self) -> str:
-        """How it corrects the means itself, so that no optimiser of the server can follow them."""
+        """The method's own correction of the means, which excludes an optimiser of the server."""
         return ""
 
     @property
     def reads_labels(self) -> bool:
-        """Whether it reads how many examples of each class a client has.
+        """Whether it reads clients' numbers of examples per class.
 
-        A node on Flower that keeps these counts to itself is refused then.
+        Flower nodes that do not share these counts are then refused.
         """
         return False
 
@@ -246,23 +245,23 @@ class Strategy(ABC):
     def private_entries(self, world: World, graph: ArchGraph) -> frozenset[str]:
         """Return the entries of an architecture that stay with each client that trains it.
 
-        The engine adds them to ``Task.private``: they live on with the client from round to round,
-        are neither sent nor merged, and are laid over the model that is tested on its data.
+        The engine adds them to ``Task.private``: they stay with the client from round to round, are
+        neither sent nor merged, and are overlaid on the model that is tested on its data.
         """
         return frozenset()
 
     def examine(self, world: World, result: Result) -> State | None:
-        """Look at what came from a client, before the server takes any of it.
+        """Examine the result of a client before the server uses it.
 
-        It runs in the process that the client's work ran in, several at a time: what ``receive``
-        needs to know of one result alone is best computed here. The strategy and the world are
-        there as they were when that process was started, in this round or an earlier one.
+        This runs in the process of the client's work, several at a time: values that ``receive``
+        needs and that depend on one result are best computed here. The strategy and the world are
+        those at the start of that process, in this round or an earlier one.
 
         Returns:
             Tensors by name, which ``receive`` gets as ``result.findings``; None for none.
 
         Raises:
-            RejectedUpdate: If it is not what was asked for; the round goes on without this client.
+            RejectedUpdate: If it does not fit the task; the round continues without this client.
         """
         return None
 
@@ -282,7 +281,7 @@ class Strategy(ABC):
     ) -> ServerState:
         """Return the state after a round. ``results`` is a stream: one update in memory at a time.
 
-        There may be fewer results than clients were sampled, or none.
+        There may be fewer results than sampled clients, or none.
         """
 
     @abstractmethod

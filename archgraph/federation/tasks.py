@@ -1,4 +1,4 @@
-"""What travels between server and client: data, work, outcomes, tasks, results."""
+"""Data exchanged between server and client: work, outcomes, tasks, results."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Examples(NamedTuple):
 
     Attributes:
         inputs: Arguments of the model in its order; batch axis first.
-        targets: Classes ``[batch, ...]``, of which ``-100`` counts for nothing; labels or numbers.
+        targets: Classes ``[batch, ...]``, where ``-100`` is ignored; labels or numbers.
         ids: Position of each example in the client's data ``[batch]``: stable over rounds.
-        all_count: Whether every target is known to count, so that no step has to ask its device.
+        all_count: Whether every target is known to count, so that no step waits for its device.
     """
 
     inputs: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ class Examples(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """What normalised images were before: bytes.
+    """Normalisation of images that were bytes.
 
     Attributes:
         mean: Mean of each channel that was subtracted, ``[channel]``.
@@ -78,27 +78,27 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What a program works on: a task as it arrived at a client, with what is there.
+    """The input of a program: a task at a client, with the client's data.
 
     Attributes:
         client: Id of the client.
         round: Counted from 1; 0 for the survey before the first.
         rounds: Number of rounds.
         graph: Architecture of the client's model.
-        state: Full state of it: what was sent, overlaid with what this client kept of it. This and
-            all other tensors lie on ``device``.
+        state: Its full state: the sent entries, overlaid with the client's private ones. This and
+            all other tensors are on ``device``.
         data: The client's training data.
         local: How to train.
         generator: Source of all randomness of this client in this round. The engine seeds torch's
             own generator (dropout) from it before it calls the program.
-        keep: Private tensors of the client beside its state.
-        others: Further models by name.
+        keep: Private tensors of the client in addition to its state.
+        others: Additional models by name.
         extras: Tensors that the server sent.
         values: Plain values that the server sent.
         device: Device to compute on.
         learning: The learning task.
-        public: Examples that every client has, if the experiment says so (``public``).
-        pixels: What images were normalised by. Default: they were not.
+        public: Examples that every client has, if the experiment sets ``public``.
+        pixels: Normalisation of images. Default: none.
     """
 
     client: int
@@ -119,7 +119,7 @@ class Work:
     pixels: Pixels | None = None
 
     def copied(self) -> Work:
-        """Return a copy with tensors and values of its own, since a program may write in place."""
+        """Return a deep copy, since a program may write in place."""
 
         def copied(state: State) -> State:
             return state_to_device(state, self.device, copy=True)
@@ -135,19 +135,19 @@ class Work:
 
     @property
     def present(self) -> Tensor:
-        """Which classes this client has examples of, bool ``[classes]``."""
+        """Mask of the classes that this client has examples of, bool ``[classes]``."""
         return torch.tensor([n > 0 for n in self.data.histogram])
 
 
 @wire.carried
 @dataclass(frozen=True)
 class Outcome:
-    """What a program leaves behind, on whatever device; the engine copies it.
+    """The result of a program, on any device; the engine copies it.
 
     Attributes:
         state: Full state of the model after the work. The engine takes ``Task.private`` out of it.
-        keep: Replaces what the client keeps beside its state.
-        others: States of the further models.
+        keep: Replaces the client's private tensors other than its state.
+        others: States of the additional models.
         extras: Tensors for the server.
         metrics: Numbers for the record. ``macs``: multiply–accumulates of the forward passes, for a
             program that does not always run the whole model; the record says three times as many,
@@ -162,7 +162,7 @@ class Outcome:
 
 
 class Program(Protocol):
-    """What a client does with its work: a frozen dataclass, so that it pickles and prints."""
+    """A client's program: a frozen dataclass, so that it pickles and prints."""
 
     def __call__(self, work: Work) -> Outcome:
         """Run the program on a client."""
@@ -170,23 +170,23 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What the server sends to a client.
+    """A task that the server sends to a client.
 
     Attributes:
         client: Id of the recipient.
         graph: Architecture of the model.
-        state: Its weights. Entries of ``private`` may be left out where the client has them.
+        state: Its weights. Entries of ``private`` may be omitted where the client has them.
         program: The program to run.
         private: Entries that stay with the client from round to round and are never returned. A
-            later task that keeps one of them gives it the same shape. Frozen ones (``ag.frozen``)
-            are not held for a client, since nothing changes them: every task brings them.
-        unmerged: Further entries that the server does not merge: they come back, and are left out.
-        transfer: Linear map from the global state to this model's; it comes back on the result.
-        indexed: Entries that are 0 where a mask leaves them out: bytes count their other numbers,
-            on the way to the client with four bytes for the position of each.
-        known: Entries of ``private`` that the client has from an earlier task and that nothing has
-            changed since: bytes leave them out.
-        others: Further models by name; all of their state is sent and returned.
+            later task with one of them must give it the same shape. Frozen ones (``ag.frozen``) are
+            not stored per client, since they never change: every task sends them.
+        unmerged: Other entries that the server does not merge: they are returned, but ignored.
+        transfer: Linear map from the global state to this model's; the result has it, too.
+        indexed: Entries that are 0 outside a mask: bytes count only their other numbers, when sent
+            to the client with four bytes for the position of each.
+        known: Entries of ``private`` that the client has from an earlier task, unchanged since:
+            bytes do not count them.
+        others: Additional models by name; all of their state is sent and returned.
         extras: Tensors that are not weights.
         values: Plain values.
         tier: Name of the architecture, for the record. Default: the client's tier.
@@ -207,7 +207,7 @@ class Task:
     known: frozenset[str] = frozenset()
 
     def result(self, outcome: Outcome, examples: int, counted: float | None = None) -> Result:
-        """Return the part of an outcome that the server sees: private entries are left out."""
+        """Return the part of an outcome that the server sees, without private entries."""
         return Result(
             client=self.client,
             state={k: v for k, v in outcome.state.items() if k not in self.private},
@@ -216,7 +216,7 @@ class Task:
             extras=outcome.extras,
             metrics=outcome.metrics,
             tier=self.tier,
-            unmerged=self.private | self.unmerged,  # what did not come back cannot be merged
+            unmerged=self.private | self.unmerged,  # what is missing cannot be merged
             transfer=self.transfer,
             indexed=self.indexed,
             counted=counted,
@@ -225,22 +225,23 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What the server sees of a client's work, validated by the engine.
+    """A client's result as the server sees it, validated by the engine.
 
     Attributes:
         client: Id of the client.
         state: All entries of the task's graph except ``Task.private``, on ``World.merging``;
             floating point ones are finite.
         examples: Number of the client's training examples.
-        others: States of the further models.
+        others: States of the additional models.
         extras: Tensors for the server; floating point ones are finite.
         metrics: Numbers for the record.
         tier: Tier of the task.
         unmerged: Entries that are not merged: ``Task.private`` and ``Task.unmerged``.
         transfer: Transfer of the task.
-        indexed: Entries of the task of which only the numbers that are not 0 count as sent.
-        findings: What ``Strategy.examine`` computed from the other fields; never a client's word.
-        counted: How much these count in the loss (:attr:`.Client.counted`). Default: each is 1.
+        indexed: Entries of the task of which only nonzero numbers count as sent.
+        findings: Values that ``Strategy.examine`` computed from the other fields; never from a
+            client.
+        counted: Weight of these examples in the loss (:attr:`.Client.counted`). Default: each is 1.
     """
 
     client: int
@@ -260,11 +261,11 @@ class Result:
         """Return the weight of this client in a mean.
 
         Args:
-            weights: ``examples``: how much they count in the loss; ``uniform``: 1; or a function of
-                this result.
+            weights: ``examples``: their weight in the loss; ``uniform``: 1; or a function of this
+                result.
 
         Raises:
-            RunError: If a function returns no positive number, or it is none of the three.
+            RunError: If a function does not return a positive number, or it is none of the three.
         """
         match weights:
             case "examples":

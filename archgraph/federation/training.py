@@ -50,16 +50,16 @@ def module_of(
     Args:
         model: An architecture with weights, or the work that has them.
         device: Its device; a work has its own.
-        training: The mode of all of its parts. Default: that in which the model was traced.
+        training: The mode of all of its parts. Default: the mode in which the model was traced.
     """
     device = model.device if isinstance(model, Work) else device
-    # Moved before it is copied: memory of a device is taken faster.
+    # Moved before it is copied: allocation on a device is faster.
     there = state_to_device(model.state, device)
     return filled(model.graph, there, training=training)
 
 
 def by_examples(batch: Examples) -> Tensor:
-    """Count a minibatch by its examples: of a loss that reads no targets."""
+    """Count a minibatch by its examples, for a loss without targets."""
     return torch.tensor(len(batch.ids))
 
 
@@ -75,18 +75,18 @@ def descend(
 
     1. Draw the share of the data that a round uses.
     2. For each step take as many minibatches as it accumulates. Their losses, with FedProx's term,
-       count by their targets (`counts`); on their gradient follow `revise`, the clip and the step.
+       are weighted by their targets (`counts`); then `revise`, clipping and the step are applied.
 
     Args:
         work: Data, options, randomness.
         parameters: The parameters to train, by name.
         loss: Mean loss of a minibatch (already on ``work.device``).
-        counts: How much a minibatch counts beside others, a number without axes. Default: as much
-            as its targets do in the task's loss.
+        counts: Weight of a minibatch relative to others, a number without axes. Default: the weight
+            of its targets in the task's loss.
         revise: Changes gradients between the backward pass and the step (momentum distillation).
 
     Returns:
-        Metrics: ``loss`` (mean over what counts in the last epoch; NaN if nothing does),
+        Metrics: ``loss`` (weighted mean over the last epoch; NaN if nothing counts),
         ``steps``, ``seen`` (examples).
 
     Raises:
@@ -126,7 +126,7 @@ def descend(
             if revise is not None:
                 revise(parameters)
             if at_once:
-                # Before the step, while the parameters still say which of them broke first.
+                # Before the step, while the parameters still show which of them broke first.
                 numbers += _finite_loss(work, parameters, losses[len(numbers) :])
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(trained, local.clip)
@@ -140,27 +140,27 @@ def descend(
                 numbers = _finite_loss(work, parameters, losses)
             number = numbers[-1]
             mean = _mean(numbers, torch.stack(sizes).cpu().tolist())
-    # A gradient that is not finite leaves a parameter that is not, for good.
+    # A gradient that is not finite makes a parameter permanently not finite.
     if not all_finite(trained):
         raise _not_finite(work, parameters, number)
     return {"loss": mean, "steps": float(step), "seen": float(trained_on)}
 
 
 def _shares(counts: list[Tensor]) -> Sequence[Tensor]:
-    """Return the share of each minibatch in a step: by what counts; equal ones if nothing does."""
-    counted = torch.stack(counts).double()  # on their device: a number would wait for it
+    """Return the share of each minibatch in a step, by weight; equal shares if nothing counts."""
+    counted = torch.stack(counts).double()  # on their device: reading a number would wait for it
     total = counted.sum()
     return torch.where(total > 0, counted / total, 1 / len(counts)).unbind()
 
 
 def _mean(values: Sequence[float], counts: Sequence[float]) -> float:
-    """Return the mean of values by what they count; NaN if they count nothing."""
+    """Return the weighted mean of values; NaN if nothing counts."""
     total = sum(counts)
     return sum(x * n for x, n in zip(values, counts, strict=True)) / total if total else math.nan
 
 
 def steps_of(examples: int, local: LocalOptions) -> int:
-    """Count the steps of a round on so many examples.
+    """Count the steps of a round on a number of examples.
 
     >>> steps_of(10, LocalOptions(epochs=2, batch=4)), steps_of(9, LocalOptions(batch=2))
     (6, 4)
@@ -213,9 +213,9 @@ class Train:
     """The program of most methods: supervised training of one model on the client's data.
 
     Attributes:
-        objective: What it minimises.
-        penalty: A further term that sees the parameters.
-        epochs: Passes over the data, where they are not those of the experiment (fine-tuning).
+        objective: The loss.
+        penalty: An additional term that sees the parameters.
+        epochs: Number of passes over the data (for fine-tuning). Default: the experiment's.
     """
 
     objective: Objective = field(default_factory=TaskLoss)

@@ -1,4 +1,4 @@
-"""The loss of training where it is not that of tests: a class of ``torch.nn``."""
+"""A training loss that differs from the loss of tests: a class of ``torch.nn``."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ class NamedLoss:
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """How much a target of each class counts in the mean. Default: 1."""
-        # PyTorch divides by the weights in cross-entropy alone, and elsewhere by the targets.
+        """Weight of a target of each class in the mean. Default: 1."""
+        # PyTorch divides by the weights only in cross-entropy, and elsewhere by the number of
+        # targets.
         return self.scales if self.choice.title == "CrossEntropyLoss" else None
 
     def __call__(self, predictions: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the loss of logits ``[batch, ..., classes]``, or of numbers in any shape."""
-        # As autocast has losses: weights of classes and their sum are rounded in 16 bits.
+        # As autocast treats losses: in 16 bits, weights of classes and their sum would be rounded.
         predictions = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
         loss_of = functools.partial(_made, self.choice, predictions.device, predictions.dtype)
         if not self.classes:
@@ -55,13 +56,13 @@ class NamedLoss:
             value: Tensor = loss_of(reduction)(said, targets.to(said.dtype))
             return value
         logits, flat = predictions.reshape(-1, predictions.shape[-1]), targets.reshape(-1)
-        # Not every class has `ignore_index`: what is ignored is computed and left out.
+        # Not every class has `ignore_index`: ignored targets are computed and then dropped.
         values: Tensor = loss_of("none")(logits, flat.clamp(min=0)) * (flat != IGNORED)
         if reduction != "mean":
             return values
         weights = None if self.weights is None else logits.new_tensor(self.weights)
         total = class_counts(flat, weights).sum()
-        # A minibatch may have examples of weight 0 alone.
+        # A minibatch may consist of examples of weight 0.
         return values.sum() / torch.where(total > 0, total, 1)
 
 
@@ -74,7 +75,7 @@ def _made(
 
 
 def trained_task(learning: LearningTask, local: LocalOptions) -> LearningTask:
-    """Return a client's task, with the loss that it trains on and what counts in it.
+    """Return a client's task with its training loss and weights.
 
     Args:
         learning: The task.

@@ -1,4 +1,4 @@
-"""Images that torchvision's transforms change at random, each time that training sees them."""
+"""Random transforms of training images by torchvision, each time they are read."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _Transform: TypeAlias = Callable[[Tensor], Tensor]
 def transform_images(
     images: Tensor, transforms: Sequence[LibraryClass], pixels: Pixels | None
 ) -> Tensor:
-    """Change each image of a minibatch by itself.
+    """Transform each image of a minibatch separately.
 
-    1. Normalisation is undone: values are between 0 and 1, as the transforms take them.
-    2. The transforms follow one another on each image. Their draws come from PyTorch's own
+    1. Normalisation is undone: values are between 0 and 1, as the transforms expect.
+    2. The transforms are applied in order to each image. Their draws come from PyTorch's own
        generator, which the engine seeds for each client and round.
     3. Images are normalised again.
 
     Args:
         images: ``[batch, channel, height, width]``.
         transforms: Classes of torchvision.
-        pixels: What images were normalised by. Default: they were not.
+        pixels: Normalisation of images. Default: none.
     """
     chain = [_made(one) for one in transforms]
     if pixels is None:

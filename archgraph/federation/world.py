@@ -1,4 +1,4 @@
-"""Who takes part in a run: tiers, clients, the world; and where its randomness comes from."""
+"""Participants of a run: tiers, clients, the world; and the source of its randomness."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def seeded(seed: int, *labels: int | str) -> torch.Generator:
     """Return a generator that depends on seed and labels only, not on earlier draws.
 
-    A run that is resumed at round 7 therefore draws what the uninterrupted run drew there.
+    A run that is resumed at round 7 therefore draws the same numbers as the uninterrupted run.
 
     >>> a, b = seeded(0, "sample", 7), seeded(0, "sample", 7)
     >>> bool(torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b)))
@@ -54,9 +54,9 @@ class Tier:
         name: Its name in the family.
         graph: The architecture.
         transfer: Linear map from the global state to this architecture's.
-        source: Origin of its first weights: the global state, or its own model's weights.
+        source: Origin of its initial weights: the global state, or its own model's weights.
         own: Whether ``source`` is a state of this architecture already.
-        count: Number of clients that the family gives it to.
+        count: Number of clients of this tier in the family.
     """
 
     name: str
@@ -68,24 +68,24 @@ class Tier:
 
     @property
     def alone(self) -> Tier:
-        """The tier with weights that are its own, not a part of the global ones."""
+        """The tier with its own weights, not a part of the global ones."""
         return dataclasses.replace(self, transfer=Transfer.identity(self.graph))
 
     @property
     def state(self) -> State:
-        """Weights before the first round, computed on each access: the memory of one at a time."""
+        """Weights before the first round, computed on each access to save memory."""
         return self.source if self.own else self.transfer.pull(self.source)
 
 
 class Uncounted(tuple[int, ...]):
-    """Examples per class that are not known, of a stream or on another machine: not to be read."""
+    """Unknown numbers of examples per class, of a stream or another machine; reading fails."""
 
     def __iter__(self) -> Iterator[int]:
         """Refuse."""
         raise RunError(
             "the examples of a client are not counted by class",
-            hint="choose a strategy that does not ask for it; give a stream as a torch dataset "
-            "with __len__ and __getitem__, start a node of Flower without labels=false",
+            hint="choose a strategy that does not need them; pass a stream as a torch dataset "
+            "with __len__ and __getitem__, start a Flower node without labels=false",
         )
 
     def __len__(self) -> int:
@@ -99,19 +99,20 @@ class Uncounted(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class Client:
-    """What the server knows of a client.
+    """The server's information about a client.
 
     Attributes:
         id: Position in ``World.clients``.
-        name: Name of the tier that the family gives it.
+        name: Name of its tier in the family.
         examples: Number of training examples.
         histogram: Training targets per class; over the vocabulary for text. Empty where targets
             are not classes.
-        of: The client that trains this model beside its own, on its own data. Default: a client
-            of the family. Strategies treat a further model as a separate, untested client.
-        counted: How much its training targets count in its loss: those that are not ignored, each
-            by the weight of its class. Results of a client without any are not passed on. Default:
-            every example counts 1.
+        of: The client that trains this model in addition to its own, on its own data. Default: this
+            is a client of the family. Strategies treat an additional model as a separate, untested
+            client.
+        counted: Total weight of its training targets in its loss: without ignored ones, each by the
+            weight of its class. Results of a client with weight 0 are not passed on. Default: every
+            example counts 1.
     """
 
     id: int
@@ -123,7 +124,7 @@ class Client:
 
     @property
     def weight(self) -> float:
-        """Its weight among clients, where these are weighted by examples."""
+        """Its weight among clients that are weighted by examples."""
         return self.examples if self.counted is None else self.counted
 
     @property
@@ -134,14 +135,15 @@ class Client:
 
 @dataclass(frozen=True)
 class World:
-    """All that stays the same during a run.
+    """Everything that stays the same during a run.
 
     Attributes:
-        graph: The global architecture; empty where clients have only models of their own (see
+        graph: The global architecture; empty where clients only have their own models (see
             ``Strategy.needs_global``).
         state: Its initial weights.
-        clients: The clients, by id; behind those of the family the further models that some train.
-        tiers: The architectures that are offered, in the family's order.
+        clients: The clients, by id: those of the family, followed by the additional models that
+            some train.
+        tiers: The architectures, in the family's order.
         classes: Number of classes (of words, for text); 0 where targets are not classes.
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
@@ -150,10 +152,10 @@ class World:
         aggregate: Limits on the influence of single clients on a mean. Default: none.
         means: Private means that replace the ordinary ones. Default: none.
         learning: The learning task.
-        server: The optimiser that follows the means. Default: they are taken as they are.
-        public: Examples that every client has beside its own. Default: none.
+        server: The optimiser that follows the means. Default: none.
+        public: Examples that every client has in addition to its own. Default: none.
         wait: Bytes of results that may wait until several are merged at once; these must not change
-            after the next one was asked for. Default: each is merged as it comes.
+            after the next one was requested. Default: each is merged on arrival.
     """
 
     graph: ArchGraph
@@ -176,7 +178,7 @@ class World:
         """Return a tier by name.
 
         Raises:
-            RunError: If there is none of that name.
+            RunError: If the name is unknown.
         """
         for tier in self.tiers:
             if tier.name == name:
@@ -193,27 +195,27 @@ class World:
 
     @property
     def counted(self) -> bool:
-        """Whether it is known of every client how many examples of each class it has."""
+        """Whether the number of examples per class is known for every client."""
         return not any(isinstance(client.histogram, Uncounted) for client in self.clients)
 
     @property
     def participants(self) -> tuple[Client, ...]:
-        """The clients of the family: without the further models that some of them train."""
+        """The clients of the family, without the additional models that some of them train."""
         return tuple(client for client in self.clients if client.of is None)
 
     def with_further(self, clients: Collection[int]) -> tuple[int, ...]:
-        """Return clients and the further models that they train, by id."""
+        """Return clients and the additional models that they train, by id."""
         return tuple(client.id for client in self.clients if client.owner in clients)
 
     @property
     def one_by_one(self) -> bool:
-        """Whether means need each client's update, so that `group_means` has to make them."""
+        """Whether means need each client's update, so that `group_means` must compute them."""
         rules = self.aggregate
         robust = rules is not None and (rules.krum or rules.middle) is not None
         return robust or self.means is not None or self.server is not None
 
     @property
     def by_size(self) -> tuple[Tier, ...]:
-        """The tiers from the fewest parameters to the most; equals as in the family."""
-        # sorted is stable: equals stay in the family's order.
+        """The tiers from the fewest parameters to the most; ties in the family's order."""
+        # sorted is stable: ties stay in the family's order.
         return tuple(sorted(self.tiers, key=lambda tier: cost(tier.graph).parameters))

@@ -92,7 +92,7 @@ def from_transformers(
     Example:
         >>> from_transformers("no/folder")
         Traceback (most recent call last):
-        archgraph.errors.GraphError: no/folder: names a folder that is not there
+        archgraph.errors.GraphError: no/folder: names a folder that does not exist
     """
     original = FolderModel(folder)
     weights = FolderWeights(original.folder, original.model)
@@ -161,7 +161,7 @@ def to_transformers(
         >>> net = parse("%x: float32[batch, 2] = input()\nforward x = %x\nreturn %x")
         >>> to_transformers(net, {}, "no/folder", "out")
         Traceback (most recent call last):
-        archgraph.errors.GraphError: no/folder: names a folder that is not there
+        archgraph.errors.GraphError: no/folder: names a folder that does not exist
     """
     bare, state = unwrapped(graph_of(graph), state)
     if isinstance(like, str | os.PathLike):
@@ -265,7 +265,7 @@ class FolderModel:
     def __init__(self, like: str | os.PathLike[str]) -> None:
         self.folder = folder = Path(like)
         if not folder.is_dir():
-            raise GraphError("names a folder that is not there", where=os.fspath(like))
+            raise GraphError("names a folder that does not exist", where=os.fspath(like))
         transformers = _transformers()
         where = str(folder / CONFIG)
         try:

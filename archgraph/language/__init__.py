@@ -1,11 +1,11 @@
-"""What a person writes: models, families and experiments as YAML.
+"""The spec language: models, families and experiments as YAML.
 
-In: a file, or keys and values from Python. Out: graphs with their weights, a ``FamilySpec``, an
-``ExperimentSpec``; the other way, graphs and models as files.
+Input: a file, or keys and values from Python. Output: graphs with their weights, a ``FamilySpec``,
+an ``ExperimentSpec``; in the other direction, graphs and models as files.
 
 1. ``yaml`` reads a parser's events as plain data; a ``document`` knows the line of each key.
-   ``kinds`` tells by top-level keys which kind of file it is.
-2. Pydantic models check it: ``model``, ``family``, ``experiment`` and those of their parts
+   ``kinds`` recognises the kind of a file by its top-level keys.
+2. Pydantic models check it: ``model``, ``family``, ``experiment`` and the models of their parts
    (``data``, ``task``, ``local``, ``aggregate``, ``privacy``, ``server``, …). Classes of libraries
    are ``named``. ``linked`` reads the files that a file names; ``mistakes`` puts pydantic's errors
    into words.
@@ -14,12 +14,14 @@ In: a file, or keys and values from Python. Out: graphs with their weights, a ``
    imported and traced (``python``). ONNX files and saved folders are read here, too.
 4. ``rewriting`` applies rewrites in the order of their registry. Families become graphs in
    :mod:`archgraph.federation`.
-5. ``save`` writes the flat form or a folder (``saved``), ``exporting`` what the ending says.
+5. ``save`` writes the flat form or a folder (``saved``), ``exporting`` the format of the file's
+   ending.
 
-A file runs code only through ``python:``, and only with the caller's consent (``consent``); models
-and strategies of archgraph's own need none. Every mistake names file, line and key. A draft appends
-what a trace would capture, so that tracing the built module gives the graph back. Validation, JSON
-schema and ``help`` come from the same models and tables. Names are imported on first use.
+A file runs code only through ``python:``, and only with the caller's consent (``consent``);
+archgraph's own models and strategies need none. Every error names file, line and key. A draft
+appends the operators that a trace would capture, so that tracing the built module gives the graph
+back. Validation, JSON schema and ``help`` come from the same models and tables. Names are imported
+on first use.
 """
 
 import lazy_loader

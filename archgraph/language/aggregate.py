@@ -1,4 +1,4 @@
-"""How a round's updates become one: rules that limit what a few clients can do to the mean.
+"""How a round's updates become one: rules that limit the influence of a few clients on the mean.
 
 Every rule is a row of :data:`RULES`. From it come the key of an experiment with its validation and
 JSON schema, a topic of ``archgraph help``, and a row of the table in the docs.
@@ -19,7 +19,7 @@ from archgraph.tables import Table
 if TYPE_CHECKING:
     from archgraph.states.clipping import UpdateSize
 
-# Below one half: of any number of clients some are left.
+# Below one half, so that some clients are always left.
 Minority = Annotated[float, Field(ge=0, lt=0.5)]
 Quorum = Annotated[
     Count, Field(description="clients that have to cover a value for it to change; else it stays")
@@ -50,7 +50,7 @@ class TrimmedMeanOptions(Base):
     """Options of ``trimmed_mean``."""
 
     share: Minority = Field(
-        description="share of the values of a position that is left out at each end, rounded down"
+        description="share of the values of a position that is dropped at each end, rounded down"
     )
     quorum: Quorum = 1
 
@@ -86,8 +86,8 @@ class Rule:
         options: Type of the key's value.
         help: A one-sentence description.
         example: A value, as YAML.
-        promise: The property that holds afterwards.
-        source: Who described it.
+        promise: The property that is guaranteed afterwards.
+        source: Publication.
     """
 
     name: str
@@ -114,8 +114,8 @@ RULES: tuple[Rule, ...] = (
         KrumChoice,
         "Choose the updates that are nearest to their neighbours; only these are averaged.",
         "{malicious: 0.2, keep: 3}",
-        "with at least 2·f + 3 clients that all cover the same, what is chosen is near to a "
-        "majority; between clients with little in common the choice is a heuristic",
+        "with at least 2·f + 3 clients that all cover the same, the choice is near a majority; "
+        "between clients with little in common the choice is a heuristic",
         "Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries, NeurIPS 2017",
     ),
     Rule(
@@ -131,10 +131,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "trimmed_mean",
         TrimmedMeanChoice,
-        "Leave out the least and the largest values that clients have for a position, and take the "
+        "Drop the smallest and largest values that clients have for a position, and take the "
         "mean of the others; weights do not count.",
         "0.2",
-        "where no more clients than are left out at each end are malicious, the result lies "
+        "if at most as many clients are malicious as are dropped at each end, the result lies "
         "between honest values",
         "Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning, ICML 2018, "
         "Definition 2",
@@ -163,7 +163,7 @@ else:
 
 
 class AggregateSpec(_Rules):
-    """What limits the part of single clients in the mean; rules are applied in this order."""
+    """Limits on the influence of single clients on the mean; rules are applied in this order."""
 
     @pydantic.model_validator(mode="after")
     def _rules(self) -> AggregateSpec:
@@ -175,7 +175,7 @@ class AggregateSpec(_Rules):
 
     @property
     def middle(self) -> MedianOptions | TrimmedMeanOptions | None:
-        """What replaces the mean; None for the mean itself."""
+        """The rule that replaces the mean; None for the mean itself."""
         return self.median or self.trimmed_mean
 
     def factor(self, size: UpdateSize, median: float) -> float:
@@ -218,6 +218,4 @@ def rule_table() -> Table:
         'clip: median'
     """
     rows = tuple((r.name, r.help, f"{r.name}: {r.example}", r.promise, r.source) for r in RULES)
-    return Table(
-        "Rules", ("name", "what it does", "in a file", "what holds afterwards", "source"), rows
-    )
+    return Table("Rules", ("name", "what it does", "in a file", "guarantee", "source"), rows)

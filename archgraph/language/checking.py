@@ -1,4 +1,4 @@
-"""Check files: which of them can be used, and what is wrong with the others."""
+"""Check files: which of them are valid, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDINGS = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check of one file found.
+    """The result of checking one file.
 
     Attributes:
         path: The file.
@@ -38,7 +38,7 @@ class Verdict:
 
     @property
     def unseen(self) -> bool:
-        """Whether it names Python code that was not imported: only its form is known."""
+        """Whether it names Python code that was not imported: only its form was checked."""
         return self.note.endswith(NOT_IMPORTED)
 
 
@@ -46,12 +46,12 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
     r"""Check files of every kind, one verdict each, in order.
 
     Graphs are made and checked, families resolved with all their clients, strategies configured.
-    What a run would refuse before its first round is refused here, too. Data of your own is read.
-    The files of known data sets are not touched: zeros of their form stand in for them.
+    Everything that a run refuses before its first round is refused here, too. Your own data is
+    read. The files of known data sets are not read: zeros of their form replace them.
 
     Args:
         paths: Files, or folders whose YAML files are checked, folders below included.
-        python: Consent to run the Python code that files name. Without it no code but archgraph's
+        python: Consent to run the Python code that files name. Without it only archgraph's code
             runs, and such models are only checked for their form.
 
     Raises:
@@ -73,7 +73,7 @@ def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -
                 verdict = Verdict(path, kind, note=file_kinds()[kind].check(path, cache))
         except ArchGraphError as error:
             verdict = Verdict(path, kind, error)
-        yield verdict  # outside: consent ends with the check, before the caller goes on
+        yield verdict  # outside: consent ends with the check, before the caller continues
 
 
 def yaml_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
@@ -85,10 +85,10 @@ def yaml_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     yielded: set[Path] = set()
     for path in map(Path, paths):
         if not path.exists():
-            raise SpecError("is not there", where=str(path), expected="a file or a folder")
+            raise SpecError("does not exist", where=str(path), expected="a file or a folder")
         files = [path]
         if path.is_dir():
-            # In one order on every machine: file systems list as they like.
+            # In one order on every machine: file systems list in any order.
             files = sorted(p for p in path.rglob("*") if p.suffix in ENDINGS and p.is_file())
             if not files:
                 raise SpecError("holds no YAML file", where=str(path))

@@ -1,4 +1,4 @@
-"""The user's code that files name: which modules it is, and digests of them."""
+"""The user's code that files name: its modules, and their digests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from archgraph.plain import digest
 
 
 def users_code(names: Iterable[str]) -> dict[str, str]:
-    """Return digests of the modules that Python names lead to, by module, without comments.
+    """Return digests of the modules that Python names refer to, by module, without comments.
 
-    Those that they import count, too, and the packages that they are in. Installed packages do
-    not, archgraph among them: records say their versions. Without consent nothing is looked for.
+    Modules that they import count, too, and the packages that they are in. Installed packages,
+    including archgraph, do not: records contain their versions. Without consent the result is
+    empty.
 
     >>> users_code(["torch.nn:Linear"])
     {}
@@ -44,7 +45,7 @@ def users_code(names: Iterable[str]) -> dict[str, str]:
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield what a module of a package may import: modules, and names in them that may be some."""
+    """Yield the modules that a module may import, and imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -61,9 +62,9 @@ def _file(module: str) -> Path | None:
     for name in itertools.accumulate(module.split("."), "{}.{}".format):
         loaded = sys.modules.get(name)
         try:
-            # `__main__` has a file, but is nowhere to be found.
+            # `__main__` has a file, but cannot be looked up.
             source = loaded if hasattr(loaded, "__file__") else importlib.util.find_spec(name)
-        except (Exception, SystemExit):  # no such module; or what a package runs: its run will say
+        except (Exception, SystemExit):  # no such module, or its package fails: a run reports it
             return None
         file = getattr(source, "__file__", None) or getattr(source, "origin", None) or ""
         # A folder without __init__.py is a package without a file.

@@ -1,6 +1,6 @@
-"""Consent to run code that a file names: given by who loads the file, never by the file.
+"""Consent to run code that a file names: given by the caller who loads the file, never by the file.
 
-No folder is trusted either: that would be to trust everyone who can write into it.
+Folders are not trusted either: that would trust everyone who can write into them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from archgraph.plain import Json
 
 _PACKAGE = "archgraph"
 PYTHON = "python:"
-"""What stands before a name where its key is not ``python``."""
+"""Prefix of a name where its key is not ``python``."""
 # A context variable, so that consent ends with its block, also in threads and tasks.
 _GIVEN: ContextVar[bool] = ContextVar("python", default=False)
 
@@ -25,7 +25,7 @@ def allowed(python: bool = True) -> Iterator[None]:
     """Allow files, inside this context, to name Python code, which is imported and called.
 
     Args:
-        python: False changes nothing: consent that a caller has given stays.
+        python: If False, nothing changes: consent that a caller has given stays.
 
     Example:
         >>> with allowed():
@@ -47,9 +47,9 @@ def consent_given() -> bool:
 
 
 def needs_consent(name: str, base: type) -> bool:
-    """Return whether running what a name stands for needs consent that was not given.
+    """Return whether running the object of a name needs consent that was not given.
 
-    Classes of archgraph's own need none.
+    archgraph's own classes need none.
 
     Args:
         name: ``package.module:path``.
@@ -78,10 +78,10 @@ def needs_consent(name: str, base: type) -> bool:
 
 
 def consented(name: str, base: type, where: str) -> None:
-    """Check that what a name stands for may be imported and called.
+    """Check that the object of a name may be imported and called.
 
     Raises:
-        SpecError: If it needs consent; says what would run, where it is named, how to consent.
+        SpecError: If it needs consent; states what would run, where it is named, how to consent.
     """
     if needs_consent(name, base):
         message = "names Python code, which is not run without your consent"
@@ -94,9 +94,9 @@ def consented(name: str, base: type, where: str) -> None:
 
 
 def python_names(value: Json) -> Iterator[str]:
-    """Yield the Python names in what a file says, at any depth.
+    """Yield the Python names in the content of a file, at any depth.
 
-    They stand at the key ``python``, where rewrites are a mapping from names, or after ``python:``.
+    They are values of the key ``python``, keys of rewrites below it, or follow ``python:``.
 
     >>> list(python_names({"python": "mine:Net", "args": {"config": {"python": "mine:Config"}}}))
     ['mine:Net', 'mine:Config']

@@ -1,4 +1,4 @@
-"""The YAML of data: which examples, and which client owns which of them."""
+"""The YAML of data: the examples, and which client owns which of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _at_most_all(value: dict[str, float]) -> dict[str, float]:
     # Up to rounding: shares that sum to 1 on paper may sum to a little more.
     total = sum(value.values())
     if total > 1 and not math.isclose(total, 1):
-        raise Mistake("share out more than there is", found=f"{total:g}", expected="at most 1")
+        raise Mistake("add up to more than 1", found=f"{total:g}", expected="at most 1")
     return value
 
 
@@ -58,7 +58,7 @@ class DirichletSpec(Base):
     alpha: Alpha = 0.5
     min_size: Count = Field(default=10, description="least number of examples of a client")
     balanced: bool = Field(
-        default=False, description="a client that has its equal part already gets nothing more"
+        default=False, description="a client that already has its equal part gets no more"
     )
     shares: DataShares = None
 
@@ -72,20 +72,20 @@ class EqualDirichletSpec(Base):
 
 
 class ClassesSpec(Base):
-    """So many classes for each client."""
+    """A fixed number of classes for each client."""
 
     scheme: Literal["classes"] = Field(description="the scheme")
     per_client: Count = Field(default=2, description="classes of a client")
     assignment: Literal["first-deterministic", "deterministic", "random"] = Field(
         default="first-deterministic",
         description="which classes: the first in turn and the others drawn, all in turn, or all "
-        "drawn; examples of a class that no client gets are left out, and a note counts them",
+        "drawn; examples of a class that no client gets are dropped, with a note",
     )
     shares: DataShares = None
 
 
 class WholeSpec(Base):
-    """Every example for each client, as where models are trained side by side on the same data."""
+    """Every example for each client, for models trained side by side on the same data."""
 
     scheme: Literal["whole"] = Field(description="the scheme")
     shares: DataShares = None
@@ -101,17 +101,17 @@ Located: TypeAlias = Mapping[str, PathKind]
 
 
 class DataSpec(Base):
-    """Which data, and who owns what of it. One key names the data, or `ag.run` is given them.
+    """The data, and which client owns which part of it. One key names the data.
 
     Attributes:
-        located: Keys that name a file or folder, relative to the file that they stand in.
-        known: Keys that say what the data is; other data is known by its content alone.
+        located: Keys that name a file or folder, relative to the file that contains them.
+        known: Keys that identify the data; other data is identified by its content.
     """
 
     partition: PartitionSpec | None = Field(
         default=None,
-        description="how the training examples are divided among the clients; left out: `iid`, or "
-        "as the data says, where it is divided already",
+        description="how the training examples are divided among the clients; default: `iid`, or "
+        "the division that the data brings",
     )
 
     located: ClassVar[Located] = {}
@@ -123,12 +123,12 @@ class NamedData(DataSpec):
 
     dataset: str = Field(
         description="digits, mnist, fashion_mnist, kmnist, cifar10, cifar100, wikitext2; "
-        "multinli, sick; mnli and snli (of both the development set only, split anew)"
+        "multinli, sick; mnli and snli (only their development sets, split again)"
     )
     root: str | None = Field(
         default=None, description="folder of the files; default: $ARCHGRAPH_DATA"
     )
-    limit: Count | None = Field(default=None, description="at most so many examples of each split")
+    limit: Count | None = Field(default=None, description="maximum examples of each split")
     bptt: Count = Field(default=64, description="length of a text window, tokens")
     length: Count | None = Field(
         default=None, description="tokens of a pair of sentences, padding among them; default: 128"
@@ -148,7 +148,7 @@ class NamedData(DataSpec):
 
 
 class PythonData(DataSpec):
-    """Data that a function of your own returns: training and test set."""
+    """Data that your own function returns: training and test set."""
 
     python: CallableName = Field(
         json_schema_extra={"pattern": "^[^:]+:.+$"},
@@ -160,17 +160,17 @@ class PythonData(DataSpec):
     )
     cache: bool = Field(
         default=False,
-        description="read the items of torch datasets once; false: anew in every pass, so that "
-        "random transforms are drawn anew",
+        description="read the items of torch datasets once; false: again in every pass, so that "
+        "random transforms are drawn again",
     )
 
 
 Target = Annotated[
     str | Annotated[tuple[str, ...], Field(min_length=1)] | None,
     Field(
-        description="the column to be predicted: what the task learns; without a task whole "
-        "numbers, which are classes. Several columns are numbers (regression) or 0 and 1 "
-        "(multilabel). Left out: the next token of `text`",
+        description="the column to be predicted, of the task's type; without a task whole numbers, "
+        "which are classes. Several columns are numbers (regression) or 0 and 1 "
+        "(multilabel). Default: the next token of `text`",
         examples=["diagnosis"],
     ),
 ]
@@ -178,8 +178,8 @@ TestShare = Annotated[float, Field(gt=0, lt=1)]
 TestPart = Annotated[
     TestShare | str | None,
     Field(
-        description="what is set aside for tests: a share of the rows, drawn from every class and "
-        "client in proportion and the same for every seed, or a file of its own; default: 0.2"
+        description="test rows: a share of the rows, drawn from every class and client in "
+        "proportion and the same for every seed, or a separate file; default: 0.2"
     ),
 ]
 
@@ -187,7 +187,7 @@ TestPart = Annotated[
 TokenizerPath = Annotated[
     str | None,
     Field(
-        description="what turns texts into tokens: a tokenizer.json, or a folder that transformers "
+        description="tokenizer of the texts: a tokenizer.json, or a folder that transformers "
         "saved; relative to this file",
         examples=["tokenizer.json"],
     ),
@@ -219,7 +219,7 @@ def column_names(columns: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _check_columns(spec: TableData | HuggingFaceData) -> None:
-    """Raise unless texts have what they need, and other columns nothing that is for texts."""
+    """Raise unless texts have their keys, and other columns have no keys of texts."""
     if spec.text is not None:
         lacks = [key for key in ("tokenizer", "length") if getattr(spec, key) is None]
         if lacks:
@@ -262,10 +262,10 @@ class FolderData(DataSpec):
     )
     size: tuple[Count, Count] | None = Field(
         default=None,
-        description="height and width to which images are scaled; left out: all are of one size",
+        description="height and width to which images are scaled; default: not scaled",
     )
     colour: bool | None = Field(
-        default=None, description="three channels, or one; left out: three if an image has colour"
+        default=None, description="three channels, or one; default: three if an image has colour"
     )
     test: TestShare | None = Field(
         default=None,
@@ -286,14 +286,15 @@ class TableData(DataSpec):
     target: Target = None
     columns: tuple[str, ...] | dict[str, ColumnKind] | None = Field(
         default=None,
-        description="the columns that models see, or what each of them is; left out: all others. "
+        description="the columns that models see, or a mapping from them to their types; default: "
+        "all others. "
         "A category becomes a column of 0 and 1 for each of its values",
     )
     text: TextColumns = None
     tokenizer: TokenizerPath = None
     length: TextLength = None
     client: str | None = Field(
-        default=None, description="the column that says whose a row is; its clients come in order"
+        default=None, description="the column with the owner of a row; its clients come in order"
     )
     standardise: bool = Field(
         default=True,
@@ -301,7 +302,7 @@ class TableData(DataSpec):
         "that `validation` holds out), and divide them by their standard deviation",
     )
     separator: Annotated[str, Field(min_length=1, max_length=1)] = Field(
-        default=",", description="what stands between the columns of a CSV file"
+        default=",", description="separator of the columns of a CSV file"
     )
     test: TestPart = None
 
@@ -331,7 +332,7 @@ class HuggingFaceData(DataSpec):
     length: TextLength = None
     target: Target = None
     client: str | None = Field(
-        default=None, description="the column that says whose a row is; its clients come in order"
+        default=None, description="the column with the owner of a row; its clients come in order"
     )
     test: TestShare | None = Field(
         default=None,
@@ -346,26 +347,25 @@ class HuggingFaceData(DataSpec):
         _check_columns(self)
         if (self.inputs is None) == (self.text is None):
             count = "neither" if self.inputs is None else "both"
-            raise Mistake("must say what models see", found=count, expected="inputs, or text")
+            raise Mistake("must name the inputs of models", found=count, expected="inputs, or text")
         return self
 
 
 class TextData(DataSpec):
-    """Running text of your own, whose next character, word or token is predicted."""
+    """Your own running text, whose next character, word or token is predicted."""
 
     text: str = Field(description="the file, UTF-8; relative to this file")
     by: Literal["character", "word"] | None = Field(
         default=None,
-        description="what a token is; words stand between blanks. Left out: what the tokenizer "
-        "says, or a character",
+        description="unit of a token; words are separated by blanks. Default: the tokenizer's, or "
+        "a character",
     )
     tokenizer: TokenizerPath = None
     bptt: Count = Field(default=64, description="length of a text window, tokens")
     test: Annotated[
         TestShare | str | None,
         Field(
-            description="what is set aside for tests: a share, the end of the text, or a file of "
-            "its own; default: 0.1"
+            description="test text: a share, the end of the text, or a separate file; default: 0.1"
         ),
     ] = None
 
@@ -390,11 +390,11 @@ DOORS: Mapping[str, type[DataSpec]] = {
     "huggingface": HuggingFaceData,
     "text": TextData,
 }
-"""Kinds of data by the key that names it; what reads each is a row in `data/doors.py`."""
+"""Kinds of data by the key that names it; the reader of each is a row in `data/doors.py`."""
 
 
 def _doors(value: Mapping[str, object]) -> list[str]:
-    """Return the keys that name data; `text` beside `table` is an option of the table."""
+    """Return the keys that name data; `text` next to `table` is an option of the table."""
     doors = [key for key in DOORS if key in value]
     return [k for k in doors if not any(k in DOORS[o].model_fields for o in doors if o != k)]
 

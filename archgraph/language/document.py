@@ -1,4 +1,4 @@
-"""A file that was read: plain data, and where in the file each part of it stands."""
+"""A file that was read: plain data, and the line of each part of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def places(value: Json, loc: Place = ()) -> Iterator[Place]:
             yield from places(item, (*loc, key))
 
 
-# Compared and hashed by identity: what is computed from a file is cached by its document.
+# Compared and hashed by identity: results computed from a file are cached by its document.
 @dataclass(frozen=True, eq=False)
 class Document:
     """The content of a YAML file; equal files that were read once are one document.
@@ -71,7 +71,8 @@ class Document:
 
     def fail(self, loc: Place, message: str, **facts: Unpack[ErrorFacts]) -> NoReturn:
         """Raise a ``SpecError`` that points at a place of the file."""
-        # From None: what pydantic or the YAML parser said is in the message, in the file's words.
+        # From None: the message restates the error of pydantic or the YAML parser in the file's
+        # terms.
         raise SpecError(message, where=self.where(loc), **facts) from None
 
     @contextlib.contextmanager
@@ -114,7 +115,7 @@ class Document:
         ignore: Callable[[Json], bool] | None = None,
         hint: str | None = None,
     ) -> NoReturn:
-        """Raise what :func:`main_mistake` chooses of pydantic's errors as a ``SpecError``."""
+        """Raise the error that :func:`main_mistake` chooses from pydantic's as a ``SpecError``."""
         mistake = main_mistake(error, model, self.lines, loc, ignore)
         mistake.facts["hint"] = mistake.facts.get("hint") or hint
         line = self.lines.get(mistake.other) if mistake.other else None
@@ -122,11 +123,11 @@ class Document:
         self.fail(mistake.place, message, **mistake.facts)
 
     def known(self, loc: Place, rest: Place) -> Place:
-        """Return a place and those keys behind it that the file has."""
+        """Return a place and the following keys that the file has."""
         return known_place(self.lines, loc, rest)
 
     def sub(self, loc: Place) -> Document:
-        """Return a part of the file as its own document; of a part that is left out, None."""
+        """Return a part of the file as its own document, or None if the file omits it."""
         size, data = len(loc), self.data
         for key in loc:
             data = data.get(key) if isinstance(data, dict) else data[key]
@@ -138,13 +139,13 @@ class Document:
 
 
 class FromFile(Base):
-    """What a file says, and where it was read; equal files say the same, wherever they are."""
+    """The content of a file, and where it was read; equal contents are equal, wherever they are."""
 
     _document: Document | None = pydantic.PrivateAttr(None)
     _changed: frozenset[str] = pydantic.PrivateAttr(frozenset())
 
     def __repr__(self) -> str:
-        """Return a line that says what it is about; ``print`` writes all of it as YAML."""
+        """Return a one-line summary; ``print`` writes all of it as YAML."""
         return f"<{type(self).__name__} {self.summary()}>"
 
     def __str__(self) -> str:
@@ -172,7 +173,7 @@ class FromFile(Base):
 
     def read_from(self, document: Document) -> Self:
         """Record the document that these values were read from, and return them."""
-        # Private attributes may be set on a frozen model, and are no part of its value.
+        # Private attributes may be set on a frozen model, and are not part of its value.
         self._document, self._changed = document, frozenset()
         return self
 
@@ -183,7 +184,7 @@ class FromFile(Base):
         return copy
 
     def completed(self, **values: object) -> Self:
-        """Return a copy with values that mean what the file says; errors point at its lines."""
+        """Return a copy with values of the same meaning; errors still point at the file's lines."""
         return super().model_copy(update=values)
 
     def locating(self, *loc: str) -> contextlib.AbstractContextManager[None]:
@@ -213,7 +214,7 @@ def beside(
         text = str(path) if name.isprintable() else name
         document.fail(
             loc,
-            f"names a {kind} that is not there",
+            f"names a {kind} that does not exist",
             found=text if len(text) < 200 else abbreviate(text),
             expected=f"a {kind} of this machine, absolute or relative to this file",
             hint=None if kind == "file" else "nothing is downloaded",

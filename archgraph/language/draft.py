@@ -1,6 +1,6 @@
 """A graph while it grows: operators are appended in canonical form, their shapes inferred at once.
 
-What is appended here is what :func:`archgraph.capture.trace.trace` would have captured, so that
+Drafts append the operators that :func:`archgraph.capture.trace.trace` would capture, so that
 tracing the built module gives the same graph back.
 """
 
@@ -45,7 +45,7 @@ class GraphDraft:
         nodes: By name, in order.
         leaves: By name, in order of creation.
         updates: Values that forward assigns to buffers.
-        sizes: Open sizes of its inputs but the batch, by name.
+        sizes: Open sizes of its inputs except the batch, by name.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class GraphDraft:
     sizes: dict[str, OpenSize] = field(default_factory=dict)
 
     def input(self, name: str, type_: TensorType, sizes: Mapping[str, OpenSize] = NO_SIZES) -> Ref:
-        """Append an input of forward; ``sizes``: what is known of open ones."""
+        """Append an input of forward; ``sizes``: the ranges of open ones."""
         here = [size for size in sizes.values() if Polynomial.of(size.name) in type_.shape]
         said = tuple(arg for s in here if s.name not in self.sizes for arg in s.argument())
         self.sizes |= {size.name: size for size in here}
@@ -113,7 +113,8 @@ class GraphDraft:
         type_ = self._infer(node)
         if op != "getitem" and (spelled := self._canonical(node, type_)) != node:
             node, type_ = spelled, self._infer(spelled)
-        # What returns its input leaves no node, so that two spellings of a model give one graph.
+        # An operator that returns its input is skipped, so that two spellings of a model give one
+        # graph.
         first = node.args[0][1] if node.args else None
         if (
             isinstance(first, Ref)
@@ -132,7 +133,7 @@ class GraphDraft:
         sizes = {
             k: self.shape(v)
             for k, v in node.args
-            # A value of several results has no one shape.
+            # A value of several results does not have a single shape.
             if isinstance(v, Leaf) or (isinstance(v, Ref) and len(self.types(v)) == 1)
         }
         shapes = tuple(t.shape for t in results)
@@ -147,7 +148,7 @@ class GraphDraft:
             probes = {name: size.probe for name, size in self.sizes.items()}
             return infer_call(node, results, leaves, probes)
         except GraphError as error:
-            # Without its place, the temporary name `new`: the caller knows the line of the file.
+            # Without its location, the temporary name `new`: the caller adds the line of the file.
             raise GraphError(error.message, **error.facts) from error
 
     def graph(
@@ -188,7 +189,7 @@ def state_order(params: tuple[Param, ...]) -> Iterator[Param]:
     def visit(group: list[tuple[tuple[str, ...], Param]]) -> Iterator[Param]:
         children: dict[str, list[tuple[tuple[str, ...], Param]]] = {}
         direct = [p for path, p in group if len(path) == 1]
-        # As nn.Module.state_dict does: a module's own tensors first, whatever was made when.
+        # As nn.Module.state_dict does: a module's own tensors first, in any order of creation.
         yield from (p for p in direct if p.role == "parameter")
         yield from (p for p in direct if p.role == "buffer")
         for path, param in group:

@@ -1,4 +1,4 @@
-"""Names that people bring from elsewhere, and ours for the same thing."""
+"""Names from other libraries, and archgraph's names for the same thing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from archgraph.hints import nearest
 
 # Foreign names by ours, by their letters alone: Keras, PyTorch, and other federated frameworks.
-# What only differs in spelling (BatchNorm2d, nn.ReLU) needs no row.
+# Names that only differ in spelling (BatchNorm2d, nn.ReLU) need no row.
 _ALIASES = {
     "accumulate": "accumulategradbatches accumulationsteps gradientaccumulation"
     " gradientaccumulationsteps",
@@ -55,7 +55,7 @@ _ALIASES = {
 }
 OURS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 
-# Keys, commands and data sets that are gone, and what does their work now.
+# Keys, commands and data sets that were removed, and their replacements.
 GONE = {
     "align": "`archgraph match A B` does the same",
     "architectures": "tests/papers compares the sizes that papers print with the shipped files",
@@ -70,35 +70,35 @@ GONE = {
     "diff": "`archgraph compare A B` does the same",
     "doctor": "a run of Flower says before its first round which nodes cannot take part, and why",
     "ema": "average the weights in a program of your own",
-    "findings": "say it in the `about` of the study",
+    "findings": "write it in the `about` of the study",
     "gate": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
     "label_smoothing": "write loss: {CrossEntropyLoss: {label_smoothing: …}}",
     "local_of": "write `local` of the kind of client in the family",
     "margin": "a study's `compare` gives intervals, and leaves the verdict to the reader",
     "matrix": "`archgraph study FILE` runs strategies (rows) on models (columns)",
-    "may_be_refused": "a cell that is refused is listed with its reason, and the others go on",
+    "may_be_refused": "a cell that is refused is listed with its reason, and the others continue",
     "milestones": "write schedule: {MultiStepLR: {milestones: ['$rounds * 30 // 100']}}",
-    "mlflow": "an object of your own logs to it: ag.run(…, trackers=[…])",
+    "mlflow": "pass an object that logs to it: ag.run(…, trackers=[…])",
     "page": "each study has tables of its own",
     "paper": "tests/papers compares the sizes that papers print with the shipped files",
     "profile": "`archgraph fit` takes budgets of MACs, parameters, bytes and training memory",
     "references": "a study's row {trivial: softmax_regression} shows what a trivial model reaches",
-    "spare": "draw more clients by `sample`; a round goes on without those that fail",
+    "spare": "draw more clients by `sample`; a round continues without those that fail",
     "unigram_table": "a row of a small network is the least that text is compared with",
     "timm": "write python: 'timm:create_model', args: {model_name: …}",
     "transformers": "write python: 'transformers:AutoModelFor….from_pretrained', args: "
     "{pretrained_model_name_or_path: FOLDER}",
-    "waits_for": "leave the rows out until their strategy is installed",
+    "waits_for": "omit the rows until their strategy is installed",
     "svhn": "write data: {python: package.module:function}, which may read it by torchvision",
-    "wandb": "an object of your own logs to it: ag.run(…, trackers=[…])",
+    "wandb": "pass an object that logs to it: ag.run(…, trackers=[…])",
     "warmup": "write schedule: {SequentialLR: {schedulers: [LinearLR, …], milestones: […]}}",
     "watch": "`archgraph report RUN --follow` writes a page that reloads itself",
 }
 
-# What follows from the input here.
+# Sizes that follow from the input here.
 FOLLOWS = {"embeddim", "inchannels", "infeatures", "inputshape", "inputsize", "numfeatures"}
 
-# Options of optimisers, which people write beside the name.
+# Options of optimisers, which are often written next to the name.
 BEHIND = {"alpha", "amsgrad", "betas", "centered", "dampening", "eps", "etas", "nesterov", "rho"}
 
 
@@ -125,7 +125,7 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
     if letters in FOLLOWS:
         return "leave it out: it follows from the input"
     if letters in BEHIND and "weight_decay" in names:
-        return f"write it behind the optimiser's name: optimiser: {{NAME: {{{name}: …}}}}"
+        return f"write it below the optimiser's name: optimiser: {{NAME: {{{name}: …}}}}"
     return nearest(name, names)
 
 

@@ -1,4 +1,4 @@
-"""The YAML of experiments: data, a family, a strategy, and how long."""
+"""The YAML of experiments: data, a family, a strategy, and the number of rounds."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ class AttackSpec(Base):
     intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
     among: Literal["clients"] | None = Field(
         default=None,
-        description="clients: the labels of all malicious clients are dealt out among them anew; "
-        "left out: each client's own labels change places",
+        description="clients: the labels of all malicious clients are shuffled among them; "
+        "default: each client's own labels are shuffled",
         examples=["clients"],
     )
     within: Literal["tiers"] | None = Field(
         default=None,
         description="tiers: each kind of client has its share of them, so that seeds differ less; "
-        "left out: from all clients, as in the paper",
+        "default: from all clients, as in the paper",
         examples=["tiers"],
     )
 
 
 class EvaluateSpec(Base):
-    """When the server measures, and how."""
+    """When and how the server evaluates."""
 
     every: Count = Field(default=1, description="rounds between two evaluations")
     after: Annotated[float, Field(gt=0)] | None = Field(
@@ -75,29 +75,29 @@ class EvaluateSpec(Base):
     fine_tune: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="passes over a client's own data before a model is tested on its classes: all "
-        "of it, every step at the optimiser's rate; `schedule` and `proximal` do not take part",
+        "of it, every step at the optimiser's rate; `schedule` and `proximal` do not apply",
     )
     trained: Literal[True] | None = Field(
         default=None,
-        description="true: each client's model, too, as it is after local training and before "
-        "aggregation (FedFA, §5.2)",
+        description="true: also each client's model after local training and before aggregation "
+        "(FedFA, §5.2)",
         examples=[True],
     )
     answers: Literal[True] | None = Field(
         default=None,
-        description="true: records which test examples each model answered rightly, so that "
-        "studies can draw them again (one class for each example)",
+        description="true: records which test examples each model classified correctly, so that "
+        "studies can resample them (one class for each example)",
         examples=[True],
     )
     batch: Count = Field(default=256, description="examples in a batch of a test")
     statistics: Count | None = Field(
         default=None,
-        description="training examples that static norm statistics are taken from, in pieces of "
-        "equal size, 256 at most; left out: all",
+        description="training examples from which static norm statistics are computed, in pieces "
+        "of equal size, 256 at most; default: all",
     )
 
     def due(self, round: int, rounds: int) -> bool:
-        """Return whether to measure after a round (counted from 1); the last one always is.
+        """Return whether to evaluate after a round (counted from 1); always after the last one.
 
         Example:
             >>> late = EvaluateSpec(every=2, after=0.7)
@@ -117,7 +117,7 @@ LOCAL = "local"
 
 @functools.cache
 def installed_engines() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return the engines beside ``local``, by name."""
+    """Return the engines besides ``local``, by name."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENGINES)}
 
 
@@ -151,20 +151,19 @@ class EngineSpec(Base):
     )
     workers: Count | None = Field(
         default=None,
-        description="processes of one thread each that train clients side by side; 1: none, all "
-        "in one process; left out: as many as PyTorch has threads, where clients train for 0.02 s "
-        "or longer; on devices: as many as there are",
+        description="processes of one thread each that train clients side by side; 1: all in one "
+        "process; default: as many as PyTorch has threads, if clients train for 0.02 s or longer; "
+        "on devices: one per device",
         examples=[4],
     )
     deadline: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="seconds that a client of a round may take; left out: any number",
+        description="seconds that a client of a round may take; default: no limit",
         examples=[60.0],
     )
     memory: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="megabytes that the process of a client may need for itself; left out: any "
-        "number",
+        description="megabytes that the process of a client may need for itself; default: no limit",
         examples=[2000.0],
     )
 
@@ -180,7 +179,7 @@ class EngineSpec(Base):
 
     @property
     def kind_of_device(self) -> str:
-        """What its devices are, without their numbers.
+        """Type of its devices, without their numbers.
 
         Example:
             >>> EngineSpec(device=("cuda:0", "cuda:1")).kind_of_device
@@ -190,7 +189,7 @@ class EngineSpec(Base):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Devices on which clients train in processes of their own; none: no process has one.
+        """Devices on which clients train in separate processes; empty if no process has its own.
 
         Example:
             >>> EngineSpec(device="cuda").places, EngineSpec(device="cuda", workers=2).places
@@ -211,7 +210,7 @@ class EngineSpec(Base):
                 "must name different devices of one kind, or one processor",
                 place=("device",),
                 found=list(self.devices),
-                hint="engine.workers says how many processes there are on each of them",
+                hint="set the number of processes on each of them by engine.workers",
             )
         return self
 
@@ -257,13 +256,13 @@ def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
 
 def strategy_options(cls: type[DataclassInstance]) -> list[dataclasses.Field[Json]]:
     """Return the fields of a strategy that are options: its own, then inherited ones."""
-    # `dataclasses.fields` begins with the base class; help begins with what is the method's own.
+    # `dataclasses.fields` begins with the base class; help begins with the method's own options.
     own_first = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
     fields = (field for field in dataclasses.fields(cls) if field.init)
     return sorted(fields, key=lambda field: own_first.index(field.name))
 
 
-# A name, a name and its options, or `python` and the options beside it.
+# A name, a name and its options, or `python` with the options next to it.
 StrategyChoice = Annotated[
     dict[str, Json],
     pydantic.WithJsonSchema(
@@ -288,14 +287,15 @@ StrategyChoice = Annotated[
 ]
 
 
-_DEPENDS = "what becomes of one client would depend on the others; `privacy` clips"
-# Keys that break the promise of `privacy`, and why: the proof takes one clipped update per client.
+_DEPENDS = "an update would be judged by other clients' updates; `privacy` clips"
+# Keys that break the guarantee of `privacy`, and why: the proof takes one clipped update per
+# client.
 _NOT_PRIVATE = {
     "aggregate": _DEPENDS,
     "bound": _DEPENDS,
     "also": "a client would return several updates a round, and `privacy` bounds one",
-    "validation": "figures on clients' held-out examples would choose the round that is published, "
-    "without clip or noise, and ε would not count them",
+    "validation": "figures on clients' held-out examples would choose the published round "
+    "without clipping or noise, and ε would not include them",
 }
 
 
@@ -305,19 +305,19 @@ class ExperimentSpec(FromFile):
     archgraph: Version = 1
     name: str = Field(description="name of the run and of its folder")
     family: str | FamilySpec = Field(description="a file, or a family in place")
-    data: Data = Field(default=DataSpec(), description="which data, and who owns what of it")
+    data: Data = Field(default=DataSpec(), description="the data, and how clients share it")
     task: TaskChoice | None = Field(
         default=None,
-        description="what is learned; left out: the class of each example, or the next token",
+        description="what is learned; default: the class of each example, or the next token",
     )
     weights: WeightsSpec | None = Field(
         default=None,
-        description="a file that the global model's first weights are from; left out: the seed, or "
-        "what a model brings",
+        description="a file with the global model's initial weights; default: drawn from the "
+        "seed, or the model's own",
     )
     strategy: StrategyChoice = Field(
-        description="one strategy, e.g. fedavg, or {fedfa: {percentile: 0.95}}; or a class of "
-        "your own beside its options, e.g. {python: 'mine:Mine', percentile: 0.95}"
+        description="one strategy, e.g. fedavg, or {fedfa: {percentile: 0.95}}; or your own class "
+        "next to its options, e.g. {python: 'mine:Mine', percentile: 0.95}"
     )
     rounds: Count = Field(description="number of rounds")
     sample: Share | Count = Field(
@@ -326,53 +326,55 @@ class ExperimentSpec(FromFile):
     also: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] | None = Field(
         default=None,
         min_length=1,
-        description="by tier, further tiers whose models its clients train beside their own, e.g. "
+        description="by tier, further tiers whose models its clients train in addition to their "
+        "own, e.g. "
         "{strong: [weak]} (RecipFL, §5.1): each is an update with the weight of the client's own; "
-        "a client is tested on its own model only",
+        "a client is tested only on its own model",
         examples=[{"strong": ["weak"]}],
     )
     patience: Count = Field(
-        default=5, description="end after so many rounds in a row without an accepted update"
+        default=5, description="stop after this many consecutive rounds without an accepted update"
     )
     bound: Annotated[float, Field(ge=1)] | None = Field(
         default=None,
-        description="how many times the round's median the change of a client's weights may be; "
-        "larger ones are refused. The updates of a round wait on disk until all are there",
+        description="largest allowed change of a client's weights, as a multiple of the round's "
+        "median; larger ones are refused. The updates of a round wait on disk until all have "
+        "arrived",
         examples=[3.0],
     )
     aggregate: Aggregate | None = Field(
-        default=None, description="what limits the part of single clients in the mean"
+        default=None, description="limits on the influence of single clients on the mean"
     )
     privacy: PrivacySpec | None = Field(
-        default=None, description="differential privacy for whole clients; left out: none"
+        default=None, description="differential privacy for whole clients; default: none"
     )
     validation: ValidationChoice | None = Field(
         default=None,
-        description="training examples that are held out, to select by; left out: none",
+        description="held-out training examples for selection; default: none",
     )
     public: Count | NamedData | None = Field(
         default=None,
-        description="examples that every client has beside its own (FedMD): so many of the "
+        description="examples that every client has in addition to its own (FedMD): a number of "
         "training examples, which are taken before `data.partition` divides the others, or another "
-        "known data set of the same form, e.g. {dataset: mnist, limit: 500}; left out: none",
+        "known data set of the same form, e.g. {dataset: mnist, limit: 500}; default: none",
         examples=[200],
     )
     local: Local = Field(default=LocalOptions(), description="how clients train")
     server: Server | None = Field(
         default=None,
-        description="an optimiser that follows the clients' mean; left out: the mean is taken",
+        description="an optimiser that follows the clients' mean; default: the mean itself is used",
         examples=[{"optimiser": "adam", "lr": 0.01}],
     )
     attack: AttackSpec | None = Field(default=None, description="malicious clients")
-    evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server tests")
+    evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server evaluates")
     engine: Engine = Field(default=EngineSpec(), description="where the clients run")
     trackers: tuple[NamedChoice, ...] = Field(
         default=(),
-        description="where every round is reported beside metrics.jsonl: console, csv, "
+        description="where every round is reported in addition to metrics.jsonl: console, csv, "
         "tensorboard; with options, e.g. {csv: {path: figures.csv}}",
         examples=[["tensorboard"]],
     )
-    seed: Natural = Field(default=0, description="every random number follows from it")
+    seed: Natural = Field(default=0, description="seed of all random numbers")
     out: str | None = Field(default=None, description="run folder; default: runs/NAME")
 
     @pydantic.field_validator("strategy", mode="before")
@@ -422,19 +424,19 @@ class ExperimentSpec(FromFile):
         return self
 
     def summary(self) -> str:
-        """Say which strategy learns for how long."""
+        """Summarise strategy, data and number of rounds."""
         family = Path(self.family).name if isinstance(self.family, str) else self.family.summary()
         return f"{self.name}: {self.strategy_name}, {plural(self.rounds, 'round')}; {family}"
 
     @property
     def strategy_name(self) -> str:
         """Name of the strategy, or of its Python class (``package.module:Class``)."""
-        # The options of a Python class stand beside `python`, in any order.
+        # The options of a Python class are next to `python`, in any order.
         return str(self.strategy.get("python", next(iter(self.strategy))))
 
     @property
     def strategy_options(self) -> dict[str, Json]:
-        """Options of the strategy, as the file has them."""
+        """Options of the strategy, as written in the file."""
         if "python" in self.strategy:
             return {key: value for key, value in self.strategy.items() if key != "python"}
         return dict(self.strategy[self.strategy_name] or {})

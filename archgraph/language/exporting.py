@@ -32,24 +32,23 @@ def export(
     optimize: bool = False,
     verify: bool = True,
 ) -> Path:
-    """Write a model with its weights, in the form that the path's ending says.
+    """Write a model with its weights in the format of the path's ending.
 
-    - ``.onnx``: model and weights, which compute what the graph does in evaluation. The batch size
-      stays free, initializers have the names of the state's entries, and :func:`archgraph.load`
-      makes the same graph and state of the file again.
+    - ``.onnx``: model and weights for evaluation. The batch size stays free, initializers have the
+      names of the state's entries, and :func:`archgraph.load` restores the same graph and state.
     - ``.pt2``: the program of evaluation with its weights, for ``torch.export.load``.
-    - ``.safetensors``: the weights alone, under the names that the traced model has.
+    - ``.safetensors``: only the weights, under the names of the traced model.
     - none: a folder, as :func:`archgraph.save` writes it.
 
     Args:
         graph: Any graph: a global one, a client's, a part of a split.
         state: Its weights, by leaf name.
-        path: Where to; an existing file is replaced.
-        weights: Of ONNX: in the same file, or in one of the same name and ``.data`` beside it,
+        path: Where to write; an existing file is replaced.
+        weights: For ONNX: in the same file, or in one of the same name with ``.data`` next to it,
             which models of 2 GiB and more need.
-        optimize: Of ONNX: fold constants and merge operators for deployment. Weights then lose
+        optimize: For ONNX: fold constants and merge operators for deployment. Weights then lose
             their names, and the file cannot be loaded as the same graph.
-        verify: Of ONNX: run the file in onnxruntime for two batch sizes before it gets its name,
+        verify: For ONNX: run the file in onnxruntime for two batch sizes before it gets its name,
             and compare the results with PyTorch's.
 
     Raises:

@@ -72,7 +72,7 @@ def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
         if name not in values:
             facts = unknown(f"${name}", (f"${n}" for n in values))
             if not values:
-                facts["hint"] = "none stands above: define it there, or write a number"
+                facts["hint"] = "none is defined above: define it there, or write a number"
             raise Mistake("names an unknown parameter", **facts)
     if alone := _NAME.fullmatch(text.strip()):
         return values[alone.group(1)]
@@ -94,7 +94,7 @@ def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
 
 
 def _bare(text: str) -> str | None:
-    """Return advice for numbers and keywords of Python that stand behind a `$`."""
+    """Return advice for numbers and keywords of Python after a `$`."""
     plain = re.sub(r"\$(?=\d)", "", text)
     return f"names alone have a $: {plain}" if plain != text else None
 
@@ -120,7 +120,7 @@ def _number(node: ast.expr, text: str, values: Mapping[str, ParamValue]) -> int:
             raise Mistake("divides with '/'", found=repr(text), hint="write // (rounded down)")
         case _:
             raise ValueError
-    # Every step is bounded, so that no product on the way grows beyond memory.
+    # Every step is bounded, so that no intermediate product grows beyond memory.
     if abs(result) > LIMITS.expression_value:
         raise Mistake(
             "is out of range", found=repr(text), expected=f"at most {LIMITS.expression_value}"

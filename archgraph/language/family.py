@@ -17,24 +17,24 @@ from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 from archgraph.rewrites.registry import rewrite_rows
 
-# A file beside this one, or a model written in place.
+# A file relative to this one, or an inline model.
 ModelSource = str | dict[str, Json]
 
 PythonRewrites = Annotated[
     dict[CallableName, Json],
     Field(
-        description="rewrites of your own, package.module:function → true for the defaults, "
-        "options by name, or the value behind the graph; done before train_only",
+        description="your own rewrites, package.module:function → true for the defaults, options "
+        "by name, or the argument after the graph; applied before train_only",
         examples=[{"mine:prune": 0.5}],
     ),
 ]
 
-# Its fields are made of the rows of the registry, which a type checker does not see.
+# Its fields are created from the rows of the registry, which a type checker does not see.
 if TYPE_CHECKING:
     import torch
 
     class Rewrites(Base):
-        """What is done to an architecture; its keys are the rows of the registry."""
+        """The rewrites of an architecture; its keys are the rows of the registry."""
 
         python: PythonRewrites = {}  # noqa: RUF012 - a field's default
 
@@ -44,7 +44,7 @@ else:
     Rewrites = pydantic.create_model(
         "Rewrites",
         __base__=Base,
-        __doc__="What is done to an architecture, in the order of the keys.",
+        __doc__="The rewrites of an architecture, in the order of the keys.",
         **{
             name: (row.value_type, Field(default=None, description=row.help))
             for name, row in rewrite_rows().items()
@@ -57,19 +57,19 @@ class _Client(Base):
     name: Name = Field(description="name of this kind of client, e.g. for shares of the data")
     count: Count = Field(default=1, description="number of clients of this kind")
     model: ModelSource | None = Field(
-        default=None, description="a model of its own, aligned to the global"
+        default=None, description="its own model, aligned to the global one"
     )
     choose: dict[str, Natural] | None = Field(
-        default=None, description="choices of the family's model; {}: those that it has written"
+        default=None, description="choices of the family's model; {}: the written ones"
     )
     owners: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="who of the data these are, by name, where the data says whose each example "
-        "is; left out: clients in the order of the data",
+        description="owners in the data, by name, where the data names the owner of each example; "
+        "default: clients in the order of the data",
     )
     local: LocalOptions | None = Field(
         default=None,
-        description="keys of the run's `local` that these clients have instead; left out: none",
+        description="keys that replace those of the run's `local` for these clients; default: none",
         examples=[{"lr": 0.01, "epochs": 1}],
     )
 
@@ -83,20 +83,18 @@ class MemberSpec(Rewrites, _Client):
     """One kind of client: how its architecture comes from the global one.
 
     Without ``model`` and ``choose`` it starts from the global architecture; with ``choose`` from
-    the family's model with other choices; with ``model`` from a model of its own. What it starts
-    from is then rewritten.
+    the family's model with other choices; with ``model`` from its own model. The rewrites are
+    applied to that.
     """
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> MemberSpec:
         if self.model is not None and self.choose is not None:
             raise Mistake("has both a model and choices", place=("choose",))
-        # One is the default, which a file that names owners leaves out.
+        # One is the default, which a file that names owners omits.
         if self.owners is not None and self.count not in (1, len(self.owners)):
             numbers = f"{len(self.owners)} names, count: {self.count}"
-            raise Mistake(
-                "names another number of clients than it counts", place=("owners",), found=numbers
-            )
+            raise Mistake("counts other clients than it names", place=("owners",), found=numbers)
         return self
 
 
@@ -107,18 +105,18 @@ class FamilySpec(FromFile):
     name: str = Field(default="", description="for tables and pages")
     model: Literal["join"] | ModelSource | None = Field(
         default=None,
-        description="the global model: a file, or a model in place; join: the least architecture "
-        "that contains every client's model; left out: there is none. With the last two every "
-        "client has a model of its own",
+        description="the global model: a file, or an inline model; join: the least architecture "
+        "that contains every client's model; default: none. With join or none every client has "
+        "its own model",
     )
     choose: dict[str, Natural] = Field(
         default={},
-        description="choices of the global model; each one left out is the largest that any client "
+        description="choices of the global model; default of each: the largest that any client "
         "makes, so that the global model contains all",
     )
     change: Rewrites = Field(
         default=Rewrites(),
-        description="what is done to the global model, and to it with a client's choices, first",
+        description="rewrites applied first to the global model, also with a client's choices",
     )
     clients: Annotated[tuple[MemberSpec, ...], Field(min_length=1)] = Field(
         description="kinds of client, each with an architecture"
@@ -128,7 +126,7 @@ class FamilySpec(FromFile):
     _weights: dict[Place, dict[str, torch.Tensor]] = pydantic.PrivateAttr(default_factory=dict)
 
     def summary(self) -> str:
-        """Say which kinds of client there are.
+        """Summarise the kinds of client.
 
         >>> kind = MemberSpec(name="small", count=2, take=0.5)
         >>> FamilySpec(model="models/net.yaml", clients=(kind,)).summary()
@@ -155,7 +153,7 @@ class FamilySpec(FromFile):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> FamilySpec:
-        # A join is made of the clients' models, so that there is nothing to choose or change.
+        # A join is built from the clients' models, so that there is nothing to choose or change.
         absent = self.model in (None, "join")
         if absent and (self.choose or self.change != Rewrites()):
             key = "choose" if self.choose else "change"
@@ -169,7 +167,7 @@ class FamilySpec(FromFile):
                     "has no model",
                     place=loc,
                     found=member.name,
-                    expected=f"a model of its own, since the family {why}",
+                    expected=f"its own model, since the family {why}",
                 )
             if self.owners and member.owners is None:
                 raise Mistake(
@@ -177,20 +175,20 @@ class FamilySpec(FromFile):
                 )
             # Shares, `also` and figures name a kind of client.
             if member.name in names:
-                message, loc = "names two kinds of client alike", (*loc, "name")
+                message, loc = "has two kinds of client with the same name", (*loc, "name")
                 other: Place = ("clients", names[member.name], "name")
                 raise Mistake(
                     message,
                     place=loc,
                     other=other,
                     found=repr(member.name),
-                    hint="give each a name of its own; more clients of one kind are count: 2",
+                    hint="give each its own name; for more clients of one kind write count: 2",
                 )
             names[member.name] = index
         return self
 
     def rewrites(self) -> Iterator[Rewrites]:
-        """Yield what is done to the global model, then to each kind of client's."""
+        """Yield the rewrites of the global model, then those of each kind of client."""
         yield from (self.change, *self.clients)
 
     @property

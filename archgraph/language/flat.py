@@ -1,6 +1,6 @@
 """The flat form: any graph as YAML, without loss.
 
-Leaves and nodes stand one per line in the text syntax of :mod:`archgraph.graph.text`, so a
+Leaves and nodes are listed one per line in the text syntax of :mod:`archgraph.graph.text`, so a
 difference between two files is a difference between two architectures::
 
     archgraph: 1
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class FlatModel(Base):
-    """Any graph, written out: what ``archgraph.save`` writes."""
+    """Any graph, written out: the format of ``archgraph.save``."""
 
     archgraph: Version
     name: str = ""
@@ -61,7 +61,7 @@ def quoted(text: str) -> str:
 
 
 def _part(key: str, lines: Iterable[object], mark: str = "") -> list[str]:
-    """Return the lines of a key and what it holds, or none if it holds nothing."""
+    """Return the lines of a key and its value, or none if the value is empty."""
     content = [f"  {line}" for line in lines]
     return [f"{key}:{mark}", *content] if content else []
 
@@ -111,7 +111,7 @@ def dump(graph: ArchGraph) -> str:
 
 
 def _difference(graph: ArchGraph, text: str) -> str | None:
-    """Return the part of a graph that its file does not reproduce; None if all is there."""
+    """Return the part of a graph that its file does not reproduce; None if it is complete."""
     # Read back at once: a name that YAML changes would otherwise surface in another session.
     back = read_flat(parse_document(text, "the written file"))
     if back == graph:
@@ -138,7 +138,7 @@ def _value(document: Document, loc: Place, text: str) -> Value:
 
 
 def line_of(document: Document, where: str) -> int:
-    """Return the line of a flat file on which a node (``%name …``), a leaf or an update stands.
+    """Return the line of a node (``%name …``), a leaf or an update in a flat file.
 
     Without such a line, return that of the key that ``where`` names, or else of the nodes.
     """

@@ -1,7 +1,7 @@
-"""What a file may say, explained: one sentence, the options and one example per operator and key.
+"""Help on the spec language: one sentence, the options and one example per operator and key.
 
-Nothing is written twice: sentences, types, ranges and defaults are those of the models that read
-the files; ``archgraph help NAME`` and the page about the language print the same topics.
+Sentences, types, ranges and defaults come from the models that read the files; ``archgraph help
+NAME`` and the page about the language print the same topics.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def mappings() -> Mapping[str, Mapping[str, type[pydantic.BaseModel]]]:
 
 @dataclass(frozen=True, slots=True)
 class HelpOption:
-    """A key of a mapping: what it may be, its default as YAML, what it says."""
+    """A key of a mapping: its type, its default as YAML, its description."""
 
     name: str
     type: str
@@ -60,11 +60,11 @@ class HelpOption:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What there is to say about an operator, rewrite, strategy or mapping.
+    """Help on an operator, rewrite, strategy or mapping.
 
     Attributes:
         name: Its name in a file.
-        group: What it belongs to: ``steps``, ``rewrites``, ``model files``, …
+        group: Group that it belongs to: ``steps``, ``rewrites``, ``model files``, …
         sentence: A one-sentence description.
         options: Its keys.
         notes: Further paragraphs.
@@ -133,14 +133,14 @@ def topics() -> Mapping[str, Topic]:
             options = tuple(o for o in _options(model) if o.name not in _elsewhere(model))
             if model is DataSpec:
                 options += tuple(HelpOption(k, "text", "", _sentence(m)) for k, m in DOORS.items())
-            # Kinds of files from outside bring no example.
+            # Kinds of files from other packages bring no example.
             example = examples.get(name, "").rstrip()
             known.append(Topic(name, group, _sentence(model), options, example=example))
     known += _rows(RULE_GROUP, AggregateSpec, RULES)
     known += _rows(REWRITE_GROUP, Rewrites, rewrite_rows().values())
     common = tuple(_options(StepOptions))
     example = "relu: {from: input, as: activated, name: act}"
-    known.append(Topic("step", STEP_GROUP, "What every step takes.", common, example=example))
+    known.append(Topic("step", STEP_GROUP, "Options of every step.", common, example=example))
     for name, row in STEPS.items():
         options = tuple(o for o in _options(row.options) if o.name not in _COMMON)
         notes = _short(name, row.main)
@@ -163,7 +163,7 @@ def topic(name: str) -> Topic:
         ['1']
     """
     known = topics()
-    name = name.replace("-", "_")  # as options of the command line are written
+    name = name.replace("-", "_")  # spelling of options at the command line
     parent, _, key = name.rpartition(".")
     strategies = strategy_names()
     if name in known:
@@ -238,28 +238,28 @@ def _rows(
         forms = entry.get("anyOf", [entry])
         long = [known[form["$ref"].rpartition("/")[2]] for form in forms if "$ref" in form]
         options = tuple(o for form in long for o in _described(form, known))
-        # Beside the mapping (and null, of a rule) stands a bare value for its first key.
+        # Besides the mapping (and null, for a rule), a bare value may set its first key.
         bare = [form for form in forms if "$ref" not in form and form.get("type") != "null"]
         notes = _short(row.name, options[0].name if options and bare else "")
         if isinstance(row, Rule):
-            notes += (f"What holds afterwards: {row.promise}.", f"Source: {row.source}.")
+            notes += (f"Guarantee: {row.promise}.", f"Source: {row.source}.")
         else:
             value = "" if row.example == "true" else f" {shlex.quote(row.example)}"
             command = f"archgraph rewrite FILE --{row.name.replace('_', '-')}{value}"
-            notes += (f"On the command line: `{command}`.", f"What holds afterwards: {row.law}.")
+            notes += (f"On the command line: `{command}`.", f"Guarantee: {row.law}.")
         options = options or (HelpOption(row.name, _type(entry, known), "", ""),)
         yield Topic(row.name, group, row.help, options, notes, f"{row.name}: {row.example}")
 
 
 @functools.cache
 def _strategy(name: str) -> Topic:
-    """Describe an installed strategy: its fields, and what the docstring says about each."""
+    """Describe an installed strategy: its fields with their descriptions from the docstring."""
     cls = installed_strategy(name).load()
     sentence = " ".join((sys.modules[cls.__module__].__doc__ or "").split("\n\n")[0].split())
     sentences: dict[str, str] = {}
-    for base in reversed(cls.__mro__):  # what several strategies share is described in their base
+    for base in reversed(cls.__mro__):  # shared options are described in their base class
         _, _, described = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-        # Google's style: a field is indented by four, the lines that go on by more.
+        # Google's style: a field is indented by four, continuation lines by more.
         sentences |= re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", described, re.MULTILINE)
     types = typing.get_type_hints(cls)
     options = []
@@ -315,7 +315,7 @@ def _yaml(value: Json) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-# What a JSON schema's types and some titles are called, one and several.
+# Names of a JSON schema's types and of some titles, singular and plural.
 _NOUNS = {
     "integer": ("integer", "integers"),
     "number": ("number", "numbers"),
@@ -328,7 +328,7 @@ _NOUNS = {
 
 
 def _type(entry: Json, known: JsonSchema, *, plural: bool = False) -> str:
-    """Describe what a JSON schema admits, in words."""
+    """Describe the values of a JSON schema in words."""
     if entry is True:
         return "anything"
     if "$ref" in entry:
@@ -355,7 +355,7 @@ def _type(entry: Json, known: JsonSchema, *, plural: bool = False) -> str:
 
 
 def _referenced(name: str, known: JsonSchema, *, plural: bool) -> str:
-    """Describe what a model of pydantic reads: by its key where it is a mapping of files."""
+    """Describe the values of a pydantic model: by its key where it is a mapping of files."""
     match = (n for group in mappings().values() for n, m in group.items() if m.__name__ == name)
     mapping = next(match, None)
     return f"mapping `{mapping}`" if mapping else _type(known.get(name), known, plural=plural)

@@ -1,4 +1,4 @@
-"""The JSON schema of model files, for editors: made of the models and tables that read them."""
+"""The JSON schema of model files, for editors: built from the models and tables that read them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FORMS = AuthoredModel | FlatModel | PythonModel | OnnxModel
 
 
 def model_schema() -> JsonSchema:
-    """Return the JSON schema of model files, what a step may be included."""
+    """Return the JSON schema of model files, including the steps."""
     described = TypeAdapter(FORMS).json_schema()
     _add_steps(described["$defs"])
     return {key: _link(value) for key, value in described.items()}
 
 
 def _add_steps(definitions: JsonSchema) -> None:
-    """Define what a step may be: the table's rows, ATen operators, blocks of the model."""
+    """Define the schema of a step: the table's rows, ATen operators, blocks of the model."""
     models: list[type[StepOptions]] = [*{row.options: None for row in STEPS.values()}, RawOptions]
     mode: JsonSchemaMode = "validation"
     sources: list[tuple[type[BaseModel], JsonSchemaMode]] = [(m, mode) for m in models]
@@ -53,7 +53,7 @@ def _add_steps(definitions: JsonSchema) -> None:
         "anyOf": [
             {"enum": list(STEPS)},
             *forms,
-            # Names of blocks and of ATen operators, which no schema can list.
+            # Names of blocks and of ATen operators, which a schema cannot list.
             {"type": "string", "not": {"enum": ["block"]}},
             {
                 "type": "object",

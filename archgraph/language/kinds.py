@@ -1,7 +1,7 @@
 """Kinds of files: how each is recognised, described, explained and checked.
 
 A package adds one by an entry point of the group ``archgraph.files`` whose value is a
-:class:`FileKind`. What a kind needs is imported when it is asked for.
+:class:`FileKind`. The imports of a kind happen when it is first used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from archgraph.language.document import Document
 
-# What the checks of many files share, by key: families that are resolved already.
+# Results that the checks of many files share, by key: resolved families.
 Cache: TypeAlias = dict[str, Any]
 GROUP = "archgraph.files"
 NOT_IMPORTED = "not imported"
@@ -40,12 +40,12 @@ class FileKind:
     Attributes:
         name: Name of the kind.
         rank: Kinds of a lower rank are recognised first.
-        keys: Top-level keys that tell it from kinds of a higher rank.
+        keys: Top-level keys that distinguish it from kinds of a higher rank.
         schema: Returns its JSON schema.
         mappings: Returns the pydantic models of its mappings by topic, for ``archgraph help``.
-        check: Called with a path and a cache that one check of many files shares; returns what
-            the file holds, in words, or raises what is wrong with it. The words end in
-            :data:`NOT_IMPORTED` where Python code was not run and only the form is known.
+        check: Called with a path and a cache that one check of many files shares; returns a summary
+            of the file, or raises its error. The summary ends in :data:`NOT_IMPORTED` where Python
+            code was not run and only the form was checked.
     """
 
     name: str
@@ -61,14 +61,14 @@ def file_kinds() -> Mapping[str, FileKind]:
     """Return the installed kinds of files by name, by rank.
 
     Raises:
-        SpecError: If two packages bring kinds of one name.
+        SpecError: If two packages bring kinds of the same name.
 
     Example:
         >>> list(file_kinds())
         ['study', 'experiment', 'family', 'model']
     """
     entries = importlib.metadata.entry_points(group=GROUP)
-    # A set: a package that stands on the path twice offers equal kinds.
+    # A set: a package that is on the path twice offers equal kinds.
     kinds: set[FileKind] = {entry.load() for entry in entries}
     known: dict[str, FileKind] = {}
     for kind in sorted(kinds, key=lambda kind: kind.rank):
@@ -112,7 +112,7 @@ def without_consent(source: Document) -> bool:
     """Return whether a model names Python code that may not be imported without consent.
 
     Raises:
-        SpecError: If it does, and the rest of it has not the form of such a model.
+        SpecError: If it does, and the rest of it does not have the form of such a model.
     """
     if "python" not in source.data:
         return False

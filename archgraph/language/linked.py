@@ -34,8 +34,8 @@ def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySp
     r"""Read a family file; :func:`archgraph.federation.family.resolve` makes its graphs.
 
     Args:
-        path: The file; or keys and values as a file would say them, where a model may be a graph,
-            or what ``ag.trace`` returns: then its weights are the first ones.
+        path: The file, or a dict with the same keys, where a model may be a graph or the result of
+            ``ag.trace``: then its weights are the initial ones.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
@@ -56,11 +56,11 @@ def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySp
 
 
 def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> ExperimentSpec:
-    r"""Read an experiment file, and the family that it names; or take what a file would say.
+    r"""Read an experiment file, and the family that it names; or take a dict with the same keys.
 
     Args:
-        path: The file; or keys and values, where a model may be a graph, or what ``ag.trace``
-            returns: then its weights are the first ones.
+        path: The file, or a dict with the same keys, where a model may be a graph or the result of
+            ``ag.trace``: then its weights are the initial ones.
 
     Raises:
         SpecError: If either cannot be understood, with file, line and key.
@@ -106,7 +106,7 @@ def read_experiment(
     _shared(document, spec, family)
     _trained_too(document, spec, family)
     updates = {"family": family, "data": _data(document, spec.data)}
-    # Not by `beside`: with its SHA-256 the file need not be there for a check.
+    # Not by `beside`: with its SHA-256 the file need not exist for a check.
     if spec.weights is not None:
         file = (Path(document.file).parent / Path(spec.weights.file).expanduser()).absolute()
         updates["weights"] = spec.weights.model_copy(update={"file": os.path.normpath(file)})
@@ -119,7 +119,7 @@ def _from_values(
     """Convert Python values to a document, with models as text, and weights by place.
 
     Args:
-        kind: What they describe, as the document's name.
+        kind: Kind of the described file, as the document's name.
         values: Keys and values of an experiment, or of a part of one.
         at: The place of that part.
     """
@@ -132,7 +132,7 @@ def _from_values(
                 where=dotted(loc),
                 hint="trace it first: ag.trace(model, example)",
             )
-        graph = getattr(value, "graph", value)  # of what ag.trace or a rewrite returns
+        graph = getattr(value, "graph", value)  # from ag.trace or a rewrite
         if isinstance(graph, ArchGraph):
             if (state := getattr(value, "state", None)) is not None:
                 _check_values(state, dotted(loc))
@@ -161,8 +161,8 @@ def _check_values(state: Mapping[str, object], where: str) -> None:
             "has no values: the model was traced on the meta device",
             where=where,
             found=empty,
-            hint="load weights into the model before tracing it, or give the graph alone "
-            "(traced.graph), whose weights are drawn anew",
+            hint="load weights into the model before tracing it, or pass only the graph "
+            "(traced.graph), whose weights are drawn from the seed",
         )
 
 
@@ -177,7 +177,7 @@ def _data(document: Document, data: DataSpec) -> DataSpec:
 
 
 def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> None:
-    """Check that shares of the data are the family's, and that all data is shared out."""
+    """Check that shares of the data name kinds of client, and that all data is distributed."""
     shares = None if spec.data.partition is None else spec.data.partition.shares
     if shares is None:
         return
@@ -189,9 +189,9 @@ def _shared(document: Document, spec: ExperimentSpec, family: FamilySpec) -> Non
     # With a share for every kind nothing may be left; otherwise the rest needs something.
     complete, total = len(shares) == len(kinds), sum(shares.values())
     if complete != math.isclose(total, 1):
-        message = "leaves no data to the other clients"
+        message = "leaves no data for the other clients"
         if complete:
-            message = "leaves some data to no client"
+            message = "leaves some data without a client"
         expected = "1 together" if complete else "less than 1 together"
         document.fail(loc, message, found=f"{total:g}", expected=expected)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from archgraph.states.lazy import LazyState
 
-# Hears the notes of each graph that is read; the command line prints them.
+# Receives the notes of each graph that is read; the command line prints them.
 NOTES = logging.getLogger("archgraph.notes")
 
 # Values of a model's choices by name; of an ONNX file, sizes of its dimensions or "open".
@@ -45,20 +45,19 @@ WEIGHTS = (".onnx", ".safetensors", ".pt", ".pt2", ".pth")
 def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> None:
     r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
-    The law: :func:`archgraph.load` gives what was written. A folder has ``model.yaml``,
-    ``model.safetensors`` and ``archgraph.json``, and is there once all of it is written.
+    The law: :func:`archgraph.load` returns what was saved. A folder has ``model.yaml``,
+    ``model.safetensors`` and ``archgraph.json``, and appears once all of it is written.
 
     Args:
-        model: A graph; for a folder a model with weights: what :func:`archgraph.trace` returns,
-            or a module that :func:`archgraph.build` made.
-        path: Where to: a file that ends in ``.yaml``, or a folder. What :func:`save` wrote there
-            before is replaced.
+        model: A graph; for a folder a model with weights: the result of :func:`archgraph.trace`, or
+            a module that :func:`archgraph.build` returned.
+        path: A file that ends in ``.yaml``, or a folder. An earlier save there is replaced.
 
     Raises:
         GraphError: If a name in the graph does not survive being written, or the weights are not
             those of the graph.
-        SpecError: If the file's ending stands for weights, a folder is named for a graph alone, or
-            the folder has other files.
+        SpecError: If the file's ending is one of weights, a graph without weights is to be saved as
+            a folder, or the folder has other files.
         RunError: If it cannot be written.
 
     Example:
@@ -85,7 +84,7 @@ def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> No
 
 
 def check_ending(path: str | os.PathLike[str]) -> None:
-    """Check that a file for an architecture does not end as one of weights.
+    """Check that a file for an architecture does not have the ending of a weights file.
 
     Raises:
         SpecError: If it does.
@@ -116,7 +115,7 @@ def load_graph(path: str | os.PathLike[str], choices: Choices | None = None) -> 
 def load_folder(path: str | os.PathLike[str]) -> tuple[ArchGraph, LazyState]:
     """Return the graph of a folder of transformers and its weights, which stay in their files.
 
-    The class is one of transformers' own, so that no code in the folder is run.
+    The class is one of transformers, so that no code in the folder is run.
 
     Raises:
         GraphError: If it is not one of a model.
@@ -172,7 +171,7 @@ def _read(
     if "sections" in data and "python" not in data and "nodes" not in data:
         try:
             return _lowered(document, tuple((choices or {}).items())), None
-        except GraphError as error:  # a law about the whole, which no step could break alone
+        except GraphError as error:  # a law about the whole graph, which a single step cannot break
             message = f"{error.where}: {error.message}" if error.where else error.message
             document.fail(("sections",), message, **error.facts)
     if choices:
@@ -182,7 +181,7 @@ def _read(
         from archgraph.language.python import capture
 
         return capture(document, document.validate(PythonModel))
-    if "nodes" not in data:  # neither form: the commoner one says what is missing
+    if "nodes" not in data:  # neither form: the commoner one reports what is missing
         document.validate(AuthoredModel)
     return _flat(document), None
 
@@ -200,7 +199,7 @@ def _flat(document: Document) -> ArchGraph:
 
 
 # A family names its model once for each client, many experiments name one family, and a check reads
-# many families: what was computed of a graph stays with it.
+# many families: results computed from a graph stay with it.
 @functools.lru_cache(maxsize=512)
 def _lowered(document: Document, choices: tuple[tuple[str, int | str], ...]) -> ArchGraph:
     return lower(document, document.validate(AuthoredModel), dict(choices))

@@ -1,4 +1,4 @@
-"""How clients train, as a spec says it and as local training reads it."""
+"""Options of local training, as written in a spec and read by local training."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from archgraph.language.named import WRITTEN, LibraryClass, library_class
 from archgraph.plain import Json
 
 _Transform = Annotated[LibraryClass, library_class("transform"), WRITTEN]
-# Options of SGD that may stand beside `optimiser` instead of behind it.
+# Options of SGD that may be written next to `optimiser` instead of below it.
 _OF_SGD = ("lr", "momentum", "weight_decay")
 
 
 class _Course:
-    """What a schedule sets in an optimiser, unit by unit: PyTorch's own on a blank parameter."""
+    """The values that a schedule sets in an optimiser: PyTorch's own, run on a blank parameter."""
 
     def __init__(
         self, optimiser: LibraryClass, schedule: LibraryClass, units: Mapping[str, int]
@@ -50,7 +50,7 @@ def _course(optimiser: LibraryClass, schedule: LibraryClass, rounds: int, steps:
 
 
 class LocalOptions(Base):
-    """How clients train; of a kind of client, the keys that replace the run's.
+    """How clients train; for a kind of client, the keys that replace the run's.
 
     Example:
         >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
@@ -64,13 +64,13 @@ class LocalOptions(Base):
     accumulate: Annotated[int, Field(ge=2)] | None = Field(
         default=None,
         description="minibatches whose gradients are averaged for one step, each by its examples; "
-        "left out: every minibatch is a step",
+        "default: 1",
         examples=[4],
     )
     optimiser: Annotated[LibraryClass, library_class("optimiser"), WRITTEN] | None = Field(
         default=None,
         description="a class of torch.optim with its arguments; its state does not outlive the "
-        "round; left out: SGD, with `lr`, `momentum` and `weight_decay`",
+        "round; default: SGD, with `lr`, `momentum` and `weight_decay`",
         examples=[{"AdamW": {"lr": 0.001, "betas": [0.9, 0.99]}}],
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(
@@ -79,27 +79,27 @@ class LocalOptions(Base):
         examples=[0.05],
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        default=None, description="likewise, its momentum; default 0", examples=[0.9]
+        default=None, description="momentum of SGD; default: 0", examples=[0.9]
     )
     weight_decay: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="likewise, its weight decay; default 0", examples=[0.0001]
+        default=None, description="weight decay of SGD; default: 0", examples=[0.0001]
     )
     schedule: Annotated[LibraryClass, library_class("schedule"), WRITTEN] | None = Field(
         default=None,
         description="a class of torch.optim.lr_scheduler with its arguments, in which $rounds is "
-        "the number of rounds and $steps that of steps in one; left out: the rate stays",
+        "the number of rounds and $steps the steps per round; default: a constant rate",
         examples=[{"MultiStepLR": {"milestones": ["$rounds * 30 // 100"]}}],
     )
     over: Literal["round", "run"] | None = Field(
         default=None,
-        description="the schedule goes on with every step: through each round anew (`round`; "
+        description="the schedule advances with every step: once through each round (`round`; "
         "where a method trains in parts, as FedRep does head and body, through each part), or "
-        "once through the run (`run`); left out: once through the run, and the rate changes "
-        "between rounds only",
+        "once through the run (`run`); default: once through the run, and the rate changes only "
+        "between rounds",
         examples=["round"],
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="largest norm of the gradient; left out: any"
+        default=None, description="largest norm of the gradient; default: no limit"
     )
     fraction: Share = Field(
         default=1.0, description="share of the local data that is used in a round (FedADP: 0.2)"
@@ -107,33 +107,33 @@ class LocalOptions(Base):
     loss: Annotated[LibraryClass, library_class("loss"), WRITTEN] | None = Field(
         default=None,
         description="a class of torch.nn with its arguments, which training minimises instead of "
-        "the task's loss; left out: the task's",
+        "the task's loss; default: the task's loss",
         examples=[{"CrossEntropyLoss": {"label_smoothing": 0.1}}],
     )
     proximal: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         description="μ of FedProx, with any strategy: μ/2 · ‖w − w_0‖² is added to the loss, w_0 "
-        "being the weights that the training of the round begins with; left out: nothing is",
+        "being the weights at the start of the round's training; default: not added",
         examples=[0.01],
     )
     transforms: Annotated[tuple[_Transform, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="classes of torchvision.transforms.v2 with their arguments, one after the "
-        "other on each image each time that it is trained on; left out: none",
+        description="classes of torchvision.transforms.v2 with their arguments, applied in order "
+        "to each training image each time it is read; default: none",
         examples=[[{"RandomCrop": {"size": 32, "padding": 4}}, "RandomHorizontalFlip"]],
     )
     precision: Literal["bf16"] | None = Field(
         default=None,
-        description="bf16: products of matrices and convolutions are computed in bfloat16, tests "
-        "and weights are not; left out: in the weights' own type",
+        description="bf16: matrix products and convolutions of training are computed in bfloat16, "
+        "tests and weights are not; default: the weights' own type",
         examples=["bf16"],
     )
 
     def consistent(self) -> LocalOptions:
-        """Return these options of a run or of a client, whose keys go together.
+        """Return these options of a run or of a client, after checking that the keys go together.
 
         Raises:
-            Mistake: If one of them is not read.
+            Mistake: If one of them would be ignored.
         """
         title = None if self.optimiser is None else self.optimiser.title
         for key in _OF_SGD:
@@ -148,7 +148,7 @@ class LocalOptions(Base):
 
     @property
     def chosen(self) -> LibraryClass:
-        """The optimiser, that of the short form included.
+        """The optimiser, also that of the short form.
 
         >>> LocalOptions(lr=0.1, momentum=0.9).chosen.plain()
         {'SGD': {'lr': 0.1, 'momentum': 0.9}}
@@ -163,16 +163,15 @@ class LocalOptions(Base):
     def tuning(self) -> LocalOptions:
         """Return the options of tuning before a test, which belongs to no round.
 
-        Every step is at the optimiser's rate, on all examples, and nothing draws back to the
-        weights before.
+        Every step is at the optimiser's rate, on all examples, without the proximal term.
         """
         of_rounds = {"schedule": None, "over": None, "proximal": None}
         return self.model_copy(update={**of_rounds, "fraction": 1.0})
 
     def changed(self, changes: LocalOptions) -> LocalOptions:
-        """Return these options with what is said for a kind of client instead.
+        """Return these options with those of a kind of client in their place.
 
-        Another optimiser replaces the whole of this one.
+        Another optimiser replaces all of this one.
 
         Raises:
             Mistake: If the two do not go together.
@@ -187,7 +186,7 @@ class LocalOptions(Base):
         return self.model_copy(update={**anew, **said}).consistent()
 
     def settings_at(self, round: int, rounds: int, step: int, steps: int) -> dict[str, Json]:
-        """Return what the schedule sets in the optimiser for a step; nothing without a schedule.
+        """Return the values that the schedule sets in the optimiser for a step; empty without one.
 
         Args:
             round: The round, counted from 1.

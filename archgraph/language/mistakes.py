@@ -1,4 +1,4 @@
-"""Mistakes that pydantic finds, in the words of a file: place, found, expected, hint."""
+"""Mistakes that pydantic finds, in the terms of the file: place, found, expected, hint."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ WORDS = (
 
 
 def known_place(lines: Collection[Place], loc: Place, rest: Place) -> Place:
-    """Return a place and those keys behind it that a file has.
+    """Return a place and the following keys that a file has.
 
-    A bare value for a main option has no key there, nor has a tag of pydantic's unions.
+    A bare value for a main option has no key there, and neither does a tag of pydantic's unions.
     """
     for key in rest:
         if (*loc, key) in lines:
@@ -55,14 +55,14 @@ def main_mistake(
     loc: Place = (),
     ignore: Callable[[Json], bool] | None = None,
 ) -> Mistake:
-    """Return the mistake that says most among those that pydantic found, with its place.
+    """Return the most informative mistake that pydantic found, with its place.
 
     Args:
         error: The errors of pydantic.
         model: The pydantic model.
         lines: The places that the file has.
         loc: Place of the validated data in the file.
-        ignore: Values about which nothing can be said yet.
+        ignore: Values that cannot be judged yet.
     """
     errors = error.errors(include_url=False)
     if ignore is not None:
@@ -93,7 +93,7 @@ def main_mistake(
         case "literal_error" | "union_tag_invalid":
             return _choice(first, inner, same)
         case _:
-            # The members of a union each say what they expected at the same place.
+            # The members of a union each report what they expected at the same place.
             words = dict.fromkeys(in_words(e["msg"]) for e in same)
             value = abbreviate(first["input"])
             facts = {"found": value, "expected": " or ".join(words)}
@@ -103,11 +103,11 @@ def main_mistake(
 def _most_telling(
     errors: Sequence[ErrorDetails], where: Callable[[ErrorDetails], Place]
 ) -> ErrorDetails:
-    """Return the error that says most.
+    """Return the most informative error.
 
-    1. A misspelt key is often also a missing one; the misspelling says more.
-    2. Of a union's members, the one that came furthest says most; one that was read as a whole came
-       further than one that is of another type.
+    1. A misspelt key is often also a missing one; the misspelling is more informative.
+    2. Among a union's members, the one that was read furthest is the most informative; one that was
+       read completely came further than one of another type.
     """
     first = min(errors, key=lambda e: e["type"] != "extra_forbidden")  # 1
     if first["type"] in ("extra_forbidden", "missing"):
@@ -129,9 +129,9 @@ def _raised(fault: ErrorDetails, loc: Place) -> Mistake:
 
 
 def _choice(fault: ErrorDetails, loc: Place, same: Sequence[ErrorDetails]) -> Mistake:
-    """Return the mistake of a value outside a list of choices, beside what else may stand there."""
+    """Return the mistake of a value outside a list of choices, with all that is valid."""
     facts = fault["ctx"]
-    # Pydantic gives the choices as a text: 'a', 'b' or 'c'.
+    # Pydantic lists the choices as text: 'a', 'b' or 'c'.
     listed = facts.get("expected_tags") or facts["expected"]
     names = [n.strip(" '") for n in listed.replace(" or ", ",").split(",")]
     wrong = facts.get("tag", fault["input"])
@@ -159,7 +159,7 @@ def abbreviate(value: object) -> str:
 
 
 def in_words(message: str) -> str:
-    """Translate pydantic's "Input should be …" to an expectation in the words of YAML.
+    """Translate pydantic's "Input should be …" to an expectation in YAML's terms.
 
     >>> in_words("Input should be greater than or equal to 1"), in_words("Input should be less")
     ('1 or more', 'less')

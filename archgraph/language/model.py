@@ -33,14 +33,14 @@ def _count(value: object) -> object:
     raise Mistake("has a wrong value", found=abbreviate(value), expected="an integer ≥ 1, or $name")
 
 
-# A number, or ``$name`` arithmetic that gives one.
+# A number, or ``$name`` arithmetic that results in one.
 CountOr = Annotated[
     int | str, pydantic.PlainValidator(_count, json_schema_input_type=Count | Expression)
 ]
 
 
 def dotted_callable(value: str) -> str:
-    """Return the name of a callable, ``package.module:path``, or raise what is wrong with it."""
+    """Return the name of a callable, ``package.module:path``, or raise its mistake."""
     if re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
         return value
     raise Mistake(
@@ -67,7 +67,7 @@ class Step:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, Json]:
-        # What a step may be is in the table: `archgraph.language.json_schema` puts it here.
+        # The table defines the steps: `archgraph.language.json_schema` inserts them here.
         return {"title": "Step"}
 
     @classmethod
@@ -95,9 +95,10 @@ class ShortcutSpec(Base):
         description="project this value instead of the block's input (pre-activation nets)",
     )
     batch_norm: bool | None = Field(
-        default=None, description="after the projection; default: where the steps end in one"
+        default=None,
+        description="batch norm after the projection; default: if the steps end in one",
     )
-    bias: bool = Field(default=False, description="of the projection")
+    bias: bool = Field(default=False, description="whether the projection has a bias")
 
 
 class BlockBody(Base):
@@ -111,17 +112,17 @@ class BlockBody(Base):
     ) = Field(
         default=None,
         description="the input is added to the result; where their shapes differ it is projected "
-        "(auto), left out (where_equal) or an error (identity); projection: always projected",
+        "(auto), omitted (where_equal) or an error (identity); projection: always projected",
     )
     steps: Annotated[ModelSteps, Field(min_length=1)] = Field(description="one after the other")
-    after: ModelSteps = Field(default=(), description="steps after the shortcut was added")
+    after: ModelSteps = Field(default=(), description="steps after adding the shortcut")
 
 
 class BlockSpec(BlockBody):
     """A block with parameters, used by sections and by other blocks."""
 
     params: dict[Name, ParamValue] = Field(
-        default={}, description="name → default; null: each use of the block must give it"
+        default={}, description="name → default; null: each use of the block must set it"
     )
 
 
@@ -134,15 +135,18 @@ class SectionSpec(Base):
     model_config = pydantic.ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, ParamValue]
 
-    name: Name = Field(description="begins the names of its parameters; stands for its result")
+    name: Name = Field(description="prefix of its parameters' names, and name of its result")
     block: Name | None = Field(default=None, description="the block that is repeated")
     steps: Annotated[ModelSteps, Field(min_length=1)] | None = Field(
         default=None, description="plain steps instead of a block"
     )
     depth: CountOr = Field(default=1, description="number of blocks")
-    width: CountOr | None = Field(default=None, description="the block's parameter of this name")
+    width: CountOr | None = Field(
+        default=None, description="value of the block's parameter of this name"
+    )
     stride: CountOr | None = Field(
-        default=None, description="the block's parameter of this name, in the first block only"
+        default=None,
+        description="value of the block's parameter of this name, in the first block only",
     )
     first: dict[Name, ParamValue] = Field(
         default={}, description="parameters of the first block only"
@@ -166,13 +170,13 @@ class SectionSpec(Base):
 
     @property
     def arguments(self) -> dict[str, ParamValue]:
-        """Parameters that it gives to all its blocks."""
+        """Parameters that it passes to all its blocks."""
         width = {} if self.width is None else {"width": self.width}
         return {**width, **(self.model_extra or {})}
 
     @property
     def first_arguments(self) -> dict[str, ParamValue]:
-        """Parameters that it gives to its first block only."""
+        """Parameters that it passes only to its first block."""
         stride = {} if self.stride is None else {"stride": self.stride}
         return {**stride, **self.first}
 
@@ -209,7 +213,7 @@ class OpenSizeSpec(Base):
         return self
 
     def size(self, name: str) -> OpenSize:
-        """Return what a graph says of it."""
+        """Return the size as written in a graph."""
         high = math.inf if self.to is None else self.to
         return OpenSize(name, self.example, self.least if self.least > 1 else 0, high, ())
 
@@ -248,15 +252,13 @@ OpenSizes = dict[SizeName, Annotated[OpenSizeSpec, bare("example", int, int | Op
 
 
 class _WithInputs(Base):
-    """What says of inputs which of their sizes are open."""
+    """Inputs, with their open sizes."""
 
     archgraph: Version
     name: str = Field(default="", description="for tables and pages")
-    inputs: Inputs = Field(
-        description="what forward takes: name of its argument → sizes without the batch"
-    )
+    inputs: Inputs = Field(description="arguments of forward: name → sizes without the batch")
     open: OpenSizes = Field(
-        default={}, description="sizes that stay open, by the names that inputs give them"
+        default={}, description="sizes that stay open, by their names in the inputs"
     )
 
     @pydantic.model_validator(mode="after")
@@ -282,7 +284,7 @@ class _WithInputs(Base):
 
 
 class AuthoredModel(_WithInputs):
-    """An architecture as a person writes it."""
+    """An architecture as written by hand."""
 
     params: dict[Name, ParamValue] = Field(default={}, description="values that $name stands for")
     blocks: dict[Name, BlockSpec] = Field(default={}, description="blocks by name")
@@ -297,7 +299,7 @@ class AuthoredModel(_WithInputs):
     )
 
 
-# Callables of this name read a folder of this machine, which this argument of theirs names.
+# Callables of this name read a local folder, which this argument of theirs names.
 READER, FOLDER = "from_pretrained", "pretrained_model_name_or_path"
 
 
@@ -314,7 +316,7 @@ def reads_folder(name: str) -> bool:
 
 
 def absolute_path(name: str, base: Path) -> str:
-    """Return the absolute path of what a file names."""
+    """Return the absolute path of a named file or folder."""
     # An unknown home folder stays as it is written; reading it is an error with its line.
     with contextlib.suppress(RuntimeError):
         return str(base / Path(name).expanduser())
@@ -335,7 +337,7 @@ def anchored(value: Json, base: Path) -> Json:
     result = {key: anchored(item, base) for key, item in value.items()}
     if isinstance(file := result.get("onnx"), str):
         result["onnx"] = absolute_path(file, base)
-    # A new mapping: what was read from the file is shared by all who read it.
+    # A new mapping: the content of a file is shared by all its readers.
     name, args = result.get("python"), result.get("args")
     if isinstance(name, str) and isinstance(args, dict):
         key = FOLDER if reads_folder(name) else WEIGHTS_FILE
@@ -343,36 +345,36 @@ def anchored(value: Json, base: Path) -> Json:
         if isinstance(file, str) and file:  # else the mistake is reported with its line
             args[key] = absolute_path(file, base)
             if key == WEIGHTS_FILE and not file.endswith(".safetensors"):
-                message = "weights are no safetensors file"
+                message = "weights are not in a safetensors file"
                 raise SpecError(message, where=f"args.{key}", found=file)
     return result
 
 
 class PythonValue(Base):
-    """A value that a Python callable makes: a configuration, say."""
+    """A value that a Python callable returns, such as a configuration."""
 
     python: CallableName = Field(description="package.module:callable")
     args: dict[str, Json] = Field(
         default={},
-        description="arguments of the callable; one that is made in Python, too, is written as "
+        description="arguments of the callable; one that a callable returns is written as "
         "{python: …, args: …}",
     )
 
 
 class OnnxModel(Base):
-    """An ONNX file whose dimensions are others than it says."""
+    """An ONNX file with other dimensions than its own."""
 
     archgraph: Version = 1
     onnx: str = Field(description="the file")
     sizes: dict[str, Count | Literal["open"]] = Field(
-        description="numbers for dimensions that the file leaves open, and open for those that it "
-        "does not: by its names, batch, or input_axis where it has none",
+        description="numbers for dimensions that are open in the file, and `open` for fixed ones: "
+        "by name, batch, or input_axis for unnamed ones",
         examples=[{"batch": "open", "length": 128}],
     )
 
 
 class PythonModel(_WithInputs, PythonValue):
-    """A model written in Python. The only place where a file imports code of the user's."""
+    """A model written in Python. The only place where a file imports the user's code."""
 
     python: CallableName = Field(description="package.module:callable, which returns an nn.Module")
     archgraph: Version = 1
@@ -380,8 +382,8 @@ class PythonModel(_WithInputs, PythonValue):
     train: bool = Field(default=True, description="capture train mode, too")
     strict: bool = Field(
         default=True,
-        description="refuse what would make results, gradients or training steps of the graph "
-        "differ from the model's; false: note it",
+        description="refuse a model whose results, gradients or training steps the graph would "
+        "not reproduce; false: only note it",
     )
     sections: dict[str, tuple[str, ...]] = Field(
         default={},

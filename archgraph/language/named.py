@@ -1,9 +1,9 @@
 """Classes of libraries that a file names, with keyword arguments: ``{AdamW: {lr: 0.001}}``.
 
-A key has a role, and a row of :data:`ROLES` says which classes it may name: public subclasses of a
+A key has a role, and a row of :data:`ROLES` lists the classes it may name: public subclasses of a
 base class in a few modules. Nothing else is imported and no attribute path is followed. Arguments
-are plain data, checked against the class's signature; what they mean, the library's documentation
-says. (jsonargparse would not do: it imports what a file names before it refuses it.)
+are plain data, checked against the class's signature; the library's documentation describes them.
+(jsonargparse is unsuitable: it imports a named object before it refuses it.)
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from archgraph.language.mistakes import abbreviate, main_mistake
 from archgraph.plain import Json
 
 RoleName: TypeAlias = Literal["optimiser", "schedule", "loss", "metric", "transform"]
-# Any numbers of rounds and steps: what a file says is checked before they are known. Only schedules
-# are told of them.
+# Placeholder numbers of rounds and steps: a file is checked before they are known. Only schedules
+# use them.
 _TRIAL: Mapping[RoleName, Mapping[str, int]] = {"schedule": {"rounds": 1000, "steps": 1000}}
 
 
@@ -47,9 +47,9 @@ class ClassRole:
     Attributes:
         modules: Modules whose public names they are.
         base: Their base class, ``module:name``.
-        supplied: Arguments that the run gives.
-        closed: Arguments that are not a file's to set: how numbers are computed.
-        refused: Classes that cannot be used, and why.
+        supplied: Arguments that the run supplies.
+        closed: Arguments that a file must not set: how numbers are computed.
+        refused: Classes that cannot be used, with reasons.
         install: How to install the library.
     """
 
@@ -83,7 +83,7 @@ ROLES: Mapping[RoleName, ClassRole] = {
         ("torch.nn",),
         "torch.nn.modules.loss:_Loss",
         closed=("reduction", "reduce", "size_average", "ignore_index"),
-        # They would be computed of logits or of 0 and 1 all the same, and mean nothing.
+        # They would be computed from logits or from 0 and 1 anyway, and mean nothing.
         refused={
             "BCELoss": "it takes probabilities, and models give logits: name BCEWithLogitsLoss",
             "NLLLoss": "it takes log-probabilities, and models give logits: name CrossEntropyLoss",
@@ -104,8 +104,8 @@ ROLES: Mapping[RoleName, ClassRole] = {
         ("torchvision.transforms.v2",),
         "torchvision.transforms.v2:Transform",
         refused={
-            "Normalize": "images are normalised behind the transforms as for tests, or before "
-            "they are given: training would see other values than tests"
+            "Normalize": "images are normalised after the transforms as for tests, or before "
+            "they are passed: training would see other values than tests"
         },
         install="pip install torchvision",
     ),
@@ -114,12 +114,12 @@ ROLES: Mapping[RoleName, ClassRole] = {
 
 @dataclass(frozen=True)
 class LibraryClass:
-    """A class of a library, and the keyword arguments that a file gives it.
+    """A class of a library, with keyword arguments from a file.
 
     Attributes:
         role: The role of its key.
         path: ``module.Class``.
-        args: Plain values; those of a schedule may be expressions of ``$rounds`` and ``$steps``.
+        args: Plain values; in a schedule also expressions of ``$rounds`` and ``$steps``.
     """
 
     role: RoleName
@@ -137,7 +137,7 @@ class LibraryClass:
         return _class(self.path.rpartition(".")[0], self.title)
 
     def plain(self) -> dict[str, Json]:
-        """Return what a file says of it.
+        """Return it as written in a file.
 
         >>> LibraryClass("optimiser", "torch.optim.SGD", {"lr": 0.1}).plain()
         {'SGD': {'lr': 0.1}}
@@ -150,8 +150,8 @@ class LibraryClass:
         """Return an instance.
 
         Args:
-            supplied: Arguments that the run gives; those that the class lacks are left out.
-            units: What ``$rounds`` and ``$steps`` are.
+            supplied: Arguments that the run supplies; those that the class lacks are ignored.
+            units: Values of ``$rounds`` and ``$steps``.
         """
         known = inspect.signature(self.kind).parameters
         mine = {key: value for key, value in (supplied or {}).items() if key in known}
@@ -166,11 +166,11 @@ class LibraryClass:
 
 
 def library_class(role: RoleName, also: tuple[str, ...] = ()) -> pydantic.PlainValidator:
-    """Return what reads a class of a role: a name, or a name with arguments.
+    """Return a reader of classes of a role: a name, or a name with arguments.
 
     Args:
         role: The role.
-        also: Names that are not of classes; they stay text.
+        also: Other allowed names, which stay text.
     """
     return pydantic.PlainValidator(
         functools.partial(_read, role, also),
@@ -183,11 +183,11 @@ def _written(value: LibraryClass | str) -> Json:
 
 
 WRITTEN = pydantic.PlainSerializer(_written)
-"""Beside :func:`library_class`: how the choice is written."""
+"""Complements :func:`library_class`: how the choice is written."""
 
 
 def _read(role: RoleName, also: tuple[str, ...], value: object) -> LibraryClass | str:
-    """Return what a file names, checked; the library is imported, and nothing of it is called."""
+    """Return the named class, checked; the library is imported, and nothing of it is called."""
     if isinstance(value, LibraryClass) or (isinstance(value, str) and value in also):
         return value
     one = isinstance(value, dict) and len(value) == 1
@@ -207,7 +207,7 @@ def _read(role: RoleName, also: tuple[str, ...], value: object) -> LibraryClass 
 
 
 def _found(role: RoleName, path: str, also: tuple[str, ...]) -> str:
-    """Return the name of the class of a role that a name alone or with its module means.
+    """Return the class that a name means in a role, with or without its module.
 
     Raises:
         Mistake: If there is none, it cannot be used, or its library is missing.
@@ -271,11 +271,11 @@ def _class(module: str, name: str) -> type[Any]:
 
 
 class _Unclear(Exception):
-    """An argument whose values no file can hold."""
+    """An argument whose values cannot be written in a file."""
 
 
 def _unclear(role: RoleName, name: str) -> str | None:
-    """Return why a file cannot give a class its arguments; None if it can."""
+    """Return why a file cannot set the arguments of a class; None if it can."""
     try:
         _model(role, name)
     except _Unclear as error:
@@ -285,13 +285,13 @@ def _unclear(role: RoleName, name: str) -> str | None:
 
 @functools.cache
 def _model(role: RoleName, name: str) -> type[pydantic.BaseModel]:
-    """Return a pydantic model of the arguments that a file may give a class.
+    """Return a pydantic model of the arguments of a class that a file may set.
 
     Raises:
         _Unclear: If one has no type, or takes a function.
     """
     row, kind = ROLES[role], _class(_classes(role)[name], name)
-    # What a library imports for type checkers alone: names of these modules.
+    # Imports of a library for type checkers only: names of these modules.
     hints = typing.get_type_hints(kind.__init__, localns={**vars(typing), **vars(abc)})
     fields: dict[str, Any] = {}
     for one in inspect.signature(kind).parameters.values():
@@ -310,11 +310,11 @@ def _model(role: RoleName, name: str) -> type[pydantic.BaseModel]:
 
 
 def _plain(hint: object, role: RoleName) -> object:
-    """Return the type that plain data of a type hint have.
+    """Return the plain-data type of a type hint.
 
-    1. An instance of the role's base is a class that is named in its turn.
-    2. A tensor is a list of numbers; beside numbers it is left out.
-    3. Of a union what is plain stays.
+    1. An instance of the role's base is written as a class again.
+    2. A tensor is a list of numbers; in a union with numbers it is dropped.
+    3. A union is reduced to its plain members.
     4. Iterables are lists: pydantic reads an ``Iterable`` only when it is used.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -357,13 +357,13 @@ def _takes_function(hint: object) -> bool:
 def _checked(
     role: RoleName, name: str, args: Mapping[str, Json], units: Mapping[str, int]
 ) -> dict[str, object]:
-    """Return arguments as the signature of a class has them.
+    """Return arguments in the types of a class's signature.
 
     They pass through JSON, so that they are plain data: strict types that take no list otherwise
     take one of a file.
 
     Raises:
-        Mistake: If they are not the class's.
+        Mistake: If they do not fit the class.
     """
     model = _model(role, name)
     try:
@@ -376,8 +376,8 @@ def _checked(
 def _evaluated(value: Json, units: Mapping[str, int], loc: Place = ()) -> Json:
     """Return arguments whose expressions are computed.
 
-    What is counted in rounds or steps is at least 1: a part of few rounds would be none of them,
-    and the first is trained at the rate that a file says.
+    Values in rounds or steps are at least 1: a fraction of few rounds could be 0, and the first
+    round is trained at the initial rate.
     """
     if isinstance(value, Mapping):
         return {key: _evaluated(one, units, (*loc, key)) for key, one in value.items()}

@@ -1,4 +1,4 @@
-"""Models written in Python: the only place where a file imports code of the user's."""
+"""Models written in Python: the only place where a file imports the user's code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import inspect
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any  # what a callable of the user's returns
+from typing import Any  # the result of a user's callable
 
 import pydantic
 import torch
@@ -73,7 +73,7 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
             inputs[name] = torch.zeros(shape, dtype=torch_dtype(input_spec.dtype))
         _fits(document, model, inputs)
         with document.locating("python"):
-            # An axis of the batch that is the first one needs no word.
+            # A batch axis that is the first one is not marked.
             stated = {k: v for k, v in axes.items() if v != {0: BATCH_WORD}}
             call = functools.partial(trace, model, train=spec.train, strict=spec.strict)
             traced = call(name=spec.name, open=stated, **inputs)
@@ -87,7 +87,7 @@ def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str,
 
 
 def _limited(document: Document, graph: ArchGraph, spec: PythonModel) -> ArchGraph:
-    """Return a graph for the values of open sizes that the file states."""
+    """Return a graph for the values of open sizes in the file."""
     sizes = dict(open_sizes(graph))
     for name, stated in spec.open.items():
         size, asked = sizes[name], stated.size(name)
@@ -116,7 +116,7 @@ def _fits(document: Document, model: torch.nn.Module, inputs: Mapping[str, objec
 def _pretrained(document: Document, spec: PythonModel, where: str) -> Any:
     """Load a model with the weights of a folder; refuse if none of them are its own."""
     args = dict(spec.args)
-    # transformers only warns about weights that it draws anew: its report says which.
+    # transformers only warns about weights that it initialises: its report lists them.
     if _package(spec.python) in _CLOSED:
         args["output_loading_info"] = True
     result = _construct(document, (), spec.python, args, weights=True)
@@ -141,7 +141,7 @@ def _package(name: str) -> str:
 def _restricted(
     document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool
 ) -> dict[str, Json]:
-    """Return a reader's arguments with what keeps it on this machine, off pickles and code."""
+    """Return a reader's arguments plus those that exclude downloads, pickles and code."""
     folder_loc = (*loc, FOLDER)
     if not isinstance(folder_name := args.get(FOLDER), str) or not folder_name:
         document.fail(folder_loc, "is not the name of a folder", found=abbreviate(folder_name))
@@ -162,23 +162,23 @@ def _restricted(
 
 
 def import_named(name: str, base: type, where: str) -> Any:
-    """Import what a name ``package.module:path`` stands for.
+    """Import the object that a name ``package.module:path`` refers to.
 
     Args:
         name: The module is looked for where Python looks for modules; the command line adds the
             folder that it runs in.
-        base: Classes of archgraph's own that are of this kind need no consent.
+        base: archgraph's own subclasses of it need no consent.
         where: Place in a file, for errors.
 
     Raises:
-        SpecError: If the caller has not consented to run it, the module cannot be imported, or has
-            nothing of that name.
+        SpecError: If the caller has not consented to run it, the module cannot be imported, or
+            lacks that name.
     """
     consented(name, base, where)
     module_name, _, path = name.partition(":")
     try:
         return operator.attrgetter(path)(importlib.import_module(module_name))
-    except (Exception, SystemExit) as error:  # whatever the module runs when it is imported
+    except (Exception, SystemExit) as error:  # any code that the module runs on import
         cause, hint = import_cause(error)
         plain = isinstance(cause, (ImportError, AttributeError))
         said = _with_line(cause, str(cause) if plain else f"{type(cause).__name__}: {cause}")
@@ -197,7 +197,7 @@ def constructor(document: Document) -> functools.partial[object]:
         SpecError: If it is not a model written in Python, or cannot be imported.
     """
     if not isinstance(document.data, Mapping) or "python" not in document.data:
-        hint = "a class of transformers or timm is asked which sizes it can have"
+        hint = "the sizes of a model are queried from its class in transformers or timm"
         document.fail((), "is not a model written in Python", hint=hint)
     spec = document.validate(PythonModel)
     return _call(document, (), spec.python, spec.args)
@@ -206,11 +206,11 @@ def constructor(document: Document) -> functools.partial[object]:
 def _construct(
     document: Document, loc: Place, name: str, args: Mapping[str, Json], *, weights: bool = False
 ) -> Any:
-    """Call a callable with its arguments; ``loc`` is where both are written."""
+    """Call a callable with its arguments; ``loc`` is their location in the file."""
     call = _call(document, loc, name, args, weights=weights)
     try:
         return call()
-    except (Exception, SystemExit) as error:  # whatever the user's constructor raises
+    except (Exception, SystemExit) as error:  # any error of the user's constructor
         cause, hint = import_cause(error)
         where, said = document.where(("python",)), f"{type(cause).__name__}: {cause}"
         raise SpecError(

@@ -1,4 +1,4 @@
-"""Several rewrites at once, in the words of a family's file."""
+"""Several rewrites at once, with the keys of a family's file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) ->
         verify: Run the law of each rewrite that has one.
         **rewrites: Values by the name of a rewrite, as in a file: the function's first argument,
             a mapping of its options, or True. ``python`` maps rewrites of your own,
-            ``"package.module:function"``, to such values. None and False ask for nothing.
+            ``"package.module:function"``, to such values. None and False are ignored.
 
     Raises:
         SpecError: For an unknown rewrite (names the nearest), or a value that it cannot take.
@@ -55,7 +55,7 @@ def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) ->
     values = {key: _as_read(value) for key, value in rewrites.items() if value is not None}
     document = Document("rewrite", values, dict.fromkeys(places(values), 0))
     requested = document.validate(Rewrites)
-    with allowed(bool(requested.python)):  # whoever names code in a call consents to it
+    with allowed(bool(requested.python)):  # naming code in a call is consent
         return rewritten(graph, requested, verify=verify)
 
 
@@ -67,13 +67,13 @@ def rewritten(
     where: Callable[[str], str] = str,
     like: Callable[[], object] | None = None,
 ) -> Rewritten:
-    """Apply what a file, a command line or keywords ask for.
+    """Apply the rewrites of a file, a command line or keywords.
 
     Args:
         graph: The architecture.
         rewrites: The rewrites, applied in the order of their keys.
         verify: Run the law of each rewrite that has one.
-        where: Returns what stands in front of an error of the rewrite of a key.
+        where: Returns the prefix of errors of a key's rewrite.
         like: Returns the call that constructs the model, for ``like: true``.
 
     Raises:
@@ -92,18 +92,18 @@ def rewritten(
 
 
 def _calls(rewrites: Rewrites) -> Iterator[tuple[str, Callable[..., Rewritten], Json]]:
-    """Yield every key, what it calls, and with which value, in order."""
+    """Yield every key, the function it calls, and its value, in order."""
     *before, last = rewrite_rows().values()
     for row in before:
         yield row.name, row.apply, getattr(rewrites, row.name)
     for name, value in rewrites.python.items():
         yield "python", functools.partial(_call_own, name), value
-    # It may name what rewrites of the user's add.
+    # It may name parts that the user's rewrites add.
     yield last.name, last.apply, getattr(rewrites, last.name)
 
 
 def _call_own(name: str, graph: ArchGraph, value: Json, *, verify: bool) -> Rewritten:
-    """Call a rewrite that no row describes: its signature says which values are options."""
+    """Call a rewrite without a row: its signature determines which values are options."""
     function = import_named(name, Rewritten, name)
     if value is True:
         return apply(function, graph, verify=verify)
@@ -129,10 +129,10 @@ def _as_read(value: Json) -> Json:
 def heads(asked: Json, graph: ArchGraph) -> Json:
     """Replace the lists of steps in a rewrite's options by architectures.
 
-    The steps of an entry take what its section or block makes in the graph; all other values stay.
+    The steps of an entry take the result of its section or block; all other values stay.
 
     Raises:
-        SpecError: If a list of steps cannot be understood, or does not fit what the section makes.
+        SpecError: If a list of steps cannot be understood, or does not fit the section's result.
         GraphError: For a section or block that does not exist; names the nearest.
 
     Example:
@@ -159,4 +159,4 @@ def _head(name: str, steps: UnreadSteps, graph: ArchGraph) -> ArchGraph:
         "inputs": {"features": {"shape": end.shape[1:], "dtype": end.dtype}},
         "sections": ({"name": "head", "steps": steps},),
     }
-    return load_model(Document(f"steps behind {name}", model, {}))[0]
+    return load_model(Document(f"steps after {name}", model, {}))[0]

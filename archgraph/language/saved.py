@@ -1,4 +1,4 @@
-"""A folder that holds a model: its architecture, its weights, and what says that it is one."""
+"""A folder that holds a model: its architecture, its weights, and a file that identifies it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_transformers(path: Path) -> bool:
 
 
 def weights_of(model: Any) -> State | None:
-    """Return the weights of what has some: a traced model, a built module; None of a graph alone.
+    """Return the weights of a traced model or built module; None for a graph alone.
 
     Raises:
         GraphError: If a module was not built from a graph.
@@ -92,7 +92,7 @@ def saved_weights(graph: ArchGraph, folder: Path) -> dict[str, Tensor]:
     """Return the weights of a saved model.
 
     Raises:
-        SpecError: If they are damaged, or not those of the architecture beside them.
+        SpecError: If they are damaged, or do not belong to the architecture next to them.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -103,7 +103,7 @@ def saved_weights(graph: ArchGraph, folder: Path) -> dict[str, Tensor]:
         mark = json.loads((folder / MARK).read_text())
         state = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
-        raise SpecError("is not a whole model", where=str(folder), found=error) from error
+        raise SpecError("is not a complete model", where=str(folder), found=error) from error
     if not isinstance(mark, dict) or mark.get("format") != FORMAT:
         other = mark.get("format") if isinstance(mark, dict) else mark
         where = str(folder / MARK)

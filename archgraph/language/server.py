@@ -1,4 +1,4 @@
-"""What the server makes of the clients' mean: an optimiser that follows it, as a spec says it."""
+"""The YAML of the server's optimiser, which follows the clients' mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from archgraph.plain import Json
 
 ServerOptimiser = Literal["momentum", "adam", "yogi", "adagrad"]
 
-# Of each optimiser the keys that it reads, with their defaults.
+# The keys of each optimiser, with their defaults.
 _ADAPTIVE: dict[str, Json] = {"lr": 0.1, "beta1": 0.9, "tau": 0.001, "bias_correction": "none"}
 DEFAULTS: dict[str, dict[str, Json]] = {
     "momentum": {"lr": 1.0, "momentum": 0.9},
@@ -27,8 +27,8 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class ServerSpec(Base):
     """An optimiser at the server: it takes the change of the mean of the clients as a gradient.
 
-    Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 2; of momentum:
-    Hsu, Qi, Brown, *Measuring the Effects of Non-Identical Data Distribution*, 2019.
+    Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 2; momentum: Hsu,
+    Qi, Brown, *Measuring the Effects of Non-Identical Data Distribution*, 2019.
     """
 
     optimiser: ServerOptimiser = Field(
@@ -36,31 +36,31 @@ class ServerSpec(Base):
         "FedAdagrad"
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="η: the server's rate; left out: 1 with momentum, else 0.1"
+        default=None, description="η: the server's rate; default: 1 with momentum, else 0.1"
     )
     momentum: Decay | None = Field(
         default=None,
-        description="β of momentum: share of the last step in this one; left out: 0.9",
+        description="β of momentum: share of the last step in this one; default: 0.9",
         examples=[0.9],
     )
     beta1: Decay | None = Field(
         default=None,
-        description="β₁ of the others: decay of the first moment; left out: 0.9",
+        description="β₁ of the others: decay of the first moment; default: 0.9",
         examples=[0.9],
     )
     beta2: Decay | None = Field(
         default=None,
-        description="β₂ of Adam and Yogi: decay of the second moment; left out: 0.99",
+        description="β₂ of Adam and Yogi: decay of the second moment; default: 0.99",
         examples=[0.99],
     )
     tau: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="τ of the others: is added to the root of the second moment; left out: 0.001",
+        description="τ of the others: added to the root of the second moment; default: 0.001",
     )
     bias_correction: Literal["none", "flower"] | None = Field(
         default=None,
-        description="`none`: as in the paper, second moments begin at τ². `flower`: as Flower has "
-        "it, they begin at 0 and Adam's rate is corrected; left out: none",
+        description="`none`: as in the paper, second moments begin at τ². `flower`: as in Flower, "
+        "they begin at 0 and Adam's rate is corrected; default: none",
         examples=["flower"],
     )
 
@@ -69,7 +69,7 @@ class ServerSpec(Base):
     def _is_flat(cls, value: Json) -> Json:
         if isinstance(value, dict) and len(value) == 1 and (name := next(iter(value))) in DEFAULTS:
             expected = f"{{optimiser: {name}, lr: …}}"
-            message = "has options beside the optimiser's name, not behind it"
+            message = "has options next to the optimiser's name, not below it"
             raise Mistake(message, found=f"{{{name}: …}}", expected=expected)
         return value
 

@@ -1,4 +1,4 @@
-"""Held-out training examples, and what is selected by them."""
+"""Held-out training examples, and the selection by them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 
 
 class ValidationSpec(Base):
-    """Held-out training examples, and what is selected by them."""
+    """Held-out training examples, and the selection by them."""
 
     clients: Part = Field(
         description="share of every client's examples that it does not train on", examples=[0.1]
     )
     keep: Literal["last", "best"] = Field(
         default="last",
-        description="round that the run ends with: the last one, or the best one on these examples",
+        description="final model: that of the last round, or of the best round on these examples",
     )
     patience: Count | None = Field(
         default=None,
-        description="tests in a row without a better figure that end the run; left out: none do",
+        description="consecutive tests without a better figure that end the run; default: no limit",
     )
     metric: str | None = Field(
         default=None,
-        description="the figure that selects; left out: the task's first metric",
+        description="the figure that selects; default: the task's first metric",
         examples=["loss"],
     )
     of: Literal["global", "worst", "local"] = Field(
         default="global",
-        description="whose figure: the global model's, the worst tier's, or the clients' mean",
+        description="figure of the global model, of the worst tier, or the clients' mean",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""First weights from a file, as a spec says it."""
+"""The YAML of initial weights from a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Text = Annotated[str, Field(min_length=1)]
 
 
 class WeightsSpec(Base):
-    """The file that the global model's first weights are from."""
+    """The file with the global model's initial weights."""
 
     file: _Text = Field(
         description="safetensors, or tensors by name as `torch.save` writes a `state_dict()`; "
@@ -21,27 +21,27 @@ class WeightsSpec(Base):
     )
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = Field(
         default=None,
-        description="how its SHA-256 begins, which is compared; such a file need not be there for "
-        "a check",
+        description="prefix of its SHA-256, which is compared; such a file need not exist for a "
+        "check",
     )
     published: str = Field(
         default="",
-        description="where its authors offer it, for errors",
+        description="its download page, for errors",
         examples=["https://example.org/resnet18.pth"],
     )
     rename: dict[_Text, _Text] = Field(
         default={},
-        description="tensors of the file by their names, or how these begin up to a point, and "
-        "what they are called in the model; `*` stands for any text on both sides",
+        description="the file's names of tensors, or their prefixes up to a point, and the "
+        "model's names for them; `*` stands for any text on both sides",
     )
     fresh: tuple[_Text, ...] = Field(
         default=(),
-        description="weights of the model that start from the seed, whatever the file holds: "
-        "patterns with * and ?",
+        description="weights of the model that are drawn from the seed, even if the file has "
+        "them: patterns with * and ?",
     )
     unused: tuple[_Text, ...] = Field(
         default=(),
-        description="tensors of the file that the model has not: patterns with * and ?",
+        description="tensors of the file that the model lacks: patterns with * and ?",
         examples=[["fc.*"]],
     )
 

@@ -49,13 +49,13 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000
 
 _BREAK = re.compile("\r\n?|[\n\x85\u2028\u2029]")  # as libyaml counts lines
 
-# What is not YAML, in the parser's words, and what to do.
+# Errors in the parser's words, and advice.
 _CURES = (
     (r"character '\\t'|tab character", "indent with spaces, not with tabs"),
     (r"expected ('-'|key)", "let keys of a mapping, or dashes of a list, begin in one column"),
     (r"mapping values are not allowed", "write one key in a line, and text with a colon in quotes"),
     (r"expected ',' or '[\]}]'", "close every bracket, and put commas between items"),
-    (r"could not find expected ':'", "write a colon and a space behind each key"),
+    (r"could not find expected ':'", "write a colon and a space after each key"),
 )
 
 
@@ -73,8 +73,8 @@ class _Reader:
         self.texts: dict[Place, tuple[int, int]] = {}
         self.count = 0
         self.events: list[Event] = []
-        # By the index of an alias, the index of what it stands for. Resolved here and not while
-        # reading: an anchor may be set anew further down.
+        # By the index of an alias, the index of its value. Resolved here and not while reading: an
+        # anchor may be set again further down.
         self.targets: dict[int, int] = {}
         anchors: dict[str, int] = {}
         # A PyYAML that was built without libyaml gives the same events, slowly.
@@ -103,14 +103,14 @@ class _Reader:
         self.fail(event, "holds too many values", expected=f"at most {LIMITS.yaml_values}")
 
     def document(self) -> dict[str, Json]:
-        """Return the mapping that the text is."""
-        # Behind the starts of the stream and of the document; an empty text has no document.
+        """Return the mapping in the text."""
+        # After the starts of the stream and of the document; an empty text has no document.
         if not isinstance(next(iter(self.events[2:]), None), yaml.MappingStartEvent):
             raise SpecError("is not a mapping", where=f"{self.file}:1", expected="keys and values")
         return self.read(2, ())[0]
 
     def read(self, index: int, loc: Place) -> tuple[Json, int]:
-        """Return the value that begins at an event, and the index of the event behind it."""
+        """Return the value that begins at an event, and the index of the event after it."""
         if index in self.targets:
             return self.read(self.targets[index], loc)[0], index + 1
         event = self.events[index]
@@ -216,7 +216,7 @@ def _read(path: Path) -> str:
         # A pipe may never end, and a device never does.
         if path.exists() and not path.is_file() and not path.is_dir():
             facts: ErrorFacts = {"expected": "a text file"}
-            facts["hint"] = "write what it gives into a file first"
+            facts["hint"] = "write its output to a file first"
             raise SpecError("is not a file", where=_printable(path), **facts)
         with path.open("rb") as file:
             data = file.read(limit + 1)
@@ -246,7 +246,7 @@ def is_onnx(path: str | os.PathLike[str]) -> bool:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """Read a YAML file, of a saved model its architecture; an ONNX file has no keys.
+    """Read a YAML file, or the architecture of a saved model; an ONNX file has no keys.
 
     Raises:
         SpecError: If it is missing, is not plain YAML, or exceeds a limit.
@@ -291,7 +291,7 @@ def _parsed(text: str, file: str) -> Document:
 def _not_yaml(error: MarkedYAMLError, text: str, file: str) -> SpecError:
     """Return the error for a text that is not YAML, in words for people who do not parse."""
     mark = error.problem_mark or error.context_mark
-    # What stays open is noticed at the end, behind the last line.
+    # An open bracket is noticed at the end, after the last line.
     line = min(mark.line, text.rstrip().count("\n")) + 1 if mark is not None else 1
     problem = str(error.problem or error.context).removeprefix("found ")
     if mark is not None and problem.startswith("character that"):

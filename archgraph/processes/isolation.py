@@ -1,4 +1,4 @@
-"""Each client begins with the same state of the process, whoever was there before."""
+"""Each client begins with the same state of the process, whatever ran before."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
-# By name: a program may put something else in the place of torch's attributes.
+# By name: a program may replace torch's attributes.
 from torch import get_num_threads, set_num_threads
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: bits depend on their number, and not on who computes beside.
+    """Compute on one thread: bits depend on the number of threads, not on parallel clients.
 
     Example:
         >>> with one_thread():
@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed the generators that computations on a device draw from.
+    """Seed the generators of computations on a device.
 
     ``torch.manual_seed`` seeds those of all devices; without any it takes a stack trace each time,
     a twentieth of a small client's turn.
@@ -55,9 +55,9 @@ _SPARE: list[np.random.MT19937] = []
 def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
     """Seed the process's generators (dropout) from a client's, and restore them afterwards.
 
-    A program begins with gradients on, whatever the strategy that waits for it has turned off, and
+    A program begins with gradients enabled, even if the waiting strategy has disabled them, and
     with one thread. Modes of gradients, the default dtype and the number of threads are restored,
-    too, so that bits do not depend on who used the process before. Programs are trusted with all
+    too, so that bits do not depend on earlier users of the process. Programs are trusted with all
     other settings.
 
     Example:
@@ -69,7 +69,8 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
     where, seed = torch.device(device), generator.initial_seed()
     devices = [] if where.type == "cpu" else [where.index or 0]
     python, dtype = random.getstate(), torch.get_default_dtype()
-    # Programs may use it. It gets other bits: to write a state takes longer than all else here.
+    # Programs may use it. It gets other bits: writing a state takes longer than everything else
+    # here.
     numpy, before = np.random.get_state(legacy=False), mtrand.get_bit_generator()  # noqa: NPY002
     bits = _SPARE.pop() if _SPARE else np.random.MT19937()
     mtrand.set_bit_generator(bits)
@@ -78,13 +79,13 @@ def isolated(generator: torch.Generator, device: str = "cpu") -> Iterator[None]:
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
         try:
-            # Left, it restores both modes, however deep a program has gone.
+            # On exit both modes are restored, however deeply a program has nested them.
             with torch.inference_mode(False), one_thread():
                 yield
         finally:
             random.setstate(python)
             mtrand.set_bit_generator(before)
-            # A normal number that waits, which no bits hold.
+            # A pending normal number, which is not in the state's bits.
             if numpy["has_gauss"]:
                 np.random.set_state(numpy)  # noqa: NPY002  # as above
             _SPARE.append(bits)

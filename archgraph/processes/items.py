@@ -1,6 +1,6 @@
-"""What a worker is sent: pickled, since it comes from the run itself; tensors go by the wire.
+"""Items for workers: pickled, since they come from the run itself; tensors use the wire format.
 
-What comes back is plain (:mod:`archgraph.states.wire`): nothing that a worker sends is executed.
+Results are plain values (:mod:`archgraph.states.wire`): nothing that a worker sends is executed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from archgraph.states import Transfer, wire
 
 
 def serialise(value: object) -> bytes:
-    """Write anything that can be pickled as one message; tensors keep their strides.
+    """Serialise any picklable value as one message; tensors keep their strides.
 
     Raises:
-        Exception: Whatever a class of the user says to being pickled.
+        Exception: Any error of a user's class on pickling.
 
     Example:
         >>> deserialise(serialise({"weight": torch.ones(2, 3).T}))["weight"].stride()
@@ -32,12 +32,12 @@ def serialise(value: object) -> bytes:
 
 
 def deserialise(message: bytes) -> object:
-    """Read what :func:`serialise` wrote."""
+    """Read a message of :func:`serialise`."""
     return _joined(wire.decode(message))
 
 
 def save_shared(path: str | os.PathLike[str], value: object) -> None:
-    """Write as :func:`serialise` does, into a file that several processes may map."""
+    """Serialise like :func:`serialise`, into a file that several processes may map."""
     wire.save_tensors(path, {str(number): part for number, part in enumerate(_parts(value))})
 
 
@@ -67,7 +67,7 @@ _Address: TypeAlias = tuple[int, tuple[int, ...]]
 
 class _Pickler(pickle.Pickler):
     tensors: list[Tensor]
-    # Each tensor is kept alive, so that no other one has its id.
+    # Each tensor is kept alive, so that its id is not reused.
     seen: dict[int, tuple[Tensor, _Address]]
 
     def persistent_id(self, value: object) -> _Address | None:
@@ -107,6 +107,6 @@ def _frozen(text: bytes) -> object:
 
 
 def _ordinary(value: Tensor) -> bool:
-    """Return whether the wire can hold a tensor as it is, in this machine's memory."""
+    """Return whether the wire format can hold a tensor as it is in memory."""
     dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
     return dense and value.device.type == "cpu" and not value.is_complex() and not value.is_neg()

@@ -1,4 +1,4 @@
-"""One worker: a process of one thread that calls a function as often as it is asked."""
+"""One worker: a process of one thread that calls a function on request."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from archgraph.states import wire
 
 R = TypeVar("R")
 Function: TypeAlias = Callable[[Any], R]
-"""What a worker calls: with an item, of a type that only its caller knows."""
+"""A worker's function of an item, whose type only its caller knows."""
 
 # Seconds in which a process that has closed its pipe ends, if it is about to.
 GRACE = 1.0
 # Imported once by the fork server, and not by every process that it starts.
 PRELOAD = ["archgraph.engine.clientwork"]
-# In place of an item that comes through the pipe.
+# Replaces an item that comes through the pipe.
 AWAITED = object()
 
 
 @wire.carried
 class Died(NamedTuple):
-    """A call that came to nothing.
+    """A failed call.
 
     Attributes:
-        reason: Why.
-        trace: Where, if that is known.
-        error: What was raised, if it was in this process.
+        reason: The reason.
+        trace: The traceback, if known.
+        error: The error, if raised in this process.
     """
 
     reason: str
@@ -54,7 +54,7 @@ class Died(NamedTuple):
 
 
 class OnDevice(Protocol):
-    """A function that computes on a device of the worker's."""
+    """A function that computes on the worker's device."""
 
     def on(self, device: str) -> Function[object]:
         """Return the same function on a device."""
@@ -62,7 +62,7 @@ class OnDevice(Protocol):
 
 @wire.carried
 class Ended(NamedTuple):
-    """A call that is over: what came of it, how long it took, whether its process has ended."""
+    """A finished call: its result, its duration, whether its process has ended."""
 
     value: object
     seconds: float = 0.0
@@ -70,15 +70,15 @@ class Ended(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What a worker does.
+    """A worker's job.
 
     Attributes:
-        function: What it calls; on a device, what its method ``on`` gives.
-        file: What holds the function, for processes of the fork server; empty: they are forked.
-        script: Whether the function needs what the user's script defines, which is imported then.
-        memory: Megabytes that a call may use beside what its process has.
-        dtype: The default one, and
-        deterministic: whether algorithms are to be: what a user may have set for a whole run.
+        function: The function; on a device, the result of its method ``on``.
+        file: File with the function, for processes of the fork server; empty for forked ones.
+        script: Whether the function needs definitions of the user's script, which is then imported.
+        memory: Megabytes that a call may use in addition to the memory of its process.
+        dtype: The user's default dtype.
+        deterministic: Whether the user requires deterministic algorithms.
     """
 
     function: Function[object] | None
@@ -93,15 +93,15 @@ class Process:
     """A worker.
 
     Args:
-        job: What it does.
-        device: The device on which it does it.
-        item: What it begins with, if it is forked with it.
+        job: Its job.
+        device: Its device.
+        item: Its first item, if it is forked with one.
 
     Attributes:
-        pipe: What it says arrives here.
-        waits: Whether it has been sent a further item and not begun: what ends it then is not the
-            item's doing.
-        end: Ends it, whatever it does; so does the end of this object, and of this process.
+        pipe: Receives its messages.
+        waits: Whether it has received another item but not begun: then the item is not the cause of
+            its end.
+        end: Ends it at any time; so does the end of this object, and of this process.
     """
 
     def __init__(self, job: Job, device: str, item: object = AWAITED) -> None:
@@ -123,7 +123,7 @@ class Process:
         self.end = util.Finalize(self, _end, (self.pipe, self._process), exitpriority=0)
 
     def send(self, message: bytes) -> bool:
-        """Give it an item (:func:`archgraph.processes.items.serialise`); False: it has ended."""
+        """Send it an item (:func:`archgraph.processes.items.serialise`); False if it has ended."""
         try:
             self.pipe.send_bytes(message)
         except (BrokenPipeError, ConnectionResetError):
@@ -131,7 +131,7 @@ class Process:
         return True
 
     def hear(self) -> Ended | None:
-        """Return what it says: what came of its call, or None as it begins."""
+        """Receive a message: the result of its call, or None as it begins."""
         try:
             said: Ended | None = wire.decode(self.pipe.recv_bytes())
         except (EOFError, OSError):
@@ -140,8 +140,9 @@ class Process:
         return said
 
     def ended(self) -> Ended:
-        """Return what came of its call if nothing more is heard of it."""
-        # Not `join`: where a program has closed what its end is seen by, that would wait for ever.
+        """Return the result of its call if it no longer answers."""
+        # Not `join`: if a program has closed the handle that signals its end, that would wait
+        # forever.
         until = time.monotonic() + GRACE
         while (code := self._process.exitcode) is None and time.monotonic() < until:
             time.sleep(0.001)
@@ -149,17 +150,17 @@ class Process:
 
 
 def attempted(call: Callable[[], R], *, worker: bool = False) -> R | Died:
-    """Return what a call gives, or what it dies of; in a worker, no interrupt is the user's."""
+    """Return the result of a call, or its error; in a worker, interrupts are not the user's."""
     try:
         return call()
-    except BaseException as error:  # whatever a client's program dies of, the others go on
+    except BaseException as error:  # on any error of a client's program the others continue
         if isinstance(error, KeyboardInterrupt) and not worker:
             raise
         return Died(reason(error), traceback.format_exc(), error)
 
 
 def _ending(code: int) -> str:
-    """Say how a process ended.
+    """Describe how a process ended.
 
     >>> _ending(3), _ending(-9)
     ('its process ended with exit code 3', 'its process was ended by SIGKILL')
@@ -188,7 +189,7 @@ def _end(pipe: connection.Connection, process: BaseProcess) -> None:
 
 
 def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> None:
-    """Do a job until the one that asks has gone, or memory has run out."""
+    """Do a job until its parent has gone, or memory has run out."""
     # An interrupt from the keyboard reaches all processes; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -214,7 +215,7 @@ def _serve(pipe: connection.Connection, job: Job, device: str, item: object) -> 
             ended = _called(function, item, job.memory)
             last, item = ended.last, AWAITED
             sent = attempted(lambda: wire.encode(ended), worker=True)  # noqa: B023  # called at once
-            if isinstance(sent, Died):  # it gave back something else than values and tensors
+            if isinstance(sent, Died):  # it returned something other than values and tensors
                 sent = wire.encode(ended._replace(value=sent._replace(error=None)))
             pipe.send_bytes(sent)
             del ended, sent
@@ -239,7 +240,7 @@ def _called(function: object, item: object, memory: float | None) -> Ended:
 
 @contextlib.contextmanager
 def _bounded(memory: float | None) -> Iterator[None]:
-    """Allow this process so many megabytes beside those that it has."""
+    """Allow this process a number of megabytes in addition to its current ones."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     if memory is not None:
         data = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
@@ -251,7 +252,7 @@ def _bounded(memory: float | None) -> Iterator[None]:
 
 
 def _exhausted(error: BaseException | None) -> bool:
-    """Return whether an error is what Python or PyTorch raises if the system is out of memory."""
+    """Return whether an error means that the system is out of memory, in Python or PyTorch."""
     return isinstance(error, MemoryError) or "Cannot allocate memory" in str(error)
 
 
@@ -267,4 +268,4 @@ def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
-        os._exit(1)  # at once: a run that is cut off goes on from its last checkpoint
+        os._exit(1)  # at once: a run that is cut off resumes from its last checkpoint

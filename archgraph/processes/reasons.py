@@ -9,7 +9,7 @@ LONGEST = 1000
 
 
 def reason(error: BaseException) -> str:
-    """Say for a record why a client's work was lost: the client may have written the error.
+    """Format the reason of a client's lost work for a record; the client may have written it.
 
     Example:
         >>> reason(ValueError("no data")), reason(RejectedUpdate("too large", where="w"))
@@ -18,7 +18,7 @@ def reason(error: BaseException) -> str:
     try:
         text = str(error)[:LONGEST]
     except Exception as mute:
-        text = f"it cannot say what is wrong ({type(mute).__name__})"
+        text = f"its error cannot be printed ({type(mute).__name__})"
     text = printable(text)
     return text if isinstance(error, RejectedUpdate) else f"{type(error).__name__}: {text}"
 

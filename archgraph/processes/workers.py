@@ -1,4 +1,4 @@
-"""Calls side by side: so many processes of one thread each (:mod:`archgraph.processes.process`)."""
+"""Calls side by side, in processes of one thread each (:mod:`archgraph.processes.process`)."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ AHEAD = 2
 
 
 class UnsentError(RunError):
-    """A call that no process can be given."""
+    """A call that cannot be sent to a process."""
 
 
 class _Call(NamedTuple):
-    """A call that is under way in a process."""
+    """A running call in a process."""
 
     number: int
     process: Process
@@ -57,7 +57,7 @@ def accelerated() -> bool:
 
 
 def _foreign_threads() -> bool:
-    """Return whether threads run that may hold locks: all but this package's."""
+    """Return whether threads run that may hold locks: all except this package's."""
     threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
     return any(not thread.name.startswith("archgraph") for thread in threads)
 
@@ -67,8 +67,8 @@ class Workers:
     """Calls of a function with one item after the other, several at a time.
 
     Processes are forked on Linux: they share data and models with this one, and begin at once.
-    Where a fork is not safe, a fork server starts them: beside an accelerator, on other systems,
-    and beside threads of other libraries if the function can be pickled.
+    Where a fork is not safe, a fork server starts them: with an accelerator, on other systems, and
+    with threads of other libraries if the function can be pickled.
 
     Example:
         >>> workers = Workers(2, always=True)
@@ -76,13 +76,13 @@ class Workers:
         [1, 4, 9]
 
     Attributes:
-        count: Processes at a time; one alone is this process, where nothing is limited.
+        count: Processes at a time; 1 means this process, without limits.
         always: Whether calls are made in processes however short they are; else short ones are made
             in this process: as long as the last call took less than 0.1 s, or 0.02 s where
-            processes wait for further ones.
+            processes wait for more calls.
         deadline: Seconds after which a call is ended.
-        memory: Megabytes that a call may use beside those that its process has.
-        devices: Devices that processes compute on, each on the one that has the fewest; none: the
+        memory: Megabytes that a call may use in addition to those of its process.
+        devices: Devices that processes compute on, each on the one with the fewest. Default: the
             processor.
     """
 
@@ -129,20 +129,20 @@ class Workers:
         as_they_end: bool = False,
         again: bool = False,
     ) -> Generator[tuple[T, R | Died], None, None]:
-        """Yield each item with what the function made of it, in the order of the items.
+        """Yield each item with the function's result, in the order of the items.
 
-        Items are taken as workers become free. What a process gives back holds plain values,
-        tensors and values that the wire carries. A call that dies gives :class:`Died`, in whatever
-        process. A process sees what was there when it was started, and the items.
+        Items are taken as workers become free. Results of processes consist of plain values,
+        tensors and values of the wire format. A failing call yields :class:`Died`, in any process.
+        A process sees the state at its start, and the items.
 
         Args:
-            function: Is called with an item.
-            items: What to call it with.
-            begin: What to call it with instead, from an item, when its call begins.
-            key: Of items with the same key the second begins when the first has been dealt with.
+            function: The function of an item.
+            items: The items.
+            begin: Converts an item when its call begins.
+            key: Among items with the same key the second begins when the first has been processed.
             waiting: Entered while calls are begun and waited for.
-            as_they_end: In the order in which they end instead.
-            again: Whether the same function will be called again: processes wait for that, until
+            as_they_end: Yield in the order in which calls end.
+            again: Whether the same function will be called again: processes then wait, until
                 :meth:`close`.
         """
         rest = iter(items)
@@ -166,7 +166,7 @@ class Workers:
                 self.close()
 
     def close(self) -> None:
-        """End processes that wait for further calls."""
+        """End processes that wait for more calls."""
         while self._idle:
             self.done(self._idle.pop(), last=True)
         self._job = self._called = None
@@ -186,7 +186,7 @@ class Workers:
             return self._new(job, item)
         try:
             message = messages.serialise(item)
-        except Exception as error:  # whatever a user's class says to being pickled
+        except Exception as error:  # any error of a user's class on pickling
             if job.file:
                 raise _unsent(error) from error
             if self._idle:
@@ -199,7 +199,7 @@ class Workers:
                 return process
             self.done(process, last=True)
         process = self._new(job)
-        process.send(message)  # if it has ended already, that will be heard
+        process.send(message)  # if it has already ended, that is noticed later
         return process
 
     def done(self, process: Process, *, last: bool) -> None:
@@ -218,12 +218,13 @@ class Workers:
         return process
 
     def _job_of(self, function: Function[object]) -> Job:
-        """Return the function as processes will have it: forked with them, or from a file.
+        """Return the function for processes: forked with them, or from a file.
 
         1. Where a fork is safe, processes are forked with the function.
         2. Elsewhere it is written to a file, for processes of the fork server.
         3. If it cannot be written, and only threads of other libraries make a fork unsafe,
-           processes are forked: at worst, one needs a lock that is held here, and is late.
+           processes are forked: at worst, one needs a lock that is held here, and hangs until its
+           deadline.
         """
         dtype, deterministic = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
         job = Job(function, "", False, self.memory, dtype, deterministic)
@@ -236,7 +237,7 @@ class Workers:
         file = tempfile.NamedTemporaryFile(prefix="archgraph-")  # until close()
         try:
             messages.save_shared(file.name, function)
-        except Exception as error:  # whatever a user's class says to being pickled
+        except Exception as error:  # any error of a user's class on pickling
             file.close()
             if forks:  # case 3
                 return job
@@ -258,7 +259,7 @@ def _unsent(error: Exception) -> UnsentError:
 
 @dataclass(eq=False)
 class _SideBySide(Generic[T, R]):
-    """Calls that are under way."""
+    """Running calls."""
 
     workers: Workers
     function: Function[R]
@@ -295,7 +296,7 @@ class _SideBySide(Generic[T, R]):
                 self._wait()
 
     def close(self) -> None:
-        """End what is under way."""
+        """End running calls."""
         while self.active:
             _, call = self.active.popitem()
             self.workers.done(call.process, last=True)
@@ -319,13 +320,13 @@ class _SideBySide(Generic[T, R]):
         self.active[process.pipe] = _Call(number, process, time.monotonic() + STARTS)
 
     def _wait(self) -> None:
-        """Wait until something was said, a process has ended, or a deadline is over."""
+        """Wait for a message, the end of a process, or a deadline."""
         first = min(one.ends for one in self.active.values())
         gone = [one.process.sentinel for one in self.active.values()]
         left = None if first == float("inf") else max(first - time.monotonic(), 0)
         ready = connection.wait([*self.active, *gone], left)
         for pipe, one in list(self.active.items()):
-            # All of it: what was done in time is taken, however late this process looks.
+            # All of it: results in time are accepted, however late this process checks.
             while pipe in self.active and pipe.poll():
                 self._hear(pipe)
             if pipe not in self.active:

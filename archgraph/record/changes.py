@@ -1,7 +1,7 @@
-"""What each round changed: the size of each parameter's update, and how much clients reached of it.
+"""Changes of each round: the size of each parameter's update, and its coverage by clients.
 
-``changes.jsonl`` in the run folder has a line per round, for pictures alone: nothing of a run
-depends on it. Its lists follow the parameters of ``models/global.yaml``.
+``changes.jsonl`` in the run folder has a line per round, only for pictures: runs do not depend on
+it. Its lists follow the parameters of ``models/global.yaml``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from archgraph.states.coverage import Coverage, Term
 from archgraph.states.state import widened
 
 FILE = "changes.jsonl"
-# Of every number; pictures need fewer.
+# Digits of every number; pictures need fewer.
 DIGITS = 4
-# Sets of transfers whose coverage is remembered; methods that draw their own have one a round.
+# Sets of transfers whose coverage is cached; methods that draw their own have one per round.
 REMEMBERED = 64
 
 _Way = tuple[Transfer, frozenset[str]]
@@ -35,13 +35,13 @@ _T = TypeVar("_T")
 
 
 class RoundChange(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
-    """What a round changed in the parameters of the global model, in their order.
+    """The changes of a round in the parameters of the global model, in their order.
 
     Attributes:
         round: Counted from 1.
-        norm: Euclidean norm of each parameter after the round minus before; None: not finite.
-        coverage: Share of each parameter's positions, 0 to 1, that an accepted update reached;
-            None: the strategy's tasks do not say where their weights belong.
+        norm: Euclidean norm of each parameter's change in the round; None if not finite.
+        coverage: Share of each parameter's positions, 0 to 1, that an accepted update covers; None
+            if the strategy's tasks lack transfers.
     """
 
     round: int
@@ -56,7 +56,7 @@ class RoundChange(BaseModel, strict=True, frozen=True, allow_inf_nan=False):
 
 
 class Changes:
-    """Makes the lines of a run's rounds.
+    """Creates the lines of a run's rounds.
 
     Args:
         graph: The global model.
@@ -65,13 +65,13 @@ class Changes:
     def __init__(self, graph: ArchGraph) -> None:
         self._names = parameters(graph)
         self._source = signature(graph)
-        # Transfers are told apart by identity, since a digest takes longer than a round may.
+        # Transfers are compared by identity, since a digest may take longer than a round.
         self._ways: dict[tuple[int, frozenset[str]], _Way] = {}
         self._unknown = True
         self._known: dict[frozenset[tuple[int, frozenset[str]]], tuple[list[_Way], Json]] = {}
 
     def noted(self, results: Iterable[Result]) -> Iterator[Result]:
-        """Yield the results of a round as they are read, and note what they reach."""
+        """Yield the results of a round as they are read, and note their coverage."""
         self._ways, self._unknown = {}, False
         return self._note(results)
 
@@ -88,7 +88,7 @@ class Changes:
             del result
 
     def line(self, round: int, before: ServerState, after: ServerState) -> dict[str, Json] | None:
-        """Return the line of a round; None if the server holds no weights of the global model."""
+        """Return the line of a round; None if the server lacks weights of the global model."""
         old, new = before.group(GLOBAL), after.group(GLOBAL)
         if not self._names or any(name not in old or name not in new for name in self._names):
             return None
@@ -102,13 +102,13 @@ class Changes:
         if key not in self._known:
             if len(self._known) == REMEMBERED:
                 self._known.clear()
-            # The transfers are held with the result, so that no other one gets their ids.
+            # The transfers are kept with the result, so that their ids are not reused.
             ways = list(self._ways.values())
             self._known[key] = ways, self._shares(ways)
         return self._known[key][1]
 
     def _shares(self, ways: Iterable[_Way]) -> Json:
-        """Return the share of each parameter's positions that anything reaches."""
+        """Return the covered share of each parameter's positions."""
         terms: dict[str, list[Term]] = {name: [] for name in self._names}
         for transfer, unmerged in ways:
             for name, entry in transfer.entries.items():
@@ -143,19 +143,19 @@ def _short(values: Iterable[float]) -> Json:
 
 
 def parameters(graph: ArchGraph) -> tuple[str, ...]:
-    """Return the parameters that each line is about, in its order."""
+    """Return the parameters of each line, in its order."""
     return tuple(param.name for param in graph.params if param.role == "parameter")
 
 
 def append(folder: Path, line: Json) -> None:
     """Add the line of a round."""
-    # Not brought to the disk: nothing of a run depends on it.
+    # Not synced to disk: runs do not depend on it.
     with (folder / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def keep_until(folder: Path, round: int) -> None:
-    """Remove the lines after a round, and whatever follows a damaged one."""
+    """Remove the lines after a round, and everything after a damaged one."""
     path = folder / FILE
     if not path.is_file():
         return
@@ -172,14 +172,14 @@ def keep_until(folder: Path, round: int) -> None:
 
 
 def read_changes(folder: Path, graph: ArchGraph) -> tuple[RoundChange, ...]:
-    """Read what the rounds of a run changed; a last line that was cut off is dropped.
+    """Read the changes of a run's rounds; a truncated last line is dropped.
 
     Args:
         folder: The run folder. Without the file, which older runs do not have, the result is empty.
         graph: The run's global model.
 
     Raises:
-        RunError: If a line is damaged, or tells of another model.
+        RunError: If a line is damaged, or describes another model.
     """
     path, count, lines = folder / FILE, len(parameters(graph)), []
     content = path.read_bytes() if path.is_file() else b""

@@ -1,14 +1,14 @@
-"""A checkpoint as a folder of tensors: complete or absent, and as large as what changed.
+"""A checkpoint as a folder of tensors: complete or absent, and as large as the changes.
 
 ::
 
     round-000007/SHA256SUMS                  digest of each file below, for `sha256sum -c`
     round-000007/server.json                 round, plain values, groups
     round-000007/groups/000000.safetensors   the server's tensors, a file per group
-    round-000007/clients/000012.safetensors  what a client keeps
+    round-000007/clients/000012.safetensors  a client's private tensors
 
-A group holds the tensors whose names agree before the first slash. What did not change since the
-checkpoint before is a link to it.
+A group holds the tensors whose names agree before the first slash. Files that did not change since
+the previous checkpoint are links to it.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ T = TypeVar("T")
 
 FORMAT = 5
 SUMS = "SHA256SUMS"
-# Files that are brought to the disk, or removed from it, together.
+# Files that are synced to disk, or removed from it, together.
 AT_ONCE = 4
 
-# Of a file: its place in the checkpoint, its SHA-256, and its tensors without keeping them alive:
-# which objects, and what shows whether each was changed in place.
+# A file's path in the checkpoint, its SHA-256, and its tensors without keeping them alive: weak
+# references, and marks of changes in place.
 Saved = tuple[str, str, dict[str, tuple["weakref.ref[torch.Tensor]", int]]]
 
 
 class _Lines(BaseModel, strict=True):
-    """Of the first lines of ``metrics.jsonl``: their length and their SHA-256."""
+    """Length and SHA-256 of the first lines of ``metrics.jsonl``."""
 
     bytes: int
     sha256: str
 
 
 class _Server(BaseModel, strict=True):
-    """What ``server.json`` holds beside its version."""
+    """The content of ``server.json`` besides its version."""
 
     experiment: str
     round: int
@@ -70,13 +70,13 @@ class _Server(BaseModel, strict=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on after a round.
+    """Everything that a run needs to resume after a round.
 
     Attributes:
         round: Rounds that are done.
         tensors: The server's tensors.
         values: The server's plain values.
-        private: What each client keeps, by client.
+        private: Private state of each client, by client.
     """
 
     round: int
@@ -97,7 +97,7 @@ def _cloned(tensors: State) -> State:
 
 @dataclass
 class Writer:
-    """Writes checkpoints one after the other; what did not change becomes a link.
+    """Writes checkpoints one after the other; unchanged files become links.
 
     Attributes:
         identity: Digest of the experiment; a checkpoint of another one is refused.
@@ -108,13 +108,13 @@ class Writer:
     _saved: dict[str | int, Saved] = field(default_factory=dict)
 
     def after(self, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
-        """Note what the last checkpoint holds, as it was loaded or written, and its files' SHA-256.
+        """Record the content of the last checkpoint, loaded or written, and its files' SHA-256.
 
         A file that is linked later keeps its digest without being read again.
         """
         self._saved = {}
         for key, (name, state) in _files(checkpoint).items():
-            # Weak: what the strategy drops must not live as long as the next checkpoint.
+            # Weak: tensors that the strategy drops must not live until the next checkpoint.
             seen = {k: (weakref.ref(tensor), _mark(key, tensor)) for k, tensor in state.items()}
             self._saved[key] = name, digests[name], seen
 
@@ -125,14 +125,14 @@ class Writer:
         previous: Path | None,
         beside: Mapping[str, Json],
     ) -> None:
-        """Write a checkpoint beside its path, bring it to the disk and rename it.
+        """Write a checkpoint next to its path, sync it to disk and rename it.
 
         Args:
-            checkpoint: What to write. Files whose tensors are the same objects as at the last call,
-                unchanged, are linked.
+            checkpoint: The checkpoint. Files whose tensors are the same objects as at the last
+                call, unchanged, are linked.
             path: Folder that will hold it.
             previous: Folder of the last checkpoint, if there is one.
-            beside: What else ``server.json`` is to say.
+            beside: Additional values for ``server.json``.
         """
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=path.parent))
         folders = [draft / "groups", draft / "clients"]
@@ -143,7 +143,7 @@ class Writer:
             written: list[str] = []
             for key, (name, tensors) in _files(checkpoint).items():
                 past, known, seen = self._saved.get(key, ("", "", {}))
-                # In the order of the files, whatever is linked.
+                # In the order of the files, linked or not.
                 digests[name] = known
                 same = past and _same_tensors(key, tensors, seen)
                 if previous is None or not same or not _link(draft / name, previous / past):
@@ -162,11 +162,11 @@ class Writer:
             digests["server.json"] = sha256(write(draft / "server.json", json.dumps(values)))
             sums = (f"{digest}  {name}\n" for name, digest in digests.items())
             write(draft / SUMS, "".join(sums))
-            # The names of files are on the disk only once their folders are.
+            # The names of files are on disk only once their folders are.
             for folder in (*folders, draft):
                 sync(folder)
             draft.chmod(0o755)  # mkdtemp makes private folders
-            # Complete or absent: what is inside is on the disk before the name is.
+            # Complete or absent: the content is on disk before the name.
             draft.replace(path)
             sync(path.parent)
         finally:
@@ -177,11 +177,11 @@ class Writer:
 def read_checkpoint(
     path: Path, identity: str
 ) -> tuple[Checkpoint, dict[str, Json], dict[str, str]]:
-    """Read a checkpoint, all that its ``server.json`` says, and the SHA-256 of each file.
+    """Read a checkpoint, the content of its ``server.json``, and the SHA-256 of each file.
 
     Raises:
-        RunError: If a file is not as it was written, or the checkpoint is of another version,
-            experiment or round.
+        RunError: If a file has changed, or the checkpoint is of another version, experiment or
+            round.
     """
     number = int(path.name.removeprefix("round-"))
     server = path / "server.json"
@@ -194,10 +194,10 @@ def read_checkpoint(
             where=str(server),
             found=version,
             expected=FORMAT,
-            hint="go on with the version of archgraph that wrote it",
+            hint="resume with the version of archgraph that wrote it",
         )
     with reading(server):
-        # A digest is not a signature: what was changed together with it may hold anything.
+        # A digest is not a signature: content that was changed together with it may be anything.
         _Server.model_validate(values)
     if (values["experiment"], values["round"]) != (identity, number):
         raise RunError(
@@ -221,7 +221,7 @@ def read_checkpoint(
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with the files of a checkpoint into an error that names it."""
+    """Turn errors about the files of a checkpoint into an error that names it."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
@@ -231,12 +231,12 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _file(part: str, number: int) -> str:
-    """Place of a file in a checkpoint; a number is a safe name, whatever it stands for."""
+    """Return the path of a file in a checkpoint; a number is a safe name for anything."""
     return f"{part}/{number:06d}.safetensors"
 
 
 def _files(checkpoint: Checkpoint) -> dict[str | int, tuple[str, State]]:
-    """Place and tensors of each file, by the group or client whose they are."""
+    """Return path and tensors of each file, by its group or client."""
     groups = _groups(checkpoint.tensors)
     return {
         **{name: (_file("groups", i), group) for i, (name, group) in enumerate(groups.items())},
@@ -245,7 +245,7 @@ def _files(checkpoint: Checkpoint) -> dict[str | int, tuple[str, State]]:
 
 
 def _groups(tensors: State) -> dict[str, dict[str, torch.Tensor]]:
-    """State by the part of their names before the first slash, under their whole names.
+    """Return tensors by the part of their names before the first slash, under their full names.
 
     >>> {name: list(group) for name, group in _groups({"a/x": 0, "b": 1, "a/y/z": 2}).items()}
     {'a': ['a/x', 'a/y/z'], 'b': ['b']}
@@ -259,7 +259,7 @@ def _groups(tensors: State) -> dict[str, dict[str, torch.Tensor]]:
 def _same_tensors(
     key: str | int, tensors: State, seen: Mapping[str, tuple[weakref.ref[torch.Tensor], int]]
 ) -> bool:
-    """Return whether a file's tensors are the very ones that were seen, and unchanged since."""
+    """Return whether a file's tensors are the same objects as before, and unchanged."""
     return list(tensors) == list(seen) and all(
         seen[name][0]() is tensor and seen[name][1] == _mark(key, tensor)
         for name, tensor in tensors.items()
@@ -267,10 +267,10 @@ def _same_tensors(
 
 
 def _mark(key: str | int, tensor: torch.Tensor) -> int:
-    """Return what shows a change in place: for a tensor of a group, the CRC-32 of its values.
+    """Return a mark of changes in place: for a tensor of a group, the CRC-32 of its values.
 
-    A strategy may write its tensors in ways that torch does not count (``.data``, NumPy). What
-    clients keep leaves the engine in copies only: there torch's count is enough.
+    A strategy may write its tensors in ways that torch does not count (``.data``, NumPy). Private
+    tensors of clients leave the engine only as copies: there torch's count is enough.
     """
     if isinstance(key, int):
         return tensor._version
@@ -278,7 +278,7 @@ def _mark(key: str | int, tensor: torch.Tensor) -> int:
 
 
 def _link(target: Path, source: Path) -> bool:
-    """Link a file that holds the tensors already, if it is there and the file system can."""
+    """Link a file that already holds the tensors, if it exists and the file system can."""
     with contextlib.suppress(OSError):
         os.link(source, target)
         return True
@@ -286,13 +286,13 @@ def _link(target: Path, source: Path) -> bool:
 
 
 def _settle(path: Path) -> str:
-    """SHA-256 of a file that was just written, once it is on the disk."""
-    digest = sha256(path)  # read from memory: the system still has what was written
+    """Return the SHA-256 of a file that was just written, once it is on disk."""
+    digest = sha256(path)  # read from memory: the system still caches the file
     sync(path)
     return digest
 
 
 def each(action: Callable[[Path], T], paths: Iterable[Path]) -> list[T]:
-    """Do something with every file, several at a time: a disk does a thousand as fast as a few."""
+    """Apply a function to every file, several at a time: a disk handles many as fast as a few."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(action, paths))

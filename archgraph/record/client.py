@@ -1,4 +1,4 @@
-"""What a client has from earlier rounds."""
+"""A client's private state from earlier rounds."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 from archgraph.federation import VERSION
 from archgraph.states import State
 
-# Where nodes hold what their clients keep, the server notes the last round in which it accepted an
-# update of a client in place of that, so that a checkpoint holds it.
+# Where nodes hold the private state of their clients, the server stores instead the last round in
+# which it accepted an update of a client, so that a checkpoint has it.
 CONFIRMED = "confirmed"
 
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """What a client has from earlier rounds.
+    """A client's private state from earlier rounds.
 
     Attributes:
         state: Entries of its model that never leave it (``Task.private``).
-        keep: What its program keeps beside (``Outcome.keep``).
+        keep: Other private tensors of its program (``Outcome.keep``).
 
     Example:
         >>> import torch
@@ -41,12 +41,12 @@ class ClientState:
         *,
         current: frozenset[str] = frozenset(),
     ) -> dict[str, Tensor]:
-        """Overlay a state that was sent with the client's own entries (those of ``names`` alone).
+        """Overlay a sent state with the client's private entries (only those of ``names``).
 
-        Entries of ``current`` stay as they were sent.
+        Entries of ``current`` stay as sent.
 
-        Without ``names``, a version of the model that its program keeps is laid over it, too. An
-        entry of another shape stays as it was sent: the client now runs another architecture.
+        Without ``names``, a kept version of the model is overlaid, too. An entry of another shape
+        stays as sent: the client now runs another architecture.
         """
         result = dict(sent)
         ours = {**self.state}
@@ -62,14 +62,14 @@ class ClientState:
         return result
 
     def flat(self) -> dict[str, Tensor]:
-        """All tensors under one name each, as a checkpoint holds them."""
+        """Return all tensors by name, as a checkpoint stores them."""
         return {f"state/{k}": v for k, v in self.state.items()} | {
             f"keep/{k}": v for k, v in self.keep.items()
         }
 
     @classmethod
     def from_flat(cls, tensors: State) -> ClientState:
-        """Inverse of :meth:`flat`."""
+        """Rebuild the state from the tensors of :meth:`flat`."""
         parts: dict[str, dict[str, Tensor]] = {"state": {}, "keep": {}}
         for name, tensor in tensors.items():
             group, _, inner = name.partition("/")

@@ -1,4 +1,4 @@
-"""A run in few lines: the tests with their figures, and what the rounds between them spent."""
+"""A run in few lines: the tests with their figures, and the totals of the rounds between them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DIGITS = 6
 
 
 def condensed(lines: Iterable[Mapping[str, Json]]) -> Iterator[dict[str, Json]]:
-    """Yield a line for each tested round, with what all rounds since the last test spent.
+    """Yield a line for each tested round, with the totals of all rounds since the last test.
 
     :func:`archgraph.record.points.points` reads these lines as it reads those of a run: every
     figure of a test is the same, and sums over all rounds are (seconds, bytes, MACs, lost updates).
 
     1. Rows of single clients become their number, and bytes their sum.
-    2. Rounds up to the next test, or to the end, are added to its line; of MACs of one pass over
+    2. Rounds up to the next test, or to the end, are added to its line; for MACs of one pass over
        the data, which FedFA calls MACE, the largest counts.
     3. Figures are rounded to six significant digits.
 
@@ -51,7 +51,7 @@ def _added(lines: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
     line["seconds"] = _sums([each.get("seconds") or {} for each in lines])  # 2
     if macs := [each["macs"] for each in lines if each.get("macs")]:
         line["macs"] = _sums(macs) | {"epoch": max(each["epoch"] for each in macs)}
-    # What an attack or a bound on privacy adds, and why a run ended, stands in its last line.
+    # Values of an attack or of privacy, and the reason for the end of a run, are in its last line.
     return line | {key: last[key] for key in (*TESTS, "privacy", "stopped") if last.get(key)}
 
 

@@ -1,18 +1,18 @@
-"""The run folder: what was asked, what was measured, and where to go on after a crash.
+"""The run folder: settings, measurements, and checkpoints for resuming after a crash.
 
 ::
 
     run.yaml                  the experiment as resolved, every default written out
-    facts.json                what decides its numbers, by content
-    clients.json              who takes part, with how many examples of which classes
+    facts.json                everything that determines its numbers, by content
+    clients.json              the clients, with their examples per class
     models/weak.yaml          each architecture
     metrics.jsonl             one line per round, on disk before the next round begins
-    changes.jsonl             what each round changed; see :mod:`archgraph.record.changes`
+    changes.jsonl             the changes of each round; see :mod:`archgraph.record.changes`
     checkpoints/round-000007/ server.json, groups/000000.safetensors, clients/000012.safetensors
 
 A checkpoint is complete or absent; see :mod:`archgraph.record.checkpoint`. The line of a round is
 written before its checkpoint, so a run that died between the two repeats that round, to the same
-bits. A run that died before its folder was complete is begun anew.
+bits. A run that died before its folder was complete is started again.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from archgraph.record.lines import parsed
 from archgraph.record.proof import changed_code, environment, expect, notes
 
 DRAFT = ".draft-"
-# Is there while a run begins: what else a run writes to its folder is its own then, or replaced.
+# Exists while a run begins: all other files of the folder then belong to the run, or are replaced.
 BEGINNING = f"{DRAFT}run"
-# Locks of this process; one that a worker held, too, would outlive this process with it.
+# Locks of this process; one that a worker also held would outlive this process.
 _LOCKS: set[int] = set()
 # A checkpoint, its `server.json`, the digests of its files, and the lines until then.
 _Read = tuple[Checkpoint, dict[str, Json], dict[str, str], bytes]
@@ -66,10 +66,10 @@ class RunRecord:
 
     Attributes:
         folder: The run folder.
-        identity: Digest of the experiment's facts but for its rounds, of which there may be more.
-        keep: So many checkpoints stay, the latest ones.
-        environments: Where the run was computed, one after the other.
-        pinned: A round whose checkpoint stays, too.
+        identity: Digest of the experiment's facts without its rounds, which may increase.
+        keep: Number of latest checkpoints to keep.
+        environments: Environments of the run, in order.
+        pinned: Another round whose checkpoint is kept.
     """
 
     folder: Path
@@ -82,12 +82,12 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         self._writer = Writer(self.identity)
-        # Of the lines so far.
+        # SHA-256 of the lines so far.
         self._bytes, self._digest = 0, hashlib.sha256()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why the bits of the run may differ from those of an uninterrupted one."""
+        """Reasons why the run's bits may differ from those of an uninterrupted one."""
         return tuple(notes(self.environments))
 
     @classmethod
@@ -101,9 +101,9 @@ class RunRecord:
         keep: int = 2,
         device: str = "cpu",
     ) -> RunRecord:
-        """Begin a run in an empty or new folder, or in place of the run that is there.
+        """Begin a run in an empty or new folder, or replace the run in it.
 
-        A checkpoint of other facts is refused later; so many checkpoints stay, the latest ones.
+        A checkpoint of other facts is refused later; only the latest checkpoints are kept.
 
         Raises:
             RunError: If another process is writing the run, or the folder cannot be written.
@@ -137,26 +137,26 @@ class RunRecord:
         keep: int = 2,
         device: str = "cpu",
     ) -> tuple[RunRecord, Checkpoint | None, list[dict[str, Json]]]:
-        """Open a run folder to go on: the record, its last checkpoint and the lines until then.
+        """Open a run folder to resume: the record, its last checkpoint and the lines until then.
 
-        The lines of rounds after the checkpoint are dropped, complete or cut off.
+        The lines of rounds after the checkpoint are dropped, complete or truncated.
 
         Args:
             folder: The run folder.
             text: The experiment as resolved.
-            facts: Those of the experiment that began the run; it may have more rounds by now.
-            after: Go on after this round; its checkpoint is used and later ones are removed.
+            facts: Facts of the experiment that began the run; it may now have more rounds.
+            after: Resume after this round; its checkpoint is used and later ones are removed.
             best: Chooses the round whose checkpoint is kept from the lines until then.
-            keep: So many checkpoints stay, the latest ones.
-            device: Where the run goes on.
+            keep: Number of latest checkpoints to keep.
+            device: Device of the resumed run.
 
         Raises:
             RunError: If there is no run, or one of another experiment, or no such checkpoint, or a
-                file is not as it was when the checkpoint was written.
+                file changed since the checkpoint was written.
         """
         record = cls(folder, identity(facts), keep)
         with record._opening():
-            # Another experiment is refused before anything of this run is touched.
+            # Another experiment is refused before anything of this run changes.
             prolonged = record._prolonged(facts)
             for leftover in _leftovers(folder):
                 _remove(leftover)
@@ -170,21 +170,21 @@ class RunRecord:
                 selected = best(parsed(lines, folder / "metrics.jsonl")) if best else None
                 if selected is not None and selected not in rounds:
                     raise RunError(
-                        f"cannot go on after round {chosen}: the best round until then is gone",
+                        f"cannot resume after round {chosen}: the best round until then is gone",
                         where=str(folder),
                         found=f"checkpoints of {listed(rounds)}, not of {selected}",
-                        hint="go on after a later round, or run the experiment anew",
+                        hint="resume after a later round, or run the experiment again",
                     )
             done = chosen or 0
             here = _here(done + 1, facts, device)
             if not record.environments or list(notes([record.environments[-1], here])):
                 record.environments = [*record.environments, here]
-            # All that may be refused is known: from here on, the folder changes.
+            # All checks have passed: from here on, the folder changes.
             (folder / "checkpoints").mkdir(exist_ok=True)
             if prolonged:
                 write(folder / "run.yaml", text)
                 write(folder / "facts.json", json.dumps(facts, indent=1))
-            # The latest first: whenever this is cut short, the last one left is whole.
+            # The latest first: if this is interrupted, the last one left is complete.
             for later in reversed([n for n in rounds if chosen is not None and n > chosen]):
                 _remove(record._path(later))
             write(folder / "metrics.jsonl", lines)
@@ -197,11 +197,11 @@ class RunRecord:
     def last(
         cls, folder: Path, facts: Mapping[str, Json], best: BestRound | None = None
     ) -> Checkpoint:
-        """Read the last checkpoint of a run, which may still be going on.
+        """Read the last checkpoint of a run, which may still be running.
 
         Args:
             folder: The run folder.
-            facts: Those of the experiment that began the run.
+            facts: Facts of the experiment that began the run.
             best: Chooses another round from the lines until the last one. Default: the last round.
 
         Raises:
@@ -230,13 +230,13 @@ class RunRecord:
 
         Args:
             values: The line.
-            change: What the round changed, for ``changes.jsonl``. Default: unknown, not written.
+            change: Changes of the round, for ``changes.jsonl``. Default: unknown, not written.
         """
         assert self._metrics is not None
         line = json.dumps(values).encode() + b"\n"
         with _writing(self.folder):
             if change is not None:
-                # First: a crash between the two leaves a change too many, which a resume drops.
+                # First: a crash between the two leaves an extra change, which a resume drops.
                 changes.append(self.folder, change)
             self._metrics.write(line)
             self._metrics.flush()
@@ -244,7 +244,7 @@ class RunRecord:
         self._count(line)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint: complete or not at all; then forget all but the last few.
+        """Write a checkpoint: complete or not at all; then remove all but the last few.
 
         Files whose tensors are the same objects as at the last call are links to those of the
         previous checkpoint.
@@ -264,13 +264,13 @@ class RunRecord:
         return path
 
     def close(self) -> None:
-        """Close the files, remove what an interrupt left half written, and release the lock."""
+        """Close the files, remove partial files of an interrupt, and release the lock."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
         if self._lock is not None:
             for path in list(_leftovers(self.folder)):
-                if path.name != BEGINNING:  # by this mark the next start begins the run anew
+                if path.name != BEGINNING:  # this mark makes the next start begin the run again
                     _remove(path)
             _LOCKS.discard(self._lock)
             os.close(self._lock)
@@ -284,7 +284,7 @@ class RunRecord:
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[None]:
-        """Lock the folder, and release it if what follows fails."""
+        """Lock the folder, and release it if the context fails."""
         self._acquire()
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -293,7 +293,7 @@ class RunRecord:
             undo.pop_all()
 
     def _acquire(self) -> None:
-        """Lock the folder itself, so that no lock file is left behind and none outlives a crash."""
+        """Lock the folder itself, so that a crash does not leave a lock file."""
         with _writing(self.folder):
             lock = os.open(self.folder, os.O_RDONLY)
         try:
@@ -305,7 +305,7 @@ class RunRecord:
         _LOCKS.add(lock)
 
     def _count(self, lines: bytes) -> None:
-        """Note lines that `metrics.jsonl` holds, for the next checkpoint."""
+        """Record the lines of `metrics.jsonl`, for the next checkpoint."""
         self._bytes += len(lines)
         self._digest.update(lines)
 
@@ -326,7 +326,7 @@ class RunRecord:
         try:
             return self._read(number)
         except RunError as error:
-            if error.hint:  # another version of archgraph wrote it: no earlier one helps
+            if error.hint:  # another version of archgraph wrote it: an earlier one does not help
                 raise
             raise error.within("", hint=self._earlier(rounds, number)) from error
 
@@ -335,18 +335,18 @@ class RunRecord:
         metrics = self.folder / "metrics.jsonl"
         with reading(metrics):
             content = metrics.read_bytes() if metrics.is_file() else b""
-        # What follows belongs to rounds after the checkpoint, which are repeated.
+        # The rest belongs to rounds after the checkpoint, which are repeated.
         lines = content[: stored["metrics"]["bytes"]]
         expect(metrics, hashlib.sha256(lines).hexdigest(), stored["metrics"]["sha256"])
         return checkpoint, stored, digests, lines
 
     def _earlier(self, rounds: list[int], number: int) -> str:
-        """Return what to do if the checkpoint of a round is refused."""
+        """Return advice if the checkpoint of a round is refused."""
         for earlier in reversed([n for n in rounds if n < number]):
             with contextlib.suppress(RunError):
                 self._read(earlier)
-                return f"go on from the checkpoint before it (--resume-from {earlier})"
-        return "no checkpoint before it is whole: restore the file, or begin anew (--overwrite)"
+                return f"resume from the checkpoint before it (--resume-from {earlier})"
+        return "no checkpoint before it is complete: restore the file, or start again (--overwrite)"
 
     def _path(self, number: int) -> Path:
         return self.folder / "checkpoints" / f"round-{number:06d}"
@@ -358,7 +358,7 @@ class RunRecord:
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def _prolonged(self, facts: Mapping[str, Json]) -> bool:
-        """Return whether the folder's experiment is this one, but for fewer rounds."""
+        """Return whether the folder's experiment is this one, except for fewer rounds."""
         where, rounds = str(self.folder / "facts.json"), _rounds(facts)
         try:
             recorded = json.loads(Path(where).read_bytes())
@@ -390,17 +390,17 @@ class RunRecord:
 
 
 def identity(facts: Mapping[str, Json]) -> str:
-    """Return the digest of the facts that stay the same if a run goes on, however changed."""
+    """Return the digest of the facts that must stay the same when a run is resumed."""
     return digest(_lasting(facts))
 
 
 def _lasting(facts: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the facts without those that a note tells of, if a run goes on with others."""
+    """Return the facts without those whose change only causes a note on resuming."""
     return {name: value for name, value in facts.items() if name not in ("rounds", "code")}
 
 
 def _here(since: int, facts: Mapping[str, Json], device: str) -> dict[str, Json]:
-    """Return where and with which code the rounds from ``since`` on are computed."""
+    """Return the environment and code of the rounds from ``since`` on."""
     code = facts.get("code", {})
     return {"since": since, "rounds": _rounds(facts), "code": code, **environment(device)}
 
@@ -410,7 +410,7 @@ def _rounds(facts: Mapping[str, Json]) -> int:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Json]]:
-    """Complete lines of ``metrics.jsonl``; a last line that was cut off is dropped.
+    """Return the complete lines of ``metrics.jsonl``; a truncated last line is dropped.
 
     Raises:
         RunError: If any other line is not that of a round.
@@ -439,7 +439,7 @@ def resumable(folder: Path) -> bool:
 
 
 def _unbegun(folder: Path) -> bool:
-    """Return whether a folder is empty but for drafts, or its run died before it had begun."""
+    """Return whether a folder is empty except for drafts, or its run died before it had begun."""
     names = {path.name for path in folder.iterdir()}
     return BEGINNING in names or all(name.startswith(DRAFT) for name in names)
 
@@ -460,7 +460,7 @@ def reserved(folder: Path, *, overwrite: bool = False) -> Iterator[None]:
                     "the run folder is not empty",
                     where=str(folder),
                     found="a run" if run else "files, but not a run",
-                    hint=("go on with it (--resume), replace it (--overwrite), or " if run else "")
+                    hint=("resume it (--resume), replace it (--overwrite), or " if run else "")
                     + "choose another folder (--out)",
                 )
         else:
@@ -482,7 +482,7 @@ def _remove_empty(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turn what the file system says into an error that names the run folder."""
+    """Turn errors of the file system into an error that names the run folder."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -531,7 +531,7 @@ def _written(folder: Path) -> Iterator[Path]:
 
 
 def _leftovers(folder: Path) -> Iterator[Path]:
-    """Drafts that a crash left behind."""
+    """Return drafts left by a crash."""
     for path in (folder, folder / "models", folder / "checkpoints"):
         yield from path.glob(f"{DRAFT}*")
 
@@ -539,13 +539,13 @@ def _leftovers(folder: Path) -> Iterator[Path]:
 def _remove(path: Path) -> None:
     """Remove a file, or a folder in one step as seen from outside."""
     if path.is_dir():
-        # Renamed first: half of a checkpoint must not pass for one.
+        # Renamed first: part of a checkpoint must not look like one.
         if not path.name.startswith(DRAFT):
             path = path.rename(path.with_name(f"{DRAFT}{path.name}"))
         try:
             each(Path.unlink, [inside for inside in path.glob("*/*") if inside.is_file()])
             shutil.rmtree(path)
-        except KeyboardInterrupt:  # nor does a stop leave half of it
+        except KeyboardInterrupt:  # a stop does not leave part of it either
             shutil.rmtree(path, ignore_errors=True)
             raise
     else:

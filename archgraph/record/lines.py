@@ -17,17 +17,17 @@ def brief(error: Exception) -> str:
 
 
 class _Line(BaseModel, strict=True):
-    """A line, as far as every reader needs it; it may hold more."""
+    """The part of a line that every reader needs; it may hold more."""
 
     round: int
 
 
 def parsed(content: bytes, path: Path) -> list[dict[str, Json]]:
-    r"""Return the complete lines; a last one that was cut off is dropped.
+    r"""Return the complete lines; a truncated last one is dropped.
 
     Args:
-        content: Of the file.
-        path: Of the file, for errors.
+        content: Content of the file.
+        path: Path of the file, for errors.
 
     Raises:
         RunError: If any other line is not that of a round; names it.
@@ -37,7 +37,7 @@ def parsed(content: bytes, path: Path) -> list[dict[str, Json]]:
         [{'round': 1}]
     """
     lines: list[dict[str, Json]] = []
-    # What follows the last newline was cut off; without a cut it is empty.
+    # The rest after the last newline is truncated, or empty.
     for number, text in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             line = json.loads(text)

@@ -12,14 +12,14 @@ from archgraph.record.traffic import traffic
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# What the tests of a round are called here, by their key in its line.
+# Names of the tests of a round, by their key in its line.
 TESTS = {"evaluation": "test", "validation": "validation"}
 _NAMES = ("client", "name", "malicious")  # of a client's row: these are not figures
-# What a line says of MACs, by its key there: FedFA's MACE and E, and the MACs of the round.
+# MACs of a line, by key: FedFA's MACE and E, and the MACs of the round.
 _MACS = {"round": "macs", "epoch": "mace", "epochs": "epochs"}
 ALL_CLIENTS = "all clients"
 CLIENTS = "clients"
-"""How many clients run a tested model, among the figures of that model."""
+"""Number of clients that run a tested model, among the figures of that model."""
 REPORTS = ("clients", "rejected", "failed")
 """The lists of a line with a row for each client: taken, refused, without an answer."""
 
@@ -29,10 +29,10 @@ class Point(NamedTuple):
 
     Attributes:
         round: Counted from 1.
-        part: ``test``, ``validation``: on all examples of these; with `` local`` behind it: on each
-            client's own, the mean over clients; with `` tenth``: over the tenth that fares worst;
-            with `` trained``: of the models that clients send, before they are averaged.
-            ``train``: of a client's training. ``run``: of the round itself.
+        part: ``test``, ``validation``: on all examples of these; with suffix `` local``: on each
+            client's own, the mean over clients; with `` tenth``: over the worst tenth of clients;
+            with `` trained``: of the models that clients send, before they are averaged. ``train``:
+            of a client's training. ``run``: of the round itself.
         group: The model (``global``, or a tier), ``client 3``, ``all clients``, or ``run``.
         metric: Name of the figure.
         value: NaN where it was not finite.
@@ -46,7 +46,7 @@ class Point(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """One name for all of it but the round.
+        """A name for all fields except the round.
 
         >>> Point(1, "test", "global", "accuracy", 0.5).tag
         'test/global/accuracy'
@@ -59,7 +59,7 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
 
     Args:
         line: As in ``metrics.jsonl``.
-        clients: Whether those of single clients' training (``train``) are among them.
+        clients: Whether to include figures of single clients' training (``train``).
 
     Example:
         >>> figures = {"accuracy": 0.5, "local": {"accuracy": 0.7}}
@@ -74,7 +74,7 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
     for row in rows if clients and not isinstance(rows, int) else ():
         figures = {metric: value for metric, value in row.items() if metric not in _NAMES}
         yield from _figures(number, "train", f"client {row['client']}", figures)
-    # Always there, so that every round has a row, whatever else its line lacks.
+    # Always present, so that every round has a row.
     of_run: dict[str, Any] = {key: row_count(line.get(key)) for key in REPORTS}
     of_run |= traffic(line)
     macs = {name: line["macs"][key] for key, name in _MACS.items()} if "macs" in line else {}
@@ -86,7 +86,7 @@ def points(line: Mapping[str, Any], *, clients: bool = True) -> Iterator[Point]:
 def _tested(number: int, part: str, block: Mapping[str, Any]) -> Iterator[Point]:
     """Yield the figures of one test: those of each model, and those over all clients."""
     models = dict(block.get("models", {}))
-    # Where no model is the global one, its figures are the mean over all.
+    # Without a global model, its figures are the mean over all.
     if GLOBAL not in models and GLOBAL in block:
         models[GLOBAL] = block[GLOBAL]
     for group, figures in models.items():
@@ -97,7 +97,7 @@ def _tested(number: int, part: str, block: Mapping[str, Any]) -> Iterator[Point]
 
 
 def row_count(rows: Sequence[object] | int | None) -> int:
-    """Count the rows of a list; a condensed line has their number in its place."""
+    """Count the rows of a list; a condensed line has their number instead."""
     return rows if isinstance(rows, int) else len(rows or ())
 
 
@@ -114,7 +114,7 @@ def frame(lines: Iterable[Mapping[str, Any]], *, clients: bool = True) -> DataFr
 
     Args:
         lines: As in ``metrics.jsonl``.
-        clients: Whether figures of single clients' training, most of them, are among them.
+        clients: Whether to include figures of single clients' training (most figures).
     """
     import pandas  # takes half a second
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a table per tier, and what went wrong."""
+"""Summaries of a run: a table per tier, and problems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from archgraph.tables import Table, count, per_cent, significant
 
 
 def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Table:
-    """Tabulate tiers: size, clients, and how each model did on all and on local test data."""
+    """Tabulate tiers: size, clients, and each model's figures on all and on local test data."""
     models: Mapping[str, Mapping[str, Json]] = evaluation.get("models", {})
     judge = judge_of(evaluation)
     graphs = {GLOBAL: world.graph, **{tier.name: tier.graph for tier in world.tiers}}
@@ -42,12 +42,12 @@ def table(world: World, evaluation: Mapping[str, Json], title: str = "") -> Tabl
     )
 
 
-# Clients or figures that a line about troubles names.
+# Maximum clients or figures named in a line about problems.
 NAMED = 4
 
 
 def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
-    """Describe what went wrong in a run, one line per kind: who or what, in which rounds.
+    """Describe the problems of a run, one line per kind: clients or figures, and rounds.
 
     Args:
         lines: As in ``metrics.jsonl``; a number that was not finite is None there.
@@ -84,7 +84,7 @@ def troubles(lines: Iterable[Mapping[str, Json]]) -> Iterator[str]:
 
 
 def _not_finite(line: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the figures of a line that are not numbers, with whose they are."""
+    """Yield the figures of a line that are not numbers, with their owners."""
     rows = [(f"client {row['client']}, {row['name']}", row) for row in line.get("clients", ())]
     rows += line.get("evaluation", {}).get("models", {}).items()
     for name, row in rows:

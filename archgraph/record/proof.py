@@ -1,4 +1,4 @@
-"""How a checkpoint proves itself: digests of its files, and where it was computed."""
+"""Verification of checkpoints: digests of files, and the environment of the computation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from archgraph.plain import Json, differences
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, read piece by piece."""
+    """Return the SHA-256 of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -40,7 +40,7 @@ def expect(path: Path, actual: str | None, expected: str | None) -> None:
     """Check the digest of a file; None stands for a file that does not exist.
 
     Raises:
-        RunError: If it is another one.
+        RunError: If it differs.
     """
     if actual != expected:
         now, then = ("no file" if x is None else f"SHA-256 {x[:12]}…" for x in (actual, expected))
@@ -49,7 +49,7 @@ def expect(path: Path, actual: str | None, expected: str | None) -> None:
 
 
 def environment(device: str = "cpu") -> dict[str, Json]:
-    """Return what may change the bits of a run, but is not part of its experiment.
+    """Return the environment that may change the bits of a run, but is not part of its experiment.
 
     >>> list(environment())
     ['torch', 'threads', 'device', 'processor', 'instructions']
@@ -77,7 +77,7 @@ def changed_code(before: Mapping[str, Json], after: Mapping[str, Json]) -> str:
 
 
 def notes(environments: Sequence[Mapping[str, Json]]) -> Iterator[str]:
-    """Yield a note wherever a run went on in another environment.
+    """Yield a note wherever a run was resumed in another environment.
 
     Args:
         environments: One after the other, each with the first round computed in it (`since`) and

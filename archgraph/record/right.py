@@ -1,4 +1,4 @@
-"""Which test examples a model answered rightly, as a run's line and a study's record hold it."""
+"""Test examples that a model classified correctly, as stored in runs and studies."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 RIGHT = "right"
 """The key of a tested model's figures."""
 
-_COUNT = np.dtype("<u2")  # up to 65,535 clients with a version of their own
+_COUNT = np.dtype("<u2")  # up to 65,535 clients with their own version
 
 
 def packed(counts: NDArray[np.integer], versions: int) -> dict[str, Json]:
-    """Return how many versions of a model answered each test example rightly, as plain values.
+    """Return the number of versions that classified each test example correctly, as plain values.
 
     Args:
-        counts: Of each test example, ``[example]``.
-        versions: Number of versions: 1, or the clients that have one of their own.
+        counts: Count of each test example, ``[example]``.
+        versions: Number of versions: 1, or the number of clients with their own.
 
     Example:
         >>> packed(np.array([1, 0, 1]), 1)
@@ -35,7 +35,7 @@ def packed(counts: NDArray[np.integer], versions: int) -> dict[str, Json]:
 
 
 def unpacked(value: Mapping[str, Json]) -> NDArray[np.float64]:
-    """Return the share of versions that answered each test example rightly, ``[example]``.
+    """Return the share of versions that classified each test example correctly, ``[example]``.
 
     Example:
         >>> unpacked(packed(np.array([2, 0]), 4))

@@ -1,4 +1,4 @@
-"""Where the figures of every round go beside `metrics.jsonl`: files and the console."""
+"""Trackers: outputs of every round's figures besides `metrics.jsonl`: files and the console."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from archgraph.tables import plural
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a tracker receives before the first round that is computed.
+    """The input of a tracker before the first computed round.
 
     Attributes:
-        name: Of the experiment.
-        rounds: How many there will be.
-        settings: What decides the run's numbers, as plain values.
-        folder: The run folder; None: there is none.
-        lines: The lines of rounds that were computed before: the run goes on after them.
+        name: Name of the experiment.
+        rounds: Number of rounds.
+        settings: Facts that determine the run's numbers, as plain values.
+        folder: The run folder, if any.
+        lines: The lines of earlier rounds, after which the run resumes.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Beginning:
 
 
 class Tracker(Protocol):
-    """Receives every line of `metrics.jsonl`; if it raises, that is noted and the run goes on."""
+    """Receives every line of `metrics.jsonl`; errors are noted and the run continues."""
 
     def begin(self, run: Beginning) -> None:
         """Handle the start of a run, or its resumption."""
@@ -57,7 +57,7 @@ class CsvTracker:
     """A CSV file with a row for each figure: round, part, group, metric, value.
 
     Attributes:
-        path: The file; None: ``metrics.csv`` in the run folder.
+        path: The file. Default: ``metrics.csv`` in the run folder.
     """
 
     path: str | os.PathLike[str] | None = None
@@ -74,16 +74,16 @@ class CsvTracker:
             file.write(frame([line]).to_csv(index=False, header=False))
 
     def end(self) -> None:
-        """Nothing: the file is complete after every round."""
+        """Do nothing: the file is complete after every round."""
 
 
 def _place(path: str | os.PathLike[str] | None, run: Beginning, tracker: str, name: str) -> Path:
-    """Return where a tracker writes: its own path, or a name in the run folder."""
+    """Return the output of a tracker: its own path, or a name in the run folder."""
     if path is not None:
         return Path(path)
     if run.folder is None:
         raise RunError(
-            "has nowhere to write to: the run has no folder",
+            "lacks an output: the run has no folder",
             where=f"trackers: {tracker}",
             hint=f"name a run folder (out), or write {{{tracker}: {{path: {name}}}}}",
         )
@@ -98,15 +98,15 @@ class ConsoleTracker:
     _rounds: int = field(default=0, init=False)
 
     def begin(self, run: Beginning) -> None:
-        """Remember how many rounds there are, and say where a run goes on."""
+        """Store the number of rounds, and print after which round a run resumes."""
         self._rounds = run.rounds
         if run.lines:
             done = run.lines[-1]["round"]
             ended = done >= run.rounds
-            self._say("all rounds are done" if ended else f"goes on after round {done}")
+            self._say("all rounds are done" if ended else f"resumes after round {done}")
 
     def round(self, line: Mapping[str, Json]) -> None:
-        """Say it."""
+        """Print the line."""
         parts = [plural(len(line.get("clients", ())), "client")]
         for key, word in (("rejected", "refused"), ("failed", "failed")):
             if line.get(key):
@@ -121,7 +121,7 @@ class ConsoleTracker:
         self._say(f"round {line['round']} of {self._rounds}: {', '.join(parts)}")
 
     def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def _say(self, text: str) -> None:
         stream = self.stream or sys.stderr
@@ -134,7 +134,7 @@ class TensorBoardTracker:
     """Event files of TensorBoard.
 
     Attributes:
-        path: Their folder; None: ``tensorboard`` in the run folder.
+        path: Their folder. Default: ``tensorboard`` in the run folder.
     """
 
     path: str | None = None
@@ -145,7 +145,7 @@ class TensorBoardTracker:
         optional_module("tensorboard", kind=RunError, where="tensorboard")
 
     def begin(self, run: Beginning) -> None:
-        """Open the files; what they have of later rounds is dropped."""
+        """Open the files; their figures of later rounds are dropped."""
         folder = _place(self.path, run, "tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
@@ -174,11 +174,11 @@ TRACKERS: Mapping[str, Callable[..., Tracker]] = {
 
 
 def tracker(choice: object) -> Tracker:
-    """Return a tracker by name, by name with options, or one of the caller's own.
+    """Return a tracker by name, by name with options, or the caller's own.
 
     Raises:
-        RunError: If there is none of that name, it does not take the options, or its package is
-            not installed.
+        RunError: If the name is unknown, it does not take the options, or its package is not
+            installed.
 
     Example:
         >>> tracker({"csv": {"path": "figures.csv"}}).path
@@ -216,7 +216,7 @@ class Trackers:
     """The trackers of a run; one that fails is noted and not called again.
 
     Attributes:
-        notes: What failed, and in which round.
+        notes: Failures, with their rounds.
     """
 
     def __init__(self, trackers: Iterable[Tracker]) -> None:
@@ -227,7 +227,7 @@ class Trackers:
         """Begin the run in each of them.
 
         Raises:
-            ArchGraphError: If one cannot do what it is asked for.
+            ArchGraphError: If one cannot be used as requested.
         """
         self._call("before the first round", lambda one: one.begin(run), strict=True)
 
@@ -237,7 +237,7 @@ class Trackers:
 
     def end(self) -> None:
         """End the run in each of them."""
-        # Once: an interrupted run comes here a second time.
+        # Once: an interrupted run calls this a second time.
         self._call("at the end", lambda one: one.end())
         self._trackers = []
 
@@ -245,7 +245,7 @@ class Trackers:
         for one in list(self._trackers):
             try:
                 say(one)
-            except Exception as error:  # whatever a service dies of, the run goes on
+            except Exception as error:  # on any error of a service the run continues
                 if strict and isinstance(error, ArchGraphError):
                     raise
                 self._trackers.remove(one)

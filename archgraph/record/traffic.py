@@ -1,4 +1,4 @@
-"""Bytes that travel: what a task brings to a client, and what comes back."""
+"""Bytes sent to a client with a task, and bytes returned."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ DOWN, UP = "bytes_down", "bytes_up"
 """The keys of both in a client's row."""
 
 POSITION = 4
-"""Bytes of the position of a number in a tensor of which some are sent."""
+"""Bytes of the position of a number in a partly sent tensor."""
 
 
 def size(*states: State) -> int:
-    """Bytes of all tensors, each at the width of its type.
+    """Return the bytes of all tensors, each at the width of its type.
 
     >>> import torch
     >>> size({"w": torch.zeros(2, 3), "n": torch.zeros((), dtype=torch.int64)})
@@ -26,7 +26,7 @@ def size(*states: State) -> int:
 
 
 def masked_size(state: State, indexed: frozenset[str], index: int = 0) -> int:
-    """Bytes of a state of whose ``indexed`` entries only the numbers that are not 0 travel.
+    """Return the bytes of a state whose ``indexed`` entries only send nonzero numbers.
 
     >>> import torch
     >>> masked_size({"w": torch.tensor([0.0, 2.0, 3.0]), "b": torch.zeros(2)}, frozenset("w"), 4)
@@ -40,7 +40,7 @@ def masked_size(state: State, indexed: frozenset[str], index: int = 0) -> int:
 
 
 def sent(task: Task, private: ClientState) -> int:
-    """Bytes that a task brings: all of its tensors but those that the client has itself.
+    """Return the bytes sent with a task: all of its tensors except those that the client has.
 
     Plain values, and the architecture as text, are not counted.
     """
@@ -52,13 +52,13 @@ def sent(task: Task, private: ClientState) -> int:
 
 
 def back(result: Result) -> int:
-    """Bytes of what came back: all tensors but those that stay with the client."""
+    """Return the bytes returned: all tensors except private ones."""
     others = size(result.extras, *result.others.values())
     return masked_size(result.state, result.indexed) + others
 
 
 def traffic(line: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of a round, those of lost updates among them; empty where they were not recorded.
+    """Return the bytes of a round, including lost updates; empty if not recorded.
 
     >>> traffic({"clients": [{"bytes_down": 3, "bytes_up": 2}], "failed": [{"bytes_down": 3}]})
     {'bytes_down': 6, 'bytes_up': 2}

@@ -1,23 +1,23 @@
 """Tables of experiments: cells by seeds, their figures and differences.
 
-In: a study file, and records of earlier runs. Out: a ``StudyResult``, and its tables.
+Input: a study file, and records of earlier runs. Output: a ``StudyResult``, and its tables.
 
-1. ``spec``: an experiment, what rows, columns and sizes change in it, what is read and compared.
+1. ``spec``: an experiment, its changes by row, column and size, the figures and comparisons.
    Each cell is an ordinary experiment, or a trivial model that is fitted to its examples.
-2. ``cell``: the address of a run: a digest of all that decides its figures, and the seed. Equal
-   cells are one run, whichever studies they belong to.
-3. ``study`` runs what has neither a record nor a finished folder; runs that were cut off go on.
+2. ``cell``: the address of a run: a digest of everything that determines its figures, and the seed.
+   Equal cells are one run, in any study.
+3. ``study`` runs cells with neither a record nor a finished folder; interrupted runs are resumed.
    ``trivial`` and ``trivial_models`` are rows without a network; ``studies`` takes several files.
 4. ``records``: each finished run leaves a line of text.
 5. ``study`` reads figures by seed (:mod:`archgraph.reports.comparison`). ``outcomes``: intervals, p
-   and what could have been detected. ``study_tables`` writes text, LaTeX and CSV.
+   and the detectable difference. ``study_tables`` writes text, LaTeX and CSV.
 
-- Tables are computed from records alone: run folders may be deleted, and a measure that is thought
-  of later needs no new runs.
-- What is compared is in the file before the runs, and always under the same seeds. p is corrected
+- Tables are computed only from records: run folders may be deleted, and a measure that is added
+  later needs no new runs.
+- Comparisons are in the file before the runs, and always under the same seeds. p is corrected
   over all differences by one figure; one that is not measured yet counts as 1, so that no p depends
   on which runs end first. Verdicts are left to the reader.
-- A trivial model leaves a record as a run does, and never sees labels of tests.
+- A trivial model leaves a record like a run, and never sees test labels.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""One run of a study: where it lies, and whether it is done."""
+"""One run of a study: its folder, and whether it is done."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from archgraph.plain import Json, digest
 from archgraph.record.folder import read_metrics
 from archgraph.record.proof import sha256
 
-# Signs of a digest in the name of a folder.
+# Characters of a digest in the name of a folder.
 SIGNS = 16
 
 
 def address(spec: ExperimentSpec, trivial: str = "") -> str:
-    """Name of the folder of an experiment: equal experiments have one, in whatever study.
+    """Return the folder name of an experiment: equal experiments share it, in any study.
 
-    The name does not depend on names (of the experiment, its files, its trackers) nor on which
-    options were written out, and it does on how the experiment is tested, and on the user's code.
+    It does not depend on names (of the experiment, its files, its trackers) nor on which options
+    were written out, but on the tests of the experiment, and on the user's code.
 
     Args:
         spec: The experiment.
@@ -41,26 +41,26 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
     clients = family.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"name"})
     for member in (clients, *clients["clients"]):
         if member.get("model") not in (None, "join"):
-            member["model"] = "below"  # the contents of these files stand in `models`
+            member["model"] = "below"  # the contents of these files are in `models`
     models = [source.data for source in family.sources()]
     settings: Mapping[str, Json] = {**values, "family": clients, "models": models}
     if code := code_of(spec, strategy):
         settings = {**settings, "code": code}
     if trivial:
         settings = {**settings, "trivial": trivial}
-    # Strategy and seed are for people who look into the folder; the digest decides.
+    # Strategy and seed are for readers of the folder; the digest is decisive.
     name = trivial or spec.strategy_name.rpartition(":")[2]
     return f"{name}-{digest(settings)[:SIGNS]}-seed{spec.seed}"
 
 
 def _of_files(spec: ExperimentSpec, values: Mapping[str, Json]) -> dict[str, Json]:
-    """Return what an experiment says of files by their content: a path depends on the machine."""
+    """Return the files of an experiment by their content: a path depends on the machine."""
     contents: dict[str, Json] = {}
     if spec.weights is not None:
         more = spec.weights.model_dump(mode="json", exclude={"file", "published", "sha256"})
         content = spec.weights.sha256 or _content(Path(spec.weights.file))
         contents["weights"] = {"of": content, **more}
-    if not spec.data.known:  # of the user's own
+    if not spec.data.known:  # the user's own
         places = {key: getattr(spec.data, key) for key in spec.data.located}
         files = {k: _content(Path(at)) for k, at in places.items() if isinstance(at, str)}
         contents["data"] = {**values["data"], **files}
@@ -71,7 +71,7 @@ def _of_files(spec: ExperimentSpec, values: Mapping[str, Json]) -> dict[str, Jso
 
 
 def _content(path: Path) -> str:
-    """Return the digest of a file, or of all files of a folder; the name of one that is missing."""
+    """Return the digest of a file, or of all files of a folder; the name if it is missing."""
     if path.is_dir():
         files = sorted(inside for inside in path.rglob("*") if inside.is_file())
         return digest({one.relative_to(path).as_posix(): _content(one) for one in files})

@@ -1,4 +1,4 @@
-"""Study files: how they are described, explained and checked."""
+"""Study files: descriptions, help and checks."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _check_study(path: Path, cache: dict[str, Json]) -> str:
 def _checked_size(
     study: StudySpec, size: StudySizeName, path: Path, cache: dict[str, Json]
 ) -> tuple[str, bool]:
-    """Check a size's cells; describe them, and say whether code was not imported.
+    """Check a size's cells; describe them, and return whether code was not imported.
 
     1. Cells that show the same run share its experiment, which is checked once for all studies.
-    2. Of experiments that start alike, the first is begun, the others are prepared only.
+    2. Among experiments with the same start, the first is begun, the others are only prepared.
     """
     from archgraph.engine.files import checked_experiment
     from archgraph.language.data import NamedData
@@ -69,11 +69,11 @@ def _checked_size(
 
 
 def _start(spec: ExperimentSpec) -> ExperimentSpec:
-    """Reduce an experiment to what a strategy's first state and its models' tests depend on.
+    """Reduce an experiment to the parts on which a strategy's first state and tests depend.
 
-    Strategies do not hear of attacks, or of how clients train before they send work; in its first
-    state none of ours asks who has which examples, how many clients a round or how many rounds a
-    run has. A bound on privacy does.
+    Strategies do not know attacks, or training options before they send work; our strategies do not
+    use clients' examples, the number of clients in a round or of rounds in their first state. A
+    bound on privacy does.
     """
     from archgraph.federation import LocalOptions
 

@@ -1,6 +1,6 @@
-"""What a difference between two methods says: its interval, p and what could have been detected.
+"""Statistics of a difference between two methods: its interval, p and the detectable difference.
 
-Which pairs are compared is fixed before the runs, in the study's file. Intervals and p values are
+The compared pairs are fixed before the runs, in the study's file. Intervals and p values are
 two-sided.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Two-sided level of every test, and of the correction over the comparisons of a study.
 LEVEL = 0.05
-# Probability with which a study finds a difference of the size that it calls detectable.
+# Probability with which a study finds a detectable difference.
 POWER = 0.8
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -37,9 +37,9 @@ class Paired:
     Student, *The probable error of a mean*, Biometrika 6, 1908.
 
     Attributes:
-        differences: By seed.
+        differences: Differences by seed.
         resampled: Standard deviation of the mean when seeds and test examples are drawn again
-            together (:func:`resampled`), for small test sets; None: seeds alone.
+            together (:func:`resampled`), for small test sets. Default: seeds only.
     """
 
     differences: tuple[float, ...]
@@ -87,14 +87,14 @@ class Paired:
         """
         if self.error is None:
             return None
-        if self.error == 0:  # equal in every seed: the limit of ever smaller deviations
+        if self.error == 0:  # equal in every seed: the limit of vanishing deviations
             return float(self.mean == 0)
         return 2 * float(_scipy("special").stdtr(self._freedom, -abs(self.mean) / self.error))
 
     def detectable(self, level: float = LEVEL) -> float | None:
-        """Return the smallest true difference that so many seeds find with a probability of 80 %.
+        """Return the smallest true difference that these seeds find with probability 80 %.
 
-        It follows from the spread that was measured; None for a single seed.
+        It follows from the measured spread; None for a single seed.
 
         Args:
             level: Two-sided level of the test, smaller where it is corrected for other tests.
@@ -121,7 +121,7 @@ class Paired:
 
 
 def holm(values: Mapping[_Key, float]) -> dict[_Key, float]:
-    """Correct p values so that one false verdict among all of them is as rare as the level says.
+    """Correct p values so that the level bounds the probability of any false verdict among them.
 
     The smallest of m values is multiplied by m, the next by m - 1, and so on; none becomes smaller
     than the one before it. Source: Holm, *A simple sequentially rejective multiple test procedure*,
@@ -148,9 +148,9 @@ def resampled(better: ArrayLike, other: ArrayLike, *, draws: int = 2000) -> floa
     3. Average the differences of correct answers; repeat, and take the deviation.
 
     Args:
-        better: Whether each test example was answered rightly, or the share of the models that a
-            figure averages, ``[seed, example]``.
-        other: The same of the other method, with the same seeds and examples.
+        better: Whether each test example was classified correctly, or the share of averaged models
+            that did, ``[seed, example]``.
+        other: The same for the other method, with the same seeds and examples.
         draws: Repetitions; they are drawn from a fixed seed.
     """
     import numpy as np
@@ -160,7 +160,7 @@ def resampled(better: ArrayLike, other: ArrayLike, *, draws: int = 2000) -> floa
     random = np.random.default_rng(0)
     means = np.empty(draws)
     for draw in range(draws):
-        # Weights instead of copies: how often each seed and each example was drawn.
+        # Weights instead of copies: the number of draws of each seed and each example.
         rows = np.bincount(random.integers(seeds, size=seeds), minlength=seeds)  # 1
         columns = np.bincount(random.integers(examples, size=examples), minlength=examples)  # 2
         means[draw] = rows @ gaps @ columns / (seeds * examples)  # 3

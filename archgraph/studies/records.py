@@ -1,7 +1,7 @@
-"""What a finished run of a study leaves for good: one line of text.
+"""The permanent record of a finished run of a study: one line of text.
 
-Tables, differences and plots are computed from these lines alone, so they outlive the run folders,
-and a measure that is thought of later needs no new runs. A file holds the runs of one study; other
+Tables, differences and plots are computed only from these lines, so they outlive the run folders,
+and a measure that is added later needs no new runs. A file holds the runs of one study; other
 studies that share a run read it there.
 """
 
@@ -41,18 +41,18 @@ class StudyRecord(pydantic.BaseModel):
     """A finished run.
 
     Attributes:
-        run: Its address, which stands for all that decides its figures, and the seed.
+        run: Its address, which identifies everything that determines its figures, and the seed.
         study: Name of the study that ran it.
         row: Its row there.
         column: Its column there.
         seed: Its seed.
-        settings: All that decides its figures but the seed, as plain values.
+        settings: Everything that determines its figures except the seed, as plain values.
         clients: Number of clients by tier.
         rounds: The tested rounds (:func:`archgraph.record.condense.condensed`).
         origin: Processor, threads, versions, commit and date of the run.
     """
 
-    # Lines of earlier programs say more of a run.
+    # Lines of earlier versions contain more.
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     run: str
@@ -67,8 +67,8 @@ class StudyRecord(pydantic.BaseModel):
 
     @functools.cached_property
     def log(self) -> Log:
-        """The run as tables and plots read it; there need not be a folder any more."""
-        # Two lines of what the run's file says: what names it, and nothing else is read of it.
+        """The run for tables and plots; its folder need not exist any more."""
+        # Two lines of the run's file: its names, nothing else is read from it.
         name = ", ".join(filter(None, (self.study, self.row, self.column)))
         return Log(
             Path(self.run),
@@ -79,7 +79,7 @@ class StudyRecord(pydantic.BaseModel):
 
 
 def record_of(folder: Path, study: str, row: str, column: str) -> StudyRecord:
-    """Return what is recorded of a finished run folder.
+    """Return the record of a finished run folder.
 
     Args:
         folder: The run folder, named after the run's address.
@@ -111,7 +111,7 @@ def record_of(folder: Path, study: str, row: str, column: str) -> StudyRecord:
 def trivial_record(
     experiment: Experiment, trivial: str, run: str, study: str, row: str, column: str
 ) -> StudyRecord:
-    """Return what is recorded of a trivial model: one test, in the last round.
+    """Return the record of a trivial model: one test, in the last round.
 
     Args:
         experiment: The experiment to whose examples it is fitted.
@@ -122,7 +122,7 @@ def trivial_record(
         column: Column of the cell.
 
     Raises:
-        RunError: If the experiment's targets are not what it predicts.
+        RunError: If it does not predict the experiment's targets.
     """
     from archgraph.studies.trivial import trivial_test
 
@@ -145,8 +145,8 @@ def trivial_record(
 
 
 def origin(device: str = "cpu") -> dict[str, Json]:
-    """Return where and when something is recorded: processor, threads, versions, commit, date."""
-    # With a file of ours: a wheel may be installed within somebody's repository.
+    """Return the origin of a record: processor, threads, versions, commit, date."""
+    # With a file of ours: a wheel may be installed within another repository.
     folder, name = os.path.split(__file__)
     try:
         commit = subprocess.run(
@@ -187,7 +187,7 @@ def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
 
 
 def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[str, _Line]]:
-    """Yield the lines of a file of records: where each stands, and what it says.
+    """Yield the lines of a file of records, with their locations.
 
     Raises:
         RunError: If a line is damaged.
@@ -201,13 +201,13 @@ def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[str, _Line]]:
 
 
 def _figures(record: StudyRecord) -> Json:
-    """Return what two records of one run have in common: no seconds."""
+    """Return the values that two records of one run share: all except seconds."""
     return [{**line, "seconds": None} for line in record.rounds]
 
 
 def add_line(path: Path, line: pydantic.BaseModel) -> None:
     """Append a record to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # One write of a complete line: a process that is killed leaves no half of one behind it.
+    # One write of a complete line: a killed process does not leave a partial one.
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line.model_dump(mode="json"), ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""The YAML of studies: a table, the experiments behind its cells, and what is compared."""
+"""The YAML of studies: a table, the experiments of its cells, and comparisons."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from archgraph.language.yaml import read_document
 from archgraph.plain import Json
 
 StudySizeName = Literal["paper", "small"]
-# Rows without a network, beside which methods show what they are worth.
+# Rows without a network, as baselines of the methods.
 TRIVIAL = "majority_class softmax_regression nearest_neighbours".split()
 
-# Keys of an experiment, and `values`. Those whose value is a mapping of settings are changed
+# Keys of an experiment, and `values`. Keys with a mapping of settings are changed
 # setting by setting; a family, a strategy and everything else is replaced.
 _Changes = dict[str, Json]
 _MERGED = frozenset("aggregate attack data engine evaluate local validation values weights".split())
 # {name} in a text: a value of the row, the column or the size.
 _VALUE = re.compile(r"\{(\w+)\}")
-# What measures are called; which metrics and models a run has is known when it is done.
+# Names of measures; a run's metrics and models are known when it is done.
 _MEASURES = re.compile(
     r"(?:validation_)?(?:worst|average|global|local|worst_tenth)_\w+|(?:trained|best_local)_\w+"
     r"|(?:tier|models|clients)\..+\.\w+"
@@ -44,66 +44,66 @@ _Text = Annotated[str, Field(min_length=1)]
 
 
 class StudyFigure(Base):
-    """What is read from the run of a cell."""
+    """A figure of a cell's run."""
 
     measure: _Text = Field(
         description="a figure of `archgraph compare`: worst_accuracy, average_accuracy, "
         "global_accuracy, validation_global_accuracy, local_accuracy (each client on its own "
-        "classes), local_matched (on its mixture of them), worst_tenth_matched (the tenth of the "
-        "clients that fares worst), global_perplexity, seconds, "
+        "classes), local_matched (on its mixture of them), worst_tenth_matched (the worst tenth "
+        "of the clients), global_perplexity, seconds, "
         "tier.NAME.matched, clients.PATTERN.accuracy (tested models that match, weighted by their "
         "clients), models.PATTERN.accuracy (each once), …; reach.TARGET.MEASURE: T·E until the "
-        "first test with so much of a share, a run that never gets there counts all of its T·E and "
+        "first test that reaches a share; a run that never reaches it counts all of its T·E and "
         "is marked; {name}: the cell's value"
     )
     last: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
         description="averaged over the tests of the last rounds: a fraction (< 1) of all, or a "
-        "number; left out: the last test",
+        "number; default: the last test",
     )
     within: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="counts tests only until so many multiply–accumulates were executed, forward "
-        "and backward, in all clients' training: methods at equal cost; left out: all",
+        description="counts tests only until this many multiply–accumulates were executed, "
+        "forward and backward, in all clients' training, to compare at equal cost; default: all",
     )
     unit: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="what the paper counts it in, e.g. 1e12"
+        default=1.0, description="unit of the paper, e.g. 1e12"
     )
-    digits: Natural = Field(default=2, description="digits behind the point")
+    digits: Natural = Field(default=2, description="digits after the decimal point")
 
     @property
     def target(self) -> tuple[float, str] | None:
-        """The share that a run has to reach, and by which measure, in ``reach.TARGET.MEASURE``."""
+        """The share that a run must reach, and its measure, in ``reach.TARGET.MEASURE``."""
         parts = _REACH.fullmatch(self.measure)
         return None if parts is None else (float(parts[1]), parts[2])
 
     @property
     def quantity(self) -> str:
-        """What it counts: `worst_accuracy` and `tier.small.matched` say it last."""
+        """The counted quantity: the last part of `worst_accuracy` and `tier.small.matched`."""
         return "epochs" if self.target else self.measure.replace(".", "_").split("_")[-1]
 
 
 class StudySize(Base):
-    """What a size changes."""
+    """The changes of a size."""
 
-    about: str = Field(default="", description="how it differs from the paper")
-    experiment: _Changes = Field(default={}, description="what changes in every cell")
-    rows: dict[str, _Changes] = Field(default={}, description="what changes in a row")
+    about: str = Field(default="", description="differences from the paper")
+    experiment: _Changes = Field(default={}, description="changes in every cell")
+    rows: dict[str, _Changes] = Field(default={}, description="changes in a row")
     columns: dict[str, _Changes] = Field(
-        default={}, description="what changes in columns with this name, or this part of a name"
+        default={}, description="changes in columns with this name, or this part of a name"
     )
     seeds: Annotated[tuple[Natural, ...], Field(min_length=1)] = Field(
-        default=(0,), description="a run of every cell for each"
+        default=(0,), description="seeds, with a run of every cell for each"
     )
-    leave_out: tuple[_Text, ...] = Field(default=(), description="further cells that are not there")
+    leave_out: tuple[_Text, ...] = Field(default=(), description="additional cells to omit")
 
 
 class StudySpec(FromFile):
-    """A table: what its rows and columns change in one experiment, and what is compared."""
+    """A table: the changes of its rows and columns in one experiment, and comparisons."""
 
     archgraph: Version = 1
     study: _Text = Field(description="paper and table, e.g. RecipFL, Table 3")
-    about: str = Field(default="", description="what a reader of the table must know")
+    about: str = Field(default="", description="notes for readers of the table")
     experiment: _Changes = Field(description="keys of an experiment that all cells share")
     rows: Annotated[dict[str, _Changes], Field(min_length=1)] = Field(
         description="what each row changes in the experiment; {trivial: NAME}: what a model "
@@ -111,11 +111,11 @@ class StudySpec(FromFile):
     )
     columns: dict[str, _Changes] | tuple[dict[str, _Changes], ...] = Field(
         default_factory=lambda: {"": _Changes()},
-        description="what each column changes; several mappings: every combination, the last one "
+        description="changes of each column; several mappings: every combination, the last one "
         "fastest, named `a, b`",
     )
     figures: Annotated[dict[str, StudyFigure | _Text], Field(min_length=1)] = Field(
-        description="what a cell shows: the name of a measure, or one with options"
+        description="figure of a cell: the name of a measure, or one with options"
     )
     published: dict[str, tuple[float | None, ...]] = Field(
         default={},
@@ -129,7 +129,7 @@ class StudySpec(FromFile):
     )
     leave_out: tuple[_Text, ...] = Field(
         default=(),
-        description="cells that are not there: a row, a column, a part of columns' names, or "
+        description="cells to omit: a row, a column, a part of columns' names, or "
         "`row | column`, with * and ?",
     )
     sizes: dict[StudySizeName, StudySize] = Field(
@@ -150,7 +150,7 @@ class StudySpec(FromFile):
 
     @property
     def _cell_names(self) -> str:
-        """How patterns name cells, for errors."""
+        """Patterns of cells, for errors."""
         rows, columns = ", ".join(self.rows), listed(list(filter(None, self.combined())), 8)
         text = f"ROW, COLUMN or 'ROW | COLUMN', with * and ?; rows: {rows}"
         return f"{text}; columns: {columns}" if columns else text
@@ -161,12 +161,12 @@ class StudySpec(FromFile):
         return {", ".join(filter(None, names)): names for names in combinations}
 
     def addresses(self) -> Iterator[_Address]:
-        """Yield the address of every cell, those that the sizes may leave out included."""
+        """Yield the address of every cell, including those that sizes may omit."""
         for row, (column, parts) in itertools.product(self.rows, self.combined().items()):
             yield row, column, parts
 
     def matching(self, patterns: Sequence[str]) -> frozenset[tuple[str, str]]:
-        """Return row and column of the cells that any of the patterns names, as in ``leave_out``.
+        """Return row and column of the cells that match any of the patterns, as in ``leave_out``.
 
         Raises:
             SpecError: If a pattern does not match any cell.
@@ -185,15 +185,15 @@ class StudySpec(FromFile):
         return frozenset(cells)
 
     def printed(self, row: str, column: str, figure: str) -> float | None:
-        """Return what the paper prints in a cell, or None if it prints nothing."""
+        """Return the paper's value of a cell; None if it prints nothing."""
         start = list(self.combined()).index(column) * len(self.figures)
         values = self.published.get(row)
         return None if values is None else values[start + list(self.figures).index(figure)]
 
     def compared(self, pair: Sequence[str]) -> Iterator[tuple[_Pair, _Pair]]:
-        """Yield the cells (row and column) that a pair compares, those left out included.
+        """Yield the cells (row and column) that a pair compares, including omitted ones.
 
-        Of rows in each column; of columns in each row, all other parts of their names equal.
+        Rows are compared in each column; columns in each row, all other parts of their names equal.
         """
         one, other = pair
         for row, column, parts in self.addresses():
@@ -204,11 +204,11 @@ class StudySpec(FromFile):
                 yield (row, column), (row, ", ".join(filter(None, changed)))
 
     def _check_left_out(self, keys: Place, patterns: Sequence[str]) -> None:
-        """Raise if a pattern leaves no cell out."""
+        """Raise if a pattern does not omit any cell."""
         for i, pattern in enumerate(patterns):
             if not any(_matches(pattern, cell) for cell in self.addresses()):
                 raise Mistake(
-                    "leaves nothing out",
+                    "does not omit any cell",
                     place=(*keys, i),
                     found=pattern,
                     expected=self._cell_names,
@@ -232,7 +232,7 @@ class StudySpec(FromFile):
                 # A paired test would take one run for two.
                 if seed in changes.seeds[:i]:
                     keys: Place = ("sizes", size, "seeds", i)
-                    raise Mistake("is there twice", place=keys, found=seed)
+                    raise Mistake("occurs twice", place=keys, found=seed)
             for row in changes.rows:
                 _known(row, self.rows, ("sizes", size, "rows", row), "row")
             for name in changes.columns:
@@ -243,7 +243,7 @@ class StudySpec(FromFile):
             self._check_left_out(("sizes", size, "leave_out"), changes.leave_out)
         for i, (one, other) in enumerate(self.compare):
             _known(one, (*self.rows, *parts), ("compare", i, 0), "row or column")
-            # Only names of one mapping stand for one another.
+            # Only names of one mapping can be exchanged.
             alike = next(of for of in (self.rows, *self.parts) if one in of)
             _known(other, alike, ("compare", i, 1), "row or column")
             if one == other:
@@ -252,7 +252,7 @@ class StudySpec(FromFile):
 
 
 _Pair = tuple[str, str]
-# Of a cell: row, column, and the parts of the column's name.
+# A cell: row, column, and the parts of the column's name.
 _Address = tuple[str, str, tuple[str, ...]]
 
 
@@ -274,8 +274,8 @@ class StudyCell:
     Attributes:
         row: Its row.
         column: Its column.
-        experiment: What is run, for the first seed.
-        figures: What is read from its runs, with the cell's values in the measures' names.
+        experiment: The experiment, for the first seed.
+        figures: Figures of its runs, with the cell's values in the measures' names.
         trivial: One of :data:`TRIVIAL`, fitted to the experiment's examples instead; empty: none.
     """
 
@@ -313,7 +313,7 @@ def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:
     if changes is None:
         document.fail(("sizes",), "has no such size", **unknown(size, list(study.sizes)))
     left_out = (*study.leave_out, *changes.leave_out)
-    # Hundreds of cells are made of a few parts, and many show the same run: they share its
+    # Hundreds of cells are combinations of a few parts, and many show the same run: they share its
     # experiment, named after the first.
     part, known = functools.cache(document.sub), dict[str, ExperimentSpec]()
     return tuple(
@@ -335,7 +335,7 @@ def _cell(
         ("columns", name) if isinstance(study.columns, dict) else ("columns", i, name)
         for i, name in enumerate(names)
     ]
-    # Later parts win: a size changes what rows and columns say, and they what all cells share.
+    # Later parts override: sizes override rows and columns, and these the shared keys.
     keys: list[Place] = [
         ("experiment",),
         ("rows", row),
@@ -359,7 +359,7 @@ def _cell(
         name: _with_values(study, document, name, figure, values)
         for name, figure in study.read.items()
     }
-    # Text tells 1 from 1.0 and True, which are equal in Python and not in an experiment.
+    # Text distinguishes 1 from 1.0 and True, which are equal in Python but not in an experiment.
     run = repr({**data, "name": "", "trivial": trivial})
     if run not in known:
         known[run] = read_experiment(document)
@@ -389,7 +389,7 @@ def _with_values(
 def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], str]:
     """Merge parts of a file into one experiment, the cell's own values and its trivial model.
 
-    1. A later part replaces a key; of mappings of settings, the settings that it has.
+    1. A later part replaces a key; in mappings of settings, only the settings that it has.
     2. Lines follow: errors of the experiment point at the part that a setting comes from.
     3. `null` removes a setting, and values fill the texts that are left.
     """
@@ -405,7 +405,7 @@ def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], st
             if both:  # 3
                 data[key] = {k: v for k, v in data[key].items() if v is not None}
     values, trivial = data.pop("values", {}), data.pop("trivial", "")
-    if trivial:  # no strategy is asked: this one takes any family
+    if trivial:  # no strategy is needed: this one takes any family
         data["strategy"] = {"standalone": {}}
     settings = {key: value for key, value in data.items() if value is not None}
     document = Document(parts[0].file, settings, lines)
@@ -415,7 +415,7 @@ def _merged(parts: Sequence[Document]) -> tuple[Document, Mapping[str, Json], st
 def _replaced(
     lines: Mapping[Place, int], later: Mapping[Place, int], fresh: Sequence[Place]
 ) -> dict[Place, int]:
-    """Return lines in which some keys are those of a later part."""
+    """Return lines in which some keys come from a later part."""
     before = {k: v for k, v in lines.items() if not any(_below(k, f) for f in fresh)}
     return before | {k: v for k, v in later.items() if any(_below(k, f) for f in fresh)}
 
@@ -436,7 +436,7 @@ def _filled(document: Document, value: Json, values: Mapping[str, Json], keys: P
                 if name not in values:
                     document.fail(keys, "is not a value of the cell", **unknown(name, values))
             only = _VALUE.fullmatch(value)
-            if only is not None:  # as it is: a number stays a number
+            if only is not None:  # unchanged: a number stays a number
                 return values[only[1]]
             return _VALUE.sub(lambda match: str(values[match[1]]), value)
         case _:

@@ -14,7 +14,7 @@ from archgraph.studies.spec import StudySizeName, StudySpec, load_study
 def studies(
     paths: Iterable[str | os.PathLike[str]], run: Callable[[Path], object], size: StudySizeName
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Run studies one after the other; return which lack the size or data, and what they need.
+    """Run studies one after the other; return those that lack the size or data, and what they need.
 
     Args:
         paths: Study files, or folders of them.
@@ -22,9 +22,9 @@ def studies(
         size: The size; studies that do not have it are not run.
 
     Raises:
-        SpecError: If a file is not there or cannot be understood.
+        SpecError: If a file does not exist or cannot be understood.
         RunError: If none of them has the size, or two files have the same name.
-        DataError: If the data of none of them are there.
+        DataError: If the data of all of them is missing.
     """
     specs = {path: load_study(path) for path in yaml_files(paths)}
     having = _having(specs, size)

@@ -1,4 +1,4 @@
-"""Studies: run what stands behind a table, and read its figures and differences."""
+"""Studies: run the experiments of a table, and read its figures and differences."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALL = 2000
-"""Test sets with fewer examples are drawn again together with the seeds."""
+"""Test sets with fewer examples are resampled together with the seeds."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StudyRun:
     """One run of a study.
 
     Attributes:
-        cell: Whose run it is.
+        cell: Cell of the run.
         seed: Its seed.
         folder: Its run folder, which other studies may share.
     """
@@ -70,7 +70,7 @@ class StudyRun:
 
     @property
     def experiment(self) -> ExperimentSpec:
-        """What is run, with its seed."""
+        """The experiment, with its seed."""
         return self.cell.experiment
 
     @property
@@ -80,23 +80,23 @@ class StudyRun:
 
     @property
     def address(self) -> str:
-        """Stands for all that decides the run's figures, and its seed."""
+        """Identifies everything that determines the run's figures, and its seed."""
         return self.folder.name
 
 
 @dataclass(frozen=True)
 class StudyDifference:
-    """How far two cells lie apart by one figure, under the same seeds.
+    """The difference between two cells in one figure, under the same seeds.
 
     Attributes:
         names: The rows, or the columns: the first minus the second.
-        where: The column; of columns the row and the rest of their names.
+        where: The column; for columns the row and the rest of their names.
         figure: The figure.
-        paired: The differences; None: a cell is missing.
-        p: Corrected (Holm) over the differences of the study by this figure, those included that
-            are not measured yet; None: a single seed.
-        detectable: The smallest true difference that so many seeds find in 80 % of cases at the
-            level that the correction leaves.
+        paired: The differences; None if a cell is missing.
+        p: Corrected (Holm) over the differences of the study by this figure, including those not
+            measured yet; None for a single seed.
+        detectable: The smallest true difference that this number of seeds finds in 80 % of cases at
+            the corrected level.
     """
 
     names: tuple[str, str]
@@ -113,10 +113,10 @@ class StudyResult:
 
     Attributes:
         spec: The study.
-        size: In which size.
+        size: Its size.
         runs: All of its runs, finished or not.
-        records: What the finished runs left, by address.
-        failed: Why a run ended, by its folder.
+        records: Records of the finished runs, by address.
+        failed: Errors of failed runs, by folder.
     """
 
     spec: StudySpec
@@ -154,7 +154,7 @@ class StudyResult:
     def _compared(
         self, names: Sequence[str], last: float | None, within: float | None
     ) -> RunGroup | None:
-        # Runs of one address are one group, whatever facts the version that ran them wrote down.
+        # Runs of one address are one group, even if versions recorded other facts.
         first, *_ = logs = [self.records[name].log for name in names]
         logs = [_with_settings(log, first) for log in logs]
         if within is not None:
@@ -164,11 +164,11 @@ class StudyResult:
         compared = functools.partial(compare_logs, tiers=True, last=last, unfinished=True)
         if not _end_apart(logs):
             return compared(logs).groups[0]
-        # Each run by its own tests: one that ends early takes none from the others.
+        # Each run by its own tests: a run that ends early does not remove tests of others.
         return _side_by_side([compared([log]).groups[0] for log in logs])
 
     def _measured(self, group: RunGroup, figure: StudyFigure) -> RunGroup:
-        """Add what is read over all tests, if the measure is of them."""
+        """Add figures over all tests, if the measure needs them."""
         if figure.target is None:
             return group
         values = [self._epochs_to(log.folder.name, *figure.target)[0] for log in group.runs]
@@ -192,7 +192,7 @@ class StudyResult:
         return {seed: _as_printed(read, value) for seed, value in pairs}
 
     def bounded(self, row: str, column: str, figure: str) -> int:
-        """Return how many runs of a cell never reach the target of a figure: lower bounds."""
+        """Count the runs of a cell that never reach the target of a figure: lower bounds."""
         group = self.groups.get((row, column), {}).get(figure)
         target = self._figures[row, column][figure].target if group is not None else None
         if group is None or target is None:
@@ -201,7 +201,7 @@ class StudyResult:
 
     @functools.cached_property
     def _epochs_to(self) -> Callable[[str, float, str], tuple[float | None, bool]]:
-        """As :func:`_epochs_to`, of a run by its address, each once."""
+        """Results of :func:`_epochs_to` for runs by address, each computed once."""
         return functools.cache(lambda name, *asked: _epochs_to(self.records[name].log, *asked))
 
     @functools.cached_property
@@ -211,11 +211,11 @@ class StudyResult:
 
     @functools.cached_property
     def differences(self) -> tuple[StudyDifference, ...]:
-        """The differences of ``compare``, in each place of the table that this size has.
+        """The differences of ``compare``, for each part of the table in this size.
 
-        1. Take them by figure: each figure is a question of its own.
-        2. Correct p over the differences of a figure. One that is not measured yet counts as 1: no
-           figure may depend on which runs are done first.
+        1. Take them by figure: each figure is a separate question.
+        2. Correct p over the differences of a figure. One that is not measured yet counts as 1: the
+           result must not depend on which runs are done first.
         """
         every: list[StudyDifference] = []
         for figure in self.spec.figures:  # 1
@@ -243,7 +243,7 @@ class StudyResult:
         self, pair: Sequence[str], first: tuple[str, str], second: tuple[str, str], figure: str
     ) -> StudyDifference:
         ours, theirs = self.values(*first, figure), self.values(*second, figure)
-        # Seeds that only one of the two has tell nothing about the difference.
+        # Seeds that only one of the two has do not contribute to the difference.
         common = [seed for seed in ours if seed in theirs]
         where = first[1]
         if first[0] == second[0]:
@@ -259,7 +259,7 @@ class StudyResult:
     def _answered(
         self, row: str, column: str, figure: str, seeds: Sequence[int]
     ) -> NDArray[np.float64] | None:
-        """Return which test examples a figure's models answer rightly, ``[seed, example]``."""
+        """Return which test examples a figure's models classify correctly, ``[seed, example]``."""
         group = self.groups.get((row, column), {}).get(figure)
         if group is None:
             return None
@@ -275,7 +275,7 @@ class StudyResult:
 
 
 def _end_apart(logs: Sequence[Log]) -> bool:
-    """Return whether runs end after different rounds, as patience and budgets have it."""
+    """Return whether runs end after different rounds, due to patience and budgets."""
     return len({log.done for log in logs}) > 1
 
 
@@ -300,14 +300,14 @@ def _side_by_side(groups: Sequence[RunGroup]) -> RunGroup:
 def _with_settings(log: Log, other: Log) -> Log:
     """Return a run with the settings of another seed of it."""
     settings = {**(other.settings or {}), "seed": (log.settings or {})["seed"]}
-    # A run that has them keeps what is known of its figures.
+    # A run that has them keeps its cached figures.
     return log if settings == log.settings else dataclasses.replace(log, settings=settings)
 
 
 def _epochs_to(log: Log, target: float, measure: str) -> tuple[float | None, bool]:
     """Return T·E until a test reaches a share, and whether one does: else all of it.
 
-    None: a test does not have the measure.
+    None if a test does not have the measure.
     """
     tested = [n for n, line in enumerate(log.rounds, start=1) if line.get("evaluation")]
     for number in tested:
@@ -321,7 +321,7 @@ def _epochs_to(log: Log, target: float, measure: str) -> tuple[float | None, boo
 
 
 def _as_printed(figure: StudyFigure, value: float) -> float:
-    """Return a value in the unit that the paper prints it in."""
+    """Return a value in the paper's unit."""
     return (100 if figure.quantity in SHARES else 1) * value / figure.unit
 
 
@@ -339,32 +339,32 @@ def study(
     records: str | os.PathLike[str] | None = None,
     notify: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
-    """Run what is missing of a study, and read its table.
+    """Run the missing cells of a study, and read its table.
 
-    Every run is an ordinary run folder under ``out/runs``, named after what decides its figures:
-    equal runs of several studies are one. A finished run leaves a line in a file of ``records``
-    (:class:`~archgraph.studies.records.StudyRecord`), from which everything is computed: its folder
-    may go, and it is not run again. Runs that were cut off go on after their last checkpoint, so
-    the same call goes on where it stopped.
+    Every run is an ordinary run folder under ``out/runs``, named after everything that determines
+    its figures: equal runs of several studies are one. A finished run leaves a line in a file of
+    ``records`` (:class:`~archgraph.studies.records.StudyRecord`), from which everything is
+    computed: its folder may be deleted, and it is not run again. Interrupted runs resume after
+    their last checkpoint, so the same call continues where it stopped.
 
     Args:
-        file: A study file, or what was read from one.
+        file: A study file, or a parsed one.
         size: ``paper`` as published, or ``small``.
         workers: Processes of one thread each; the figures do not depend on it.
         out: Folder of runs and tables.
         data_root: Folder of the data. Default: what ``ARCHGRAPH_DATA`` names.
         python: Consent to run the Python code that the study's files name.
-        only_read: Run nothing: the table of the runs that are there.
+        only_read: Run nothing: return the table of the existing runs.
         only: Run these cells only: patterns of rows, columns or ``ROW | COLUMN``, as in
             ``leave_out``; empty: all.
         seeds: Run these seeds of the study only; empty: all.
-        records: Folder of what finished runs leave. Default: ``out/records``.
-        notify: Hears a line about every run.
+        records: Folder of the records of finished runs. Default: ``out/records``.
+        notify: Called with a line about every run.
 
     Raises:
         SpecError: If the study cannot be understood, one of its cells is not an experiment, or
             ``only`` or ``seeds`` does not match any of it.
-        DataError: If no run can begin since data sets are not there; names all that are missing.
+        DataError: If no run can begin since data sets are missing; names all of them.
         RunError: If the tables cannot be written. A run that fails does not end the study: see
             :attr:`StudyResult.failed`.
     """
@@ -372,7 +372,7 @@ def study(
         raise RunError(f"needs at least one worker, not {workers}")
     spec = file if isinstance(file, StudySpec) else load_study(file)
     with allowed(python):
-        # Workers are processes of their own: the consent of this one is handed to them.
+        # Workers are separate processes: they receive the consent of this one.
         python, every = consent_given(), cells(spec, size)
         asked = chosen_cells(spec, size, only, seeds)
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
@@ -399,7 +399,7 @@ class _Ledger:
                 self.add(record_of(one.folder, self.spec.study, *one.cell.key))
 
     def add(self, record: StudyRecord) -> None:
-        """Keep the record of a finished run."""
+        """Add the record of a finished run."""
         self.records = {**self.records, record.run: record}
         add_line(self.folder / f"{self.name}{SUFFIX}", record)
 
@@ -421,7 +421,7 @@ def _runs(every: Sequence[StudyCell], seeds: Sequence[int], root: Path) -> tuple
 def chosen_cells(
     spec: StudySpec, size: StudySizeName, only: Sequence[str], seeds: Sequence[int]
 ) -> frozenset[tuple[str, str]]:
-    """Return row and column of the cells of a size that are asked for.
+    """Return row and column of the requested cells of a size.
 
     Raises:
         SpecError: If there are none, or a seed is not one of the study's.
@@ -448,10 +448,10 @@ def _missing(
     python: bool,
     notify: Callable[[str], object],
 ) -> Iterator[tuple[Path, str]]:
-    """Run what is not done; yield which runs failed, and why.
+    """Run the missing runs; yield failed ones with their errors.
 
-    1. Leave out those that are done.
-    2. Refuse if the files of no run are there; report those whose files are missing.
+    1. Skip finished runs.
+    2. Refuse if the files of all runs are missing; report runs whose files are missing.
     3. Run the others, and record each as it ends.
     """
     left = _left(runs, ledger)  # 1
@@ -467,7 +467,7 @@ def _missing(
         yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
     call = functools.partial(_run, study=ledger.spec.study, data_root=data, python=python)
-    # As they end: what is done is said at once; figures depend on no order of runs.
+    # As they end: finished runs are reported at once; figures do not depend on the order of runs.
     ended = side_by_side(call, listed, workers)  # 3
     for number, (one, result) in enumerate(ended, done + len(lacks) + 1):
         trouble = result if isinstance(result, str) else ""
@@ -475,7 +475,7 @@ def _missing(
         notify(f"{number} of {total}: {name}: {trouble or 'done'}")
         if isinstance(result, str):
             yield one.folder, result
-        else:  # at once: a study that is killed keeps what is done
+        else:  # at once: a killed study keeps its finished runs
             ledger.add(StudyRecord.model_validate(result))
 
 
@@ -508,7 +508,7 @@ def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str
 def _missing_files(lacks: Iterable[Mapping[str, str]]) -> DataError:
     files = {name: what for each in lacks for name, what in each.items()}
     return DataError(
-        "what its runs need is not there",
+        "data or weights of its runs are missing",
         found=f"no {', no '.join(files)}",
         expected="; ".join(f"{name}: {what}" for name, what in files.items()),
         hint="put the original files into these folders, of data sets below the one that --data or "
@@ -517,7 +517,7 @@ def _missing_files(lacks: Iterable[Mapping[str, str]]) -> DataError:
 
 
 def _run(one: StudyRun, study: str, data_root: Path | None, python: bool) -> dict[str, Json]:
-    """Run a cell, or go on with it; return its record, as plain values."""
+    """Run or resume a cell; return its record, as plain values."""
     spec, folder = one.experiment, one.folder
     if one.cell.trivial:
         experiment = prepare(spec, data_root=data_root, python=python)

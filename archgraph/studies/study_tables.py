@@ -1,4 +1,4 @@
-"""A study as text, LaTeX and CSV: what was measured, what is published, differences."""
+"""A study as text, LaTeX and CSV: measured values, published values, differences."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NOTE = (
 
 
 def study_tables(result: StudyResult) -> tuple[Table, ...]:
-    """Tabulate figures, differences and what is missing; without empty tables."""
+    """Tabulate figures, differences and missing runs; without empty tables."""
     tables = (*_figures(result), _differences(result), _missing(result))
     return tuple(table for table in tables if table.rows)
 
 
 def study_text(result: StudyResult) -> str:
-    """Format all tables as text, below what the study says and where it was computed."""
+    """Format all tables as text, below the study's notes and the origin of its runs."""
     seeds = plural(len({one.seed for one in result.runs}), "seed")
     of = plural(len({one.folder for one in result.runs}), "run")
     done = f"Size {result.size}, {seeds}, {result.done} of {len(result.runs)} cells done ({of})."
@@ -79,7 +79,7 @@ def _cells(result: StudyResult) -> list[tuple[str, str]]:
 
 
 def _where(result: StudyResult) -> str:
-    """Say on what the finished runs were computed: digits repeat on one processor only."""
+    """Describe the machines of the finished runs: bits repeat only on one processor."""
     runs = {one.address: one for one in result.runs if one.address in result.records}
     where: dict[str, list[str]] = {}
     for name in runs:
@@ -99,7 +99,7 @@ def _where(result: StudyResult) -> str:
 def _figures(result: StudyResult) -> Iterator[Table]:
     """Yield a table for each value of the first part of column names.
 
-    Of names without parts one table, or one for each column where there would be too many.
+    Names without parts yield one table, or one for each column if there would be too many columns.
     """
     there = _cells(result)
     present = {column for _, column in there}
@@ -108,7 +108,7 @@ def _figures(result: StudyResult) -> Iterator[Table]:
     seeds = len({one.seed for one in result.runs})
     for first in dict.fromkeys(names[0] if several else "" for names in parts.values()):
         columns = [c for c, names in parts.items() if not several or names[0] == first]
-        # The title says the first part; a single figure needs no name.
+        # The title has the first part; a single figure needs no name.
         short = {c: c.removeprefix(first).removeprefix(", ") if several else c for c in columns}
         with_figure = len(result.spec.figures) > 1 or len(result.spec.combined()) == 1
         places = list(itertools.product(columns, result.spec.figures))
@@ -125,7 +125,7 @@ def _figures(result: StudyResult) -> Iterator[Table]:
 
 
 def _measured(rows: Sequence[tuple[str, ...]], seeds: int) -> str:
-    """Say over how many seeds the cells of a table are means."""
+    """Describe the number of seeds over which the cells of a table are means."""
     some = any(", n " in text for line in rows for text in line)
     mean = f"mean ± standard deviation over {plural(seeds, 'seed')}"
     end = ", or n of them where a cell says so" if some else ""
@@ -135,7 +135,7 @@ def _measured(rows: Sequence[tuple[str, ...]], seeds: int) -> str:
 def _lines(
     result: StudyResult, row: str, places: Sequence[tuple[str, str]], seeds: int
 ) -> Iterator[tuple[str, ...]]:
-    """Yield what was measured of a row and, where anything is printed, a line of that."""
+    """Yield the measured values of a row and, if any are published, a line of those."""
     yield (row, *(_cell(result, row, column, figure, seeds) for column, figure in places))
     printed = [result.spec.printed(row, column, figure) for column, figure in places]
     if any(value is not None for value in printed):
@@ -165,7 +165,7 @@ def p_text(p: float) -> str:
 
 
 def _number(value: float, digits: int) -> str:
-    """Write so many digits behind the point, four in all for what is larger than a thousand."""
+    """Format a number of digits after the point, or four in total above a thousand."""
     return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
 
 

@@ -1,8 +1,8 @@
-"""Rows of a study without a network: what counting, or a softmax on pixels, reaches.
+"""Rows of a study without a network: baselines that count classes, or a softmax on pixels.
 
-A trivial model is fitted to the training examples of all clients together and tested as a global
-model is. What it chooses (a penalty, a number of neighbours) it chooses by training
- examples that are held out for it, never by those that it is tested on.
+A trivial model is fitted to the training examples of all clients together and tested like a global
+model. Its hyperparameters (a penalty, a number of neighbours) are chosen by held-out training
+examples, never by test examples.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from archgraph.studies.trivial_models import (
 )
 
 HELD_OUT = 0.2
-"""Share of the training examples by which a trivial model chooses."""
+"""Share of the training examples for choosing hyperparameters."""
 
-_PATIENCE = 2  # choices in a row that are worse than the best end the search
+_PATIENCE = 2  # consecutive choices worse than the best end the search
 
 Classifier: TypeAlias = Callable[
     [Labelled, Tensor, int, Sequence[float]], Iterator[tuple[float, Tensor]]
@@ -48,18 +48,18 @@ CLASSIFIERS: Mapping[str, tuple[Classifier, Sequence[float]]] = {
     "softmax_regression": (softmax_regression, PENALTIES),
     "nearest_neighbours": (nearest_neighbours, NEIGHBOURS),
 }
-"""Models of classes, and what each chooses from."""
+"""Models of classes, with their hyperparameters."""
 
 
 def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
-    """Return the test of a trivial model, as a line of ``metrics.jsonl`` has that of a global one.
+    """Return the test of a trivial model, in the form of a global model's in ``metrics.jsonl``.
 
     Args:
-        experiment: The resolved experiment; held-out examples are not among those that are fitted.
+        experiment: The resolved experiment; its held-out examples are not used for fitting.
         name: One of :data:`CLASSIFIERS`.
 
     Raises:
-        RunError: If the targets are not what the model predicts.
+        RunError: If the model does not predict these targets.
     """
     learning = experiment.world.learning
     if learning.name != "classification":
@@ -75,7 +75,7 @@ def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
     model = {**figures, CLIENTS: len(participants)}
     local = {"local": mean_of(clients), "tenth": worst_tenth(clients, ())} if clients else {}
     test = {"better": learning.better, "models": {GLOBAL: model}, GLOBAL: figures, **local}
-    # As a run's test has it: a small test set is a sample for these rows, too.
+    # As in a run's test: a small test set is a sample for these rows, too.
     if experiment.evaluate.answers:
         counts = np.zeros(len(experiment.data.test), np.int64)
         counts[(experiment.data.test.targets != IGNORED).numpy()] = answered.right.numpy()
@@ -84,7 +84,7 @@ def trivial_test(experiment: Experiment, name: str) -> dict[str, Json]:
 
 
 def _answered(experiment: Experiment, pooled: np.ndarray, name: str) -> tuple[Answers, Tensor]:
-    """Return which test examples a classifier answers rightly, and their classes."""
+    """Return which test examples a classifier predicts correctly, and their classes."""
     (model, choices), classes = CLASSIFIERS[name], experiment.data.classes or 0
     train, test = _labelled(experiment.data)
     rows = train.at(pooled[(train.targets[pooled] != IGNORED).numpy()])
@@ -98,19 +98,19 @@ def _answered(experiment: Experiment, pooled: np.ndarray, name: str) -> tuple[An
 def chosen(
     model: Classifier, rows: Labelled, classes: int, choices: Sequence[float], seed: int
 ) -> float:
-    """Return the choice with the best accuracy on held-out rows; the first of equals.
+    """Return the choice with the best accuracy on held-out rows, the first if tied.
 
     Args:
-        model: What is fitted to the other rows.
+        model: The model, fitted to the other rows.
         rows: Training examples.
         classes: Number of classes.
-        choices: In the order in which they are tried: after two in a row that are worse than the
-            best, no more are.
-        seed: Decides which rows are held out, classes in proportion.
+        choices: Choices in the order of the search, which ends after two consecutive ones worse
+            than the best.
+        seed: Seed of the held-out rows, drawn with classes in proportion.
     """
     order = stratified_order(rows.targets.numpy(), seed)
     count = round(HELD_OUT * len(order))
-    if not count or len(choices) == 1:  # nothing to choose by, or from
+    if not count or len(choices) == 1:  # no held-out rows, or a single choice
         return choices[0]
     judging, rest = rows.at(order[:count]), rows.at(np.sort(order[count:]))
     best, most, worse = choices[0], -1, 0
@@ -119,14 +119,14 @@ def chosen(
         if right > most:
             best, most = choice, right
         worse = worse + 1 if right < most else 0
-        # Weak penalties take the most steps, and overfit: they are not tried where that is plain.
+        # Weak penalties take the most steps, and overfit: they are skipped when that is clear.
         if worse == _PATIENCE:
             break
     return best
 
 
 def _labelled(data: Dataset) -> Iterator[Labelled]:
-    """Yield training and test examples as rows of numbers; of tokens: which occur."""
+    """Yield training and test examples as rows of numbers; for tokens: which occur."""
     splits = (data.train, data.test)
     words = 1 + max(int(split.inputs.max()) for split in splits) if data.integral else 0
     for split in splits:

@@ -1,6 +1,6 @@
-"""Models without hidden layers: what counting classes, or a softmax on pixels, reaches.
+"""Models without hidden layers: counting classes, softmax on pixels, nearest neighbours.
 
-Test labels are no argument of the models: each gives scores of test inputs.
+Models do not receive test labels: each yields scores of test inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PENALTIES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 NEIGHBOURS = (1, 3, 5, 10, 20)
 """Numbers of nearest neighbours."""
 
-_GRADIENT = 1e-4  # largest entry at the optimum, of a mean loss: as in scikit-learn
+_GRADIENT = 1e-4  # largest gradient entry at the optimum, for a mean loss: as in scikit-learn
 _ITERATIONS = 1000
 _ROWS = 1000  # examples whose distances are in memory at a time
 
@@ -46,13 +46,13 @@ class Labelled(NamedTuple):
 def majority_class(
     train: Labelled, inputs: Tensor, classes: int, choices: Sequence[float]
 ) -> Iterator[tuple[float, Tensor]]:
-    """Yield the scores ``[example, class]`` of the most frequent class; the first one of equals.
+    """Yield the scores ``[example, class]`` of the most frequent class, the first if tied.
 
     Args:
         train: Examples to fit.
         inputs: Test inputs, ``[example, feature]``.
         classes: Number of classes.
-        choices: Anything: all give the same scores.
+        choices: Ignored: all yield the same scores.
     """
     for choice in choices:
         count = torch.bincount(train.targets, minlength=classes)
@@ -65,13 +65,13 @@ def softmax_regression(
     """Yield the logits ``[example, class]`` of softmax regression for each L2 penalty.
 
     Minimises mean cross-entropy + penalty / 2 · ‖W‖² by L-BFGS; biases are not penalised. The
-    minimum is unique, so where it begins decides no figure.
+    minimum is unique, so the start does not affect the figures.
 
     Args:
         train: Examples to fit.
         inputs: Test inputs, ``[example, feature]``.
         classes: Number of classes.
-        choices: Penalties; each begins where the one before it ended, so the strongest comes first.
+        choices: Penalties; each starts from the previous optimum, so the strongest comes first.
     """
     # Centred features have the same optimum, since biases are free, and need far fewer steps.
     middle = train.inputs.mean(0)
@@ -112,13 +112,13 @@ def nearest_neighbours(
 ) -> Iterator[tuple[float, Tensor]]:
     """Yield the votes ``[example, class]`` of the nearest training examples, for each number.
 
-    Distances are Euclidean. Of equally many votes the class of the nearest voter counts.
+    Distances are Euclidean. If votes are tied, the class of the nearest voter wins.
 
     Args:
         train: Examples to fit.
         inputs: Test inputs, ``[example, feature]``.
         classes: Number of classes.
-        choices: How many neighbours vote; more than there are examples are all of them.
+        choices: Numbers of neighbours that vote, at most all examples.
     """
     most = min(int(max(choices)), len(train.targets))
     near = torch.cat(
@@ -131,6 +131,6 @@ def nearest_neighbours(
     for number in choices:
         voters = votes[:, : int(number)]
         count = voters.sum(1).double()
-        # Less than a vote, and more the nearer the first voter of a class is.
+        # Less than a vote, and larger for a nearer first voter of a class.
         first = torch.where(count > 0, voters.argmax(1), most)
         yield number, count - first / (most + 1)

@@ -322,7 +322,7 @@ def test_errors_say_what_is_possible():
         ag.fit(graph, macs=0.5, keep="nowhere")
     with pytest.raises(ag.GraphError, match=r"nowhere"):
         ag.fit(graph, macs=0.5, skip="nowhere")
-    with pytest.raises(ag.RewriteError, match=r"^skip: 0: block cannot be left out"):
+    with pytest.raises(ag.RewriteError, match=r"^skip: 0: block cannot be removed"):
         ag.fit(graph, macs=0.5, skip=["0"])
     with pytest.raises(ag.RewriteError, match=r"^memory: a training step of how many examples"):
         ag.fit(graph, memory="20MB")

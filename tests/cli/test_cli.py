@@ -507,7 +507,7 @@ def test_weights_are_written_at_the_positions_that_were_chosen(here: Path, ask: 
     scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
     archgraph.Importance(scores, {}).save("scores.safetensors")
     words = ask.split()
-    hint = "--state FILE --weights FILE keeps the positions that were chosen"
+    hint = "--state FILE --weights FILE keeps the chosen positions"
     alone = call(*words, "-o", "small.yaml")
     assert alone.exit_code == 0 and hint in alone.output, alone.output
     files = ("--state", "full.safetensors", "--weights", "w.safetensors")
@@ -530,7 +530,7 @@ def test_a_rewrite_tells_how_to_keep_positions_only_where_it_chose_some(here: Pa
     for chosen in ("shares=0.5", f"positions={{{axis.name}: [1, 0]}}"):
         words = ("rewrite", "model.yaml", "--take", "shares=0.5", "--take", chosen)
         told = call(*words[: None if "positions" in chosen else 4], "-o", "cut.yaml").output
-        assert ("keeps the positions that were chosen" in told) == ("positions" in chosen)
+        assert ("keeps the chosen positions" in told) == ("positions" in chosen)
 
 
 def test_trace_says_what_cannot_be_captured(here: Path):
@@ -576,7 +576,7 @@ def test_check_gives_a_verdict_per_file(here: Path):
     reason = result.stdout.splitlines()[at + 1]
     assert reason.startswith("      bad.yaml:") and "did you mean 'linear'?" in reason
     assert "broken.yaml:1" in result.stdout and not result.stderr
-    refused(call("check", "nowhere"), "nowhere: is not there")
+    refused(call("check", "nowhere"), "nowhere: does not exist")
     (here / "empty").mkdir()
     refused(call("check", "empty"), "empty: holds no YAML file")
 
@@ -733,7 +733,7 @@ def test_run_resume_and_report(here: Path):
     assert len(lines) == 1
     refused(
         call("run", "experiment.yaml", "--out", "first"),
-        "not empty; found a run; go on with it (--resume), replace it (--overwrite), or choose",
+        "not empty; found a run; resume it (--resume), replace it (--overwrite), or choose",
     )
     both = call("run", "experiment.yaml", "--out", "first", "--resume", "--overwrite")
     refused(both, "either resumed or overwritten")
@@ -745,7 +745,7 @@ def test_run_resume_and_report(here: Path):
     assert (here / "first/metrics.jsonl").read_text().splitlines() == lines
     more = call("run", "experiment.yaml", "--out", "first", "--set", "rounds=2", "--resume")
     assert more.exit_code == 0, more.stderr
-    assert "goes on after round 1\nround 2 of 2: " in more.stderr
+    assert "resumes after round 1\nround 2 of 2: " in more.stderr
     assert "from round 2 on rounds: 2 instead of 1" in " ".join(more.output.split())
     assert len((here / "first/metrics.jsonl").read_text().splitlines()) == 2
     page = call("report", "first", "-o", "page.html")
@@ -863,8 +863,8 @@ def test_an_interrupted_run_can_go_on(here: Path, number: signal.Signals):
     done = len((here / "run/metrics.jsonl").read_text().splitlines())
     assert 0 < done < 1000
     again = "archgraph run experiment.yaml --out run --set rounds=1000 --resume"
-    until = r"(?:saved until round (\d+)|no round is saved yet)"
-    saved = re.search(rf"^stopped; {until}, `{again}` goes on\n\Z", said, re.M)
+    until = r"(?:saved through round (\d+)|no round is saved yet)"
+    saved = re.search(rf"^stopped; {until}; resume with `{again}`\n\Z", said, re.M)
     assert process.returncode == 130
     assert saved is not None and int(saved[1] or 0) in (done - 1, done), said
     assert not list((here / "run").rglob(".draft-*"))

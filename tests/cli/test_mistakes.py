@@ -195,7 +195,7 @@ MISTAKES = {
             "{x: [2]}\nargs: {pretrained_model_name_or_path: bert-base-uncased}",
         ),
         "show net.yaml",
-        "net.yaml:4: args.pretrained_model_name_or_path: names a folder that is not there; "
+        "net.yaml:4: args.pretrained_model_name_or_path: names a folder that does not exist; "
         "found bert-base-uncased; expected a folder of this machine, absolute or relative to "
         "this file; nothing is downloaded",
     ),
@@ -220,7 +220,7 @@ MISTAKES = {
     "a model file that is not there": Mistake(
         family("model.yaml", "modle.yaml"),
         RUN,
-        "family.yaml:3: model: names a file that is not there; found modle.yaml; expected a "
+        "family.yaml:3: model: names a file that does not exist; found modle.yaml; expected a "
         "file of this machine, absolute or relative to this file",
     ),
     "a share in percent": Mistake(
@@ -237,8 +237,9 @@ MISTAKES = {
     "two tiers of one name": Mistake(
         family("name: half", "name: whole"),
         RUN,
-        "family.yaml:6: clients[1].name: names two kinds of client alike, as on line 5; found "
-        "'whole'; give each a name of its own; more clients of one kind are count: 2",
+        "family.yaml:6: clients[1].name: has two kinds of client with the same name, as on line 5; "
+        "found "
+        "'whole'; give each its own name; for more clients of one kind write count: 2",
     ),
     "a tier without clients": Mistake(
         family("count: 3", "count: 0"),
@@ -367,7 +368,7 @@ MISTAKES = {
     "a table that is not there": Mistake(
         own("{table: row.csv, target: y}"),
         RUN,
-        "experiment.yaml:6: data.table: names a file that is not there; found row.csv; "
+        "experiment.yaml:6: data.table: names a file that does not exist; found row.csv; "
         "expected a file of this machine, absolute or relative to this file",
     ),
     "a column that there is not": Mistake(
@@ -399,14 +400,14 @@ MISTAKES = {
     "a folder that is not there": Mistake(
         own("{folder: images}"),
         RUN,
-        "experiment.yaml:6: data.folder: names a folder that is not there; found images; "
+        "experiment.yaml:6: data.folder: names a folder that does not exist; found images; "
         "expected a folder of this machine, absolute or relative to this file; nothing is "
         "downloaded",
     ),
     "a set of the hub": Mistake(
         own("{huggingface: imdb, inputs: text, target: label}"),
         RUN,
-        "experiment.yaml:6: data.huggingface: names a folder that is not there; found imdb; "
+        "experiment.yaml:6: data.huggingface: names a folder that does not exist; found imdb; "
         "expected a folder of this machine, absolute or relative to this file; nothing is "
         "downloaded",
     ),

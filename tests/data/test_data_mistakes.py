@@ -211,7 +211,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "file_not_there": (
         said(**TABLE),
-        "experiment.yaml:8: data.table: names a file that is not there; found rows.csv; "
+        "experiment.yaml:8: data.table: names a file that does not exist; found rows.csv; "
         "expected a file of this machine, absolute or relative to this file",
     ),
     "no_such_column": (
@@ -413,7 +413,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "partitioned_twice": (
         table(client="who", partition={"scheme": "iid"}),
         "experiment.yaml:11: data.partition: the data is partitioned by client already (rows, 3 "
-        "clients); leave `partition` out, or the clients out of the data",
+        "clients); remove `partition`, or the clients from the data",
     ),
     "unequal_images": (
         images(bigger, size=None),
@@ -459,7 +459,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no_test_file": (
         text("abc" * 99, test="u.txt"),
-        "experiment.yaml:9: data.test: names a file that is not there; found u.txt; expected "
+        "experiment.yaml:9: data.test: names a file that does not exist; found u.txt; expected "
         "a file of this machine, absolute or relative to this file",
     ),
     "text_too_short": (

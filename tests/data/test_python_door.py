@@ -130,7 +130,7 @@ def test_who_of_the_data_gets_which_model_is_said_by_name():
             by_owner(),
             "does not name the data's clients, each once; found cid, ann, eve; expected ann, bob",
         ),
-        ({"whole": ["cid"], "half": ["ann"]}, SPLIT, "expected data that says whose"),
+        ({"whole": ["cid"], "half": ["ann"]}, SPLIT, "expected data with an owner"),
         ({"whole": None, "half": ["ann"]}, SPLIT, "lacks `owners`, which other clients have"),
     ],
 )

@@ -270,10 +270,10 @@ BESIDE: dict[str, Kind] = {
     ),
     "metrics that are NaN": Kind(beside("metrics", {"loss": torch.nan}), "harmless"),
     "claims other examples": Kind(
-        beside("metrics", {"examples": 1e9}), "refused", "a fact that the record holds"
+        beside("metrics", {"examples": 1e9}), "refused", "a recorded value"
     ),
     "claims to be another client": Kind(
-        beside("metrics", {"client": 0}), "refused", "a fact that the record holds"
+        beside("metrics", {"client": 0}), "refused", "a recorded value"
     ),
     "a metric whose name is not text": Kind(
         beside("metrics", {"\udc80": 0.5}), "refused", "expected text"

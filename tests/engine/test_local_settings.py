@@ -477,7 +477,7 @@ MISTAKES = (
     Wrong(
         "an argument beside",
         local(optimiser="AdamW", betas=[0.9, 0.99]),
-        "write it behind the optimiser's name: optimiser: {NAME: {betas: …}}",
+        "write it below the optimiser's name: optimiser: {NAME: {betas: …}}",
     ),
     Wrong(
         "one beta",
@@ -598,7 +598,7 @@ MISTAKES = (
                 "objective": "python:torch.nn.functional:cross_entropy",
             },
         },
-        "e.yaml:7: local.loss: would replace an objective of yours; found CrossEntropyLoss; remove "
+        "e.yaml:7: local.loss: would replace your objective; found CrossEntropyLoss; remove "
         "one of the two",
     ),
     Wrong(

@@ -99,7 +99,9 @@ def test_an_output_is_named_by_position_or_key(form) -> None:
     keys = [place, *(["out"] if form in ("named", "dict") else [])]
     for key in keys:
         assert run(traced, task={"kind": "classification", "output": key}).sound
-    with pytest.raises(RunError, match=r"task\.output: .*in tests the model gives another output"):
+    with pytest.raises(
+        RunError, match=r"task\.output: .*in tests the model returns only another output"
+    ):
         run(traced, task={"kind": "classification", "output": 1 - place})
 
 

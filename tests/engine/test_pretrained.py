@@ -125,7 +125,7 @@ def test_a_state_dict_of_torch_is_read_and_nothing_else_of_a_pickle(place: Path)
         ("fc: head.linear", 'fc: head.linear, body.bn: body.linear', "both get the name body"),
         ('"head.*"', '"heat.*"', r"fresh: heat\.\*: fits none of the weights of the model"),
         ("  fresh", '  unused: ["x*"]\n  fresh', "unused: x.*: fits none of the tensors"),
-        ("net.safetensors", "other.safetensors", "file of weights is not there; .* nothing is"),
+        ("net.safetensors", "other.safetensors", "file of weights does not exist; .* nothing is"),
         ("  fresh", '  sha256: "00000000"\n  fresh', "wrong checksum; found SHA-256 .*; exp"),
     ],
     ids=["shape", "missing", "further", "wrongly", "rename", "twice", "fresh", "unused", "file",

@@ -214,11 +214,11 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
     made = [Contribution(0, "global", SLOTS, same, state, 1.0)]
     private, server = means(made)
     for wrong in ([made[0]._replace(unmerged=frozenset({"b"}))], [made[0]._replace(client=1)]):
-        with pytest.raises(RunError, match="adds something else to the mean than was known"):
+        with pytest.raises(RunError, match="adds to the mean other entries"):
             private(server, wrong)
     twice = [*made, made[0]._replace(client=1), *made]
     known, server = means(twice)
-    with pytest.raises(RunError, match="client 0: adds something else"):
+    with pytest.raises(RunError, match="client 0: adds to the mean other"):
         known(server, twice)
 
 
@@ -237,7 +237,7 @@ def test_a_part_that_follows_from_data_is_refused_while_it_is_averaged():
         (
             "{fedin: {weights: uniform, after: head.linear1, before: head.linear3}}",
             "",
-            "takes more from clients than what it averages",
+            "uses more of clients' results than it averages",
         ),
         ("{fedadp: {}}", "", "a weight of .*; set `weights: uniform`"),
         (  # all at once
@@ -266,9 +266,12 @@ def test_statistics_that_are_left_out_are_no_obstacle(norm):
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("bound: 5.0", "would depend on the others"),
-        ("aggregate: {clip: 1.0}", "would depend on the others"),
-        ("validation: {clients: 0.2, keep: best}", "held-out examples would choose the round"),
+        ("bound: 5.0", "would be judged by"),
+        ("aggregate: {clip: 1.0}", "would be judged by"),
+        (
+            "validation: {clients: 0.2, keep: best}",
+            "held-out examples would choose the published round",
+        ),
     ],
 )
 def test_what_would_break_the_promise_has_no_place_beside_it(key, why):
@@ -537,7 +540,9 @@ def test_what_is_found_in_extras_or_in_updates_is_refused_too():
     def extras(result: Result) -> dict[str, Tensor]:
         return {"told": result.extras["told"]}
 
-    with pytest.raises(RunError, match=r"takes more from clients .* found extras; found told"):
+    with pytest.raises(
+        RunError, match=r"uses more of clients' results .* found extras; found told"
+    ):
         execute(telling(lambda result, round: None, extras))
     seen = telling(lambda r, round: r.findings["size"], lambda r: {"size": torch.ones(1)})
     with pytest.raises(RunError, match="Telling: receive: reads findings of clients"):
@@ -580,7 +585,7 @@ def test_a_client_may_add_nothing_else_to_any_group():
     census(state, adds(half))
     means = PrivateMeans(census, 1.0, 1.0, 0.0, torch.Generator())
     assert means(state, adds(half))[0].group("a")["w"].min() > 0
-    with pytest.raises(RunError, match="client 0: adds something else to the mean"):
+    with pytest.raises(RunError, match="client 0: adds to the mean other entries"):
         means(state, adds(Transfer.identity(slots)))
 
 

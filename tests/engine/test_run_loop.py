@@ -415,7 +415,9 @@ def test_a_tested_model_of_another_shape_names_evaluated(experiment, mean):
             for model in super().evaluated(world, state):
                 yield replace(model, state={**model.state, "5.bias": torch.zeros(3)})
 
-    with pytest.raises(RunError, match=r"Mine\.evaluated: 5\.bias: gives a tensor of another form"):
+    with pytest.raises(
+        RunError, match=r"Mine\.evaluated: 5\.bias: returns a tensor of another form"
+    ):
         execute(experiment(Mine(), rounds=1))
 
 

@@ -299,9 +299,9 @@ SPECS = {
         "experiment",
         "clients: [{name: b, count: 1}",
         "clients: [{name: a, count: 1}",
-        "experiment.yaml:5: family.clients[1].name: names two kinds of client alike, as on "
-        "line 5; found 'a'; give each a name of its own; more clients of one kind are count: "
-        "2",
+        "experiment.yaml:5: family.clients[1].name: has two kinds of client with the same name, as "
+        "on "
+        "line 5; found 'a'; give each its own name; for more clients of one kind write count: 2",
     ),
     "a forgotten flatten": (
         "model",
@@ -310,7 +310,7 @@ SPECS = {
         "model.yaml:13: sections[2].steps[0].linear: works on the last axis, which is a "
         "spatial one here; found [8, 8, 8]: channels, then sizes; expected flatten, or "
         "global_avg_pool and flatten, in front of it; for the channels at each position: "
-        "permute: [0, 2, 3, 1] in front of it; for the last axis all the same: aten.linear",
+        "permute: [0, 2, 3, 1] in front of it; to use the last axis anyway: aten.linear",
     ),
     "a forgotten flatten behind a pool": (
         "model",
@@ -319,7 +319,7 @@ SPECS = {
         "model.yaml:13: sections[2].steps[1].linear: works on the last axis, which is a "
         "spatial one here; found [8, 1, 1]: channels, then sizes; expected flatten, or "
         "global_avg_pool and flatten, in front of it; for the channels at each position: "
-        "permute: [0, 2, 3, 1] in front of it; for the last axis all the same: aten.linear",
+        "permute: [0, 2, 3, 1] in front of it; to use the last axis anyway: aten.linear",
     ),
     "a forgotten flatten of the image": (
         "model",
@@ -328,7 +328,7 @@ SPECS = {
         "model.yaml:11: sections[0].steps[0].linear: works on the last axis, which is a "
         "spatial one here; found [1, 8, 8]: channels, then sizes; expected flatten, or "
         "global_avg_pool and flatten, in front of it; for the channels at each position: "
-        "permute: [0, 2, 3, 1] in front of it; for the last axis all the same: aten.linear",
+        "permute: [0, 2, 3, 1] in front of it; to use the last axis anyway: aten.linear",
     ),
     "a norm of the last spatial axis": (
         "model",
@@ -337,8 +337,7 @@ SPECS = {
         "model.yaml:11: sections[0].steps[1].layer_norm: works on the last axis, which is a "
         "spatial one here; found [4, 8, 8]: channels, then sizes; expected flatten, or "
         "global_avg_pool and flatten, in front of it; for the channels at each position: "
-        "permute: [0, 2, 3, 1] in front of it; for the last axis all the same: "
-        "aten.layer_norm",
+        "permute: [0, 2, 3, 1] in front of it; to use the last axis anyway: aten.layer_norm",
     ),
     "a block called as a step": (
         "model",
@@ -351,7 +350,7 @@ SPECS = {
         "model",
         "residual",
         "block",
-        "model.yaml:6: blocks.block: is a reserved word, which begins a block in place; found"
+        "model.yaml:6: blocks.block: is a reserved word, which begins an inline block; found"
         " 'block'; rename it, e.g. block_1, here and where it is used",
     ),
     "a parameter called in_channels": (
@@ -380,16 +379,16 @@ SPECS = {
         "model",
         "name: tail",
         "name: input",
-        "model.yaml:13: sections[2].name: is a reserved word, which stands for what a list of"
-        " steps begins with; found 'input'; rename it, e.g. input_1, here and where it is "
+        "model.yaml:13: sections[2].name: is a reserved word, which stands for the input of a list "
+        "of steps; found 'input'; rename it, e.g. input_1, here and where it is "
         "used",
     ),
     "a parameter that is itself": (
         "model",
         "params: {c: 4}",
         "params: {c: $c}",
-        "model.yaml:4: params.c: is defined by itself; found '$c'; write a number, or another "
-        "parameter that stands before it",
+        "model.yaml:4: params.c: is defined by itself; found '$c'; write a number, or a parameter "
+        "that is defined before it",
     ),
     "a parameter of a later one": (
         "model",
@@ -402,8 +401,8 @@ SPECS = {
         "model",
         "params: {c: 4}",
         "params: {c: $width * 2}",
-        "model.yaml:4: params.c: names an unknown parameter; found '$width'; none stands above: "
-        "define it there, or write a number",
+        "model.yaml:4: params.c: names an unknown parameter; found '$width'; none is defined "
+        "above: define it there, or write a number",
     ),
     "braces around an expression": (
         "model",
@@ -461,7 +460,7 @@ SPECS = {
         "experiment",
         "model: model.yaml",
         "model: modle.yaml",
-        "experiment.yaml:4: model: names a file that is not there; found modle.yaml; expected"
+        "experiment.yaml:4: model: names a file that does not exist; found modle.yaml; expected"
         " a file of this machine, absolute or relative to this file",
     ),
     "a table that lacks its target": (

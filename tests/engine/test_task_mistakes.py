@@ -109,8 +109,8 @@ MISTAKES = (
         "{metrics: [mse]}",
         NUMBERS,
         1,
-        "e.yaml:5: task: must name what is learned; expected kind, or objective; write kind: "
-        "regression, say",
+        "e.yaml:5: task: must name a kind or an objective; expected kind, or objective; e.g. "
+        "kind: regression",
     ),
     Wrong(
         "an objective that is not Python's",
@@ -132,8 +132,8 @@ MISTAKES = (
         "{kind: regression, output: prediction}",
         NUMBERS,
         1,
-        "e.yaml:5: task.output: changes nothing: each model gives a single result, in training, "
-        "too; found prediction",
+        "e.yaml:5: task.output: changes nothing: each model returns a single result, also in "
+        "training; found prediction",
     ),
 )
 

@@ -203,7 +203,7 @@ def test_what_the_class_lacks_is_refused(tmp_path):
         ag.to_transformers(adapted, transfer.pull(state), net.model, tmp_path)
     with pytest.raises(ag.GraphError, match=r"has no place in the network; found .*lora.*ag\.fold"):
         ag.to_transformers(graph, transfer.pull(state), net.model, tmp_path)
-    with pytest.raises(ag.GraphError, match=r"names a folder that is not there"):
+    with pytest.raises(ag.GraphError, match=r"names a folder that does not exist"):
         ag.to_transformers(graph, state, tmp_path / "nowhere", tmp_path)
     with pytest.raises(ag.GraphError, match="is not a model of transformers; found Linear"):
         ag.to_transformers(graph, state, torch.nn.Linear(1, 1), tmp_path)

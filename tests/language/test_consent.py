@@ -241,5 +241,5 @@ def test_consent_finds_the_strategy_of_a_folder_but_replaces_none_of_ours(regist
 
 def test_a_file_name_behind_two_dashes_is_no_consent(here: Path) -> None:
     refused = command(here, "check", "--", "strategy.yaml", "--python")
-    assert refused.returncode == 2 and "--python: is not there" in refused.stderr
+    assert refused.returncode == 2 and "--python: does not exist" in refused.stderr
     assert not (here / "imported").exists()

@@ -301,7 +301,7 @@ def test_the_good_model_is_good() -> None:
          f"expected at most 8589934592 elements{IN_BLOCK}"),
         # choices
         ("[1, 2, 3]", "[2, 3]",
-         "m.yaml:14: choices.s.depth: leaves out the written value; found [2, 3]; expected 1 too"),
+         "m.yaml:14: choices.s.depth: lacks the written value; found [2, 3]; expected 1 too"),
         ("s.depth", "s.dpeth",
          "m.yaml:14: choices.s.dpeth: is not set by the section; found 'dpeth'; "
          "expected one of depth, width; did you mean 'depth'?"),
@@ -421,9 +421,10 @@ clients:
         ("choose:", "model: n.yaml, choose:",
          "f.yaml:4: clients[0].choose: has both a model and choices"),
         ("name: b", "name: a",
-         "f.yaml:5: clients[1].name: names two kinds of client alike, as on line 4; found 'a'; "
-         "give each a name of its own; more clients of one kind are count: 2"),
-        ("m.yaml", "n.yaml", "f.yaml:2: model: names a file that is not there; found "
+         "f.yaml:5: clients[1].name: has two kinds of client with the same name, as on line 4; "
+         "found 'a'; "
+         "give each its own name; for more clients of one kind write count: 2"),
+        ("m.yaml", "n.yaml", "f.yaml:2: model: names a file that does not exist; found "
          "FOLDER/n.yaml; expected a file of this machine, absolute or relative to this file"),
     ],
 )  # fmt: skip
@@ -473,13 +474,13 @@ attack: {fraction: 0.2, intensity: 20}
          "e.yaml:6: data.partition.shares.a: has a wrong value; found 1.5; "
          "expected 1 or less"),
         ("alpha: 0.5", "shares: {a: 0.6, b: 0.6}",
-         "e.yaml:6: data.partition.shares: share out more than there is; found 1.2; "
+         "e.yaml:6: data.partition.shares: add up to more than 1; found 1.2; "
          "expected at most 1"),
         ("alpha: 0.5", "shares: {a: 1}",
-         "e.yaml:6: data.partition.shares: leaves no data to the other clients; found 1; "
+         "e.yaml:6: data.partition.shares: leaves no data for the other clients; found 1; "
          "expected less than 1 together"),
         ("alpha: 0.5", "shares: {a: 0.2, b: 0.2}",
-         "e.yaml:6: data.partition.shares: leaves some data to no client; found 0.4; "
+         "e.yaml:6: data.partition.shares: leaves some data without a client; found 0.4; "
          "expected 1 together"),
         ("{fedfa: {percentile: 0.9}}", "{fedfa: {}, fedavg: {}}",
          "e.yaml:7: strategy: must name exactly one strategy; found fedfa, fedavg; "

@@ -248,7 +248,7 @@ def test_family_without_a_global_model(tmp_path: Path) -> None:
     [
         (
             "clients: [{name: a, take: 0.5}]",
-            r"clients\[0\]: has no model; found a; expected a mod",
+            r"clients\[0\]: has no model; found a; expected its own mod",
         ),
         (
             "choose: {d: 1}\nclients: [{name: a, model: net.yaml}]",
@@ -305,7 +305,7 @@ def test_who_chooses_nothing_runs_what_is_written_or_more(family) -> None:
         (
             "{name: a}",
             "change: {add_exits: {stage1: [flatten, linear: many]}}",
-            r"family.yaml:\d+: change.add_exits: steps behind stage1: ",
+            r"family.yaml:\d+: change.add_exits: steps after stage1: ",
         ),
         (
             "{name: a}",
@@ -327,7 +327,7 @@ def test_mistakes_are_located(family, clients: str, rest: str, message: str) -> 
 def test_a_client_may_not_train_what_the_global_model_freezes(family) -> None:
     frozen = "change: {train_only: [head.*]}"
     message = (
-        r"family\.yaml:3: clients\[1\]: trains what the global model freezes; found "
+        r"family\.yaml:3: clients\[1\]: trains parameters that the global model freezes; found "
         r"stem\.conv\.weight, .*; expected parameters that the global model trains; .*train_only"
     )
     with pytest.raises(RewriteError, match=message):
@@ -382,7 +382,7 @@ def assert_pulls(found: Family) -> None:
         (
             "model: join\nclients: [{name: a}]",
             r"family\.yaml:3: clients\[0\]: has no model; found a; "
-            r"expected a model of its own, since the family is their join",
+            r"expected its own model, since the family is their join",
         ),
         (
             "model: join\nclients: [{name: a, model: net.yaml}, {name: b, model: other.yaml}]",

@@ -128,7 +128,7 @@ def test_arguments_are_what_the_class_gets() -> None:
         ("transform: Lambda", "cannot be the transform: its argument `lambd` is a function"),
         (
             "transform: {Normalize: {mean: [0.5], std: [0.2]}}",
-            "cannot be the transform; found 'Normalize'; images are normalised behind",
+            "cannot be the transform; found 'Normalize'; images are normalised after",
         ),
         ("transform: ToDtype", "its argument `dtype` does not take plain values"),
         ("metric: f2", "is an unknown metric; found 'f2'; expected one of r2, BinaryAUROC"),

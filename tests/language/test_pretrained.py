@@ -198,7 +198,8 @@ def test_a_missing_folder_is_never_looked_for_elsewhere(tmp_path):
     file = write(tmp_path / "m.yaml", "Bert", "bert-base-uncased")
     with pytest.raises(
         SpecError,
-        match=r"m\.yaml:4: args\.pretrained_model_name_or_path: names a folder that is not there; "
+        match=r"m\.yaml:4: args\.pretrained_model_name_or_path: names a folder that does not "
+        r"exist; "
         r"found \S+bert-base-uncased; expected a folder of this machine.*; nothing is downloaded",
     ):
         ag.load(file)

@@ -96,7 +96,7 @@ def test_a_damaged_folder_is_refused(traced, tmp_path):
         ag.load(folder)
     (folder / "archgraph.json").write_text(json.dumps(mark))
     (folder / "model.safetensors").write_bytes(b"12345678901234567890")
-    with pytest.raises(SpecError, match="is not a whole model"):
+    with pytest.raises(SpecError, match="is not a complete model"):
         ag.load(folder)
 
 

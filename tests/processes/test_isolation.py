@@ -121,7 +121,7 @@ SPOILT: dict[str, tuple[Callable[[Outcome], Outcome], str]] = {
     ),
     "metric of another name": (
         lambda o: replace(o, metrics={"client": 9.0}),
-        "client: a metric has the name of a fact that the record holds",
+        "client: a metric has the name of a recorded value",
     ),
     "sparse keep": (
         lambda o: replace(o, keep={"m": torch.eye(2).to_sparse()}),
@@ -214,7 +214,7 @@ def test_rounds_without_an_accepted_update_end_the_run(experiment, mean):
     assert lasted(3, 6) == 7
     message = (
         r"round 5: no update was accepted in 3 rounds in a row; "
-        r"found client 0: 5\.weight: not finite.*`patience:` says how many"
+        r"found client 0: 5\.weight: not finite.*`patience:` is the allowed number"
     )
     with pytest.raises(RunError, match=message):
         lasted(1, 2, 6)

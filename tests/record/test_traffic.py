@@ -72,6 +72,6 @@ def test_the_folder_says_who_takes_part(experiment, tmp_path):
     assert {c.client for c in found if c.malicious} == setup.malicious
     assert found[1].label == "client 1, odd"
     (tmp_path / "r" / FILE).write_text('[{"client": "one"}]')
-    with pytest.raises(RunError, match=r"clients\.json: cannot tell who took part"):
+    with pytest.raises(RunError, match=r"clients\.json: cannot tell which clients took part"):
         read_clients(tmp_path / "r")
     assert read_clients(tmp_path) == ()

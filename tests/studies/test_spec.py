@@ -88,7 +88,7 @@ def test_what_the_study_leaves_out_no_size_has_and_a_size_leaves_out_more(made):
     whole, small = ({cell.key for cell in cells(study, n)} for n in ("paper", "small"))
     assert len(whole) == 6 and not whole & {("A", f"many, {last}") for last in STUDY_LAST}
     assert whole - small == {("B", "few, attacked")}
-    with pytest.raises(SpecError, match=r"study\.yaml:1: leave_out\[0\]: leaves nothing out"):
+    with pytest.raises(SpecError, match=r"study\.yaml:1: leave_out\[0\]: does not omit any cell"):
         made("leave_out: [C]\n" + STUDY)
 
 
@@ -152,7 +152,7 @@ WRONG = {
     "compares_parts_of_two_mappings": ("[clean, att", "[few, att", "compare[1][1]: is not a row"),
     "compares_it_with_itself": ("[A, B]", "[A, A]", "compare[0]: compares it with itself"),
     "compares_three": ("[A, B]", "[A, B, A]", "study.yaml:18: compare[0]: has a wrong value"),
-    "leaves_out_nothing": ("B | few, attacked", "B | none", "leave_out[0]: leaves nothing out"),
+    "leaves_out_nothing": ("B | few, attacked", "B | none", "leave_out[0]: does not omit any cell"),
     "column_of_a_size": ("columns: {many:", "columns: {lots:", "sizes.small.columns.lots"),
     "unknown_strategy": ("{fedavg: {}}", "{fedavgg: {}}", "unknown strategy"),
 }

@@ -319,9 +319,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
     assert done.exit_code == 1, done.output
     # Of the first seed, the cells that do not differ between the sizes.
     assert "2 of 4 runs done before" in done.output
-    told = (
-        "what its runs need is not there; found no cifar100; expected cifar100: train, test into "
-    )
+    told = "data or weights of its runs are missing; found no cifar100; expected cifar100: train, test into "
     assert told in done.output and "there is no cifar100" in done.output
     assert "Not measured" in done.output
     for ending in ("txt", "tex", "csv"):
@@ -339,7 +337,10 @@ def test_a_study_whose_data_are_not_there_says_what_to_fetch(
     words = ["study", str(place / "other.yaml"), "--size", "paper", "--out", str(out)]
     done = CliRunner().invoke(app, [*words, "--data", str(place)])
     assert done.exit_code == 2 and not out.exists(), done.output
-    assert "what its runs need is not there; found no cifar10, no cifar100; expected" in done.stderr
+    assert (
+        "data or weights of its runs are missing; found no cifar10, no cifar100; expected"
+        in done.stderr
+    )
     assert "put the original files into these folders" in done.stderr
     monkeypatch.setenv("COLUMNS", "600")
     words = ["study", str(place / "table1.yaml"), str(place / "other.yaml"), "--data", str(place)]

@@ -1,7 +1,7 @@
 """From an authored model to a graph: blocks unfold, names are bound, steps become operators.
 
-Sections follow one another; a block is a list of steps with a scope of its own, whose names are
-also looked up in the scopes around it; each step appends operators to one growing graph.
+Sections follow one another; a block is a list of steps with its own scope, whose names are also
+looked up in the enclosing scopes; each step appends operators to one growing graph.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def lower(
     Args:
         document: The file of the model; errors point into it.
         model: The model.
-        choices: Values other than the written ones, by ``section.key`` or parameter.
+        choices: Values that replace the written ones, by ``section.key`` or parameter.
 
     Raises:
         SpecError: If it cannot be built, with file, line and key.
-        GraphError: If the whole breaks a law that no step could break alone.
+        GraphError: If the whole graph breaks a law that a single step cannot break.
     """
     reader = StepReader(document, choose(document, model, choices or {})).resolved()
     reader.check()
@@ -66,7 +66,7 @@ class _Lowering:
         self.document = reader.document
         self.model = reader.model
         self.draft = GraphDraft()
-        self.places: dict[str, Place] = {}  # node → the step that made it
+        self.places: dict[str, Place] = {}  # node → the step that created it
         self.nesting: list[str] = []
         self.unfolded = 0  # steps so far
         self.maps: set[Ref] = set()  # values [batch, channel, size, size, …]
@@ -83,7 +83,7 @@ class _Lowering:
             if _is_image(spec.shape):
                 self.maps.add(values[name])
         labels = {label for s in model.sections for label in labels_of(s.steps or ()) if label}
-        # Known beforehand, so that an error tells "made later" from "unknown".
+        # Known beforehand, so that an error distinguishes "made later" from "unknown".
         later = frozenset(labels | {s.name for s in model.sections})
         root = Scope("", values, model.params, later=later)
         x = next(iter(values.values()))
@@ -131,7 +131,7 @@ class _Lowering:
         """Lower a section of plain steps; all later sections know the names that they give."""
         steps = section.steps or ()
         scope = Scope(section.name, {INPUT: x}, self._with_sizes(root.params, x), root, root.later)
-        # Here, and not only step by step: these names are put into the root's at the end.
+        # Here, and not only step by step: these names are merged into the root's at the end.
         for index, label in enumerate(labels_of(steps)):
             if label in root.values:
                 self.reader.duplicate(label, (*loc, index, steps[index].name, "as"))
@@ -188,7 +188,7 @@ class _Lowering:
     def _arguments(
         self, section: SectionSpec, loc: Place, root: Scope, *, first: bool
     ) -> dict[str, ParamValue]:
-        """Return the arguments that a section gives to one of its blocks."""
+        """Return the arguments that a section passes to one of its blocks."""
         written = {**section.arguments, **(section.first_arguments if first else {})}
         params: dict[str, ParamValue] = {}
         for key, value in written.items():
@@ -216,7 +216,7 @@ class _Lowering:
             expected = f"at most {LIMITS.block_nesting} blocks, none inside itself"
             chain = " → ".join(self.nesting[-4:])
             self.document.fail(loc, "is nested too deeply", found=chain, expected=expected)
-        # A block in place has no parameters of its own: it sees those of the block around.
+        # An inline block has no own parameters: it sees those of the enclosing block.
         defaults = block.params if isinstance(block, BlockSpec) else {}
         # Inner names hide outer ones, as in Python.
         params = {**outer.params, **arguments}
@@ -239,7 +239,7 @@ class _Lowering:
             if y in self.maps:
                 self.maps.add(added)
             y = added
-        # Behind the sum: what ResNets apply to it (a ReLU), and pre-activation nets leave out.
+        # After the sum: ResNets apply a ReLU here, pre-activation nets nothing.
         y = self._steps(block.after, (*loc, "after"), scope, y, modules[count:])
         self.nesting.pop()
         return y
@@ -248,7 +248,7 @@ class _Lowering:
         """Return the parameters, and the sizes of a list's input."""
         shape = self.draft.shape(x)
         sizes = {}
-        # No integer where the axis depends on the batch.
+        # Not an integer where the axis depends on the batch.
         if len(shape) > 1 and isinstance(shape[1], int):
             sizes[CHANNELS] = shape[1]
         if shape and isinstance(shape[-1], int):
@@ -260,7 +260,7 @@ class _Lowering:
     def _modules(
         self, steps: Sequence[Step], after: Sequence[Step], loc: Place, scope: Scope
     ) -> list[str]:
-        """Return module names: what ``name:`` gives, else the stem, numbered if it repeats."""
+        """Return module names: the value of ``name:``, else the stem, numbered if it repeats."""
         parts = [((*loc, "steps", i), s) for i, s in enumerate(steps)]
         parts += [((*loc, "after", i), s) for i, s in enumerate(after)]
         stems, names = [], []
@@ -279,7 +279,7 @@ class _Lowering:
             if module in modules:
                 # Keys of the state would be the same, and one tensor overwrite the other.
                 here = (*here, step.name, "name") if name else here
-                facts: ErrorFacts = {"found": repr(module), "expected": "a name of its own"}
+                facts: ErrorFacts = {"found": repr(module), "expected": "a unique name"}
                 self.document.fail(here, "has the module name of another step", **facts)
             modules.append(module)
         return modules[1:]
@@ -357,9 +357,9 @@ class _Lowering:
         return result
 
     def _check_axes(self, row: table.StepRow, options: StepOptions, x: Ref, loc: Place) -> None:
-        """Refuse what would work on one of the spatial axes: mostly a forgotten flatten.
+        """Refuse steps that would work on a spatial axis: usually a forgotten flatten.
 
-        A layer norm may take the channels in, too.
+        A layer norm may include the channels.
         """
         spatial = len(self.draft.shape(x)) - 2 if x in self.maps else 0
         if row.axes != "last" or spatial < 2 or getattr(options, "axes", 1) > spatial:
@@ -370,8 +370,8 @@ class _Lowering:
             "works on the last axis, which is a spatial one here",
             found=f"[{sizes}]: channels, then sizes",
             expected="flatten, or global_avg_pool and flatten, in front of it",
-            hint="for the channels at each position: permute: [0, 2, 3, 1] in front of it; for the "
-            f"last axis all the same: aten.{loc[-1]}",
+            hint="for the channels at each position: permute: [0, 2, 3, 1] in front of it; to use "
+            f"the last axis anyway: aten.{loc[-1]}",
         )
 
 

@@ -1,4 +1,4 @@
-"""The values that a model leaves open: candidates, what is written, what is chosen."""
+"""The values that a model leaves open: candidates, written and chosen ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def choose(
             expected = f"one of {', '.join(map(str, model.choices[key]))}"
             message = f"is not a candidate of {key!r}"
             document.fail(("choices", key), message, found=value, expected=expected)
-    written_choices(document, model)  # for its errors, of choices that stay as written, too
+    written_choices(document, model)  # for its errors, also in choices that stay as written
     params = model.params | {k: v for k, v in choices.items() if "." not in k}
     sections = []
     for section in model.sections:
@@ -40,7 +40,7 @@ def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
     """Return the values that the model itself has for its choices.
 
     Raises:
-        SpecError: If a choice belongs to nothing, or leaves out the written value.
+        SpecError: If a choice belongs to nothing, or lacks the written value.
     """
     sections = {s.name: s for s in model.sections}
     written: dict[str, int] = {}
@@ -62,7 +62,7 @@ def written_choices(document: Document, model: AuthoredModel) -> dict[str, int]:
             document.fail(loc, message, expected="'section.key' or a parameter", hint=hint)
         # An expression, or true, which equals 1, is not among the candidates either.
         if type(now) is not int or now not in candidates:
-            message, expected = "leaves out the written value", f"{now} too"
+            message, expected = "lacks the written value", f"{now} too"
             document.fail(loc, message, found=list(candidates), expected=expected)
         written[key] = now
     return written

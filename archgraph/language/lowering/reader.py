@@ -1,4 +1,4 @@
-"""Steps as they are written: what can be said before anything is built, rows, options, values."""
+"""Steps as written: checks before anything is built, rows, options, values."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ RESERVED = SIZES | {
     field.alias or name: "an option of every step"
     for name, field in StepOptions.model_fields.items()
 }
-"""Names that a parameter of a block cannot have, since it could not be given."""
+"""Names that a parameter of a block cannot have, since it could not be set."""
 
 
 class BlockOptions(BlockBody, StepOptions):
-    """A block written in place."""
+    """An inline block."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class StepReader:
             for used in names_in(value):
                 if used in self.model.params and used not in params:
                     later = "itself" if used == name else "a parameter that is defined after it"
-                    itself = "write a number, or another parameter that stands before it"
+                    itself = "write a number, or a parameter that is defined before it"
                     hint = itself if used == name else f"move {used} in front of {name}"
                     message, at = f"is defined by {later}", ("params", name)
                     self.document.fail(at, message, found=repr(value), hint=hint)
@@ -100,7 +100,7 @@ class StepReader:
             loc: Place = ("sections", index)
             if section.name == INPUT:
                 self._reserved(
-                    INPUT, "which stands for what a list of steps begins with", (*loc, "name")
+                    INPUT, "which stands for the input of a list of steps", (*loc, "name")
                 )
             if section.name in names:
                 self.duplicate(section.name, (*loc, "name"), names[section.name])
@@ -124,11 +124,11 @@ class StepReader:
                 self.document.fail(at, "is not used by any expression", hint=hint)
 
     def _check_words(self) -> None:
-        """Refuse names of blocks and parameters that mean something else."""
+        """Refuse names of blocks and parameters that are reserved."""
         for name, block in self.model.blocks.items():
             if table.find(name) or name == "block":
                 meaning = (
-                    "which begins a block in place" if name == "block" else "the name of a step"
+                    "which begins an inline block" if name == "block" else "the name of a step"
                 )
                 self._reserved(name, meaning, ("blocks", name))
             for key in block.params:
@@ -147,7 +147,7 @@ class StepReader:
         )
 
     def duplicate(self, name: str, loc: Place, other: Place | None = None) -> NoReturn:
-        """Raise the error for a name that something else has already, there if it is known."""
+        """Raise the error for a name that is already taken, at its second use if known."""
         line = None if other is None else self.document.lines.get(other)
         message = "is taken" if line is None else f"is taken, by line {line}"
         self.document.fail(loc, message, found=repr(name), expected="another name")
@@ -183,7 +183,7 @@ class StepReader:
     def row(self, name: str, loc: Place) -> table.StepRow:
         """Return the row of the table that a name means."""
         row = table.find(name)
-        # Looked up once more for the reason: unknown, or refused since it writes in place.
+        # Looked up again for the reason: unknown, or refused since it writes in place.
         if row is None and name.startswith("aten."):
             try:
                 return table.raw_row(name)
@@ -254,7 +254,7 @@ class StepReader:
         inner = (*loc, step.name)
         if not isinstance(data, dict):
             self._not_a_mapping(inner, data, "parameters")
-        # `from`, `as` and `name` are the step's; all else are parameters of the block.
+        # `from`, `as` and `name` belong to the step; all other keys are parameters of the block.
         common = {f.alias or n for n, f in StepOptions.model_fields.items()}
         arguments: dict[str, ParamValue] = {}
         for key, value in data.items():
@@ -290,7 +290,7 @@ class StepReader:
 
     @contextlib.contextmanager
     def guard(self, loc: Place) -> Iterator[None]:
-        """Turn what does not fit while operators are appended into a mistake of the step."""
+        """Turn errors of appended operators into mistakes of the step."""
         try:
             yield
         except Mistake as mistake:

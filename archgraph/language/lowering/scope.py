@@ -1,4 +1,4 @@
-"""What names mean in a list of steps, and what is wrong with one that means nothing."""
+"""The names in a list of steps, and the errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FEATURES = "in_features"
 
 @dataclass
 class Scope:
-    """What names mean in a list of steps.
+    """The names in a list of steps, with their values.
 
     Attributes:
         path: Module path.
         values: Values by the names that ``as:`` gave.
-        params: What ``$name`` stands for.
+        params: Values of ``$name``.
         outer: The scope around it.
         later: Names that later steps give, here or in the scopes around.
     """

@@ -83,12 +83,12 @@ class Shortcut:
 
     def _project(self, options: ShortcutSpec, x: Ref, want: tuple[Size, ...], stride: int) -> Ref:
         """Emit a 1×1 convolution or a linear map, and a batch norm if the steps end in one."""
-        # The rows of the table emit it, so that it is what a person would write as steps.
+        # The rows of the table emit it, so that it equals the same steps written out.
         site = Site(self.draft, self.scope.under("shortcut"), lambda _: x)
         norm = self.normalised if options.batch_norm is None else options.batch_norm
         have = self.draft.shape(x)
         # Tokens [batch, position, feature] and signals [batch, channel, position] both have rank 3:
-        # an axis 1 that changes is that of channels.
+        # a changing axis 1 is the channel axis.
         image = len(want) > 3 or (len(want) == 3 and have[1] != want[1])
         name = "linear" if not image else "conv1d" if len(want) == 3 else "conv"
         data = {"out": want[1 if image else -1], "bias": options.bias}
@@ -109,7 +109,7 @@ def _stride(have: tuple[Size, ...], want: tuple[Size, ...]) -> int | None:
     if len(want) < 4 and have[:-1] == want[:-1]:  # a linear map of the last axis
         return 1
     pairs = list(zip(have[2:], want[2:], strict=True))
-    # A stride s leaves ceil(a / s) positions; the sizes above 1 say which it was.
+    # A stride s leaves ceil(a / s) positions; the sizes above 1 determine it.
     sizes = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
     strides = [-(-a // b) for a, b in sizes if (a, b) != (1, 1)]
     # The largest: rounding up makes short axes understate the stride.

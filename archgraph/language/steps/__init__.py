@@ -1,8 +1,8 @@
 """The steps of a block: one table, from which the reader, the errors, the schema and help come.
 
-A row says what a step is called, which options it takes (a pydantic model with the defaults) and
-how it becomes operators. Steps that are one operator are rows of data (:mod:`.derived`); any
-further ATen operator is written by its own name (:mod:`.raw`).
+A row has a step's name, its options (a pydantic model with the defaults) and how it becomes
+operators. Steps that are one operator are rows of data (:mod:`.derived`); any further ATen operator
+is written by its own name (:mod:`.raw`).
 """
 
 from archgraph.language.steps import derived, norms, recurrent, shapes, tokens, windows

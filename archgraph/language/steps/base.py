@@ -1,4 +1,4 @@
-"""What every step has: a place where it appends operators, its options, its row of the table."""
+"""Parts of every step: a site where it appends operators, its options, its row of the table."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ AxisNumber = Annotated[int, Field(ge=-8, le=8)]
 
 @dataclass(frozen=True)
 class Site:
-    """Where a step stands: what it appends to, its module path, and the names that it sees.
+    """The context of a step: its graph, its module path, and the names that it sees.
 
     Attributes:
         draft: The graph so far.
         scope: Module path of the step.
         lookup: The value of a name that ``as:`` gave.
-        normalised: Whether a batch norm stands in the same list of steps.
+        normalised: Whether a batch norm is in the same list of steps.
     """
 
     draft: GraphDraft
@@ -73,7 +73,7 @@ class Site:
         unbounded = [name for name in sizes_in(size) if highs.get(name, math.inf) == math.inf]
         if unbounded:
             (name, *_) = sorted(unbounded)
-            hint = f"say it: open: {{{name}: {{example: …, to: …}}}}"
+            hint = f"set it: open: {{{name}: {{example: …, to: …}}}}"
             raise Mistake("needs the largest value of a size", found=name, hint=hint)
         return size_at(size, {name: int(high) for name, high in highs.items()})
 
@@ -92,13 +92,13 @@ def shape_text(shape: Sequence[Size]) -> str:
 
 
 class StepOptions(Base):
-    """What every step takes."""
+    """Options of every step."""
 
     source: Name | tuple[Name, ...] | None = Field(
-        default=None, alias="from", description="name of the value that it takes; default: the last"
+        default=None, alias="from", description="name of the input; default: the last value"
     )
     label: Name | None = Field(default=None, alias="as", description="name for its result")
-    name: Name | None = Field(default=None, description="its place in the state's keys")
+    name: Name | None = Field(default=None, description="its prefix in the state's keys")
 
 
 AxisMeaning = Literal["", "maps", "same", "last"]
@@ -113,11 +113,11 @@ class StepRow:
         options: Its options.
         emit: Appends its operators and returns its result.
         stem: Module name; the n-th of several in one list of steps gets n appended.
-        main: Option that a bare value gives: ``linear: 10`` is ``linear: {out: 10}``.
+        main: Option that a bare value sets: ``linear: 10`` is ``linear: {out: 10}``.
         several: Whether ``from`` may name several values.
-        batch_norm: Whether convolutions beside it need no bias.
-        axes: What its axes mean: ``maps``, its result is [batch, channel, size, …]; ``same``, as in
-            its first value; ``last``, it works on the last axis alone.
+        batch_norm: Whether convolutions in the same list need no bias.
+        axes: Meaning of its axes: ``maps``, its result is [batch, channel, size, …]; ``same``, as
+            in its first value; ``last``, it works only on the last axis.
         sentence: A one-sentence description.
         example: A step of this kind, as YAML.
     """
@@ -149,11 +149,11 @@ def add_step(
     """Put a step into the table: a function whose further arguments are its options.
 
     It takes its site and its value, or all of its values where it may have several. A text in an
-    option's ``Annotated`` type says what it is; the docstring says what the step does.
+    option's ``Annotated`` type describes it; the docstring describes the step.
     """
 
     def add(function: Callable[..., Ref]) -> Callable[..., Ref]:
-        # The function is the only description of a step: schema, help and defaults follow from it.
+        # The function is the only description of a step: schema, help and defaults come from it.
         # Evaluated, since `from __future__ import annotations` leaves annotations as text.
         signature = inspect.signature(function, eval_str=True)
         fields: dict[str, Any] = {}

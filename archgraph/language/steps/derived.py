@@ -1,7 +1,7 @@
 """Steps that are one ATen operator on one value: rows of data, types and defaults from its schema.
 
-A row says which arguments of the operator are options, what they are called in a file, and where
-their default differs from the operator's. Everything else is read off the schema.
+A row lists the arguments of the operator that are options, their names in a file, and the defaults
+that differ from the operator's. Everything else is read off the schema.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SchemaOption:
     Attributes:
         text: Description for the help.
         argument: The operator's argument; default: that of the option's name.
-        default: Value if a file leaves it out. Default: the operator's.
+        default: Value if a file omits it. Default: the operator's.
         type: Type of the value in a file. Default: the argument's type.
     """
 
@@ -83,11 +83,11 @@ def derive(
         op: The operator; its first argument is the step's input.
         sentence: A one-sentence description.
         example: A step of this kind; default: its name.
-        main: Option that a bare value gives.
+        main: Option that a bare value sets.
         stem: Module name; default: the step's.
         fixed: Arguments that are always the same.
         unless: Option that at 0 leaves the value as it is.
-        axes: What the axes of its result mean.
+        axes: Meaning of the axes of its result.
         options: Its options by name.
     """
     known = op_schema(op).by_name
@@ -128,7 +128,7 @@ for _name, _sentence in _ACTIVATIONS.items():
 derive(
     "relu6",
     "aten.hardtanh",
-    "Numbers are cut off at 0 and at 6.",
+    "Numbers are clipped to 0 … 6.",
     stem="hardtanh",
     fixed={"min_val": 0.0, "max_val": 6.0},
 )
@@ -182,7 +182,7 @@ derive(
 derive(
     "flatten",
     "aten.flatten.using_ints",
-    "Several neighbouring axes become one.",
+    "Adjacent axes become one.",
     "flatten: {start: 2}",
     axes="",
     start=SchemaOption("the first of the axes", "start_dim", 1),
@@ -195,7 +195,7 @@ derive(
     "permute: [0, 2, 3, 1]",
     axes="",
     main="dims",
-    dims=SchemaOption("for each axis of the result, which axis of the input it is"),
+    dims=SchemaOption("the input's axis for each axis of the result"),
 )
 derive(
     "mean",
@@ -220,7 +220,7 @@ derive(
 derive(
     "split",
     "aten.split_with_sizes",
-    "Cuts a value along an axis into several, which get picks from.",
+    "A value is cut along an axis into several, from which `get` picks.",
     "split: {sizes: [2, 3], as: parts}",
     main="sizes",
     sizes=SchemaOption("size of each part", "split_sizes", type=tuple[Count, ...]),

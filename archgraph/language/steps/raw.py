@@ -17,7 +17,7 @@ from archgraph.plain import Json
 
 
 class RawOptions(StepOptions):
-    """Arguments of an ATen operator by name, beside what every step takes."""
+    """Arguments of an ATen operator by name, in addition to the options of every step."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -32,8 +32,8 @@ def raw_row(op: str) -> StepRow:
     """Return the row of an ATen operator written by its own name.
 
     Its arguments are those of the schema; ``%name`` is a value that ``as:`` named, ``:float32`` a
-    dtype, ``{parameter: [64]}`` a learned tensor. Tensor arguments that are left out take the
-    step's values, in order; all others their defaults.
+    dtype, ``{parameter: [64]}`` a learned tensor. Omitted tensor arguments take the step's values,
+    in order; all others their defaults.
 
     Raises:
         GraphError: If there is no such functional operator.
@@ -79,7 +79,7 @@ def _argument(site: Site, name: str, value: Json) -> Value:
 
 
 def aten_names() -> list[str]:
-    """Return names of the ATen operators that change nothing in place, for hints."""
+    """Return names of the functional ATen operators, for hints."""
     names = torch._C._dispatch_get_all_op_names()
     functional = (n for n in names if n.startswith("aten::") and not n.endswith("_"))
     return [n.replace("::", ".") for n in functional]

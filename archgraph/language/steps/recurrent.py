@@ -1,7 +1,7 @@
 """Recurrent steps: LSTM, GRU and plain layers over tokens, one operator per layer and direction.
 
-Names of parameters and what is between layers are those of ``torch.nn.LSTM`` and its like, as a
-capture of them has it.
+Names of parameters and the operators between layers are those of ``torch.nn.LSTM`` and similar
+modules when captured.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from archgraph.graph.ir import BATCH, TRAINING, Atom, Ref, Value
 from archgraph.language.steps.base import Site, add_step, shape_text
 
 Hidden = Annotated[Count, "units of each layer and direction"]
-Layers = Annotated[Count, "layers, one over the other"]
-Bidirectional = Annotated[bool, "a second layer runs from the end; both results side by side"]
+Layers = Annotated[Count, "stacked layers"]
+Bidirectional = Annotated[bool, "a second layer runs from the end; both results are concatenated"]
 Dropout = Annotated[
     float,
     Field(ge=0, lt=1),
@@ -114,8 +114,8 @@ def _stack(
         runs = [_run(site, x, layer, f"l{number}")]
         if bidirectional:
             runs.append(_run(site, _flipped(site, x), layer, f"l{number}_reverse"))
-        # Before the second direction is put in order again: position -1 is the last that each
-        # direction has run, and so has seen everything.
+        # Before the second direction is reversed again: position -1 is the last that each direction
+        # has processed, so it has seen everything.
         if end and returns == "last":
             last = [site.call("aten.select.int", self=run, dim=1, index=-1) for run in runs]
             return _joined(site, last)
@@ -147,7 +147,7 @@ def _dropped(site: Site, outs: list[Ref], p: float) -> Ref:
 def _run(site: Site, x: Ref, layer: _Layer, end: str) -> Ref:
     """Run one layer in one direction, from zeros."""
     out, rows = layer.projection or layer.hidden, layer.gates * layer.hidden
-    # In torch.nn's order: the operator tells its parameters apart by their positions.
+    # In torch.nn's order: the operator distinguishes its parameters by position.
     shapes: dict[str, tuple[int, ...]] = {
         "weight_ih": (rows, site.size(x, -1)),
         "weight_hh": (rows, out),

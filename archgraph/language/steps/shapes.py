@@ -1,4 +1,4 @@
-"""Steps that rename or reorder what is there, and steps that join several values."""
+"""Steps that rename or reorder values, and steps that join several."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def _reshape(
     site: Site,
     x: Ref,
     shape: Annotated[
-        tuple[Annotated[int, Field(ge=-1)], ...], "sizes without the batch axis; -1: what is left"
+        tuple[Annotated[int, Field(ge=-1)], ...],
+        "sizes without the batch axis; -1: the remaining size",
     ],
 ) -> Ref:
     """Give the same numbers another shape; the batch axis stays."""
-    # The batch stays an axis of its own, whatever its size is when the network runs.
+    # The batch stays a separate axis, whatever its size is when the network runs.
     return site.call("aten.reshape", self=x, shape=(BATCH, *shape))
 
 
@@ -35,7 +36,7 @@ def _transpose(
 
 @add_step("get", main="index", example="get: {index: 1, from: parts}", axes="same")
 def _get(site: Site, x: Ref, index: Annotated[Natural, "which of the results, from 0"]) -> Ref:
-    """Take one of the values that a step such as split gives."""
+    """Take one of the values of a step such as split."""
     return site.call("getitem", source=x, index=index)
 
 
@@ -56,7 +57,7 @@ def _operands(site: Site, names: Name | tuple[Name, ...], xs: tuple[Ref, ...]) -
 def _add(
     site: Site,
     xs: tuple[Ref, ...],
-    other: Annotated[Name | tuple[Name, ...], "names of what is added"] = (),
+    other: Annotated[Name | tuple[Name, ...], "names of the summands"] = (),
 ) -> Ref:
     """Add two or more values."""
     return functools.reduce(
@@ -83,7 +84,7 @@ def _mul(
 def _cat(
     site: Site,
     xs: tuple[Ref, ...],
-    other: Annotated[Name | tuple[Name, ...], "names of what follows"] = (),
+    other: Annotated[Name | tuple[Name, ...], "names of the values that follow"] = (),
     dim: Annotated[AxisNumber, "the axis"] = 1,
 ) -> Ref:
     """Concatenate two or more values along an axis."""

@@ -17,13 +17,11 @@ AroundInput = Annotated[
 ]
 Dilation = Annotated[CountOrPair, "distance between the positions of a window"]
 Groups = Annotated[Count, "groups of channels that do not mix"]
-Bias = Annotated[
-    bool | Literal["auto"], "auto: unless a batch norm stands in the same list of steps"
-]
+Bias = Annotated[bool | Literal["auto"], "auto: unless a batch norm is in the same list of steps"]
 
 
 class Window(NamedTuple):
-    """What slides over the spatial axes: a number for each of them."""
+    """A window over the spatial axes: a number for each of them."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -53,7 +51,7 @@ def _padding(
         reach = spread * (size - 1) + 1  # positions that a window spans
         # Windows that do not overlap tile the input: nothing to pad.
         missing = 0 if distance >= reach else reach - 1 if reach % 2 else reach - distance
-        # ATen's operators pad both ends alike.
+        # ATen's operators pad both ends equally.
         if missing % 2:
             hint = "choose an odd kernel, or write the padding"
             window = f"kernel {size}, stride {distance}"
@@ -99,7 +97,7 @@ def _convolve(
 ) -> Ref:
     channels = site.size(x, 1)
     _check_groups(groups, channels, out)
-    # A batch norm behind it subtracts any bias again.
+    # A following batch norm subtracts any bias again.
     has_bias = not site.normalised if bias == "auto" else bias
     return site.call(
         f"aten.conv{len(window.kernel)}d",
@@ -202,7 +200,7 @@ def _global_avg_pool(site: Site, x: Ref) -> Ref:
 def _upsample(
     site: Site,
     x: Ref,
-    factor: Annotated[CountOrPair, "what each spatial size is multiplied by"] = 2,
+    factor: Annotated[CountOrPair, "factor of each spatial size"] = 2,
     mode: Annotated[
         Literal["nearest", "linear"], "the nearest number, or a mean (bilinear for images)"
     ] = "nearest",
@@ -231,9 +229,9 @@ def _conv_transpose(
     x: Ref,
     out: Annotated[Count, "output channels"],
     kernel: Kernel = 2,
-    stride: Annotated[CountOrPair, "what each spatial size is multiplied by"] = 2,
+    stride: Annotated[CountOrPair, "factor of each spatial size"] = 2,
     padding: Annotated[
-        Padding, "what is cut off around the result; same: size · stride; valid: 0; or sizes"
+        Padding, "cropped from the border of the result; same: size · stride; valid: 0; or sizes"
     ] = "same",
     dilation: Dilation = 1,
     groups: Groups = 1,
