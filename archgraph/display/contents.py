@@ -23,6 +23,7 @@ from archgraph.display.labels import (
     operator_label,
 )
 from archgraph.graph.ir import ArchGraph
+from archgraph.ops.idioms import idioms
 from archgraph.tables import plural
 
 # Names of layers, and branches between them.
@@ -66,7 +67,7 @@ class Contents:
     """
 
     def __init__(self, graph: ArchGraph, feeds: Mapping[str, Sequence[str]]) -> None:
-        self.graph, self.feeds = graph, feeds
+        self.graph, self.feeds, self.idioms = graph, feeds, idioms(graph)
         blocks = structure(graph).blocks
         self.entries = {block.entry for block in blocks}
         # Operators that add a body to a shortcut or append it: the operand that is the shortcut.
@@ -145,7 +146,11 @@ class Contents:
 
     def is_layer(self, name: str) -> bool:
         """Return whether an operator is told of: weights, attention, a window that moves."""
-        node = self.graph.node[name]
+        node, idiom = self.graph.node[name], self.idioms.get(name)
+        if idiom is not None and idiom.several and not attends(self.graph, node):
+            return name == idiom.nodes[-1] and any(
+                kernel_of(self.graph, self.graph.node[one]) for one in idiom.nodes
+            )
         weighted = attends(self.graph, node) or kernel_of(self.graph, node)
         return bool(weighted) or node.arg("kernel_size") is not None
 
@@ -157,7 +162,9 @@ class Contents:
         """Write a layer, branches in parentheses, or one of them."""
         match item:
             case str():
-                node = self.graph.node[item]
+                node, idiom = self.graph.node[item], self.idioms.get(item)
+                if idiom is not None and idiom.several and not attends(self.graph, node):
+                    return idiom.idiom.name
                 alone = kernel_of(self.graph, node)[1:2] == (1,) and node.arg("groups", 1) != 1
                 label = operator_label(self.graph, node, brief=True).text
                 return f"{label} depthwise" if alone else label

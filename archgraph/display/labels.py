@@ -136,10 +136,10 @@ def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
     return LabelLine(f"{name}, {heads}", strong=True)
 
 
-def _operator_name(graph: ArchGraph, node: Node) -> tuple[str, Collection[str]]:
-    """Return what an operator is called, and the arguments that this says already."""
+def _operator_name(graph: ArchGraph, node: Node, brief: bool) -> tuple[str, Collection[str]]:
+    """Return the name of an operator, and the arguments that this name implies."""
     one = idioms(graph).get(node.name)
-    if one is not None and not one.several:
+    if one is not None and not one.several and not brief:
         return one.idiom.name, one.idiom.implied
     return (kernel_of(graph, node) and row(node.op).words) or operator_words(node.op), ()
 
@@ -155,7 +155,7 @@ def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> Labe
     if attends(graph, node):
         return attention_label(graph, node)
     kernel = kernel_of(graph, node)
-    text, implied = _operator_name(graph, node)
+    text, implied = _operator_name(graph, node, brief)
     if len(kernel) > 2:  # out, in, and the kernel itself
         text += "" if "kernel" in implied else f" {_repeat(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:

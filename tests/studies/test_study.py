@@ -319,7 +319,8 @@ def test_what_fails_is_told_and_the_rest_goes_on(place: Path):
     assert done.exit_code == 1, done.output
     # Of the first seed, the cells that do not differ between the sizes.
     assert "2 of 4 runs done before" in done.output
-    told = "data or weights of its runs are missing; found no cifar100; expected cifar100: train, test into "
+    told = "data or weights of its runs are missing; found no cifar100; expected cifar100: "
+    told += "train, test into "
     assert told in done.output and "there is no cifar100" in done.output
     assert "Not measured" in done.output
     for ending in ("txt", "tex", "csv"):
