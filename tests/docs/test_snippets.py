@@ -93,6 +93,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "data": {"dataset": "digits"},
         "strategy": {"fedfa": {}},
         "rounds": 1,
+        "local": {"lr": 0.1},
     },
 }
 # By which keys a file is known.
@@ -139,6 +140,8 @@ def read_yaml(example: Example) -> str | None:
     if "archgraph" in data:
         file.write_text(text)
     else:
+        if "local" in data and "optimiser" not in data["local"]:  # a part of it, too
+            data["local"] = {"lr": 0.1, **data["local"]}
         YAML().dump({**WHOLE[kind], **data}, buffer := StringIO())
         file.write_text(buffer.getvalue())
     READ[kind](file)

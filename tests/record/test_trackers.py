@@ -43,7 +43,7 @@ family: {{model: net.yaml, clients: [{{name: all, count: 2}}]}}
 strategy: {{fedavg: {{}}}}
 rounds: {rounds}
 validation: 0.2
-local: {{batch: 10}}
+local: {{batch: 10, lr: 0.1}}
 {more}
 """)
         return ag.run(tmp_path / "e.yaml", data=data, **{"progress": False, **options})
@@ -171,7 +171,7 @@ def test_check_knows_the_trackers(tmp_path):
     (tmp_path / "net.yaml").write_text(MODEL)
     (tmp_path / "e.yaml").write_text(text + "strategy: {fedavg: {}}\ntrackers: [tensorbord]\n")
     (found,) = verdicts([tmp_path / "e.yaml"])
-    assert "e.yaml:5: trackers: unknown tracker; found 'tensorbord'" in str(found.error)
+    assert "e.yaml:6: trackers: unknown tracker; found 'tensorbord'" in str(found.error)
 
 
 def test_options_of_a_tracker_are_by_name():

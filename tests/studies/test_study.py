@@ -264,7 +264,7 @@ def test_csv_and_latex_hold_the_same_figures(result: StudyResult):
 
 def test_what_is_done_is_not_run_again_and_equal_cells_are_one(result: StudyResult, place: Path):
     before = {one.folder: (one.folder / "metrics.jsonl").stat().st_mtime_ns for one in result.runs}
-    other = STUDY.replace("Somebody, Table 1", "Another").replace("local: {lr: 0.1}", "local: {}")
+    other = STUDY.replace("Somebody, Table 1", "Another").replace("lr: 0.1}", "lr: 0.10}")
     other = other.replace("HeteroFL: {strategy: {heterofl: {}}}", "H: {strategy: {heterofl: }}")
     other = other.replace("HeteroFL", "H").replace("name: net", "name: other")
     (place / "another.yaml").write_text(other.replace("name: other", "name: net"))
