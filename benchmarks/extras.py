@@ -63,7 +63,7 @@ assert len(read_data(TableData(table="t.parquet", target="y", test=0.5)).train)
     },
     "metrics": {
         "a metric of torchmetrics": RUN.replace(
-            "MORE", "{'task': {'metrics': ['MulticlassRecall']}}"
+            "MORE", "{'task': {'kind': 'classification', 'metrics': ['MulticlassRecall']}}"
         ),
     },
     "tensorboard": {
