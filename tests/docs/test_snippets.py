@@ -140,9 +140,10 @@ def read_yaml(example: Example) -> str | None:
     if "archgraph" in data:
         file.write_text(text)
     else:
+        complete = {**WHOLE[kind], **data}
         if "local" in data and "optimiser" not in data["local"]:  # a part of it, too
-            data["local"] = {"lr": 0.1, **data["local"]}
-        YAML().dump({**WHOLE[kind], **data}, buffer := StringIO())
+            complete["local"] = {"lr": 0.1, **data["local"]}
+        YAML().dump(complete, buffer := StringIO())
         file.write_text(buffer.getvalue())
     READ[kind](file)
     return None

@@ -89,7 +89,7 @@ def test_a_strategy_may_receive_in_inference_mode(experiment, mean, tmp_path):
 
 @pytest.mark.parametrize("method", ["begin", "send", "receive"])
 def test_an_error_of_a_strategy_names_class_method_and_round(experiment, mean, method: str):
-    class Wrong(mean):  # type: ignore[misc, valid-type]  # a fixture
+    class Wrong(mean):  # type: ignore[misc]  # a fixture
         pass
 
     def broken(self: Any, world: Any, state: Any, *args: Any) -> Any:
