@@ -24,8 +24,8 @@ from archgraph.errors import RewriteError
 from archgraph.hints import listed
 
 # One share for every width (ranks of adapters are none), or shares by axis name, role or pattern.
-Share: TypeAlias = float | str  # 0.5 or "50%"
-Shares: TypeAlias = Share | Mapping[str, Share] | Mapping[Axis, Share] | Mapping[str | Axis, Share]
+Part: TypeAlias = float | str  # 0.5 or "50%"
+Shares: TypeAlias = Part | Mapping[str, Part] | Mapping[Axis, Part] | Mapping[str | Axis, Part]
 Sizes: TypeAlias = Mapping[str, int] | Mapping[Axis, int] | Mapping[str | Axis, int]
 Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Axis, Any]
 LARGEST_FACTOR = 16  # a larger number is more likely a size

@@ -188,8 +188,8 @@ class Comparison:
             RunError: If there is no row or column of such a name.
         """
         labels = {group.label: group.label for group in self.groups}
-        kept = _matching(rows, labels, "rows") or labels
-        groups = tuple(group for group in self.groups if group.label in kept)
+        chosen = _matching(rows, labels, "rows") or labels
+        groups = tuple(group for group in self.groups if group.label in chosen)
         titles = {key: title for key, (title, _) in self._columns().items()}
         return replace(self, groups=groups, chosen=_matching(columns, titles, "columns"))
 
