@@ -186,7 +186,7 @@ class Strategy(ABC):
 
     @classmethod
     def requirements(cls) -> tuple[str, ...]:
-        """Return what it requires of models, data and other keys of an experiment."""
+        """Return the requirements on models, data and other keys of an experiment."""
         facts = (
             ("a global model", cls.needs_global),
             ("`public` examples", cls.public),

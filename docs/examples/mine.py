@@ -5,7 +5,7 @@ from torch import nn
 
 
 class Residual(nn.Module):
-    """A convolution beside the identity."""
+    """A convolution next to the identity."""
 
     def __init__(self, channels):
         super().__init__()

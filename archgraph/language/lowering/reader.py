@@ -304,7 +304,7 @@ class StepReader:
 def _meaning(
     fault: ErrorDetails, form: str, kind: type[pydantic.BaseModel], main: str
 ) -> str | None:
-    """Return what a short form sets, where its value is of a wrong type."""
+    """Describe the option that a short form sets, where its value is of a wrong type."""
     if fault["type"].startswith(("less", "greater")):
         return None
     return f"{form}, {kind.model_fields[main].description}"
