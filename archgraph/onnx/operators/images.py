@@ -139,20 +139,10 @@ def _depth_to_space(at: Attributes, x: Tensor) -> Tensor:
     return y.reshape(b, c // n**2, h * n, w * n)
 
 
-def _space_to_depth(at: Attributes, x: Tensor) -> Tensor:
-    b, c, h, w = x.shape
-    n = at.need("blocksize")
-    crd = at.get("mode", "DCR") == "CRD"
-    y = x.reshape(b, c, h // n, n, w // n, n)
-    y = y.permute(0, 1, 3, 5, 2, 4) if crd else y.permute(0, 3, 5, 1, 2, 4)
-    return y.reshape(b, c * n**2, h // n, w // n)
-
-
 IMAGES: OnnxTable = {
     "Resize": OnnxRow(_resize, known=(1, 2, 3), since=10),
     "Upsample": OnnxRow(_resize, known=(1,), since=7),
     "GridSample": OnnxRow(_sample),
     "AffineGrid": OnnxRow(_affine, known=(1,)),
     "DepthToSpace": OnnxRow(_depth_to_space),
-    "SpaceToDepth": OnnxRow(_space_to_depth),
 }
