@@ -45,7 +45,6 @@ class Limits:
     example_elements: int = 2**26  # elements of an example input that a model is captured with
     onnx_example_elements: int = 2**24  # the same, of an ONNX file
     onnx_result_elements: int = 2**28  # elements of a result, two examples through an ONNX file
-    unrolled_steps: int = 512  # steps of an ONNX operator that become nodes of their own
     batch_steps: int = 24  # operations of an expression of the size of a batch
     folded_elements: int = 2**24  # elements of what an ONNX file computes from constants
     folded_bytes: int = 5 * 2**27  # bytes of all that it does; weights of one value are among it

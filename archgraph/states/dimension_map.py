@@ -6,7 +6,6 @@ maps are equal values and composing them stays closed. Transfers are Kronecker p
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -247,12 +246,6 @@ class DimMap:
             sums = sums * rows
         spread = np.bincount(self.positions, sums[targets] * weights, minlength=self.size)
         return spread.astype(np.float64)
-
-    def magnitude(self) -> DimMap:
-        """Return the map with the absolute values of its weights."""
-        if not self.weights:
-            return self
-        return dataclasses.replace(self, weights=_pack(np.abs(self.values), "<f8"))
 
     def matrix(self) -> Vector:
         """Return the ``length × size`` matrix.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import math
@@ -148,14 +147,6 @@ class Entry:
         """Compose this entry with ``other``, whose source it is."""
         dims = tuple(itertools.starmap(composed, zip(self.dims, other.dims, strict=True)))
         return Entry(self.source, dims, self.scale * other.scale, self.init)
-
-    def magnitude(self) -> Entry:
-        """Return the entry with the absolute values of its weights."""
-        return dataclasses.replace(
-            self,
-            dims=tuple(None if m is None else m.magnitude() for m in self.dims),
-            scale=abs(self.scale),
-        )
 
     def pull(
         self, x: Tensor | None, *, dtype: torch.dtype = torch.float32, seed: int = 0

@@ -139,35 +139,10 @@ def _depth_to_space(at: Attributes, x: Tensor) -> Tensor:
     return y.reshape(b, c // n**2, h * n, w * n)
 
 
-def _space_to_depth(at: Attributes, x: Tensor) -> Tensor:
-    b, c, h, w = x.shape
-    n = at.need("blocksize")
-    crd = at.get("mode", "DCR") == "CRD"
-    y = x.reshape(b, c, h // n, n, w // n, n)
-    y = y.permute(0, 1, 3, 5, 2, 4) if crd else y.permute(0, 3, 5, 1, 2, 4)
-    return y.reshape(b, c * n**2, h // n, w // n)
-
-
-def _fold(at: Attributes, x: Tensor, image: Known, block: Known) -> Tensor:
-    sizes, n = integers(image), image.size
-    if n != 2:
-        raise SpecError("folds other than images", found=f"{n} axes", expected=2)
-    strides, dilations = (list(at.get(name) or [1] * n) for name in ("strides", "dilations"))
-    pads = list(at.get("pads") or [0] * 2 * n)
-    padded = tuple(size + a + b for size, a, b in zip(sizes, pads[:n], pads[n:], strict=True))
-    # Into the padded image, which is cut: PyTorch pads both sides alike.
-    y = F.fold(x, padded, tuple(integers(block)), tuple(dilations), 0, tuple(strides))
-    for axis, size in enumerate(sizes):
-        y = y.narrow(2 + axis, pads[axis], size)
-    return y
-
-
 IMAGES: OnnxTable = {
     "Resize": OnnxRow(_resize, known=(1, 2, 3), since=10),
     "Upsample": OnnxRow(_resize, known=(1,), since=7),
     "GridSample": OnnxRow(_sample),
     "AffineGrid": OnnxRow(_affine, known=(1,)),
-    "Col2Im": OnnxRow(_fold, known=(1, 2)),
     "DepthToSpace": OnnxRow(_depth_to_space),
-    "SpaceToDepth": OnnxRow(_space_to_depth),
 }

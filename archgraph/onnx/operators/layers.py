@@ -53,22 +53,11 @@ def _conv(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None)
 
 
 def _transposed(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    at.refuse("output_shape", None)
+    at.refuse("auto_pad", "NOTSET")
     kernel = list(weight.shape[2:])
     strides, dilations, before, after = _window(at, x, kernel)
     extra = list(at.get("output_padding") or [0] * len(kernel))
-    sizes, auto = at.get("output_shape"), at.get("auto_pad", "NOTSET")
-    if sizes is not None or auto.startswith("SAME"):
-        # The file gives the size of the result: the padding is what the full result has beyond it.
-        full = [
-            s * (int(n) - 1) + e + (k - 1) * d + 1
-            for s, n, e, k, d in zip(strides, x.shape[2:], extra, kernel, dilations, strict=True)
-        ]
-        sizes = sizes or [int(n) * s for n, s in zip(x.shape[2:], strides, strict=True)]
-        beyond = [f - n for f, n in zip(full, sizes[-len(kernel) :], strict=True)]
-        extra = [e + max(-b, 0) for e, b in zip(extra, beyond, strict=True)]
-        total = [max(b, 0) for b in beyond]
-        before = [t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in total]
-        after = [t - b for t, b in zip(total, before, strict=True)]
     # PyTorch cuts both sides alike: by the smaller padding here, by the rest below.
     both = [*map(min, before, after)]
     y = _TRANSPOSED[len(strides)](

@@ -7,11 +7,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
-from archgraph.onnx.operators.sequences import unrolled
 
 # Where PyTorch's gates stand among those of ONNX: LSTM i o f c → i f c o, GRU z r h → r z h.
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -26,10 +24,6 @@ def _gates(kind: str, tensor: Tensor) -> Tensor:
     return torch.cat([parts[i] for i in _ORDER[kind]]) if len(parts) > 1 else tensor
 
 
-def _ways_first(state: Tensor | None) -> Tensor | None:
-    return None if state is None else state.transpose(0, 1)
-
-
 def _params(kind: str, way: int, w: Tensor, r: Tensor, b: Tensor | None) -> Iterator[Tensor]:
     """Yield the weights of one direction as PyTorch's function takes them."""
     yield _gates(kind, w[way])
@@ -42,6 +36,13 @@ def _layer(kind: str, at: Attributes, ways: int) -> Callable[..., tuple[Tensor, 
     """Return PyTorch's function; refuse settings that it does not have."""
     at.refuse("input_forget", 0)
     at.refuse("clip", None)
+    at.refuse("layout", 0)
+    if kind == "GRU" and not at.get("linear_before_reset", 0):
+        raise SpecError(
+            "resets before its linear part",
+            found="linear_before_reset=0",
+            expected="linear_before_reset=1, as PyTorch exports it",
+        )
     names = tuple(at.get("activations") or _ACTIVATIONS[kind] * ways)
     if kind == "RNN" and names == ("Relu",) * ways:
         return torch.rnn_relu
@@ -68,25 +69,6 @@ def _check_sizes(
             raise SpecError("has other sizes", found=tuple(tensor.shape), expected=shape)
 
 
-def _reset_first(x: Tensor, h: Tensor, params: list[Tensor], each: int) -> tuple[Tensor, Tensor]:
-    """Run, step by step, a GRU that resets before its linear part; PyTorch's resets after it."""
-    ways, last = [], []
-    for way, state in enumerate(h):
-        w, r, *bias = params[way * each : (way + 1) * each]
-        inputs = F.linear(x.flip(0) if way else x, w, bias[0] if bias else None)
-        size, states = r.shape[1], []
-        inner = bias[1] if bias else r.new_zeros(3 * size)
-        for t in unrolled(x.shape[0]):
-            both = F.linear(state, r[: 2 * size], inner[: 2 * size]) + inputs[t, :, : 2 * size]
-            reset, keep = torch.sigmoid(both).chunk(2, -1)
-            fresh = F.linear(reset * state, r[2 * size :], inner[2 * size :])
-            state = torch.lerp(torch.tanh(inputs[t, :, 2 * size :] + fresh), state, keep)
-            states.append(state)
-        ways.append(torch.stack(states[::-1] if way else states))
-        last.append(state)
-    return torch.cat(ways, -1), torch.stack(last)
-
-
 def _recurrent(
     kind: str, at: Attributes, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None,
     lengths: Tensor | None = None, h: Tensor | None = None, c: Tensor | None = None,
@@ -106,26 +88,17 @@ def _recurrent(
     if lengths is not None or peepholes is not None:
         raise SpecError("has lengths or peepholes", expected="neither")
     # 2.
-    batch_first = bool(at.get("layout", 0))
-    if batch_first:
-        x = x.transpose(0, 1)
-        h, c = map(_ways_first, (h, c))
     params = [part for way in range(ways) for part in _params(kind, way, w, r, b)]
     x = x.flip(0) if direction == "reverse" else x
     zero = x.new_zeros(ways, x.shape[1], r.shape[-1])
     h, c = (zero if state is None else state for state in (h, c))
     _check_sizes(kind, ways, x, w, r, b, h, c)
     # 3.
-    if kind == "GRU" and not at.get("linear_before_reset", 0):
-        y, *last = _reset_first(x, h, params, len(params) // ways)
-    else:
-        states = (h, c) if kind == "LSTM" else h
-        y, *last = layer(x, states, params, b is not None, 1, 0.0, False, ways == 2, False)
+    states = (h, c) if kind == "LSTM" else h
+    y, *last = layer(x, states, params, b is not None, 1, 0.0, False, ways == 2, False)
     # 4.
     y = y.flip(0) if direction == "reverse" else y
     y = y.reshape(y.shape[0], y.shape[1], ways, r.shape[-1]).transpose(1, 2)
-    if batch_first:
-        y, last = y.permute(2, 0, 1, 3), [v.transpose(0, 1) for v in last]
     return at.results(y, *last)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -27,23 +26,6 @@ def _reduce(function: Reduction) -> OnnxRow:
     return OnnxRow(compute, known=(1,))
 
 
-def _extreme(function: Reduction, sign: int) -> Reduction:
-    """Extend a maximum (or minimum, by ``sign``) to no numbers: the type's lowest (highest) one."""
-
-    def compute(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-        if not any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):
-            return function(x, axes, keep)
-        if x.dtype == torch.bool:
-            last: float = sign < 0
-        elif x.is_floating_point():
-            last = -sign * math.inf
-        else:
-            last = torch.iinfo(x.dtype).min if sign > 0 else torch.iinfo(x.dtype).max
-        return torch.full_like(x.sum(axes, keep), last)
-
-    return compute
-
-
 def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     # PyTorch's prod takes one axis; from behind, so that the others keep their numbers.
     for axis in sorted((a % x.dim() for a in axes), reverse=True):
@@ -53,10 +35,8 @@ def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 def _arg(function: Callable[..., Tensor]) -> OnnxRow:
     def compute(at: Attributes, x: Tensor) -> Tensor:
-        axis, keep = at.get("axis", 0), bool(at.get("keepdims", 1))
-        if not at.get("select_last_index", 0):
-            return function(x, axis, keep)
-        return x.shape[axis] - 1 - function(x.flip(axis), axis, keep)
+        at.refuse("select_last_index", 0)
+        return function(x, at.get("axis", 0), bool(at.get("keepdims", 1)))
 
     return OnnxRow(compute)
 
@@ -72,15 +52,11 @@ def _softmax(function: Callable[[Tensor, int], Tensor]) -> OnnxRow:
     return OnnxRow(compute)
 
 
-def _cumulative(function: Callable[[Tensor, int], Tensor], start: int) -> OnnxRow:
+def _cumulative(function: Callable[[Tensor, int], Tensor]) -> OnnxRow:
     def compute(at: Attributes, x: Tensor, axis: Known) -> Tensor:
-        along = integers(axis)[0]
-        y = x.flip(along) if at.get("reverse", 0) else x
-        total = function(y, along).to(x.dtype)
-        if at.get("exclusive", 0):  # shifted by one
-            first = torch.full_like(total.narrow(along, 0, 1), start)
-            total = torch.cat([first, total.narrow(along, 0, x.shape[along] - 1)], along)
-        return total.flip(along) if at.get("reverse", 0) else total
+        at.refuse("reverse", 0)
+        at.refuse("exclusive", 0)
+        return function(x, integers(axis)[0]).to(x.dtype)
 
     return OnnxRow(compute, known=(1,))
 
@@ -93,8 +69,8 @@ def _real(x: Tensor) -> Tensor:
 REDUCTIONS: OnnxTable = {
     "ReduceSum": _reduce(torch.sum),
     "ReduceMean": _reduce(torch.mean),
-    "ReduceMax": _reduce(_extreme(torch.amax, 1)),
-    "ReduceMin": _reduce(_extreme(torch.amin, -1)),
+    "ReduceMax": _reduce(torch.amax),
+    "ReduceMin": _reduce(torch.amin),
     "ReduceProd": _reduce(_prod),
     "ReduceL1": _reduce(lambda x, a, k: x.abs().sum(a, k)),
     "ReduceL2": _reduce(lambda x, a, k: _real(x).square().sum(a, k).sqrt()),
@@ -105,6 +81,6 @@ REDUCTIONS: OnnxTable = {
     "ArgMin": _arg(torch.argmin),
     "Softmax": _softmax(F.softmax),
     "LogSoftmax": _softmax(F.log_softmax),
-    "CumSum": _cumulative(torch.cumsum, 0),
-    "CumProd": _cumulative(torch.cumprod, 1),
+    "CumSum": _cumulative(torch.cumsum),
+    "CumProd": _cumulative(torch.cumprod),
 }

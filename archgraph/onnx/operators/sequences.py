@@ -1,4 +1,4 @@
-"""Rows of operators that turn the positions of an axis around; and on sequences.
+"""Rows of operators on sequences of tensors.
 
 A sequence of tensors has a length that is known while a file is read: it is a Python list.
 """
@@ -10,37 +10,7 @@ import torch
 from torch import Tensor
 
 from archgraph.errors import SpecError
-from archgraph.limits import LIMITS
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, integers
-
-# -- positions of an axis -----------------------------------------------------------------------
-
-
-def unrolled(steps: int) -> range:
-    """Return the range of steps that become nodes of their own.
-
-    Raises:
-        SpecError: If there are too many.
-    """
-    if steps > LIMITS.unrolled_steps:
-        raise SpecError(
-            "is computed step by step",
-            found=f"{steps} steps",
-            expected=f"at most {LIMITS.unrolled_steps}",
-        )
-    return range(steps)
-
-
-def _reverse(at: Attributes, x: Tensor, lengths: Tensor) -> Tensor:
-    time = at.get("time_axis", 0)
-    at.refuse("batch_axis", 1 - time)
-    positions = torch.arange(x.shape[time]).unsqueeze(1)
-    index = torch.where(positions < lengths, lengths - 1 - positions, positions)
-    index = index if time == 0 else index.t()
-    return x.gather(time, index.reshape([*index.shape] + [1] * (x.dim() - 2)).expand(x.shape))
-
-
-# -- sequences of tensors -----------------------------------------------------------------------
 
 
 def _item(at: Attributes, items: list[Tensor], index: Known) -> Tensor:
@@ -67,7 +37,6 @@ def _concatenated(at: Attributes, items: list[Tensor]) -> Tensor:
 
 
 SEQUENCES: OnnxTable = {
-    "ReverseSequence": OnnxRow(_reverse),
     "SplitToSequence": OnnxRow(_split, known=(1,)),
     "ConcatFromSequence": OnnxRow(_concatenated),
     "SequenceAt": OnnxRow(_item, known=(1,)),

@@ -20,7 +20,6 @@ from archgraph.onnx.operators.row import (
     integers,
     slices_of,
 )
-from archgraph.onnx.tensors import dtype_of
 
 
 def _reshape(at: Attributes, x: Tensor, shape: Known | None = None) -> Tensor:
@@ -194,12 +193,6 @@ def _one_hot(at: Attributes, index: Tensor, depth: Known, values: Tensor) -> Ten
     return torch.where(hot, values[1], values[0])
 
 
-def _eye(at: Attributes, x: Tensor) -> Tensor:
-    rows, columns = x.shape
-    eye = torch.arange(columns) == torch.arange(rows).unsqueeze(1) + at.get("k", 0)
-    return eye.to(dtype_of(at.get("dtype")) if at.get("dtype") else x.dtype)
-
-
 def _shape(at: Attributes, x: Tensor) -> Known:
     return np.array(list(x.shape)[at.get("start", 0) : at.get("end")], dtype=object)
 
@@ -234,7 +227,6 @@ SHAPES: OnnxTable = {
     "ConstantOfShape": OnnxRow(_filled, known=(0,)),
     "Range": OnnxRow(_range, known=(0, 1, 2)),
     "OneHot": OnnxRow(_one_hot, known=(1,)),
-    "EyeLike": OnnxRow(_eye),
     "Shape": OnnxRow(_shape),
     "Size": OnnxRow(lambda at, x: np.array(x.numel(), dtype=object)),
     "TopK": OnnxRow(_top_k, known=(1,)),
