@@ -19,7 +19,9 @@ from archgraph.data.items import (
     Items,
     ItemTarget,
     Reading,
+    StoredRows,
     Streaming,
+    joined_rows,
 )
 from archgraph.data.rows import Records, dataset_of_rows
 from archgraph.data.targets import Meaning, form_of, meaning, raw_targets, target_array
@@ -50,7 +52,7 @@ NOT_REPEATABLE = (
     "repeated: draw from torch's, NumPy's or Python's global random numbers"
 )
 READ_AGAIN = 16  # items of a split: random transforms show at once, and reading may be slow
-READ_AT_ONCE = 64  # first items of a stream
+READ_AT_ONCE = 64  # items that are held while a split is read
 # The only input of a model may be called anything.
 INPUT = "input"
 
@@ -306,7 +308,7 @@ def _train_parts(train: object, where: str) -> dict[Hashable, SplitPart]:
         return {None: _part(train, where)}
     if not train:
         raise DataError("lists no clients", where=where)
-    parts = {c: _part(part, f"{where}: {c}") for c, part in train.items()}
+    parts = {c: _part(part, f"{where}: {c}", len(train)) for c, part in train.items()}
     form = next(iter(parts.values())).form
     for part in parts.values():
         if not len(part.targets) and len(parts) > 1:
@@ -321,14 +323,14 @@ def _together(parts: list[tuple[Hashable, Records]]) -> Records:
     if client is None:
         return first
     return Records(
-        {k: torch.cat([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
+        {k: joined_rows([rows.inputs[k] for _, rows in parts]) for k in first.inputs},
         torch.cat([rows.targets for _, rows in parts]),
         tuple(client for client, rows in parts for _ in range(len(rows))),
     )
 
 
-def _part(value: object, where: str) -> SplitPart:
-    """Return the rows of one split, or of one client's part of it."""
+def _part(value: object, where: str, parts: int = 1) -> SplitPart:
+    """Return the rows of one split, or of one client's of so many parts of it."""
     targets: object
     items = None
     if type(value) is TensorDataset:
@@ -338,7 +340,7 @@ def _part(value: object, where: str) -> SplitPart:
     elif _by_item(value):
         # A list is no program: its items stay as they are.
         items = None if type(value) is list else value
-        inputs, targets = _items(value, where)
+        inputs, targets = _items(value, where, parts)
     else:
         # A stream is refused as well, but by client: examples are divided by their positions.
         loader = isinstance(value, DataLoader)
@@ -381,16 +383,19 @@ def _pair(item: object, where: str) -> tuple[object, object]:
     return item[0], item[1]
 
 
-def _items(value: Items, where: str) -> tuple[object, object]:
+def _items(value: Items, where: str, parts: int) -> tuple[object, object]:
     """Read inputs and targets of a torch dataset, item by item."""
-    inputs: dict[str | None, list[Tensor]] = {}
+    inputs: dict[str | None, StoredRows] = {}
     targets: list[ItemTarget] = []
+    reading, count = Reading([(0, value)], _item), len(value)
     # Not by iteration: torch datasets of the map style need not raise IndexError at their end.
-    for one, target in Reading([(0, value)], _item).of(range(len(value)), 0, where):
-        for key, part in one.items():
-            inputs.setdefault(key, []).append(part)
-        targets.append(target)
-    stacked = {key: _stack(rows, where) for key, rows in inputs.items()}
+    for start in range(0, count, READ_AT_ONCE):
+        positions = range(start, min(start + READ_AT_ONCE, count))
+        for position, (one, target) in zip(positions, reading.of(positions, 0, where), strict=True):
+            for key, part in one.items():
+                inputs.setdefault(key, StoredRows(count, where, parts)).put(position, part)
+            targets.append(target)
+    stacked = {key: rows.tensor for key, rows in inputs.items()}
     every = _stack(targets, f"{where}: targets")
     return stacked[None] if None in stacked else stacked or torch.zeros(0), every
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -13,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archgraph.data.values import row_form
 from archgraph.errors import DataError
 from archgraph.processes.isolation import isolated
 
+IN_FILE = 2**28  # bytes of a tensor from which on it is in a file
 _MIXED = 0x9E3779B97F4A7C15  # the odd number next to 2⁶⁴ divided by the golden ratio
 
 ItemTarget: TypeAlias = Tensor | np.ndarray  # numbers, or text
@@ -146,3 +149,53 @@ def _seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  # transforms use it
+
+
+class StoredRows:
+    """Tensors of one form that become one, which is in a file where it is large.
+
+    Args:
+        count: Number of rows.
+        where: Name of the split, for errors.
+        parts: Number of clients, which share what may be in memory.
+    """
+
+    def __init__(self, count: int, where: str, parts: int = 1) -> None:
+        self.count, self.where, self.parts = count, where, parts
+        self.tensor: Tensor | None = None
+        self.form = ""
+
+    def put(self, position: int, row: Tensor) -> None:
+        """Add a row.
+
+        Raises:
+            DataError: If it has another form than the first.
+        """
+        if self.tensor is None:
+            self.form = row_form(row[None])
+            self.tensor = empty_rows(self.count, row, IN_FILE // self.parts)
+        elif row.shape != self.tensor.shape[1:] or row.dtype != self.tensor.dtype:
+            raise DataError(
+                "examples differ in shape or type",
+                where=f"{self.where}[{position}]",
+                found=row_form(row[None]),
+                expected=f"{self.form}, as the first one",
+            )
+        self.tensor[position] = row
+
+
+def joined_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate rows; many of them are in a file."""
+    like = parts[0].new_empty(parts[0].shape[1:])
+    return torch.cat(list(parts), out=empty_rows(sum(map(len, parts)), like, IN_FILE))
+
+
+def empty_rows(count: int, row: Tensor, most: int) -> Tensor:
+    """Return memory for so many rows; more than so many bytes are a file, deleted with it."""
+    elements = count * row.numel()
+    if elements * row.element_size() < most:
+        return torch.empty((count, *row.shape), dtype=row.dtype)
+    with tempfile.NamedTemporaryFile(prefix="archgraph-") as file:
+        file.truncate(elements * row.element_size())
+        mapped = torch.from_file(file.name, shared=True, size=elements, dtype=row.dtype)
+    return mapped.view(count, *row.shape)

@@ -751,3 +751,15 @@ def test_a_mask_is_read_with_its_image() -> None:
     (x,), y = data.train.examples(slice(None), seed=4)
     assert torch.equal((x[:, 0] > 0.5).long(), y)
     assert not torch.equal(y, masks)
+
+
+def test_large_items_are_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archgraph.data.items.IN_FILE", 100)
+    inputs = torch.rand(40, 6)
+    data = dataset_of((Drawn(inputs, torch.arange(40) % 3, "none"), (inputs, torch.arange(40) % 3)))
+    assert torch.equal(data.train.inputs, inputs)
+    assert data.train.inputs.untyped_storage().filename
+    clients = {name: Drawn(inputs[:20], torch.arange(20) % 3, "none") for name in "ab"}
+    data = dataset_of((clients, (inputs, torch.arange(40) % 3)))
+    assert torch.equal(data.train.inputs, inputs[:20].repeat(2, 1))
+    assert data.train.inputs.untyped_storage().filename
