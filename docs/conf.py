@@ -21,6 +21,7 @@ exclude_patterns = [
     "_generated/by-task.md",
     "_generated/commands.md",
     "_generated/data-sets.md",
+    "_generated/extras.md",
     "_generated/fields-client.md",
     "_generated/fields-strategy.md",
     "_generated/gallery.md",
