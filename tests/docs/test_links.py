@@ -24,7 +24,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
-        self.anchors |= {values["id"]} if values.get("id") else set()
+        self.anchors |= {values.get("id") or ""}
         self.depth += tag == "article"
         if self.depth and tag in ("a", "img", "iframe"):
             self.links += filter(None, (values.get("href"), values.get("src")))
