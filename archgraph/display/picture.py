@@ -13,12 +13,12 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from archgraph.analysis.structure import structure
+from archgraph.display.columns import columns
 from archgraph.display.cover import Cover, Reach
 from archgraph.display.dot import Drawing
 from archgraph.display.labels import count_parameters
 from archgraph.display.legend import MARKS, heading
 from archgraph.display.markup import FONT
-from archgraph.display.overview import columns, overview
 from archgraph.display.pieces import Detail
 from archgraph.display.printed import fitting_page, letters_across, width_in_points
 from archgraph.display.scene import Box, Scene, scene
@@ -104,8 +104,6 @@ def draw(
         picture = scene(
             graph, sections, detail=detail, fold=fold, per_section=per_section, marks=marks
         )
-        if detail == "section":
-            picture = overview(picture)
         fed = {} if cover is None else _fed(graph, picture, cover)
         head = heading(
             picture, headline, total, cover, notes, legend=legend, across=across, letters=letters

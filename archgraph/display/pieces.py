@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
@@ -43,21 +44,30 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
 
     At `node` every operator has a box; what only counts shares the box of what it counts for. At
     `block` operators without a weight follow the one that feeds them, attention takes in what
-    splits its heads, and all that makes a mask is one box. At `section` a block is one box.
+    splits its heads, and all that makes a mask is one box. At `section` a block is one box, and
+    what a mask is made of leads to the attention.
     """
     # What evaluation does not need, training alone has: heads of depth, auxiliary losses.
     in_eval = reach(graph, graph.outputs, training=False)
     visible = _shown(graph, detail)
-    operators = [name for name in visible if graph.node[name].op != "input"]
-    training = frozenset(name for name in operators if name not in in_eval)
-    masks = {} if detail == "node" else masks_of(graph)
-    beside = aside_of(graph, in_eval) | masks_of(graph).keys()
+    masks = masks_of(graph)
+    beside = aside_of(graph, in_eval) | masks.keys()
+    feeds = feeds_of(graph, [name for name in visible if graph.node[name].op != "input"])
+    if detail == "section":
+        for name, before in feeds.items():
+            sources = (feeds.get(used, ()) if used in masks else (used,) for used in before)
+            feeds[name] = tuple(dict.fromkeys(itertools.chain(*sources)))
+        visible = [name for name in visible if name not in masks]
+    masks = {} if detail == "node" else masks
     drawn = set(visible)
     owner = _owner(sections, drawn - beside)
     feeds = {
         name: tuple(used for used in before if used in drawn)
-        for name, before in feeds_of(graph, operators).items()
+        for name, before in feeds.items()
+        if name in drawn
     }
+    operators = list(feeds)
+    training = frozenset(name for name in operators if name not in in_eval)
     grouping = _Boxes(graph, feeds, owner, training, masks)
     boxes = [[name] for name in operators]
     if detail != "node":

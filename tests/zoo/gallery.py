@@ -19,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import archgraph as ag
-from archgraph.display.overview import overview
-from archgraph.display.picture import _framings as framings
+from archgraph.analysis.structure import structure
 from archgraph.display.picture import render
 from archgraph.display.scene import scene
 from archgraph.display.style import STYLE
@@ -64,8 +63,10 @@ def printed(graph: ag.ArchGraph, width: str) -> str:
     except RunError as error:
         return str(error.hint)
     scale = box_of(text)[0] / box_of(re.sub(r'\tgraph \[size="[^"]*"\]\n', "", text))[0]
-    whole = overview(scene(graph, framings(graph)[0], detail="section"))
-    blocks = sum(bool(box.nodes) for box in whole.boxes)
+    parts = structure(graph).sections
+    sections = [(part.name, [(block.name, block.nodes) for block in part.blocks]) for part in parts]
+    overview = scene(graph, sections, detail="section")
+    blocks = sum(bool(box.nodes) for box in overview.boxes)
     of = "block" if text.count('tooltip="%') >= blocks else "section"
     return f"{8 * min(scale, 1):.1f} pt, a box per {of}"
 
