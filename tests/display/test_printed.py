@@ -110,7 +110,7 @@ def test_an_overview_has_a_box_per_output_and_a_dotted_arrow_for_what_a_mask_is_
             super().__init__()
             self.words = nn.Embedding(9, 8)
             layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-            self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
 
         def forward(self, x, mask):
             hidden = self.layers(self.words(x), src_key_padding_mask=mask == 0)
@@ -124,9 +124,9 @@ def test_an_overview_has_a_box_per_output_and_a_dotted_arrow_for_what_a_mask_is_
     attending = {box.name for box in picture.boxes if "attention" in str(box.lines)}
     dotted = [link for link in picture.links if link.mask]
     assert {(link.tail, link.head) for link in dotted} == {("mask", name) for name in attending}
-    assert len(attending) == 2 and {link.tail for link in picture.links} >= {"x", "mask"}
+    assert len(attending) == 3 and {link.tail for link in picture.links} >= {"x", "mask"}
     folded = scene(graph, sections, detail="section")
-    assert any("2 × (attention" in str(box.lines) for box in folded.boxes)
+    assert any("3 × (attention" in str(box.lines) for box in folded.boxes)
     assert not any("mask of attention" in str(box.lines) for box in picture.boxes)
 
 
