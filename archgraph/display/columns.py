@@ -19,7 +19,7 @@ def columns(picture: Scene, number: int) -> list[frozenset[str]]:
         >>> boxes = tuple(Box(name, "operator", (), ()) for name in "abc")
         >>> chain = (Link("a", "b", ""), Link("b", "c", ""))
         >>> [sorted(column) for column in columns(Scene("", boxes, chain, ()), 2)]
-        [['a', 'b'], ['c']]
+        [['a'], ['b', 'c']]
     """
     unit, (depth, _) = _units(picture), depths(picture)
     heights: dict[str, dict[int, int]] = {}
