@@ -11,7 +11,8 @@ A graph goes in, or a family; DOT text, pictures (SVG, PNG, PDF), tables and fac
     a correspondence ──▶ difference                how two graphs differ
 
 ``labels``, ``legend`` and ``markup`` write what boxes say, ``paths`` finds the path that is drawn
-straight, ``printed`` the most detail that is legible at a width of print. ``colours`` and ``style``
+straight, ``printed`` the most detail that is legible at a width of print, ``columns`` what stands
+in which column of it. ``colours`` and ``style``
 also serve the pages of other rooms.
 
 1. A scene knows neither DOT nor colours. The page of :mod:`archgraph.viewer` is made of the same

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from archgraph.analysis.axes import Axis
 from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block, structure
 from archgraph.display.facts import (
     AxisFact,
-    AxisMember,
     BlockFact,
     Facts,
     GroupFact,
     LeafFact,
-    OperatorFact,
     Pin,
 )
 from archgraph.display.labels import operator_words
 from archgraph.display.pricing import Pricing, halved
 from archgraph.graph.ir import ArchGraph, Node, Param, per_graph
 from archgraph.graph.values import refs
-from archgraph.layout.layouts import Layout, Prod, Sum
+from archgraph.layout.layouts import Layout
 from archgraph.ops.idioms import idioms
 
 
@@ -96,14 +93,17 @@ class _Collector:
                 for b in self.structured.blocks
             },
             {p.name: self._leaf(p) for p in graph.params},
-            {n.name: self._operator(n, order) for n in graph.nodes},
+            {
+                node.name: tuple(sorted(pricing.met[node.name], key=order.__getitem__))
+                for node in graph.nodes
+            },
             pricing,
         )
 
     def _axis(self, axis: Axis) -> AxisFact:
         home = self.home.get(self.maker.get(axis.name, ""))
         members = tuple(
-            AxisMember(leaf, self.graph.param[leaf].shape, i, layout_text(layout, axis.name))
+            (leaf, i)
             for leaf in self.pricing.leaves_of[axis.name]
             for i, layout in enumerate(self.solved.leaf[leaf])
             if axis.name in self.pricing.names(layout)
@@ -117,7 +117,6 @@ class _Collector:
             home.name if home else "",
             tuple(dict.fromkeys(self.spans.get(span, span) for span in axis.spans)),
             members,
-            tuple(self.pricing.nodes_of[axis.name]),
             halved(axis.size),
             self.pricing.halving([axis.name]) if axis.free else None,
             None if axis.free else self._pin(axis),
@@ -141,9 +140,7 @@ class _Collector:
             block.kind,
             block.removable,
             block.reason,
-            block.entry,
-            block.exit,
-            block.nodes,
+            tuple(dict.fromkeys(leaf for n in block.nodes for leaf in self.graph.node[n].leaves())),
             axes,
             self.pricing.skipping(block) if block.removable else None,
         )
@@ -157,18 +154,6 @@ class _Collector:
             tuple(map(layout_text, layouts)),
             tuple(a.name for layout in layouts for a in axis_refs(layout)),
             self.graph.leaf_users[param.name],
-        )
-
-    def _operator(self, node: Node, order: Mapping[str, int]) -> OperatorFact:
-        one = self.idioms.get(node.name)
-        return OperatorFact(
-            node.op,
-            node.scope,
-            node.source or None,
-            tuple(map(str, node.types)),
-            tuple(sorted(self.pricing.met[node.name], key=order.__getitem__)),
-            tuple(dict.fromkeys(node.leaves())),
-            None if one is None else (one.idiom.name, one.nodes[-1]),
         )
 
     def _pin(self, axis: Axis) -> Pin:
@@ -205,28 +190,15 @@ def _span(what: str, node: Node) -> str:
 TERMS = 8
 
 
-def layout_text(layout: Layout, axis: str = "") -> str:
-    """Write a layout in words; of a long concatenation its ends and the terms with an axis.
+def layout_text(layout: Layout) -> str:
+    """Write a layout in words; of a long concatenation its ends.
 
-    >>> from archgraph.layout.layouts import AxisRef
-    >>> layout_text(Sum(tuple(AxisRef(name, 2) for name in "abcdefghi")), "d")
-    'a[2] + … + d[2] + … + i[2]'
+    >>> from archgraph.layout.layouts import AxisRef, Sum
+    >>> layout_text(Sum(tuple(AxisRef(name, 2) for name in "abcdefghi")))
+    'a[2] + … + i[2]'
     """
-    match layout:
-        case Prod(factors):
-            texts = ((f, layout_text(f, axis)) for f in factors)
-            return " × ".join(f"({text})" if isinstance(f, Sum) else text for f, text in texts)
-        case Sum(terms) if len(terms) > TERMS:
-            visible = {0, len(terms) - 1}
-            visible |= {
-                i for i, term in enumerate(terms) if any(axis == a.name for a in axis_refs(term))
-            }
-            parts = [layout_text(t, axis) if i in visible else "…" for i, t in enumerate(terms)]
-            return " + ".join(text for text, _ in itertools.groupby(parts))
-        case Sum(terms):
-            return " + ".join(layout_text(term, axis) for term in terms)
-        case _:
-            return str(layout)
+    terms = str(layout).split(" + ")
+    return " + ".join(terms if len(terms) <= TERMS else (terms[0], "…", terms[-1]))
 
 
 # The reason of an operator, as `ops.equations` writes it: `indexed by values (aten.index.Tensor

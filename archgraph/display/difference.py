@@ -73,11 +73,6 @@ def _ranges(names: Sequence[str]) -> str:
 
 def _follows(name: str, other: str) -> bool:
     """Return whether a name is another one with one number larger by 1, or the same."""
-    parts = [re.split(r"(\d+)", text) for text in (name, other)]
-    if len(parts[0]) != len(parts[1]):
-        return False
-    apart = [(x, y) for x, y in zip(*parts, strict=True) if x != y]
-    if len(apart) != 1:
-        return not apart
-    ((x, y),) = apart
-    return x.isdigit() and y.isdigit() and int(y) == int(x) + 1
+    numbers = re.finditer(r"\d+", name)
+    nexts = (f"{name[: n.start()]}{int(n[0]) + 1}{name[n.end() :]}" for n in numbers)
+    return other in (name, *nexts)

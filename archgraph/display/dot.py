@@ -16,6 +16,7 @@ import graphviz
 
 from archgraph.display import colours
 from archgraph.display.cover import Reach, percent
+from archgraph.display.hierarchy import LONG, short
 from archgraph.display.labels import LabelLine
 from archgraph.display.markup import FONT, LETTER, stacked_lines, text, width
 from archgraph.display.paths import span, spine
@@ -27,8 +28,6 @@ TIED = "\u00a0"
 # Of no width, at which one may.
 BREAK = "\v"
 
-# Names of blocks longer than this are shown without the name of their section.
-LONG = 20
 # Total length of arrows, in ranks, above which they are drawn with less care.
 DENSE = 4000
 # Least width in inches of a box with a weight; in print.
@@ -307,12 +306,3 @@ def wrapped_lines(lines: Sequence[LabelLine], letters: int | None) -> Iterator[L
         )
         for part in words.wrap(" ".join(joined).replace(".", f".{BREAK}")):
             yield replace(line, text=part.replace(TIED, " ").replace(BREAK, ""))
-
-
-def short(name: str, within: str) -> str:
-    """Return a block's name, without the name of its section if it is long.
-
-    >>> short("layer1.0", "layer1"), short("encoder.layers.encoder_layer_0.mlp", "encoder.layers")
-    ('layer1.0', 'encoder_layer_0.mlp')
-    """
-    return name.removeprefix(f"{within}.") if len(name) > LONG else name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class Explanation:
         roles: Their free axes by role.
         sections: Their free axes by section.
         blocks: The blocks in question.
-        leaves: The leaves in question; empty for the whole graph.
+        leaves: The leaves in question, of an axis those that have it; empty for the whole graph.
         budgets: By measure, what the whole graph costs and the least that there is; empty for a
             part.
     """
@@ -103,22 +102,13 @@ class Explanation:
         each = self.asked is not None
         if self.asked is None:
             first = [self._overview(), range_table(self.budgets)]
-        elif len(self.axes) == 1 and self.axes[0].name == self.asked and not self.blocks:
-            axis = self.axes[0]
-            of_axis = (
-                tables.one_axis(axis),
-                tables.leaves_with_axis(axis),
-                tables.operators_with_axis(axis, self.about),
-            )
-            return tuple(table for table in of_axis if table.rows)
         else:
             first = [self._halves()]
         parts = (
             *first,
             tables.free_axes(self.free, self._together, each),
             tables.pinned_axes(self.pinned, each),
-            tables.removable_blocks(self.blocks, each),
-            tables.staying_blocks(self.blocks, each),
+            tables.block_savings(self.blocks, each),
             tables.leaf_layouts(self.leaves),
         )
         return tuple(table for table in parts if table.rows)
@@ -190,8 +180,10 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
     if name is None:
         parts: NamesByKind = {k: getattr(about, k) for k in ("axes", "roles", "sections", "blocks")}
     else:
-        parts = _named(about, name) or _like(about, name)
-        if not parts:
+        parts = _named(about, name)
+        if not any(parts.values()):
+            parts = {kind: _matching(getattr(about, kind), name) for kind in KINDS}
+        if not any(parts.values()):
             known = dict.fromkeys(name for kind in KINDS for name in getattr(about, kind))
             raise ArchGraphError(
                 "no axis, section, block or leaf has this name",
@@ -210,36 +202,17 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
 
 
 def _named(about: Facts, word: str) -> NamesByKind:
-    """Return the parts of exactly this name, each with the axes that it makes or has."""
-
-    def exactly(kind: str) -> list[str]:
-        return [word] if word in getattr(about, kind) else []
-
-    sections, leaves, roles, axes = map(exactly, ("sections", "leaves", "roles", "axes"))
-    blocks = [b.name for b in about.blocks.values() if word in (b.name, b.section)]
-    owners = [about.blocks[b].axes for b in blocks]
-    owners += [about.leaves[k].axes for k in leaves] + [about.roles[r].axes for r in roles]
-    axes += itertools.chain(*owners)
-    if blocks and not sections:
-        inside = (n for b in blocks for n in about.blocks[b].operators)
-        leaves += [k for n in inside for k in about.operators[n].leaves]
-    return _parts(axes=axes, roles=roles, sections=sections, blocks=blocks, leaves=leaves)
-
-
-def _like(about: Facts, word: str) -> NamesByKind:
-    """Return the parts of a module or a pattern."""
-    return _parts(
-        **{
-            kind: _matching(getattr(about, kind), word)
-            for kind in ("axes", "sections", "blocks", "leaves")
-        }
-    )
-
-
-def _parts(**names: Iterable[str]) -> NamesByKind:
-    """Return the names by kind; empty if no kind has a name."""
-    parts = {kind: list(names.get(kind, ())) for kind in KINDS}
-    return parts if any(parts.values()) else {}
+    """Return the parts of exactly this name, the axes in them, and of an axis its leaves."""
+    parts = {kind: [word] * (word in getattr(about, kind)) for kind in KINDS}
+    blocks = [b for b in about.blocks.values() if word in (b.name, b.section)]
+    owners = [getattr(about, kind)[word] for kind in ("leaves", "roles") if parts[kind]]
+    leaves = [leaf for a in parts["axes"] for leaf, _ in about.axes[a].members]
+    if not parts["sections"]:
+        leaves += [leaf for b in blocks for leaf in b.leaves]
+    parts["axes"] += [axis for owner in (*blocks, *owners) for axis in owner.axes]
+    parts["blocks"] = [b.name for b in blocks]
+    parts["leaves"] += leaves
+    return parts
 
 
 def _matching(names: Iterable[str], word: str) -> list[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from archgraph.display.facts import (
     AxisFact,
-    AxisMember,
     BlockFact,
-    Facts,
     LeafFact,
     Pin,
 )
@@ -78,17 +76,12 @@ def _times(name: str, number: int) -> str:
     return name if number == 1 else f"{name} ×{number}"
 
 
-def _kinds(spans: Sequence[str]) -> str:
-    """Write the operators of spans: `layer norm ×2, softmax`."""
-    counts = Counter(s.partition(" in ")[0] for s in spans)
-    return ", ".join(_times(kind, number) for kind, number in counts.items())
-
-
 def free_axes(
     axes: Sequence[AxisFact], together: Callable[[Sequence[AxisFact]], Saving | None], each: bool
 ) -> Table:
     """Return the free axes with what halving saves; ``each``: one row for every axis."""
-    alike = [(a.section, a.size, a.role, _kinds(a.spans)) for a in axes]
+    kinds = [tuple(dict.fromkeys(s.partition(" in ")[0] for s in a.spans)) for a in axes]
+    alike = [(a.section, a.size, a.role, over) for a, over in zip(axes, kinds, strict=True)]
     groups = _grouped([a.name for a in axes], alike, each)
     several = any(len(indices) > 1 for _, indices in groups)
     rows = []
@@ -98,9 +91,8 @@ def free_axes(
         role = f"{first.role}*" if first.spans else first.role
         rows.append((name, many, str(first.size), role, *savings(together(members))))
     notes = ["a row of several axes shows what halving all of them saves"] if several else []
-    kinds = dict.fromkeys(s.partition(" in ")[0] for a in axes for s in a.spans)
-    if kinds:
-        notes.append(f"*: {', '.join(kinds)} runs over it; cutting it changes what that computes")
+    if over := dict.fromkeys(itertools.chain(*kinds)):
+        notes.append(f"*: {', '.join(over)} runs over it; cutting it changes what that computes")
     heads, right = ("axis", "axes", "size", "role", *SAVES), frozenset({1, 2, 4, 5})
     title, note = "Free axes: what halving saves", "\n".join(notes)
     return _filled_columns(Table(title, heads, tuple(rows), right, note=note, short=frozenset({0})))
@@ -152,124 +144,31 @@ def _cause(pins: Sequence[Pin]) -> tuple[str, str]:
     if len({one.place for one in pins}) > 1:
         why += " and elsewhere"
     if pin.source is not None:
-        why += f" ({_source(pin.source)})"
+        # Of a path the last two parts: the path to a package says little.
+        last = pin.source.replace("\\", "/").split("/")[-2:]
+        why += f" ({'/'.join(last)})"
     return why, pin.remedy
 
 
-def _source(source: str) -> str:
-    """Shorten a source line's path to its last two parts: the path to a package says little."""
-    return "/".join(source.replace("\\", "/").split("/")[-2:])
-
-
-def removable_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
-    """Return the blocks that can be left out, with what that saves."""
-    blocks = [b for b in blocks if b.removable]
-    groups = _grouped([b.name for b in blocks], [(b.kind, b.saving) for b in blocks], each)
+def block_savings(blocks: Sequence[BlockFact], each: bool) -> Table:
+    """Return the blocks with what leaving one out saves, or why it has to stay."""
+    alike = [(b.kind, b.saving, b.reason) for b in blocks]
     rows = []
-    for name, indices in groups:
+    for name, indices in _grouped([b.name for b in blocks], alike, each):
         block, many = blocks[indices[0]], str(len(indices)) if len(indices) > 1 else ""
-        rows.append((name, many, block.kind, *savings(block.saving)))
-    title, heads = "Removable blocks: what skipping one saves", ("block", "blocks", "kind", *SAVES)
+        rows.append((name, many, block.kind, *savings(block.saving), block.reason))
+    title, heads = "Blocks: what skipping one saves", ("block", "blocks", "kind", *SAVES, "why not")
     return _filled_columns(
         Table(title, heads, tuple(rows), right=frozenset({1, 3, 4}), short=frozenset({0}))
     )
 
 
-def staying_blocks(blocks: Sequence[BlockFact], each: bool) -> Table:
-    """Return the blocks that cannot be left out, with the reason."""
-    blocks = [b for b in blocks if not b.removable]
-    groups = _grouped([b.name for b in blocks], [(b.kind, b.reason) for b in blocks], each)
-    rows = tuple(
-        (_times(name, len(indices)), blocks[indices[0]].kind, blocks[indices[0]].reason)
-        for name, indices in groups
-    )
-    return Table("Blocks that stay", ("block", "kind", "why"), rows, short=frozenset({0}))
-
-
 def leaf_layouts(leaves: Sequence[LeafFact]) -> Table:
     """Return the leaves with the layout of each dimension."""
-    heads = ("leaf", "shape", "layout of each dimension")
-    rows = tuple((p.name, "×".join(map(str, p.shape)), " | ".join(p.layout)) for p in leaves)
-    return Table("Leaves", heads, rows, short=frozenset({0}))
-
-
-def one_axis(axis: AxisFact) -> Table:
-    """Tabulate an axis, one fact per row."""
-    rows = [("size", str(axis.size)), ("role", axis.role)]
-    if axis.section:
-        block = "" if axis.block == axis.section else f", {axis.block}"
-        rows.append(("made in", f"{axis.section}{block}"))
-    if axis.pin is None:
-        # 24 = 50.0 %
-        parameters, macs = (" = ".join(text.split(None, 1)) for text in savings(axis.saving))
-        rows += [
-            ("free", "yes"),
-            ("halving", f"{axis.size} → {axis.halved}"),
-            ("saves", f"{parameters} of the parameters, {macs} of the MACs"),
-        ]
-    else:
-        rows.append(("free", f"no: {axis.pin.why}"))
-        if axis.pin.operator is not None:
-            rows.append(("pinned by", f"{axis.pin.operator} %{axis.pin.node}"))
-        rows.append(("in", axis.pin.place))
-        if axis.pin.source is not None:
-            rows.append(("code", axis.pin.source))
-        rows.append(("what would free it", axis.pin.remedy))
-    if axis.spans:
-        rows.append(("spanned by", "\n".join(name for name, _ in _counted(axis.spans))))
-        rows.append(("", "cutting it changes what these compute"))
-    return Table(axis.name, ("", ""), tuple(rows))
-
-
-def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Return runs of names with their numbers of members, the number written behind the name."""
-    groups = numbered_runs(names, [None] * len(names))
-    return [(_times(name, len(indices)), len(indices)) for name, indices in groups]
-
-
-def leaves_with_axis(axis: AxisFact) -> Table:
-    """Return the leaves that are cut with an axis."""
-    full = f"{axis.name}[{axis.size}]"
-    dims: dict[str, list[AxisMember]] = {}
-    for member in axis.members:
-        dims.setdefault(member.leaf, []).append(member)
-
-    def shape(members: Sequence[AxisMember]) -> str:
-        cut = {m.dimension for m in members}
-        sizes = enumerate(members[0].shape)
-        return "×".join(f"[{size}]" if i in cut else str(size) for i, size in sizes)
-
-    def made_of(members: Sequence[AxisMember]) -> str:
-        return ", ".join(dict.fromkeys(m.layout for m in members if m.layout != full))
-
-    shapes = [shape(members) for members in dims.values()]
-    layouts = [made_of(members) for members in dims.values()]
-    groups = numbered_runs(list(dims), list(zip(shapes, layouts, strict=True)))
-    rows = tuple((n, str(len(of)), shapes[of[0]], layouts[of[0]]) for n, of in groups)
-    title = f"Leaves that have it: {len(dims)}"
-    heads = ("leaf", "leaves", "shape", "what [ ] is made of")
-    note, short = "[ ]: the dimension with the axis", frozenset({0, 3})
-    return _filled_columns(Table(title, heads, rows, frozenset({1}), note=note, short=short))
-
-
-def operators_with_axis(axis: AxisFact, about: Facts) -> Table:
-    """Return the operators and idioms that an axis runs through, in runs of places."""
-    places_by_kind: dict[str, dict[str, str]] = {}
-    for name in axis.operators:
-        kind, result = about.operators[name].idiom or (about.operators[name].operator, name)
-        places = places_by_kind.setdefault(kind, {})
-        places[result] = about.operators[result].place or f"%{result}"
-    rows = []
-    for kind, places in places_by_kind.items():
-        labels = _counted(list(dict.fromkeys(places.values())))
-        lines = [label for label, _ in labels[: 2 * EACH]]
-        hidden = sum(n for _, n in labels[2 * EACH :])
-        lines += [f"and {hidden} more"] * bool(hidden)
-        rows.append((kind, str(len(places)), "\n".join(lines)))
-    return Table(
-        f"Operators that it runs through: {sum(map(len, places_by_kind.values()))}",
-        ("operator", "times", "in"),
-        tuple(rows),
-        right=frozenset({1}),
-        short=frozenset({2}),
+    names, alike = [p.name for p in leaves], [(p.shape, p.layout) for p in leaves]
+    rows = tuple(
+        (_times(name, len(of)), "×".join(map(str, alike[of[0]][0])), " | ".join(alike[of[0]][1]))
+        for name, of in numbered_runs(names, alike)
     )
+    heads = ("leaf", "shape", "layout of each dimension")
+    return Table("Leaves", heads, rows, short=frozenset({0}))

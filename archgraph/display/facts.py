@@ -30,23 +30,6 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class AxisMember:
-    """A dimension of a leaf that an axis is in.
-
-    Attributes:
-        leaf: State-dict key.
-        shape: Shape of the leaf.
-        dimension: Number of the dimension.
-        layout: What the dimension is made of; a long concatenation is shortened.
-    """
-
-    leaf: str
-    shape: tuple[int, ...]
-    dimension: int
-    layout: str
-
-
-@dataclass(frozen=True, slots=True)
 class AxisFact:
     """An axis.
 
@@ -58,8 +41,7 @@ class AxisFact:
         section: Section of the operator that makes it; empty where none does.
         block: Block of that operator.
         spans: Norms, softmaxes and reductions that run over it, as ``what in place``.
-        members: Dimensions of leaves that are cut with it.
-        operators: Names of the operators whose arguments or results have it.
+        members: Leaves that are cut with it, each with the number of a dimension.
         halved: Number of positions that stay when half of them go.
         saving: What that saves; None for a pinned axis.
         pin: Why it is pinned; None for a free axis.
@@ -72,8 +54,7 @@ class AxisFact:
     section: str
     block: str
     spans: tuple[str, ...]
-    members: tuple[AxisMember, ...]
-    operators: tuple[str, ...]
+    members: tuple[tuple[str, int], ...]
     halved: int
     saving: Saving | None
     pin: Pin | None
@@ -104,9 +85,7 @@ class BlockFact:
         kind: ``residual``, ``chain``, ``parallel``, ``dense`` or ``head``.
         removable: Whether it can be left out.
         reason: Why not; empty where it can.
-        entry: Operator whose value it consumes.
-        exit: Operator whose value it makes.
-        operators: Its operators.
+        leaves: Leaves that it uses.
         axes: Axes that it makes.
         saving: What leaving it out saves; None where it cannot be left out.
     """
@@ -116,9 +95,7 @@ class BlockFact:
     kind: str
     removable: bool
     reason: str
-    entry: str
-    exit: str
-    operators: tuple[str, ...]
+    leaves: tuple[str, ...]
     axes: tuple[str, ...]
     saving: Saving | None
 
@@ -144,29 +121,6 @@ class LeafFact:
     operators: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorFact:
-    """An operator of the graph.
-
-    Attributes:
-        operator: What it does, e.g. ``aten.conv2d``.
-        place: Module that it was called in.
-        source: Line of the user's code; None where the graph does not know it.
-        shapes: Shape of each result, ``batch`` included.
-        axes: Names of the axes in its arguments and results.
-        leaves: Leaves that it uses.
-        idiom: Name and last operator of the idiom that it is part of; None: of none.
-    """
-
-    operator: str
-    place: str
-    source: str | None
-    shapes: tuple[str, ...]
-    axes: tuple[str, ...]
-    leaves: tuple[str, ...]
-    idiom: tuple[str, str] | None
-
-
 @dataclass(frozen=True)
 class Facts:
     """All facts about a graph, each kind in the order of the graph.
@@ -181,7 +135,7 @@ class Facts:
         sections: Free axes by section.
         blocks: Blocks by name.
         leaves: Leaves by name.
-        operators: Operators by name.
+        met: By operator, the axes in its arguments and results.
         pricing: Prices any other change of the graph.
     """
 
@@ -194,5 +148,5 @@ class Facts:
     sections: Mapping[str, GroupFact]
     blocks: Mapping[str, BlockFact]
     leaves: Mapping[str, LeafFact]
-    operators: Mapping[str, OperatorFact]
+    met: Mapping[str, tuple[str, ...]]
     pricing: Pricing = field(compare=False, repr=False)

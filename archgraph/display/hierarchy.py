@@ -18,6 +18,8 @@ from archgraph.graph.values import refs
 PERIODS = (1, 2, 3, 4)
 # So many blocks fold although their widths differ (the layers of a dense block).
 GROWING = 3
+# Names of blocks longer than this are shown without the name of their section.
+LONG = 20
 # Section and blocks: names with the names of their operators in topological order.
 NamedBlocks = Sequence[tuple[str, Sequence[str]]]
 Sections = Sequence[tuple[str, NamedBlocks]]
@@ -66,6 +68,15 @@ def between(first: str, last: str) -> str:
         a[apart[0]] += f"–{b[apart[0]]}"
         return "".join(a)
     return f"{first} – {last}"
+
+
+def short(name: str, within: str) -> str:
+    """Return a block's name, without the name of its section if it is long.
+
+    >>> short("layer1.0", "layer1"), short("encoder.layers.encoder_layer_0.mlp", "encoder.layers")
+    ('layer1.0', 'encoder_layer_0.mlp')
+    """
+    return name.removeprefix(f"{within}.") if len(name) > LONG else name
 
 
 def folds(

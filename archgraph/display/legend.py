@@ -28,7 +28,6 @@ def heading(
     notes: Sequence[Sequence[str]],
     *,
     legend: bool = True,
-    across: int = MARKS,
     letters: int | None = None,
 ) -> str:
     """Write title, size and legend as Graphviz's HTML.
@@ -40,7 +39,6 @@ def heading(
         cover: How clients feed the parts, if that is shown.
         notes: Rows of a table, the first one its titles.
         legend: Whether marks and colours are explained.
-        across: Marks to a line; colours are twice as many and one.
         letters: Letters of 10 points that a line may have; a longer title is written smaller.
 
     Returns:
@@ -48,7 +46,8 @@ def heading(
     """
     size = 16 if letters is None else max(10, min(16, 10 * letters // max(1, len(title))))
     lines = [text(title, size=size, bold=True)] if title else []
-    most = 50 * across if letters is None else letters + 11  # these letters are smaller
+    most = 50 * MARKS if letters is None else letters + 11  # these letters are smaller
+    across = max(1, most // 36)  # marks to a line; colours are twice as many and one
     if legend:
         marks = [f"{count(total)} parameters (small: of a part)", *_marks(picture)]
         joined = (" · ".join(marks[i : i + across]) for i in range(0, len(marks), across))

@@ -13,14 +13,14 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from archgraph.analysis.structure import structure
+from archgraph.display.columns import columns
 from archgraph.display.cover import Cover, Reach
 from archgraph.display.dot import Drawing
 from archgraph.display.labels import count_parameters
-from archgraph.display.legend import MARKS, heading
+from archgraph.display.legend import heading
 from archgraph.display.markup import FONT
-from archgraph.display.overview import columns, overview
 from archgraph.display.pieces import Detail
-from archgraph.display.printed import fitting_page, letters_across, width_in_points
+from archgraph.display.printed import fitting_page, letters_across
 from archgraph.display.scene import Box, Scene, scene
 from archgraph.errors import RunError
 from archgraph.files import write
@@ -32,8 +32,6 @@ FORMATS = ("dot", "svg", "png", "pdf")
 SECONDS = 300.0
 # From most to least.
 DETAILS: tuple[Detail, ...] = ("node", "block", "section")
-# Of a picture for print: columns, and letters of a line at most.
-SHAPES = ((1, 99), (1, 20), (1, 14), (2, 99), (2, 20), (3, 20))
 
 
 @takes_graph
@@ -94,33 +92,24 @@ def draw(
     marks = None if cover is None else cover.parts
     total = count_parameters(graph, tuple(graph.param))
     headline = graph.name if title is None else title
-    across, letters = MARKS, None
-    if width is not None:
-        across, letters = max(1, int(width_in_points(width) / 200)), letters_across(width)
+    letters = None if width is None else letters_across(width)
 
-    def drawn(
-        detail: Detail, per_section: bool = False, number: int = 1, most: int | None = None
-    ) -> str:
+    def drawn(level: tuple[Detail, bool], number: int = 1, most: int | None = None) -> str:
+        only, per_section = level
         picture = scene(
-            graph, sections, detail=detail, fold=fold, per_section=per_section, marks=marks
+            graph, sections, detail=only, fold=fold, per_section=per_section, marks=marks
         )
-        if detail == "section":
-            picture = overview(picture)
         fed = {} if cover is None else _fed(graph, picture, cover)
-        head = heading(
-            picture, headline, total, cover, notes, legend=legend, across=across, letters=letters
-        )
+        head = heading(picture, headline, total, cover, notes, legend=legend, letters=letters)
         tips = functools.partial(_tips, graph)
         drawing = Drawing(picture, fed, tips, font or FONT, most, columns(picture, number))
         return drawing.source(head)
 
     if width is None:
-        text = drawn(detail)
+        text = drawn((detail, False))
     else:
-        several = [(one, False) for one in DETAILS[DETAILS.index(detail) :]]
-        shapes = [(number, min(most, letters_across(width, number))) for number, most in SHAPES]
-        levels = ((drawn(*one, *s) for s in shapes) for one in (*several, (DETAILS[-1], True)))
-        text = fitting_page(width, levels, _size)
+        levels = [(one, False) for one in DETAILS[DETAILS.index(detail) :]]
+        text = fitting_page(width, [*levels, (DETAILS[-1], True)], drawn, _size)
     if path is not None:
         write_picture(text, path)
     return text

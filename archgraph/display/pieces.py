@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
@@ -45,21 +46,20 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
     At `node` every operator has a box; what only counts shares the box of what it counts for. At
     `block` operators without a weight follow the one that feeds them, attention takes in what
     splits its heads, and an idiom of several operators is one box, as is all that makes a mask. At
-    `section` a block is one box.
+    `section` a block is one box, and what a mask is made of leads to the attention.
     """
     # What evaluation does not need, training alone has: heads of depth, auxiliary losses.
     in_eval = reach(graph, graph.outputs, training=False)
-    visible = _shown(graph, detail)
-    operators = [name for name in visible if graph.node[name].op != "input"]
+    visible, masks = _shown(graph, detail), masks_of(graph)
+    beside = aside_of(graph, in_eval) | masks.keys()
+    feeds = feeds_of(graph, visible)
+    if detail == "section":
+        feeds = _past_masks(feeds, masks)
+        visible = [name for name in visible if name not in masks]
+    masks = {} if detail == "node" else masks
+    owner = _owner(sections, set(visible) - beside)
+    operators = list(feeds)
     training = frozenset(name for name in operators if name not in in_eval)
-    masks = {} if detail == "node" else masks_of(graph)
-    beside = aside_of(graph, in_eval) | masks_of(graph).keys()
-    drawn = set(visible)
-    owner = _owner(sections, drawn - beside)
-    feeds = {
-        name: tuple(used for used in before if used in drawn)
-        for name, before in feeds_of(graph, operators).items()
-    }
     grouping = _Boxes(graph, feeds, owner, training, masks)
     boxes = [[name] for name in operators]
     if detail != "node":
@@ -69,6 +69,17 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
     # Only the last of a box has users outside it, so what feeds a box stands before it.
     boxes.sort(key=lambda box: order[box[-1]])
     return Pieces(tuple(map(tuple, boxes)), feeds, owner, _hosts(graph, visible), training, masks)
+
+
+def _past_masks(
+    feeds: Mapping[str, Sequence[str]], masks: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """Return what feeds each operator but masks; for a mask, what the mask is made of."""
+    past: dict[str, tuple[str, ...]] = {}
+    for name, before in feeds.items():
+        sources = (past.get(used, ()) if used in masks else (used,) for used in before)
+        past[name] = tuple(dict.fromkeys(itertools.chain(*sources)))
+    return {name: before for name, before in past.items() if name not in masks}
 
 
 def _owner(sections: Sections, framed: Set[str]) -> dict[str, int]:
@@ -132,13 +143,17 @@ def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
     return aside
 
 
-def feeds_of(graph: ArchGraph, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return what each operator uses, drawn with as few arrows as possible.
+def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return what each operator uses of what is shown, drawn with as few arrows as possible.
 
     Where an operator gathers several values of which another one of its kind gathers the first
     (the concatenations of a dense block), one arrow comes from there instead of one from each.
     """
-    feeds = {name: tuple(dict.fromkeys(graph.node[name].uses())) for name in names}
+    drawn = frozenset(visible)
+    names = [name for name in visible if graph.node[name].op != "input"]
+    feeds = {
+        n: tuple(dict.fromkeys(filter(drawn.__contains__, graph.node[n].uses()))) for n in names
+    }
     first: dict[tuple[str, str, tuple[str, ...]], str] = {}
     for name in names:
         node = graph.node[name]

@@ -52,7 +52,6 @@ class Pricing:
         # By identity: layouts are trees, and hashing one walks it; the solution keeps them alive.
         self._names: dict[int, frozenset[str]] = {}
         self.leaves_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
-        self.nodes_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
         leaf_names = {
             leaf: frozenset[str]().union(*map(self.names, dims))
             for leaf, dims in self.solved.leaf.items()
@@ -77,8 +76,6 @@ class Pricing:
             names = names.union(*(value_names[used] for used in node.uses()))
             names = names.union(*(leaf_names[leaf] for leaf in node.leaves()))
             self.met[node.name] = names
-            for name in names:
-                self.nodes_of[name].append(node.name)
 
     def names(self, layout: Layout) -> frozenset[str]:
         """Return the axes in a layout."""

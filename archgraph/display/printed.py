@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from archgraph.display.markup import LETTER
 from archgraph.errors import RunError
 
+Level = TypeVar("Level")
 # Points of a unit of length.
 UNITS = {"in": 72.0, "cm": 72 / 2.54, "mm": 7.2 / 2.54, "pt": 1.0}
 # Height of a page's text in points, the smallest letters of a picture, and what they may shrink to.
 TALL, SMALLEST, READABLE = 9 * 72.0, 8.0, 7.0
 
 
+# Columns, and letters of a line at most.
+SHAPES = ((1, 99), (1, 20), (1, 14), (2, 99), (2, 20), (3, 20))
 # Share of a picture's area that a page has, below which no arrangement makes it fit.
 LARGE = 0.45
 
@@ -48,7 +52,8 @@ def letters_across(width: str, columns: int = 1) -> int:
 
 def fitting_page(
     width: str,
-    levels: Iterable[Iterable[str]],
+    levels: Iterable[Level],
+    drawn: Callable[[Level, int, int], str],
     measured: Callable[[str], tuple[float, float]],
 ) -> str:
     """Return the first of several pictures that fits a page at a width, scaled to it.
@@ -59,15 +64,17 @@ def fitting_page(
 
     Args:
         width: As ``3.3in``, ``84mm`` or ``240pt``.
-        levels: DOT texts by detail, most first; of each detail several shapes.
+        levels: Details, most first.
+        drawn: Returns the DOT text of a detail in columns, with letters of a line at most.
         measured: Returns width and height of a DOT text in points.
 
     Raises:
         RunError: If none fits; it says at which width one would.
     """
     wide, best, least = width_in_points(width), 0.0, math.inf
-    for texts in levels:
-        for text in texts:
+    for level in levels:
+        for columns, most in SHAPES:
+            text = drawn(level, columns, min(most, letters_across(width, columns)))
             across, down = measured(text)
             scale = min(1.0, wide / across, TALL / down)  # 1
             best = max(best, SMALLEST * scale)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from archgraph.analysis.cost import cost
 from archgraph.display.contents import Contents
-from archgraph.display.hierarchy import Fold, NamedBlocks, Sections, between, folds
+from archgraph.display.hierarchy import Fold, NamedBlocks, Sections, between, folds, short
 from archgraph.display.labels import (
     LabelLine,
     abbreviated,
@@ -44,7 +44,6 @@ class Box:
         training: Whether it takes part in training only.
         folded: Nodes of the other repetitions of a fold, which this box stands for, too.
         family: What it does, one of :data:`archgraph.ops.table.FAMILIES`; empty: none of these.
-        mask: Whether it only makes a mask of attention.
     """
 
     name: str
@@ -57,7 +56,6 @@ class Box:
     training: bool = False
     folded: tuple[str, ...] = ()
     family: str = ""
-    mask: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,7 @@ def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[s
     """Return the sections with the operators that stand in their blocks, of blocks with any."""
     inside: dict[int, list[str]] = {}
     for name, host in parts.host.items():
-        if host in parts.owner:
+        if host in parts.owner and name not in parts.masks:
             inside.setdefault(parts.owner[host], []).append(name)
     numbers = itertools.count()
     return [
@@ -205,7 +203,9 @@ def _overview(
         runs = list(_exits(graph, blocks) if per_section else _runs(blocks, folds))
         boxes.append((section, []))
         for run in runs:
-            title = section if len(runs) == 1 else between(run[0][0], run[-1][0])
+            title = section
+            if len(runs) > 1:
+                title = short(between(run[0][0], run[-1][0]), section)
             nodes = [name for _, members in run for name in members]
             boxes[-1][1].append((title, nodes))
             lines = contents.lines([members for _, members in run])
@@ -296,7 +296,6 @@ class _Making:
             folded=tuple(copy for n in nodes for copy in self.copies.get(n, ())),
             # Not of the counters that belong to them.
             family="" if entry else main_family(graph, names),
-            mask=names[0] in self.parts.masks,
         )
 
     def lines(self, names: Sequence[str], last: Sequence[str]) -> tuple[LabelLine, ...]:
@@ -337,8 +336,10 @@ class _Making:
         label = shape_label(source.types[0])
         if len(source.types) > 1:  # which of the results is taken, getitem says
             label = shape_label(node.types[0]) if node.op == "getitem" else ""
+        known = mask_of(node)
+        masking = bool(known) and used not in [other for other in node.uses() if other != known]
         only = used in set(node.uses()) - steady or not self.parts.training.isdisjoint((name, used))
-        return Link(tail, head, label, training=only, mask=mask_of(node) == used)
+        return Link(tail, head, label, training=only, mask=masking)
 
     def ends(self, boxes: Sequence[Box]) -> tuple[list[Box], list[Link]]:
         """Return the boxes of the outputs, and the arrows to them."""

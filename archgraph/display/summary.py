@@ -85,22 +85,15 @@ def _stretch(nodes: Sequence[Node]) -> str:
 def _runs(graph: ArchGraph) -> list[tuple[Block | None, list[Node]]]:
     """Return the operators of each block, at its first one, and of each stretch outside blocks."""
     owner = {name: block for block in structure(graph).blocks for name in block.nodes}
-    runs: list[tuple[Block | None, list[Node]]] = []
-    members: dict[str, list[Node]] = {}
+    runs: dict[str | int, tuple[Block | None, list[Node]]] = {}
     for node in graph.nodes:
         if node.op == "input":
             continue
         block = owner.get(node.name)
-        if block is None:
-            if not runs or runs[-1][0] is not None:
-                runs.append((None, []))
-            runs[-1][1].append(node)
-            continue
-        if block.name not in members:
-            members[block.name] = []
-            runs.append((block, members[block.name]))
-        members[block.name].append(node)
-    return runs
+        # Every stretch has the number of the runs before it.
+        stretch = len(runs) - (len(runs) - 1 in runs)
+        runs.setdefault(block.name if block else stretch, (block, []))[1].append(node)
+    return list(runs.values())
 
 
 def _numbers(graph: ArchGraph, nodes: Sequence[Node]) -> tuple[str, str]:

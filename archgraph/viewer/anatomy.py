@@ -12,7 +12,6 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display.collect import graph_facts
 from archgraph.display.cover import Cover
-from archgraph.display.facts import OperatorFact
 from archgraph.display.hierarchy import Fold, folds
 from archgraph.display.labels import LabelLine, node_family, operator_label, shape_label
 from archgraph.display.pieces import pieces
@@ -108,16 +107,15 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
     axis = numbered(about.axes)
     box = {name: i for i, b in enumerate(parts.scene.boxes) for name in b.nodes}
     nodes = [graph.node[name] for name in parts.operators]
-    known = [about.operators[name] for name in parts.operators]
     kinds, lists, places = Distinct(), Distinct(), Distinct()
     # Distances, not numbers: repeated blocks then have equal rows, which are stored once.
     feeds = [tuple(i - number[u] for u in dict.fromkeys(n.uses())) for i, n in enumerate(nodes)]
-    leaves = stepping([leaf[k] for k in fact.leaves] for fact in known)
-    within = stepping([axis[a] for a in fact.axes] for fact in known)
+    leaves = stepping([leaf[k] for k in dict.fromkeys(n.leaves())] for n in nodes)
+    within = stepping([axis[a] for a in about.met[n.name]] for n in nodes)
     columns = {
         "name": list(parts.operators),
-        "kind": [kinds.add(_kind(graph, n, f)) for n, f in zip(nodes, known, strict=True)],
-        "place": [places.add((fact.place, fact.source or "")) for fact in known],
+        "kind": [kinds.add(_kind(graph, node)) for node in nodes],
+        "place": [places.add((node.scope, node.source)) for node in nodes],
         "box": [box.get(name, -1) for name in parts.operators],
         "feeds": [lists.add(one) for one in feeds],
         "leaves": [lists.add(one) for one in leaves],
@@ -134,7 +132,7 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
     return {"operators": columns, "idle": idle, **tables}
 
 
-def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Json, ...]:
+def _kind(graph: ArchGraph, node: Node) -> tuple[Json, ...]:
     """Return what equal operators share: what they do, their words, shapes and attributes."""
     arguments = tuple(
         (name, show(value))
@@ -143,7 +141,8 @@ def _kind(graph: ArchGraph, node: Node, fact: OperatorFact) -> tuple[Json, ...]:
     )
     label = node.name if node.op == "input" else operator_label(graph, node).text
     flow = ", ".join(shape_label(kind) for kind in node.types)
-    return fact.operator, label, flow, fact.shapes, arguments, node_family(graph, node)
+    shapes = tuple(map(str, node.types))
+    return node.op, label, flow, shapes, arguments, node_family(graph, node)
 
 
 def _boxes(parts: Anatomy) -> dict[str, Json]:

@@ -108,7 +108,7 @@ def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
     sizes: dict[str, set[int]] = {}
     for graph in (parts.graph for parts in graphs):
         about = graph_facts(graph)
-        for name in about.operators:
+        for name in about.met:
             sizes.setdefault(name, set()).add(1)
         for axis in about.axes.values():
             sizes.setdefault(axis.name, set()).add(axis.size)
@@ -140,8 +140,8 @@ def _mean(name: str, numbers: PartNumbers, sizes: Mapping[str, set[int]]) -> flo
 def _means(parts: Anatomy, values: Mapping[str, float]) -> dict[str, Json]:
     """Average what the operators of each part use."""
     inside = {
-        name: [k for k in (name, *fact.leaves, *fact.axes) if k in values]
-        for name, fact in graph_facts(parts.graph).operators.items()
+        name: [k for k in (name, *parts.graph.node[name].leaves(), *axes) if k in values]
+        for name, axes in graph_facts(parts.graph).met.items()
     }
 
     def mean(nodes: Sequence[str]) -> float | None:

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from archgraph.analysis.structure import structure
 from archgraph.capture.trace import trace
-from archgraph.display import colours, coverage
+from archgraph.display import coverage
 from archgraph.display.cover import Cover
 from archgraph.display.dot import wrapped_lines
 from archgraph.display.labels import LabelLine
 from archgraph.display.picture import draw, render
 from archgraph.display.printed import READABLE, SMALLEST, TALL, width_in_points
+from archgraph.display.scene import scene
 from archgraph.errors import RunError
 from archgraph.rewrites.take import take
 from archgraph.states import Transfer
@@ -102,20 +104,30 @@ def test_a_tall_network_stands_in_columns_and_each_arrow_between_them_has_a_numb
     assert leaves and leaves == {(tail, number) for tail, way, number in numbers if way == "to"}
 
 
-def test_an_overview_has_outputs_and_masks_without_boxes_of_their_own():
-    class Two(nn.Module):
+def test_an_overview_has_a_box_per_output_and_a_dotted_arrow_for_what_a_mask_is_made_of():
+    class Masked(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.words = nn.Embedding(9, 8)
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
 
-        def forward(self, x):
-            hidden = self.a(x)
-            last = self.b(hidden)
-            return {"hidden": hidden, "last": last, "twice": last * 2}
+        def forward(self, x, mask):
+            hidden = self.layers(self.words(x), src_key_padding_mask=mask == 0)
+            return {"hidden": hidden, "twice": hidden * 2}
 
-    text = draw(trace(Two(), torch.zeros(1, 4)).graph, detail="section")
-    assert "output: hidden" in text and text.count(f'fillcolor="{colours.OUTPUT}"') == 1
-    assert "last" in text and "twice" in text
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    graph = trace(Masked(), ids, ids).graph
+    sections = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in structure(graph).sections]
+    picture = scene(graph, sections, detail="section", fold=False)
+    assert [box.name for box in picture.boxes if box.kind == "output"] == ["hidden", "twice"]
+    attending = {box.name for box in picture.boxes if "attention" in str(box.lines)}
+    dotted = [link for link in picture.links if link.mask]
+    assert {(link.tail, link.head) for link in dotted} == {("mask", name) for name in attending}
+    assert len(attending) == 3 and {link.tail for link in picture.links} >= {"x", "mask"}
+    folded = scene(graph, sections, detail="section")
+    assert any("3 × (attention" in str(box.lines) for box in folded.boxes)
+    assert not any("mask of attention" in str(box.lines) for box in picture.boxes)
 
 
 def test_lines_break_between_operators():

@@ -72,9 +72,10 @@ def test_axes_leaves_and_sources_of_each_operator_are_told(net):
     ops, about = data["operators"], graph_facts(net)
     axes, leaves = (unstepped(ops[k], data["lists"]) for k in ("axes", "leaves"))
     for i, name in enumerate(ops["name"]):
-        fact = about.operators[name]
-        assert [data["axes"][n][0] for n in axes[i]] == list(fact.axes)
-        assert [data["leaves"][n][0] for n in leaves[i]] == list(fact.leaves)
+        assert [data["axes"][n][0] for n in axes[i]] == list(about.met[name])
+        assert [data["leaves"][n][0] for n in leaves[i]] == list(
+            dict.fromkeys(net.node[name].leaves())
+        )
         used = [ops["name"][i - back] for back in data["lists"][ops["feeds"][i]]]
         assert used == list(dict.fromkeys(net.node[name].uses()))
 

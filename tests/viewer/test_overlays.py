@@ -29,8 +29,8 @@ def test_a_part_has_the_mean_importance_of_what_it_uses(net):
     means = dict(zip(given, (0.5, 7.5, 2.0, 4.0), strict=True))
     assert math.isclose(figures["whole"], statistics.fmean(means.values()))
     for name, value in zip(ops, figures["operators"], strict=True):
-        fact = graph_facts(net).operators[name]
-        told = [means[k] for k in (name, *fact.leaves, *fact.axes) if k in means]
+        parts = (name, *net.node[name].leaves(), *graph_facts(net).met[name])
+        told = [means[k] for k in dict.fromkeys(parts) if k in means]
         assert value == (statistics.fmean(told) if told else None), name
     blocks = dict(zip([b[0] for b in graph["blocks"]], figures["blocks"], strict=True))
     assert (blocks["layers.0"], blocks["layers.1"], blocks["layers.2"]) == (7.5, 2.0, None)

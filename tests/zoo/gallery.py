@@ -20,7 +20,6 @@ from pathlib import Path
 
 import archgraph as ag
 from archgraph.analysis.structure import structure
-from archgraph.display.overview import overview
 from archgraph.display.picture import render
 from archgraph.display.scene import scene
 from archgraph.display.style import STYLE
@@ -65,9 +64,9 @@ def printed(graph: ag.ArchGraph, width: str) -> str:
         return str(error.hint)
     scale = box_of(text)[0] / box_of(re.sub(r'\tgraph \[size="[^"]*"\]\n', "", text))[0]
     parts = structure(graph).sections
-    sections = [(part.name, [(one.name, one.nodes) for one in part.blocks]) for part in parts]
-    whole = overview(scene(graph, sections, detail="section"))
-    blocks = sum(bool(box.nodes) for box in whole.boxes)
+    sections = [(part.name, [(block.name, block.nodes) for block in part.blocks]) for part in parts]
+    overview = scene(graph, sections, detail="section")
+    blocks = sum(bool(box.nodes) for box in overview.boxes)
     of = "block" if text.count('tooltip="%') >= blocks else "section"
     return f"{8 * min(scale, 1):.1f} pt, a box per {of}"
 
