@@ -306,7 +306,7 @@ function worded(/** @type {Path[]} */ paths, /** @type {Path[]} */ long, /** @ty
   });
 }
 
-/** Lanes of edges that pass layers within a column, the shortest first; edges of one tail may share one. */
+/** Lanes of edges that pass layers within a column, the shortest first; edges of one tail may share one, dashed ones apart. */
 function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @type {Set<Edge>} */ trunk, /** @type {Word[]} */ words) {
   /** @type {Array<Array<{low: number, high: number, tail: number|null}>>} */
   const blocked = rows.flatMap((row) => [row.map((s) => ({ low: left(s), high: right(s), tail: null })), []]); // rows, and the gaps below them
@@ -317,13 +317,14 @@ function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @t
   }
   const long = paths.filter((p) => p.to.layer - p.from.layer > 1).sort((a, b) => a.to.layer - a.from.layer - b.to.layer + b.from.layer);
   for (const path of long) {
+    const tail = path.edge.tail + (path.edge.quiet ? 0.5 : 0);
     const between = blocked.slice(2 * path.from.layer + 1, 2 * path.to.layer);
     const [x, y] = [path.from.x + path.from.exit, entering(path)];
     if (trunk.has(path.edge)) path.lane = x;
     else {
       const near = between.flat();
-      const others = near.filter((o) => o.tail !== path.edge.tail);
-      const shared = near.filter((o) => o.tail === path.edge.tail && o.low === o.high).map((o) => o.low);
+      const others = near.filter((o) => o.tail !== tail);
+      const shared = near.filter((o) => o.tail === tail && o.low === o.high).map((o) => o.low);
       const sides = others.length > MOST.obstacles
         ? [Math.min(...others.map((o) => o.low)) - GAP.lane, Math.max(...others.map((o) => o.high)) + GAP.lane]
         : [x, y, ...others.flatMap((o) => [o.low - GAP.lane, o.high + GAP.lane])];
@@ -332,7 +333,7 @@ function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @t
       const free = [...new Set([...shared, ...sides])].filter((at) => (!path.sides || at > Math.max(x, y)) && others.every((o) => at <= o.low - GAP.clear || at >= o.high + GAP.clear));
       path.lane = free.reduce((best, at) => (cost(at) < cost(best) ? at : best));
     }
-    for (const slot of between) slot.push({ low: path.lane, high: path.lane, tail: path.edge.tail });
+    for (const slot of between) slot.push({ low: path.lane, high: path.lane, tail });
   }
 }
 
