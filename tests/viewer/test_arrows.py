@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -220,3 +221,54 @@ def test_lanes_cross_no_words_and_no_way_to_the_side_goes_on_in_another(laid):
         ]
         for (tail, y, low, high), (other, y1, low1, high1) in combinations(runs, 2):
             assert tail == other or abs(y - y1) >= 1 or max(low, low1) > min(high, high1)
+
+
+def framed(seed: int, many: int) -> list[Any]:
+    """A chain in a frame that two or three values enter, the later ones dashed or not."""
+    rng = random.Random(seed)
+    graphs = []
+    for _ in range(many):
+        count = rng.randint(2, 8)
+        pairs = [*pairwise(range(count)), (-1, 0), (count - 1, -2)]
+        pairs += [(tail, rng.randrange(1, count)) for tail in (-1, -3, -3, -5)[: rng.randint(2, 4)]]
+        edges = [edge(*pair, pair[0] < -1 and rng.random() < 0.5) for pair in dict.fromkeys(pairs)]
+        sizes = [size(rng, i) | {"w": rng.randint(100, 260)} for i in range(count)]
+        for number, part in enumerate(sizes):
+            into = [e for e in edges if e["head"] == number]
+            if part["open"]:
+                part["entries"] = [14 * i - 28 for i in range(len(into))]
+                for port, e in enumerate(into):
+                    e["port"] = port
+        graphs.append({"sizes": sizes, "edges": edges, "columns": 1})
+    return graphs
+
+
+def bend(path: Any) -> list[tuple[float, float]]:
+    """Points of an arrow up to the end of its first bend, about one pixel apart."""
+    (x, y), (x1, y1), (x2, y2) = path["points"][:3]
+    many = int(math.hypot(x2 - x1, y2 - y1)) + 1
+    middle = (y1 + y2) / 2
+    found = [(x, y + (y1 - y) * i / 8) for i in range(8)]
+    for t in (i / many for i in range(many + 1)):
+        a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3
+        found.append(((a + b) * x1 + (c + d) * x2, a * y1 + (b + c) * middle + d * y2))
+    return found
+
+
+def test_values_that_enter_a_frame_apart_stay_apart(laid):
+    """They share no stretch: neither where they bend first nor beside the boxes that they pass."""
+    for picture in laid(framed(5, 60)):
+        entering = [path for path in picture["paths"] if path["edge"]["tail"] < 0]
+        starts = {path["edge"]["tail"]: path["points"][0][0] for path in entering}
+        assert all(abs(a - b) >= 14 for a, b in combinations(starts.values(), 2))
+        for head in range(len(picture["spots"])):
+            ends = [p["x"] for p in picture["paths"] if p["edge"]["head"] == head]
+            assert not picture["spots"][head]["open"] or len(set(ends)) == len(ends)
+        for a, b in combinations(entering, 2):
+            if a["edge"]["tail"] != b["edge"]["tail"]:
+                other = bend(b)
+                near = [min(math.dist(point, at) for at in other) < 2 for point in bend(a)]
+                assert sum(near) < 12, (a, b)
+        for one, two in combinations(lanes(picture), 2):
+            beside = max(one[2], two[2]) < min(one[3], two[3])
+            assert one[0] == two[0] or abs(one[1] - two[1]) >= 7 or not beside

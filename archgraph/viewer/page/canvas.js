@@ -159,22 +159,39 @@ class Canvas {
     }
     const children = this.model.children(item);
     item.edges = item.edges || edgesIn(this.model, item, children);
-    const sizes = children.map((child) => ({ w: this.layout(child).w, h: this.layout(child).h + below(child),
-      entry: this.port(child, "entry"), exit: this.port(child, "exit"), open: Boolean(this.layout(child).inside),
-      blocks: framed(child) ? this.model.blocksOf(child).length : 0, name: child.kind === "output" ? "" : child.name }));
-    for (const edge of item.edges) edge.room = edge.label && !edge.quiet ? wide(edge.label, false) + 6 : 0;
     const bare = item.kind === "graph";
-    const found = layered(sizes, item.edges, (rows, most) => bare ? this.columns(rows, most) : this.folded(rows, most), bare ? this.tops : null);
+    const count = this.count, first = this.arranged(item, children);
+    const crossed = children.filter((child, i) => this.opened(child) && this.reordered(child, first.paths.filter((p) => p.edge.head === i)));
+    if (crossed.length) this.count = count;
+    const found = crossed.length ? this.arranged(item, children) : first;
     const w = Math.max(found.w, bare ? 0 : wide(this.title(item), true) + head + 10) + 2 * GAP.pad;
     item.layout = { lines: [[this.title(item), 1]], w, h: found.h + (bare ? 2 : 1) * GAP.pad + (bare ? 0 : GAP.head + 4), inside: found,
       dx: (w - found.w) / 2, dy: bare ? GAP.pad : GAP.head + 4, children };
     return item.layout;
   }
 
-  /** Where arrows enter and leave an item, from its centre. */
-  port(/** @type {Item} */ item, /** @type {"entry"|"exit"} */ side) {
-    const { inside, w, dx } = item.layout;
-    return inside && inside[side] ? inside[side].x + dx - w / 2 : 0;
+  /** Where the children of an open item stand. */
+  arranged(/** @type {Item} */ item, /** @type {Item[]} */ children) {
+    const sizes = children.map((child) => {
+      const { inside, w, h, dx } = this.layout(child);
+      // Where arrows enter and leave it, from its centre.
+      const port = (/** @type {Spot|null|undefined} */ one) => (one ? one.x + dx - w / 2 : 0);
+      return { w, h: h + below(child), entries: (inside?.entries || []).map(port), entry: port(inside?.entries[0]), exit: port(inside?.exit), open: Boolean(inside),
+        blocks: framed(child) ? this.model.blocksOf(child).length : 0, name: child.kind === "output" ? "" : child.name };
+    });
+    const edges = (item.edges || []).flatMap((edge) => ported(edge, edge.head >= 0 && this.opened(children[edge.head]) ? children[edge.head].ports : []));
+    for (const edge of edges) edge.room = edge.label && !edge.quiet ? wide(edge.label, false) + 6 : 0;
+    const bare = item.kind === "graph";
+    return layered(sizes, edges, (rows, most) => bare ? this.columns(rows, most) : this.folded(rows, most), bare ? this.tops : null);
+  }
+
+  /** Bring the entries of an open item into the order in which arrows come; whether they were not. */
+  reordered(/** @type {Item} */ item, /** @type {Path[]} */ paths) {
+    const order = [...paths].sort((a, b) => coming(a) - coming(b)).map((p) => p.edge.port ?? 0);
+    const crossed = order.some((port, i) => i && order[i - 1] > port);
+    if (crossed) item.ports = [...new Set([...order, ...item.ports.keys()])].map((port) => item.ports[port]);
+    if (crossed) item.edges = item.layout = null;
+    return crossed;
   }
 
   /** Draw what has changed, in other panes too where rows have to be level. */
@@ -377,18 +394,18 @@ class Canvas {
   connect() {
     for (const line of this.world.querySelectorAll(".edge.in, .edge.out")) line.classList.remove("in", "out");
     const item = this.model.items.get(this.selected);
-    const follow = (/** @type {Item} */ one, /** @type {"in"|"out"} */ way) => {
+    const follow = (/** @type {Item} */ one, /** @type {"in"|"out"} */ way, sources = [""]) => {
       const parent = one.parent;
       if (!parent || !parent.view || !parent.view.lines || !parent.layout?.inside) return;
       const at = parent.layout.children.indexOf(one);
-      let beyond = false;
+      /** @type {string[]} */ const beyond = [];
       parent.layout.inside.paths.forEach((/** @type {Path} */ p, /** @type {number} */ i) => {
         const { head, tail } = p.edge;
-        if ((way === "in" ? head : tail) !== at) return;
+        if ((way === "in" ? head : tail) !== at || !["", ...p.edge.sources].some((source) => sources.includes(source))) return;
         parent.view.lines.querySelector(`[data-path="${i}"]`)?.classList.add(way);
-        beyond = beyond || (way === "in" ? tail === -1 : head === -2);
+        if (way === "in" ? tail < 0 : head === -2) beyond.push(...p.edge.sources);
       });
-      if (beyond) follow(parent, way);
+      if (beyond.length) follow(parent, way, beyond);
     };
     if (item && item.kind !== "graph" && this.find(item.id)) for (const way of /** @type {const} */ (["in", "out"])) follow(item, way);
   }
@@ -469,6 +486,8 @@ class Canvas {
       kinds.set(kind(item), { first: most > known.most ? item : known.first, most: Math.max(most, known.most), all: known.all + macs(model.every(item)) });
     }
     const costly = [...kinds.values()].filter((one) => one.all >= SLIGHT * macs(model.root.operators)).sort((x, y) => y.all - x.all); // 2
+    const results = (/** @type {Item} */ item) => new Set(item.boxes.flatMap((b) => model.from[b].map(([to]) => to).filter((to) => model.data.boxes[to][0] === 2))).size;
+    tried(model.children(model.root).filter((item) => opens(item) && results(item) > 1), 0);
     costly.forEach(({ first }, i) => { // 3
       const path = around(first);
       while (path.length && !tried(path, i || this.app.panes.length > 1 ? READABLE : TIGHT)) path.pop();

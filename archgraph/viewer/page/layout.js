@@ -6,15 +6,16 @@ const PASSES = 7; // the last one down: a branch stands below its beginning
 const MOST = { columns: 8, beside: 2, obstacles: 300, blocks: 1, names: 2 };
 
 /**
- * @typedef {{tail: number, head: number, label: string, quiet: boolean, room?: number}} Edge
- * tail: child, -1: the container's entry; head: child, -2: its exit; quiet: it only masks or only trains; room: width of its label
- * @typedef {{w: number, h: number, entry: number, exit: number, open: boolean, blocks: number, name: string}} Size
- * entry, exit: where arrows enter and leave, from the centre; open: all enter at one place; blocks: how many it holds; name: in words of skips
+ * @typedef {{tail: number, head: number, label: string, quiet: boolean, sources: string[], port?: number, room?: number}} Edge
+ * tail: child; -1, -3, …: entries of the container; head: child, -2: its exit; quiet: it only masks or only trains;
+ * sources: boxes that its values come from; port: entry of an open head; room: width of its label
+ * @typedef {{w: number, h: number, entries: number[], entry: number, exit: number, open: boolean, blocks: number, name: string}} Size
+ * entries, exit: where arrows enter if it is open, and leave, from the centre; entry: the main one; blocks: how many it holds; name: in words of skips
  */
 
 /**
- * @typedef {Size & {x: number, y: number, layer: number, up: Spot[], down: Spot[], near: {up: Array<[Spot, number]>, down: Array<[Spot, number]>}}} Spot
- * x: centre, y: upper edge; up, down: neighbours in the next layers; near: ends of its edges, and how much they pull
+ * @typedef {Size & {x: number, y: number, layer: number, up: Spot[], down: Spot[], near: {up: Array<[Spot, number, number]>, down: Array<[Spot, number, number]>}}} Spot
+ * x: centre, y: upper edge; up, down: neighbours in the next layers; near: ends of its edges, how much they pull, and ports
  */
 
 /**
@@ -27,7 +28,7 @@ const MOST = { columns: 8, beside: 2, obstacles: 300, blocks: 1, names: 2 };
  * @property {boolean} before whether its label stands left of it
  * @property {[number, number]|null} sides on which it leaves and comes, if it turns at right angles; -1: left
  * @property {number[]} ways gutters that it runs in, then where it does: left of a column, and right of one
- * @property {[number, number, number]} level y of its way to the side, to its head, and above the columns between
+ * @property {[number, number, number]} level y of its way to the side, to its head, and above the columns between; from an entry, how far its bend is from rows
  * @property {Array<[number, number]>} points from its tail to its head
  */
 
@@ -41,7 +42,7 @@ const MOST = { columns: 8, beside: 2, obstacles: 300, blocks: 1, names: 2 };
 
 /** @returns {Spot} */
 function spot(/** @type {Partial<Size>} */ size, /** @type {number} */ layer = 0) {
-  return { w: 2, h: 0, entry: 0, exit: 0, open: true, blocks: 0, name: "", ...size, x: 0, y: 0, layer, up: [], down: [], near: { up: [], down: [] } };
+  return { w: 2, h: 0, entries: [], entry: 0, exit: 0, open: true, blocks: 0, name: "", ...size, x: 0, y: 0, layer, up: [], down: [], near: { up: [], down: [] } };
 }
 
 /** An order in which all that feeds a child comes before it; of a cycle the first child goes first. @returns {number[]} */
@@ -83,19 +84,21 @@ function layered(/** @type {Size[]} */ sizes, /** @type {Edge[]} */ edges, colum
  */
 function stacked(/** @type {Size[]} */ sizes, /** @type {Edge[]} */ edges, /** @type {Columns} */ columns, /** @type {number[]|null} */ tops) {
   const spots = sizes.map((size) => spot(size));
-  const entry = edges.some((e) => e.tail === -1) ? spot({}) : null;
+  /** @type {Spot[]} */ const entries = [];
+  for (const { tail } of edges) if (tail < 0) entries[(-1 - tail) / 2] ??= spot({});
   const exit = edges.some((e) => e.head === -2) ? spot({}) : null;
-  const at = (/** @type {number} */ i) => /** @type {Spot} */ (i === -1 ? entry : i === -2 ? exit : spots[i]);
-  const forward = edges.filter((e) => e.tail === -1 || e.head === -2 || e.tail < e.head);
-  rank(spots, forward, entry, exit); // 1
+  const at = (/** @type {number} */ i) => /** @type {Spot} */ (i === -2 ? exit : i < 0 ? entries[(-1 - i) / 2] : spots[i]);
+  const forward = edges.filter((e) => e.tail < 0 || e.head === -2 || e.tail < e.head);
+  rank(spots, forward, entries.length, exit); // 1
   const longer = longest(spots.length, forward, new Set(edges.map((e) => e.tail)));
   const loose = branched(spots.length, forward, longer);
   const trunk = new Set(longer.filter((e) => !loose.has(e.tail) && !loose.has(e.head)));
   const fixed = new Set(longer.flatMap((e) => [e.tail, e.head]).filter((i) => !loose.has(i)).map(at));
+  for (const e of longer) at(e.head).entry = enter(at(e.head), e.port);
   const bends = new Set();
-  const all = new Set([...spots, ...(entry ? [entry] : []), ...(exit ? [exit] : [])]);
+  const all = new Set([...spots, ...entries, ...(exit ? [exit] : [])]);
   for (const edge of forward) {
-    for (const bend of bent(at(edge.tail), at(edge.head), edge.quiet)) {
+    for (const bend of bent(at(edge.tail), at(edge.head), edge)) {
       all.add(bend);
       // The trunk passes a layer as if an item stood there.
       if (trunk.has(edge)) fixed.add(bend);
@@ -105,7 +108,7 @@ function stacked(/** @type {Size[]} */ sizes, /** @type {Edge[]} */ edges, /** @
   /** @type {Spot[][]} */ const layers = [];
   for (const one of all) (layers[one.layer] = layers[one.layer] || []).push(one);
   const filled = layers.filter(Boolean);
-  order(filled); // 2
+  order(filled, entries); // 2
   const rows = filled.map((row) => row.filter((s) => !bends.has(s)));
   rows.forEach((row, i) => row.forEach((s) => (s.layer = i)));
   place(rows, fixed); // 3
@@ -121,16 +124,20 @@ function stacked(/** @type {Size[]} */ sizes, /** @type {Edge[]} */ edges, /** @
   const w = spaced(paths, rows, words, column); // 7
   tips(paths, trunk);
   paths.forEach((p) => route(p, bands));
-  return { spots, entry, exit, bands, paths, words, columns: starts.length, w, h: Math.max(0, ...bands.map((b) => b.end)) };
+  return { spots, entries, exit, bands, paths, words, columns: starts.length, w, h: Math.max(0, ...bands.map((b) => b.end)) };
 }
 
 const tallest = (/** @type {Spot[]} */ row) => Math.max(0, ...row.map((s) => s.h));
 const left = (/** @type {Spot} */ s) => s.x - s.w / 2;
 const right = (/** @type {Spot} */ s) => s.x + s.w / 2;
+const enter = (/** @type {Spot} */ s, port = 0) => s.entries[port] ?? s.entry;
+const entering = (/** @type {Path} */ { edge, to }) => to.x + enter(to, edge.port);
+/** Where it comes from, from left to right; of those from one side, the highest goes farthest. */
+const coming = (/** @type {Path} */ p) => (p.sides ? p.sides[1] * (1e6 + p.level[1]) : p.lane ?? p.from.x + p.from.exit);
 
 /** Layers: below all that feeds it; what nothing feeds stands just above its first user. */
-function rank(/** @type {Spot[]} */ spots, /** @type {Edge[]} */ edges, /** @type {Spot|null} */ entry, /** @type {Spot|null} */ exit) {
-  const low = entry ? 1 : 0;
+function rank(/** @type {Spot[]} */ spots, /** @type {Edge[]} */ edges, /** @type {number} */ entries, /** @type {Spot|null} */ exit) {
+  const low = entries ? 1 : 0;
   const into = spots.map(() => /** @type {number[]} */ ([]));
   const out = spots.map(() => /** @type {number[]} */ ([]));
   for (const { tail, head } of edges.filter((e) => e.tail >= 0 && e.head >= 0)) {
@@ -138,7 +145,7 @@ function rank(/** @type {Spot[]} */ spots, /** @type {Edge[]} */ edges, /** @typ
     out[tail].push(head);
   }
   spots.forEach((s, i) => (s.layer = Math.max(low, ...into[i].map((t) => spots[t].layer + 1))));
-  const fed = new Set(edges.filter((e) => e.tail === -1).map((e) => e.head));
+  const fed = new Set(edges.filter((e) => e.tail < 0).map((e) => e.head));
   for (let i = spots.length - 1; i >= 0; i--) {
     if (!into[i].length && !fed.has(i) && out[i].length) {
       spots[i].layer = Math.max(low, Math.min(...out[i].map((h) => spots[h].layer)) - 1);
@@ -188,7 +195,7 @@ function branched(/** @type {number} */ many, /** @type {Edge[]} */ edges, /** @
 }
 
 /** Make neighbours of an edge's ends; what stands for it in the layers between. @returns {Spot[]} */
-function bent(/** @type {Spot} */ tail, /** @type {Spot} */ head, /** @type {boolean} */ quiet) {
+function bent(/** @type {Spot} */ tail, /** @type {Spot} */ head, /** @type {Edge} */ { quiet, port = 0 }) {
   const bends = [];
   for (let layer = tail.layer + 1; layer < head.layer; layer++) bends.push(spot({}, layer));
   const chain = [tail, ...bends, head];
@@ -197,19 +204,20 @@ function bent(/** @type {Spot} */ tail, /** @type {Spot} */ head, /** @type {boo
     chain[i].up.push(chain[i - 1]);
   }
   const pull = bends.length || quiet ? 1 : 8;
-  tail.near.down.push([head, pull]);
-  head.near.up.push([tail, pull]);
+  tail.near.down.push([head, pull, port]);
+  head.near.up.push([tail, pull, port]);
   return bends;
 }
 
-/** Order within each layer by the mean place of the neighbours, down and up in turn. */
-function order(/** @type {Spot[][]} */ rows) {
+/** Order within each layer by the mean place of the neighbours, down and up in turn; that of entries is given. */
+function order(/** @type {Spot[][]} */ rows, /** @type {Spot[]} */ entries) {
   const place = new Map();
   const number = (/** @type {Spot[]} */ row) => row.forEach((s, i) => place.set(s, i - (row.length - 1) / 2));
   rows.forEach(number);
+  const free = rows.filter((row) => row[0] !== entries[0]);
   for (let pass = 0; pass < PASSES; pass++) {
     const down = pass % 2 === 0;
-    for (const row of down ? rows : [...rows].reverse()) {
+    for (const row of down ? free : [...free].reverse()) {
       const wish = new Map(row.map((s) => {
         const near = down ? s.up : s.down;
         return [s, near.length ? near.reduce((sum, n) => sum + place.get(n), 0) / near.length : place.get(s)];
@@ -231,7 +239,7 @@ function place(/** @type {Spot[][]} */ rows, /** @type {Set<Spot>} */ trunk) {
         const near = above ? s.near.up : s.near.down;
         const total = near.reduce((sum, [, pull]) => sum + pull, 0);
         if (!total) return s.x;
-        return near.reduce((sum, [n, pull]) => sum + pull * (n.x + (above ? n.exit - s.entry : n.entry - s.exit)), 0) / total;
+        return near.reduce((sum, [n, pull, port]) => sum + pull * (n.x + (above ? n.exit - enter(s, port) : enter(n, port) - s.exit)), 0) / total;
       }), row.map((s) => (trunk.has(s) ? 1e6 : 1)));
       const main = row.find((s) => trunk.has(s));
       if (main) {
@@ -291,13 +299,14 @@ function worded(/** @type {Path[]} */ paths, /** @type {Path[]} */ long, /** @ty
     const text = `${["to", "skip from"][head]} ${names.slice(0, MOST.names).join(", ")}${names.length > MOST.names ? ` and ${names.length - MOST.names} more` : ""}`;
     // Beside the arrows that enter there.
     const arrows = head && !at.open ? paths.filter((p) => p.to === at).length - names.length - 1 : 0;
-    const x = at.x + [at.exit, at.entry][head] + side * Math.min(GAP.tip * Math.max(0, arrows), at.w / 2);
+    const ports = at.entries.length ? at.entries : [at.entry];
+    const x = at.x + [at.exit, side * Math.max(...ports.map((port) => side * port))][head] + side * Math.min(GAP.tip * Math.max(0, arrows), at.w / 2);
     const end = x + side * (wide(text, false) + 2 * GAP.tip);
     return { at, head, side, text, x, y: 0, low: Math.min(x, end), high: Math.max(x, end) };
   });
 }
 
-/** Lanes of edges that pass layers within a column, the shortest first; edges of one tail may share one. */
+/** Lanes of edges that pass layers within a column, the shortest first; edges of one tail may share one, dashed ones apart. */
 function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @type {Set<Edge>} */ trunk, /** @type {Word[]} */ words) {
   /** @type {Array<Array<{low: number, high: number, tail: number|null}>>} */
   const blocked = rows.flatMap((row) => [row.map((s) => ({ low: left(s), high: right(s), tail: null })), []]); // rows, and the gaps below them
@@ -308,13 +317,14 @@ function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @t
   }
   const long = paths.filter((p) => p.to.layer - p.from.layer > 1).sort((a, b) => a.to.layer - a.from.layer - b.to.layer + b.from.layer);
   for (const path of long) {
+    const tail = path.edge.tail + (path.edge.quiet ? 0.5 : 0);
     const between = blocked.slice(2 * path.from.layer + 1, 2 * path.to.layer);
-    const [x, y] = [path.from.x + path.from.exit, path.to.x + path.to.entry];
+    const [x, y] = [path.from.x + path.from.exit, entering(path)];
     if (trunk.has(path.edge)) path.lane = x;
     else {
       const near = between.flat();
-      const others = near.filter((o) => o.tail !== path.edge.tail);
-      const shared = near.filter((o) => o.tail === path.edge.tail && o.low === o.high).map((o) => o.low);
+      const others = near.filter((o) => o.tail !== tail);
+      const shared = near.filter((o) => o.tail === tail && o.low === o.high).map((o) => o.low);
       const sides = others.length > MOST.obstacles
         ? [Math.min(...others.map((o) => o.low)) - GAP.lane, Math.max(...others.map((o) => o.high)) + GAP.lane]
         : [x, y, ...others.flatMap((o) => [o.low - GAP.lane, o.high + GAP.lane])];
@@ -323,7 +333,7 @@ function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @t
       const free = [...new Set([...shared, ...sides])].filter((at) => (!path.sides || at > Math.max(x, y)) && others.every((o) => at <= o.low - GAP.clear || at >= o.high + GAP.clear));
       path.lane = free.reduce((best, at) => (cost(at) < cost(best) ? at : best));
     }
-    for (const slot of between) slot.push({ low: path.lane, high: path.lane, tail: path.edge.tail });
+    for (const slot of between) slot.push({ low: path.lane, high: path.lane, tail });
   }
 }
 
@@ -334,7 +344,7 @@ function label(/** @type {Path[]} */ paths, /** @type {Word[]} */ words) {
     const start = from.x + from.exit;
     const room = Math.max(...own.map((p) => p.edge.room || 0));
     /** @type {Array<[number, number]>} */ const beside = paths.flatMap((p) => {
-      const [mine, here, there] = [p.from === from, p.from.x + p.from.exit - start, (p.lane ?? p.to.x + p.to.entry) - start];
+      const [mine, here, there] = [p.from === from, p.from.x + p.from.exit - start, (p.lane ?? entering(p)) - start];
       const through = p.from.layer === from.layer ? here : p.from.layer < from.layer && from.layer < p.to.layer && p.lane !== null ? there : 0;
       // What turns below, away from here or into where its own arrows lead, is drawn close to it.
       const aside = p.sides ? p.sides[mine ? 0 : 1] * room : mine || p.lane !== null ? there : here;
@@ -350,8 +360,11 @@ function banded(/** @type {Spot[][]} */ rows, /** @type {Path[]} */ paths, /** @
   const turning = paths.filter((p) => p.sides);
   const over = turning.filter((p) => p.ways[0] !== p.ways[1]); // above the columns between
   over.forEach((p, k) => (p.level[2] = GAP.run * k));
-  const aside = paths.filter((p) => p.edge.room && p.edge.tail >= 0 && (p.sides || p.lane !== null || Math.abs(p.to.x + p.to.entry - p.from.x - p.from.exit) > GAP.tip));
+  const aside = paths.filter((p) => p.edge.room && p.edge.tail >= 0 && (p.sides || p.lane !== null || Math.abs(entering(p) - p.from.x - p.from.exit) > GAP.tip));
   const labelled = new Set(aside.map((p) => p.from.layer));
+  // Of entries, the nearer to the trunk bends lower: it does not run along another.
+  const entries = [...new Set(paths.filter((p) => p.edge.tail < 0).map((p) => p.from))].sort((a, b) => Math.abs(b.x) - Math.abs(a.x));
+  for (const p of paths) if (p.edge.tail < 0 && !p.sides) p.level = [GAP.lane * entries.indexOf(p.from), GAP.lane * (entries.length - 1 - entries.indexOf(p.from)), 0];
   let y = 0;
   const bands = rows.map((row, i) => {
     // The outer ones lower: they do not cross the others.
@@ -372,7 +385,7 @@ function banded(/** @type {Spot[][]} */ rows, /** @type {Path[]} */ paths, /** @
     for (const p of turning) if (p.from.layer === i) p.level[0] = bottom + drop + GAP.run * (out.indexOf(p.from) + 0.5);
     into.forEach((p, k) => (p.level[1] = top - GAP.tip - GAP.run * k));
     // Nothing stands in the rows of entry and exit.
-    y = low + (tallest(row) && (!rows[i + 1] || tallest(rows[i + 1])) ? GAP.y : GAP.end) - (labelled.has(i) ? 4 : 0);
+    y = low + (tallest(row) && (!rows[i + 1] || tallest(rows[i + 1])) ? GAP.y : GAP.end) - (labelled.has(i) ? 4 : 0) + (i ? 0 : GAP.lane * Math.max(0, entries.length - 1));
     return { top, bottom, low, high: top - above, end: out.length || starts.length > 1 ? low + GAP.run : bottom };
   });
   // What comes out of one column is not level with what goes into another, as if it went on.
@@ -410,10 +423,10 @@ function route(/** @type {Path} */ p, /** @type {Band[]} */ bands) {
   const { from, to, lane, x, level } = p;
   const start = from.x + from.exit;
   const ways = lane === null ? p.ways : [lane];
-  const [low, high] = p.sides ? level : [bands[from.layer].low, bands[to.layer].high];
+  const [low, high] = p.sides ? level : [bands[from.layer].low + level[0], bands[to.layer].high - (lane === null ? level[1] : 0)];
   /** @type {Array<[number, number]>} */ let between = [];
   if (p.sides) between = ways.flatMap((at, i) => [[at, i ? level[2] : low], [at, i + 1 < ways.length ? level[2] : high]]);
-  else if (lane !== null) between = [[lane, bands[from.layer + 1].high], [lane, bands[to.layer - 1].low]];
+  else if (lane !== null) between = [[lane, bands[from.layer + 1].high - level[1]], [lane, bands[to.layer - 1].low]];
   p.points = [[start, from.y + from.h], [start, low], ...between, [x, high], [x, to.y]];
 }
 
@@ -421,13 +434,12 @@ function route(/** @type {Path} */ p, /** @type {Band[]} */ bands) {
 function tips(/** @type {Path[]} */ paths, /** @type {Set<Edge>} */ trunk) {
   /** @type {Map<Spot, Path[]>} */ const into = new Map();
   for (const path of paths) {
-    path.x = path.to.x + path.to.entry;
+    path.x = entering(path);
     if (!path.to.open) into.set(path.to, [...(into.get(path.to) || []), path]);
   }
   for (const [to, some] of into) {
     if (some.length < 2) continue;
-    const from = (/** @type {Path} */ p) => (p.lane ?? p.from.x + p.from.exit) + (p.sides ? p.sides[1] * 1e6 : 0);
-    some.sort((a, b) => from(a) - from(b));
+    some.sort((a, b) => coming(a) - coming(b));
     const main = some.findIndex((p) => trunk.has(p.edge));
     const middle = main < 0 ? (some.length - 1) / 2 : main;
     const step = Math.min(GAP.tip, (to.w - 16) / 2 / Math.max(middle, some.length - 1 - middle));
@@ -454,19 +466,39 @@ function broken(/** @type {number[]} */ heights, /** @type {number} */ columns) 
   return starts(most);
 }
 
-/** Links between the children of a container, entry and exit included. @returns {Edge[]} */
+/** Links between the children of a container, entries and exit included; entries are in the order of its ports. @returns {Edge[]} */
 function edgesIn(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children) {
   const found = new Map();
-  const add = (/** @type {number|undefined} */ tail, /** @type {number} */ head, /** @type {string} */ label, quiet = false) => {
-    const key = `${tail} ${head}`;
-    if (tail !== undefined && tail !== head && !found.has(key)) found.set(key, { tail, head, label, quiet });
+  const add = (/** @type {number|undefined} */ tail, /** @type {number} */ head, /** @type {string} */ label, quiet = false, source = "") => {
+    if (tail === -1 && !item.ports.includes(source)) item.ports.push(source);
+    const from = tail === -1 ? -1 - 2 * item.ports.indexOf(source) : tail;
+    const key = `${from} ${head}`;
+    if (tail !== undefined && tail !== head && !found.has(key)) found.set(key, { tail: from, head, label, quiet, sources: [] });
+    found.get(key)?.sources.push(source);
   };
   (children[0]?.kind === "operator" ? wires : arrows)(model, item, children, add);
   return [...found.values()];
 }
 
+/** An edge, or those to each entry of an open head that its values go to. @returns {Edge[]} */
+function ported(/** @type {Edge} */ edge, /** @type {string[]} */ ports) {
+  if (ports.length < 2) return [edge];
+  /** @type {Map<number, Edge>} */ const found = new Map();
+  for (const source of edge.sources) {
+    const quiet = masks(source);
+    // What only a later repetition takes enters where the first one takes its like.
+    const port = Math.max(0, ports.includes(source) ? ports.indexOf(source) : ports.findIndex((other) => masks(other) === quiet));
+    if (!found.has(port)) found.set(port, { ...edge, quiet, port, sources: [] });
+    found.get(port)?.sources.push(source);
+  }
+  return [...found.values()];
+}
+
+const masks = (/** @type {string} */ source) => source.startsWith("quiet");
+const sourceOf = (/** @type {number} */ box, /** @type {boolean} */ quiet) => `${quiet ? "quiet " : ""}${box}`;
+
 /** Values that pass between the operators of a box. */
-function wires(/** @type {Model} */ model, /** @type {Item} */ _, /** @type {Item[]} */ children, /** @type {Function} */ add) {
+function wires(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children, /** @type {Function} */ add) {
   const child = new Map(children.map((c, i) => [c.number, i]));
   const { kinds, operators } = model.data;
   const used = new Set();
@@ -474,7 +506,8 @@ function wires(/** @type {Model} */ model, /** @type {Item} */ _, /** @type {Ite
     for (const source of model.feeds[op]) {
       const tail = child.get(source);
       if (tail !== undefined) used.add(tail);
-      add(tail ?? -1, head, kinds[operators.kind[source]][2]);
+      const arrow = model.into[item.boxes[0]].find(([from]) => from === operators.box[source]);
+      add(tail ?? -1, head, kinds[operators.kind[source]][2], false, arrow && sourceOf(arrow[0], arrow[1][2] > 0));
     }
   }
   children.forEach((_, i) => used.has(i) || add(i, -2, ""));
@@ -489,8 +522,7 @@ function arrows(/** @type {Model} */ model, /** @type {Item} */ item, /** @type 
   if (item.times > 1) item.boxes.forEach((b, i) => twin.set(b, item.shown[i % item.shown.length]));
   for (const [box, head] of child) {
     for (const [tail, [, label, quiet]] of model.into[box]) {
-      if (child.has(tail)) add(child.get(tail), head, label, quiet > 0);
-      else if (!own.has(tail)) add(-1, head, label, quiet > 0);
+      if (child.has(tail) || !own.has(tail)) add(child.get(tail) ?? -1, head, label, quiet > 0, sourceOf(tail, quiet > 0));
     }
   }
   for (const box of item.boxes) {

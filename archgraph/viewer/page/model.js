@@ -16,6 +16,7 @@
  * @property {Item|null} parent
  * @property {(() => Item[])|null} make what makes its children; null: it has none
  * @property {Item[]|null} children as made
+ * @property {string[]} ports sources of the values that enter it, from left to right
  * @property {Edge[]|null} edges between the children, once they are known
  * @property {any} layout where its children stand; null: to be computed
  * @property {any} view what draws it
@@ -92,7 +93,7 @@ class Model {
   /** @returns {Item} */
   item(/** @type {Partial<Item>} */ values) {
     const base = { number: -1, name: "", lines: [], times: 1, fold: -1, boxes: [], operators: [], aside: false,
-      parent: null, make: null, children: null, edges: null, layout: null, view: null };
+      parent: null, make: null, children: null, ports: [], edges: null, layout: null, view: null };
     const item = /** @type {Item} */ ({ ...base, ...values });
     item.shown = item.shown || item.boxes;
     this.items.set(item.id, item);
