@@ -24,8 +24,10 @@ from archgraph.errors import RewriteError
 from archgraph.hints import listed
 
 # One share for every width (ranks of adapters are none), or shares by axis name, role or pattern.
-Part: TypeAlias = float | str  # 0.5 or "50%"
-Shares: TypeAlias = Part | Mapping[str, Part] | Mapping[Axis, Part] | Mapping[str | Axis, Part]
+OneShare: TypeAlias = float | str  # 0.5 or "50%"
+Shares: TypeAlias = (
+    OneShare | Mapping[str, OneShare] | Mapping[Axis, OneShare] | Mapping[str | Axis, OneShare]
+)
 Sizes: TypeAlias = Mapping[str, int] | Mapping[Axis, int] | Mapping[str | Axis, int]
 Positions: TypeAlias = Mapping[str, Any] | Mapping[Axis, Any] | Mapping[str | Axis, Any]
 LARGEST_FACTOR = 16  # a larger number is more likely a size

@@ -10,7 +10,7 @@ from typing import TypeVar
 from archgraph.display.markup import LETTER
 from archgraph.errors import RunError
 
-Level = TypeVar("Level")
+_Level = TypeVar("_Level")
 # Points of a unit of length.
 UNITS = {"in": 72.0, "cm": 72 / 2.54, "mm": 7.2 / 2.54, "pt": 1.0}
 # Height of a page's text in points, the smallest letters of a picture, and what they may shrink to.
@@ -52,8 +52,8 @@ def letters_across(width: str, columns: int = 1) -> int:
 
 def fitting_page(
     width: str,
-    levels: Iterable[Level],
-    drawn: Callable[[Level, int, int], str],
+    levels: Iterable[_Level],
+    drawn: Callable[[_Level, int, int], str],
     measured: Callable[[str], tuple[float, float]],
 ) -> str:
     """Return the first of several pictures that fits a page at a width, scaled to it.
