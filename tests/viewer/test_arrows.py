@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import archgraph as ag
 import archgraph.viewer as viewer
 
 # Every graph laid out; spots and ends of paths by their numbers.
@@ -25,6 +26,17 @@ LAID = """graphs => {
       words: words.map(word => ({ ...word, at: spots.indexOf(word.at), width: wide(word.text) })) };
   });
 }"""
+# Where arrows end at the top of each open part, and where those inside begin; on the screen.
+ENTRIES = """() => [...document.querySelectorAll("g.item.open:not(.graph)")].map(part => {
+  const ends = (lines, last) => [...new Set([...lines.children].filter(line => line.matches("path"))
+    .map(line => line.getPointAtLength(last ? line.getTotalLength() : 0)
+      .matrixTransform(line.getScreenCTM()))
+    .filter(({ y }) => Math.abs(y - part.getBoundingClientRect().y) < (last ? 3 : 30))
+    .map(({ x }) => Math.round(x)))].sort((a, b) => a - b);
+  const [inner, outer] = [part, part.parentNode.closest("g.item")]
+    .map(at => at.querySelector(":scope > .edges"));
+  return [ends(inner, false), ends(outer, true)];
+})"""
 SCRIPT = (Path(viewer.__file__).parent / "page/layout.js").read_text(encoding="utf-8")
 
 
@@ -272,3 +284,10 @@ def test_values_that_enter_a_frame_apart_stay_apart(laid):
         for one, two in combinations(lanes(picture), 2):
             beside = max(one[2], two[2]) < min(one[3], two[3])
             assert one[0] == two[0] or abs(one[1] - two[1]) >= 7 or not beside
+
+
+def test_an_arrow_goes_on_inside_where_it_enters(opened):
+    entries = opened(ag.load("specs/models/small_unet.yaml")).evaluate(ENTRIES)
+    assert max(len(inner) for inner, _ in entries) == 2
+    for inner, outer in entries:
+        assert inner == pytest.approx(outer, abs=1)
