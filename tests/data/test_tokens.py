@@ -502,7 +502,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "tokenizer_not_there": (
         told(tokenizer="there"),
-        "data.tokenizer: names a file or folder that is not there; found there; expected a file "
+        "data.tokenizer: names a file or folder that does not exist; found there; expected a file "
         "or folder of this machine, absolute or relative to this file; nothing is downloaded",
     ),
     "not_a_tokenizer": (

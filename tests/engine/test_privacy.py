@@ -435,7 +435,7 @@ def test_a_strategy_that_sends_further_models_is_refused():
             task = super().send(world, state, client, round)
             return replace(task, others={"teacher": Model(world.graph, world.state)})
 
-    with pytest.raises(RunError, match=r"Teaching: takes more .*further models; found teacher"):
+    with pytest.raises(RunError, match=r"Teaching: uses more .*further models; found teacher"):
         execute(replace(made, strategy=Teaching(weights="uniform")))
 
 

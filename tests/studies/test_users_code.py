@@ -25,7 +25,7 @@ def test_an_error_says_the_innermost_line_of_the_users_code(tmp_path: Path) -> N
     ("old", "new", "message"),
     [
         ("average: average_accuracy", "average: averge_accuracy", r"is not a measure; .*did you"),
-        ("seeds: [0, 1]", "seeds: [0, 0]", r"small.seeds\[1\]: is there twice; found 0"),
+        ("seeds: [0, 1]", "seeds: [0, 0]", r"small.seeds\[1\]: occurs twice; found 0"),
         (
             "FL, Standalone",
             "FL, HeteroFL",
