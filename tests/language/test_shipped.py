@@ -219,7 +219,7 @@ STUDIES = sorted((SPECS / "studies").glob("*.yaml"))
 
 def test_the_docs_list_every_study() -> None:
     text = (SPECS.parent / "docs" / "studies.md").read_text()
-    listed = []
+    listed: list[str] = []
     for cell in re.findall(r"^\| \w+ \| (`\w+`.*?) \|", text, re.MULTILINE):
         for name in re.findall(r"`(\w+)`", cell):  # `fedfa_table1`, `2`: of the last one's kind
             listed.append(re.sub(r"\d\w*$", name, listed[-1]) if name.isdecimal() else name)
