@@ -25,8 +25,9 @@ def closed_page(title: str, body: Iterable[str], *, reload: int = 0) -> str:
         reload: Seconds after which it reloads itself; 0: never.
     """
     text = "\n".join(body)
-    # A frame's document inherits this policy, so it names the viewer's script.
-    viewers = sorted(set(re.findall(r"script-src (&#x27;sha256-[\w+/=]+&#x27;)", text)))
+    # A frame's document inherits this policy, so it names the viewer's scripts.
+    listed = re.findall(r"script-src ((?:&#x27;sha256-[\w+/=]+&#x27; ?)+)", text)
+    viewers = sorted({digest for policy in listed for digest in policy.split()})
     scripts = f"script-src {html.unescape(' '.join(viewers))}; " if viewers else ""
     policy = f"default-src 'none'; {scripts}style-src 'unsafe-inline'; img-src data:"
     refresh = f'<meta http-equiv="refresh" content="{reload}">\n' if reload else ""

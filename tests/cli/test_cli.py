@@ -91,7 +91,7 @@ def test_explain_takes_graphs_and_python_models(here: Path):
         call("explain", "--python", file, "0.out").output for file in ("source.yaml", "graph.yaml")
     ]
     assert outputs[0] == outputs[1]
-    assert "6 → 3" in outputs[0] and "1.weight" in outputs[0]
+    assert "0.out[6]" in outputs[0] and "1.weight" in outputs[0]
 
 
 @pytest.mark.sample(3)
