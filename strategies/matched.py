@@ -38,6 +38,7 @@ class Matched(fl.Averaging, fl.Masking):
     serves = ("one", "width")
     averages = False  # it needs single clients' updates
     reports = ("moved",)
+    extra = "stats"
 
     start: Literal["own", "global"] = "own"
 

@@ -127,6 +127,7 @@ class RecipFL(fl.Masking):
     bound: float = fl.option(1e6, above=0)
     memory: float = fl.option(1024.0, least=0)
 
+    extra = "hypernet"
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "it distils probabilities of classes (Eq. 9)"
     )

@@ -180,6 +180,9 @@ class Strategy(ABC):
     public: ClassVar[bool] = False
     """Whether clients learn from shared examples: the experiment's ``public``."""
 
+    extra: ClassVar[str] = ""
+    """The extra of archgraph that it needs, if any: a value of ``hints.EXTRAS``."""
+
     unlearnable: ClassVar[Mapping[str, str]] = {}
     """Unsupported targets (``classes``, ``labels``, ``values`` or ``any``), with reasons: an
     experiment whose task has such targets is refused."""
@@ -192,6 +195,7 @@ class Strategy(ABC):
             ("`public` examples", cls.public),
             ("targets that are classes", "values" in cls.unlearnable),
             ("no `aggregate`, no `server`", not cls.averages),
+            (f"the extra `{cls.extra}`", bool(cls.extra)),
         )
         return tuple(text for text, holds in facts if holds)
 

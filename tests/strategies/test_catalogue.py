@@ -13,6 +13,7 @@ import archgraph as ag
 from archgraph.cli import app
 from archgraph.federation import configure, find_strategy, strategy_table
 from archgraph.federation.strategy import SERVES
+from archgraph.hints import EXTRAS
 from archgraph.language.experiment import strategy_options
 from archgraph.language.help import strategy_names, topic
 
@@ -87,6 +88,9 @@ def test_every_strategy_has_a_row_with_its_facts():
     assert rows["fedmd"][3] == (
         "`public` examples, targets that are classes, no `aggregate`, no `server`"
     )
+    extras = {name: find_strategy(name).extra for name in rows if find_strategy(name).extra}
+    assert extras == {"matched": EXTRAS["scipy"], "recipfl": EXTRAS["torch_geometric"]}
+    assert "the extra `hypernet`" in rows["recipfl"][3]
     help_ = str(topic("fedin"))
     assert "Clients: shallower clients (`shorten`, `skip`); a network in parts" in help_
     assert "Requires: nothing else." in help_
