@@ -39,9 +39,8 @@ class DepthFL(fl.Averaging):
 
     Attributes:
         distil: Let the exits of a client's model teach one another.
-        ramp: First round in which distillation has its full weight, or the fraction (< 1) of all
-            rounds: the published 300 are 0.3 of its code's 1,000 rounds, and in a run of 30 rounds
-            the weight never exceeds 0.017.
+        ramp: Share of the rounds in which the weight of distillation rises to 1; above 1, a whole
+            number of rounds. The published 300 are 0.3 of its code's 1,000 rounds.
         alpha: Weight of FedDyn's regularisation at the clients, and the server's correction by it;
             0: FedAvg.
 
@@ -55,18 +54,33 @@ class DepthFL(fl.Averaging):
     serves = ("exits",)
 
     distil: bool = True
-    ramp: float = fl.option(300, above=0)
+    ramp: float = fl.option(0.3, above=0)
     alpha: float = fl.option(0.1, least=0)
     weights: fl.Weights = "uniform"
 
     presets: ClassVar[Mapping[str, Mapping[str, fl.Json]]] = {
-        "paper": {"distil": True, "alpha": 0.1},
+        "paper": {"ramp": 300},
         "fedavg": {"alpha": 0},
         "without_distillation": {"distil": False},
     }
     unlearnable: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("labels", "values", "any"), "exits answer with classes, and distil their probabilities"
     )
+
+    def __post_init__(self) -> None:
+        """Check that the ramp is a share or a number of rounds.
+
+        Raises:
+            SpecError: If it is neither.
+        """
+        super().__post_init__()
+        if self.ramp > 1 and self.ramp % 1:
+            raise ag.SpecError(
+                "is neither a share nor a number of rounds",
+                where="ramp",
+                found=self.ramp,
+                expected="a share of the rounds (above 0, at most 1) or a whole number of rounds",
+            )
 
     @property
     def corrected(self) -> str:
@@ -97,10 +111,9 @@ class DepthFL(fl.Averaging):
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send the first sections and their exits."""
-        rounds = self.ramp * world.rounds if self.ramp < 1 else self.ramp
+        rounds = self.ramp if self.ramp > 1 else self.ramp * world.rounds
         ramp = rounds if self.distil else None
-        graph = world.tier_of(client).graph
-        train = fl.Train(MutualDistillation(ag.exits(graph), ramp))
+        train = fl.Train(MutualDistillation(ag.exits(world.tier_of(client).graph), ramp))
         program: fl.Program = Dynamic(train, self.alpha) if self.alpha else train
         return fl.part(world, state, client, program=program, norm=self.norm)
 
@@ -165,7 +178,7 @@ class MutualDistillation:
     """
 
     exits: tuple[str, ...]
-    ramp: float | None = 300
+    ramp: float | None = None
 
     def __call__(self, outputs: object, examples: fl.Examples, work: fl.Work) -> Tensor:
         """Return the mean over the minibatch."""

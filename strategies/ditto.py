@@ -30,24 +30,21 @@ class Ditto(fl.PartAveraging):
 
     Attributes:
         pull: λ: how strongly a client's own model is drawn towards the global one; 0: not at all.
-        own_epochs: Passes over the data that train a client's own model. Default: ``local.epochs``.
 
     Example:
-        >>> Ditto(pull=0.1).own_epochs is None
-        True
+        >>> Ditto(pull=0.1).weights
+        'examples'
     """
 
     paper = "Ditto"
     year = 2021
 
     pull: float = fl.option(1.0, least=0)
-    own_epochs: int | None = fl.option(None, least=1)
 
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send ``w^t``."""
         task = super().send(world, state, client, round)
-        train = fl.Train(fl.TaskLoss(self.mask_absent), epochs=self.own_epochs)
-        return replace(task, program=Both(task.program, train, self.pull))
+        return replace(task, program=Both(fl.Train(fl.TaskLoss(self.mask_absent)), self.pull))
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and each client's own."""
@@ -60,25 +57,23 @@ class Both:
     """Train the model that was sent, then the client's own, which it keeps.
 
     Attributes:
-        shared: Trains ``w``.
-        personal: Trains ``v``, without the pull.
+        train: Trains ``w``, and ``v`` without the pull.
         pull: λ.
     """
 
-    shared: fl.Program
-    personal: fl.Train
+    train: fl.Train
     pull: float
 
     def __call__(self, work: fl.Work) -> fl.Outcome:
         """Return ``w``; both see the same minibatches in the same order."""
         draw = torch.Generator().set_state(work.generator.get_state())
         dropout = torch.get_rng_state()
-        outcome = self.shared(work)
+        outcome = self.train(work)
         torch.set_rng_state(dropout)
         v = {name: work.keep.get(fl.VERSION + name, value) for name, value in work.state.items()}
         penalty = fl.Towards(self.pull, work.state) if self.pull else None
         alone = replace(work, state=v, generator=draw)
-        version = replace(self.personal, penalty=penalty)(alone)
+        version = replace(self.train, penalty=penalty)(alone)
         frozen = ag.frozen(work.graph)
         metrics = {k: outcome.metrics[k] + version.metrics[k] for k in ("steps", "seen")}
         return replace(

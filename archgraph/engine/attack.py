@@ -8,7 +8,8 @@ Park, Joe-Wong: *FedFA: Federated Learning with Flexible Architectures*, Eq. 1:
 symbol                  here
 ======================  ====================================================
 ``ΔM_c``                honest update: state after the program - state sent
-``ΔM_backdoor``         the same program on the same inputs, labels shuffled
+``ΔM_backdoor``         the same program on the same inputs, labels shuffled among the
+                        malicious clients (§5.1), or within each
 ``λ``                   ``Attack.intensity``
 ======================  ====================================================
 """
@@ -75,10 +76,9 @@ class Attack:
     Attributes:
         program: Program of an honest client.
         intensity: λ.
-        seed: Seed of the shuffled labels; a client's labels are shuffled in the same way in every
-            round.
-        labels: Replacement labels of the examples, ``[example, ...]``. Default: the client's own
-            labels, shuffled.
+        seed: Seed of the client's own shuffled labels, which are the same in every round.
+        labels: Labels of the examples in the backdoor, ``[example, ...]``: :func:`exchanged`.
+            Default: the client's own labels, shuffled.
     """
 
     program: Program
@@ -101,7 +101,8 @@ class Attack:
                 len(every.ids), generator=seeded(self.seed, "labels", work.client)
             )
             labels = every.targets[order.to(every.targets.device)]
-        labels = labels.to(every.targets.device)
+        # Texts end with the client's longest one, where exchanged labels have all positions.
+        labels = labels[tuple(map(slice, every.targets.shape))].to(every.targets.device)
         data = Shard(every.inputs, labels, work.data.histogram, every.ids)
         second_work = dataclasses.replace(work, data=data, generator=second).copied()
         backdoor = returned(Outcome, self.program(second_work), self.program)

@@ -84,7 +84,7 @@ class Experiment:
     @functools.cached_property
     def exchanged(self) -> Mapping[int, torch.Tensor]:
         """Labels of the backdoor by malicious client, if they are shuffled among them."""
-        if self.attack is None or self.attack.among is None:
+        if self.attack is None or self.attack.among == "own":
             return {}
         shares = {client: self.shares[client] for client in self.malicious}
         return exchanged(shares, self.data.train.targets, self.world.seed)

@@ -382,9 +382,15 @@ def _check_options(spec: ExperimentSpec, strategy: Strategy, family: Family) -> 
 
 def _check_stream(spec: ExperimentSpec, strategy: Strategy, family: Family) -> None:
     """Refuse options that need examples of streams by position, or their number per class."""
-    for key, hint in (("validation", "remove it"), ("public", "name a data set instead")):
+    for key, hint in (
+        ("validation", "remove it"),
+        ("public", "name a data set instead"),
+        ("attack", "remove it"),
+    ):
         if getattr(spec, key) is not None and not isinstance(getattr(spec, key), NamedData):
-            raise RunError("examples of a stream cannot be held out", where=key, hint=hint)
+            raise RunError(
+                "examples of a stream can be neither held out nor relabelled", where=key, hint=hint
+            )
     keys = [key for key in ("mask_absent", "label_rows") if getattr(strategy, key, False)]
     instead = [f"{key}: false" for key in keys]
     if getattr(strategy, "norm", "") == "static" and any(
@@ -419,18 +425,18 @@ def _check_rows(spec: ExperimentSpec, strategy: Strategy, rows: Mapping[int, Cli
                 expected=f"the counts, which {spec.strategy_name} reads",
                 hint="start its node without labels=false, or choose a strategy that reads none",
             )
-    attack = spec.attack is not None and spec.attack.among is not None
+    attack = spec.attack is not None and spec.attack.among == "clients"
     aside = spec.public is not None and not isinstance(spec.public, NamedData)
-    for key, value in (
-        ("validation", spec.validation),
-        ("attack.among", attack),
-        ("public", aside),
-        ("data.partition", spec.data.partition),
+    for key, value, hint in (
+        ("validation", spec.validation, "remove it"),
+        ("attack.among", attack, "write `among: own`"),
+        ("public", aside, "remove it"),
+        ("data.partition", spec.data.partition, "remove it"),
     ):
         if value:
             message = "needs the examples of all clients, but each node holds only its own"
             with spec.locating(key.partition(".")[0]):
-                raise RunError(message, where=key, hint="remove it")
+                raise RunError(message, where=key, hint=hint)
 
 
 def _check_averages(strategy: Strategy, name: str, key: str) -> None:

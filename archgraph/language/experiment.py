@@ -50,11 +50,10 @@ class AttackSpec(Base):
         default=0.2, description="share of clients that are malicious"
     )
     intensity: Annotated[float, Field(ge=0)] = Field(default=20.0, description="λ of Eq. 1")
-    among: Literal["clients"] | None = Field(
-        default=None,
-        description="clients: the labels of all malicious clients are shuffled among them; "
-        "default: each client's own labels are shuffled",
-        examples=["clients"],
+    among: Literal["clients", "own"] = Field(
+        default="clients",
+        description="clients: the labels of all malicious clients are shuffled among them, as in "
+        "the paper; own: each client's labels are shuffled among its own examples",
     )
     within: Literal["tiers"] | None = Field(
         default=None,

@@ -214,7 +214,11 @@ STREAMS: dict[str, tuple[Any, str]] = {
     ),
     "held out": (
         lambda: ag.run(experiment(1, validation=0.2), data=streams(), progress=False),
-        "stream cannot be held out",
+        "validation: examples of a stream can be neither held out",
+    ),
+    "other labels": (
+        lambda: ag.run(experiment(1, attack={"among": "own"}), data=streams(), progress=False),
+        "attack: examples of a stream can be neither held out nor relabelled; remove it",
     ),
     "options that count": (
         lambda: ag.run(
@@ -231,7 +235,7 @@ STREAMS: dict[str, tuple[Any, str]] = {
         lambda: ag.run(
             experiment(1, strategy={"fedmd": {}}, public=8), data=streams(), progress=False
         ),
-        "public: examples of a stream cannot be held out; name a data set instead",
+        "public: examples of a stream can be neither held out .*; name a data set instead",
     ),
     "statistics of training examples": (
         lambda: streams().train.examples([3]), "examples of a stream have no positions"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archgraph.engine.attack import Attack, drawn_attackers
+from archgraph.engine.attack import Attack, drawn_attackers, exchanged
 from archgraph.engine.local import execute
 from archgraph.federation import LocalOptions, Model, Outcome, Shard, Train, Work, seeded
+from archgraph.federation.shard import TextPadding
 from archgraph.language.experiment import AttackSpec
 from archgraph.processes.isolation import isolated
 
@@ -93,24 +95,58 @@ def test_backdoor_is_training_on_other_labels(work, labels):
         torch.testing.assert_close(attacked[name], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_labels_are_exchanged_among_malicious_clients(experiment):
-    """Each has as many as its examples, all of them together have what they had; by hand below."""
-    attack = AttackSpec(fraction=0.5, intensity=4.0, among="clients")
-    made = experiment(rounds=1, attack=attack)
-    malicious = sorted(made.malicious)
-    assert list(made.exchanged) == malicious and len(malicious) > 1
-    mine = [made.data.train.targets[torch.from_numpy(made.shares[i])] for i in malicious]
-    theirs = [made.exchanged[i] for i in malicious]
-    assert [len(t) for t in theirs] == [len(t) for t in mine]
-    assert torch.equal(torch.cat(theirs).sort().values, torch.cat(mine).sort().values)
-    # Not within a client alone: some client's own labels have changed.
-    assert any(
-        not torch.equal(a.sort().values, b.sort().values) for a, b in zip(mine, theirs, strict=True)
-    )
-    own = dataclasses.replace(made, attack=AttackSpec(fraction=0.5, intensity=4.0))
-    assert own.exchanged == {}
-    first, second = (execute(one).rounds[-1]["evaluation"]["global"] for one in (made, own))
+@given(
+    sizes=st.lists(st.integers(20, 60), min_size=1, max_size=5),
+    classes=st.integers(2, 10),
+    seed=st.integers(0, 5),
+)
+def test_exchanged_labels_are_the_clients_labels_dealt_out_anew(sizes, classes, seed):
+    """All labels are kept, each client keeps its number, and with several some change clients."""
+    total = sum(sizes)
+    order = torch.randperm(2 * total, generator=seeded(seed, "positions")).numpy()
+    shares = {7 * i: part for i, part in enumerate(np.split(order[:total], np.cumsum(sizes)[:-1]))}
+    numbers = torch.arange(2 * total)  # a label of its own for each example
+    theirs = exchanged(shares, numbers, seed)
+    assert {client: len(labels) for client, labels in theirs.items()} == {
+        client: len(positions) for client, positions in shares.items()
+    }
+    assert sorted(torch.cat([*theirs.values()]).tolist()) == sorted(order[:total].tolist())
+    moved = [set(theirs[client].tolist()) - set(shares[client]) for client in shares]
+    assert all(moved) if len(sizes) > 1 else not any(moved)
+    # Labels that occur several times are dealt out in the same way.
+    again = exchanged(shares, numbers % classes, seed)
+    assert all(torch.equal(again[client], theirs[client] % classes) for client in shares)
+
+
+def test_labels_are_shuffled_among_malicious_clients_by_default(experiment):
+    """As in FedFA §5.1; `own` shuffles each client's own, which is another attack."""
+    attacks = AttackSpec(fraction=0.5), AttackSpec(fraction=0.5, among="own")
+    default, own = (experiment(rounds=1, attack=attack) for attack in attacks)
+    shares = {client: default.shares[client] for client in sorted(default.malicious)}
+    expected = exchanged(shares, default.data.train.targets, default.world.seed)
+    assert len(shares) > 1 and list(default.exchanged) == list(shares)
+    assert all(torch.equal(default.exchanged[client], expected[client]) for client in shares)
+    assert own.malicious == default.malicious and own.exchanged == {}
+    first, second = (execute(one).rounds[-1]["evaluation"]["global"] for one in (default, own))
     assert first != second
+
+
+def test_labels_of_longer_texts_end_with_the_clients_own(work):
+    """Exchanged labels per position have the length of the longest text of all clients."""
+
+    class Targets(Train):
+        def __call__(self, work: Work) -> Outcome:
+            (every,) = work.data.batches(None, work.data.examples)
+            seen.append((every.inputs[0].shape, every.targets))
+            return Outcome(work.state)
+
+    seen: list[tuple[torch.Size, torch.Tensor]] = []
+    ids = torch.tensor([[4, 5, 0, 0, 0], [6, 7, 8, 0, 0]])
+    texts = Shard((ids,), ids, (1,) * 9, padding=TextPadding(0, targets=True))
+    labels = torch.arange(10).view(2, 5)
+    done(Attack(Targets(), 1.0, labels=labels), dataclasses.replace(work(), data=texts))
+    assert [shape for shape, _ in seen] == [(2, 3), (2, 3)]
+    assert seen[1][1].tolist() == [[0, 1, 2], [5, 6, 7]]
 
 
 def test_statistics_and_counters_stay_honest(work):

@@ -190,11 +190,15 @@ def test_the_servers_data_are_those_that_the_app_was_written_with(app, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "more, key",
-    [({"validation": {"clients": 0.2}}, "validation"), ({"public": 4}, "public")],
+    "more, key, hint",
+    [
+        ({"validation": {"clients": 0.2}}, "validation", "remove it"),
+        ({"public": 4}, "public", "remove it"),
+        ({"attack": {}}, "attack.among", "write `among: own`"),
+    ],
 )
-def test_what_needs_all_rows_at_the_server_is_refused_when_the_app_is_written(app, more, key):
-    with pytest.raises(RunError, match=f"{key}: needs the examples of all clients"):
+def test_what_needs_all_rows_at_the_server_is_refused_when_the_app_is_written(app, more, key, hint):
+    with pytest.raises(RunError, match=f"{key}: needs the examples of all clients.*{hint}"):
         app(**more)
 
 

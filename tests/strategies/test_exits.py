@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import cast
 
@@ -68,12 +69,39 @@ def test_scalefl_divides_by_the_width_rate_where_its_code_does(early, tiers):
         assert tested == {"global": early.graph, "narrow": graph, "full": early.graph}
 
 
-@pytest.mark.parametrize(("ramp", "expected"), [(300, 300), (0.3, 3.0)])
-def test_a_ramp_may_be_a_fraction_of_the_rounds(early, tiers, ramp, expected):
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [({}, 30), ({"ramp": 1}, 100), ({"ramp": 20}, 20), ({"preset": "paper"}, 300)],
+)
+def test_distillation_rises_over_a_share_of_the_rounds_or_a_number_of_them(
+    early, tiers, options, rounds
+):
+    """Of 100 rounds, by the weight that remains of the loss: ``exp(-5 (1 - min(t, T) / T)²)``."""
     world = early.make_world(early.graph, early.state, tiers, ["second"])
-    strategy = DepthFL(alpha=0, ramp=ramp)
-    train = strategy.send(world, strategy.init(world), 0, 1).program
-    assert getattr(train, "objective").ramp == expected  # noqa: B009 - a program has none in general
+    world = early.replace(world, rounds=100)
+    strategy = cast(DepthFL, configure("depthfl", {"alpha": 0, **options}))
+    task = strategy.send(world, strategy.init(world), 0, 1)
+    assert isinstance(task.program, Train)
+    objective = cast(MutualDistillation, task.program.objective)
+    work = early.work_of(task, early.toy(0))
+    outputs = {"layer1": logits(1, 2, 3), "layer2.0": logits(0, 1, 0)}
+
+    def loss(round: int, objective: MutualDistillation) -> float:
+        return objective(outputs, examples(), early.replace(work, round=round)).item()
+
+    alone = loss(1, dataclasses.replace(objective, ramp=None))
+    full = loss(rounds, objective) - alone
+    assert full > 0.1
+    for t in (1, 15, 20, 29, 30, 100):
+        expected = math.exp(-5 * (1 - min(t, rounds) / rounds) ** 2)
+        assert (loss(t, objective) - alone) / full == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("ramp", [0, -1, 1.5, 300.25])
+def test_a_ramp_is_a_share_or_a_whole_number_of_rounds(ramp):
+    expected = "above 0" if ramp <= 0 else "a share of the rounds .* or a whole number of rounds"
+    with pytest.raises(ag.SpecError, match=rf"strategy.depthfl.ramp: .*; expected {expected}"):
+        configure("depthfl", {"ramp": ramp})
 
 
 def constant(task):
@@ -165,16 +193,17 @@ def kl(p, q):
 
 @pytest.mark.parametrize("round", [1, 150, 900])
 def test_the_loss_of_depthfl_is_the_written_out_formula(early, tiers, round):
+    order = ("layer1", "layer2.0", "main")
     world = early.make_world(early.graph, early.state, tiers, ["full"])
     task = DepthFL().send(world, DepthFL().init(world), 0, round)
     work = early.replace(early.work_of(task, early.toy(0)), round=round)
     outputs = {"main": logits(1, 2, 3), "layer1": logits(0, 1, 0), "layer2.0": logits(2, 0, 1)}
-    p = [outputs[k].detach().softmax(1).tolist() for k in ("layer1", "layer2.0", "main")]
+    p = [outputs[k].detach().softmax(1).tolist() for k in order]
     t = min(round, 300)
     weight = math.exp(-5 * (1 - t / 300) ** 2)
     expected = sum(cross(x, [1, 0]) for x in p)
     expected += weight * sum(kl(p[j], p[i]) for i in range(3) for j in range(3) if i != j) / 2
-    loss = MutualDistillation(("layer1", "layer2.0", "main"))(outputs, examples(), work)
+    loss = MutualDistillation(order, 300)(outputs, examples(), work)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     # No gradient through the teacher: of D_KL(p_j ‖ p_i) only p_i is trained.
     loss.backward()
@@ -182,7 +211,7 @@ def test_the_loss_of_depthfl_is_the_written_out_formula(early, tiers, round):
     hot = torch.nn.functional.one_hot(torch.tensor([1, 0]), 3)
     by_hand = (rows[0] - hot) / 2 + weight * (2 * rows[0] - rows[1] - rows[2]) / 2 / 2
     torch.testing.assert_close(outputs["layer1"].grad, by_hand, rtol=1e-4, atol=1e-6)
-    plain = MutualDistillation(("layer1", "layer2.0", "main"), None)(outputs, examples(), work)
+    plain = MutualDistillation(order)(outputs, examples(), work)
     assert plain.item() == pytest.approx(sum(cross(x, [1, 0]) for x in p), rel=1e-5)
 
 
@@ -209,7 +238,7 @@ def test_the_loss_of_scalefl_is_the_written_out_formula(early, tiers):
 
 @pytest.mark.parametrize(
     "objective",
-    [MutualDistillation(("layer1", "main")), EarlyExits(("layer1", "main"), 0.4)],
+    [MutualDistillation(("layer1", "main"), 300), EarlyExits(("layer1", "main"), 0.4)],
     ids=lambda objective: type(objective).__name__,
 )
 def test_exits_learn_nothing_from_one_another_on_padding(early, tiers, objective):
