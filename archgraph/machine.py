@@ -10,11 +10,13 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Return the name of the processor, as far as the system tells it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    """Return name, family, model and stepping of the processor, as far as the system tells them."""
+    with contextlib.suppress(OSError, KeyError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        facts = {key.strip(): text.strip() for key, _, text in (x.partition(":") for x in lines)}
+        return "{model name}, family {cpu family}, model {model}, stepping {stepping}".format(
+            **facts
+        )
     return platform.processor() or platform.machine()
 
 

@@ -35,10 +35,10 @@ def condensed(lines: Iterable[Mapping[str, Json]]) -> Iterator[dict[str, Json]]:
     for line in lines:
         since.append(line)
         if any(line.get(key) for key in TESTS):
-            yield _rounded(_added(since))
+            yield rounded(_added(since))
             since = []
     if since:
-        yield _rounded(_added(since))
+        yield rounded(_added(since))
 
 
 def _added(lines: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
@@ -59,13 +59,14 @@ def _sums(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: sum(row.get(key, 0) for row in rows) for row in rows for key in row}
 
 
-def _rounded(value: Json) -> Json:
+def rounded(value: Json) -> Json:
+    """Return a plain value with its numbers rounded to six significant digits."""
     match value:
         case float():
             return float(f"{value:.{DIGITS}g}")
         case dict():
-            return {key: _rounded(item) for key, item in value.items()}
+            return {key: rounded(item) for key, item in value.items()}
         case list() | tuple():
-            return [_rounded(item) for item in value]
+            return [rounded(item) for item in value]
         case _:
             return value

@@ -13,6 +13,7 @@ from archgraph.language.data import NamedData
 from archgraph.plain import Json, digest
 from archgraph.record.folder import read_metrics
 from archgraph.record.proof import sha256
+from archgraph.studies.origin import versions
 
 # Characters of a digest in the name of a folder.
 SIGNS = 16
@@ -22,7 +23,8 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
     """Return the folder name of an experiment: equal experiments share it, in any study.
 
     It does not depend on names (of the experiment, its files, its trackers) nor on which options
-    were written out, but on the tests of the experiment, and on the user's code.
+    were written out, but on the tests of the experiment, on the user's code, and on the versions
+    that decide figures (:func:`archgraph.studies.origin.versions`).
 
     Args:
         spec: The experiment.
@@ -50,7 +52,7 @@ def address(spec: ExperimentSpec, trivial: str = "") -> str:
         settings = {**settings, "trivial": trivial}
     # Strategy and seed are for readers of the folder; the digest is decisive.
     name = trivial or spec.strategy_name.rpartition(":")[2]
-    return f"{name}-{digest(settings)[:SIGNS]}-seed{spec.seed}"
+    return f"{name}-{digest(settings)[:SIGNS]}-seed{spec.seed}{versions()}"
 
 
 def _of_files(spec: ExperimentSpec, values: Mapping[str, Json]) -> dict[str, Json]:

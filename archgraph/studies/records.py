@@ -7,13 +7,11 @@ studies that share a run read it there.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import os
-import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,14 +21,14 @@ from pydantic import ConfigDict
 from archgraph.engine.clients import read_clients
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import RunError
-from archgraph.hints import version
-from archgraph.language.yaml import read_document
 from archgraph.plain import Json
-from archgraph.record.condense import condensed
+from archgraph.record.changes import FILE
+from archgraph.record.condense import condensed, rounded
 from archgraph.record.lines import brief
 from archgraph.record.proof import environment
 from archgraph.reports.comparison import settings_of
 from archgraph.reports.runs import Log, read_run
+from archgraph.studies.origin import environments_of, origin
 
 SUFFIX = ".jsonl"
 
@@ -49,7 +47,8 @@ class StudyRecord(pydantic.BaseModel):
         settings: Everything that determines its figures except the seed, as plain values.
         clients: Number of clients by tier.
         rounds: The tested rounds (:func:`archgraph.record.condense.condensed`).
-        origin: Processor, threads, versions, commit and date of the run.
+        first: The first round: the loss of each client, and the norm of each parameter's change.
+        origin: Processor, threads, versions, digest of the program, commit and date of the run.
     """
 
     # Lines of earlier versions contain more.
@@ -63,6 +62,7 @@ class StudyRecord(pydantic.BaseModel):
     settings: dict[str, Json]
     clients: dict[str, int]
     rounds: list[dict[str, Json]]
+    first: dict[str, Json] = {}
     origin: dict[str, Json]
 
     @functools.cached_property
@@ -78,7 +78,9 @@ class StudyRecord(pydantic.BaseModel):
         )
 
 
-def record_of(folder: Path, study: str, row: str, column: str) -> StudyRecord:
+def record_of(
+    folder: Path, study: str, row: str, column: str, code: Mapping[str, Json] | None = None
+) -> StudyRecord:
     """Return the record of a finished run folder.
 
     Args:
@@ -86,6 +88,7 @@ def record_of(folder: Path, study: str, row: str, column: str) -> StudyRecord:
         study: Name of the study.
         row: Row of the cell.
         column: Column of the cell.
+        code: The program that ran it (:func:`archgraph.studies.origin.program`). Default: unknown.
 
     Raises:
         RunError: If the folder is damaged.
@@ -94,7 +97,8 @@ def record_of(folder: Path, study: str, row: str, column: str) -> StudyRecord:
     settings = settings_of(log)
     seed = settings.pop("seed")
     clients = Counter(client.tier for client in read_clients(folder) if client.of is None)
-    device = read_document(folder / "run.yaml").data.get("engine", {}).get("device", "cpu")
+    changes = folder / FILE
+    change = next(iter(changes.read_text().splitlines()), None) if changes.is_file() else None
     return StudyRecord(
         run=folder.name,
         study=study,
@@ -104,12 +108,30 @@ def record_of(folder: Path, study: str, row: str, column: str) -> StudyRecord:
         settings=settings,
         clients=dict(clients),
         rounds=list(condensed(log.rounds)),
-        origin=origin(device if isinstance(device, str) else device[0]),
+        first=first_round(log.rounds[0], None if change is None else json.loads(change)),
+        origin=origin(environments_of(folder), code or {}),
     )
 
 
+def first_round(line: Mapping[str, Json], change: Mapping[str, Json] | None) -> dict[str, Json]:
+    """Return the figures of a first round that show whether it repeats.
+
+    Args:
+        line: Its line.
+        change: Its changes. Default: not known, as without a global model.
+    """
+    norms = {} if change is None else {"norm": change["norm"]}
+    return rounded({"loss": [client.get("loss") for client in line["clients"]], **norms})
+
+
 def trivial_record(
-    experiment: Experiment, trivial: str, run: str, study: str, row: str, column: str
+    experiment: Experiment,
+    trivial: str,
+    run: str,
+    study: str,
+    row: str,
+    column: str,
+    code: Mapping[str, Json],
 ) -> StudyRecord:
     """Return the record of a trivial model: one test, in the last round.
 
@@ -120,6 +142,7 @@ def trivial_record(
         study: Name of the study.
         row: Row of the cell.
         column: Column of the cell.
+        code: The program that fits it.
 
     Raises:
         RunError: If it does not predict the experiment's targets.
@@ -140,29 +163,8 @@ def trivial_record(
         rounds=list(
             condensed([{"round": rounds, "evaluation": trivial_test(experiment, trivial)}])
         ),
-        origin=origin(),
+        origin=origin([environment()], code),
     )
-
-
-def origin(device: str = "cpu") -> dict[str, Json]:
-    """Return the origin of a record: processor, threads, versions, commit, date."""
-    # With a file of ours: a wheel may be installed within another repository.
-    folder, name = os.path.split(__file__)
-    try:
-        commit = subprocess.run(
-            ["git", "-C", folder, "rev-parse", "HEAD", f"HEAD:./{name}"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout[:12]
-    except (OSError, subprocess.CalledProcessError):  # an installed wheel has no history
-        commit = ""
-    return {
-        **environment(device),
-        "archgraph": version(),
-        "commit": commit,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-    }
 
 
 def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:

@@ -28,6 +28,7 @@ from archgraph.reports.comparison import Figure, Figures, RunGroup, compare_logs
 from archgraph.reports.measures import SHARES, right_answers
 from archgraph.reports.runs import Log, within_budget
 from archgraph.studies.cell import address, finished
+from archgraph.studies.origin import program
 from archgraph.studies.outcomes import LEVEL, Paired, holm, resampled
 from archgraph.studies.records import (
     SUFFIX,
@@ -466,7 +467,10 @@ def _missing(
         notify(str(error))
         yield from ((folder, f"there is no {', no '.join(of)}") for folder, of in lacks.items())
     listed = [one for folder, one in left.items() if folder not in lacks]
-    call = functools.partial(_run, study=ledger.spec.study, data_root=data, python=python)
+    code = program() if listed else {}  # reads all modules
+    call = functools.partial(
+        _run, study=ledger.spec.study, data_root=data, python=python, code=code
+    )
     # As they end: finished runs are reported at once; figures do not depend on the order of runs.
     ended = side_by_side(call, listed, workers)  # 3
     for number, (one, result) in enumerate(ended, done + len(lacks) + 1):
@@ -516,14 +520,18 @@ def _missing_files(lacks: Iterable[Mapping[str, str]]) -> DataError:
     )
 
 
-def _run(one: StudyRun, study: str, data_root: Path | None, python: bool) -> dict[str, Json]:
+def _run(
+    one: StudyRun, study: str, data_root: Path | None, python: bool, code: Mapping[str, Json]
+) -> dict[str, Json]:
     """Run or resume a cell; return its record, as plain values."""
     spec, folder = one.experiment, one.folder
     if one.cell.trivial:
         experiment = prepare(spec, data_root=data_root, python=python)
-        record = trivial_record(experiment, one.cell.trivial, folder.name, study, *one.cell.key)
+        record = trivial_record(
+            experiment, one.cell.trivial, folder.name, study, *one.cell.key, code
+        )
     else:
         begun = folder.is_dir() and any(folder.iterdir())
         run(spec, out=folder, resume=begun, data_root=data_root, python=python, progress=False)
-        record = record_of(folder, study, *one.cell.key)
+        record = record_of(folder, study, *one.cell.key, code)
     return record.model_dump(mode="json")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from archgraph.files import write
+from archgraph.plain import Json
 from archgraph.reports.sheets import NOTHING, as_csv
+from archgraph.studies.origin import UNCOMMITTED, in_history
 from archgraph.studies.outcomes import POWER
 from archgraph.studies.study import StudyResult
 from archgraph.tables import Table, plural
@@ -86,14 +88,22 @@ def _where(result: StudyResult) -> str:
         of = result.records[name].origin
         device = [of["device"]] if of["device"] != "cpu" else []
         machine = ", ".join(map(str, (*device, of["processor"], of["instructions"])))
-        threads = plural(of["threads"], "thread")
-        code = f"commit {of['commit']}" if of["commit"] else f"archgraph {of['archgraph']}"
-        where.setdefault(f"{machine}, {threads}, torch {of['torch']}", []).append(code)
+        threads, resumed = plural(of["threads"], "thread"), of.get("resumed", ())
+        versions = f"torch {of['torch']}, numpy {of.get('numpy', 'unknown')}"
+        where.setdefault(", ".join((machine, threads, versions, *resumed)), []).append(_code(of))
     machines = (
-        f"{machine} ({plural(len(commits), 'run')}, {', '.join(sorted(set(commits)))})"
-        for machine, commits in where.items()
+        f"{machine} ({plural(len(codes), 'run')}, {'; '.join(sorted(set(codes)))})"
+        for machine, codes in where.items()
     )
     return f"Computed on {'; '.join(machines)}." if where else ""
+
+
+def _code(origin: Mapping[str, Json]) -> str:
+    """Describe the program of a run: a commit only if it is in this repository's history."""
+    code, commit = origin.get("code", "unknown"), origin.get("commit", UNCOMMITTED)
+    if not commit:
+        return f"code {code}, archgraph {origin['archgraph']}"
+    return f"code {code}, " + (f"commit {commit}" if in_history(commit) else UNCOMMITTED)
 
 
 def _figures(result: StudyResult) -> Iterator[Table]:

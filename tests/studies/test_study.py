@@ -29,6 +29,7 @@ from archgraph.language.privacy import PrivacySpec
 from archgraph.record.folder import read_metrics
 from archgraph.reports.measures import right_answers
 from archgraph.studies import files as study_files
+from archgraph.studies.origin import program
 from archgraph.studies.outcomes import LEVEL, holm, resampled
 from archgraph.studies.records import read_records, record_of
 from archgraph.studies.spec import cells, load_study
@@ -159,7 +160,8 @@ def test_the_text_says_what_was_run_where_and_of_how_many_seeds(result: StudyRes
         "Somebody, Table 1\n\nSize small, 2 seeds, 8 of 8 cells done (8 runs).\n"
     )
     line = next(x for x in text.splitlines() if x.startswith("Computed on"))
-    assert f"1 thread, torch {torch.__version__} (8 runs, commit" in line
+    versions = f"1 thread, torch {torch.__version__}, numpy {np.__version__}"
+    assert f"{versions} (8 runs, code {program()['code']}, " in line
     assert study_tables(result)[0].note.startswith("measured: mean ± standard deviation")
     one = read(place, STUDY.replace("seeds: [0, 1]", "seeds: [0]"))
     assert study_tables(one)[0].note.startswith("measured: one seed")
@@ -471,16 +473,27 @@ def test_records_outlive_the_runs(result: StudyResult, place: Path, tmp_path: Pa
     assert ag.study(tmp_path / "unlike.yaml", only_read=True, **words).done == 0
 
 
-def test_a_record_says_on_which_device_a_run_was(place: Path, result: StudyResult, tmp_path: Path):
+def test_a_record_names_the_machine_that_ran_it_not_the_one_that_reads_it(
+    result: StudyResult, tmp_path: Path
+):
     folder = shutil.copytree(result.runs[0].folder, tmp_path / "run")
-    file = folder / "run.yaml"
     origin = record_of(folder, "study", "row", "column").origin
-    assert origin["device"] == "cpu"
-    said = file.read_text()
-    assert "device: cpu" in said
-    file.write_text(said.replace("device: cpu", "device: meta"))
-    there = record_of(folder, "study", "row", "column").origin
-    assert there == {**origin, "device": "meta"}
+    assert origin["device"] == "cpu" and origin["threads"] == 1 and "resumed" not in origin
+    file = folder / "checkpoints/round-000003/server.json"
+    content = json.loads(file.read_text())
+    (first,) = content["environments"]
+    content["environments"].append({**first, "since": 3, "threads": 7, "device": "meta"})
+    file.write_text(json.dumps(content))
+    moved = record_of(folder, "study", "row", "column").origin
+    assert (moved["device"], moved["threads"]) == ("meta", 7)
+    assert moved["resumed"][0].startswith("from round 3 on device: ")
+
+
+def test_a_record_has_its_first_round(result: StudyResult):
+    one = next(r for r in result.runs if r.cell.row == "HeteroFL")
+    line, first = read_metrics(one.folder)[0], result.records[one.address].first
+    assert first["loss"] == [pytest.approx(row["loss"], rel=1e-5) for row in line["clients"]]
+    assert len(first["norm"]) == 4 and all(first["norm"])
 
 
 def test_records_are_read_whole_or_not_at_all(place: Path, result: StudyResult, tmp_path: Path):
