@@ -185,7 +185,9 @@ def test_the_servers_data_are_those_that_the_app_was_written_with(app, tmp_path)
     file = app()
     rows = (tmp_path / "all.csv").read_text().splitlines()
     (tmp_path / "all.csv").write_text("\n".join(rows[:-1]))
-    with pytest.raises(DataError, match="mean differ from those that the app was written with"):
+    with pytest.raises(
+        DataError, match=("mean differ from those of the data that the app was created with")
+    ):
         serve(nodes(file), file, {"out": str(tmp_path / "run")})
 
 

@@ -253,7 +253,7 @@ def test_a_wrapped_model_with_another_kind_of_adapter_is_refused(tmp_path):
     dora = ag.trace(wrapped(model, target_modules=["query"], use_dora=True), train=False, **inputs)
     with pytest.raises(ag.RewriteError, match=r"query\.lora_\w+\.default\S*: .* DoRA"):
         ag.to_peft(*pair(dora), tmp_path)
-    with pytest.raises(ag.RewriteError, match=r"has no such tensor; found .*lora_magnitude"):
+    with pytest.raises(ag.RewriteError, match=r"does not have this tensor; found .*lora_magnitude"):
         ag.to_transformers(*fold(dora), model, tmp_path / "out")
     two = wrapped(model, target_modules=["query"])
     two.add_adapter(

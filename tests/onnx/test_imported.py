@@ -201,7 +201,7 @@ def test_sequences_of_known_length_are_tensors(tmp_path: Path):
     )
     nodes[1] = node("SequenceAt", ["s", "n"], ["y"])
     with pytest.raises(
-        ag.SpecError, match="SequenceAt: is beyond a sequence; found 3; expected from -3 to 2"
+        ag.SpecError, match="SequenceAt: is outside a sequence; found 3; expected from -3 to 2"
     ):
         ag.load(written(tmp_path / "x.onnx", nodes[:2], constants={"n": 3}, rank=3))
 
@@ -219,7 +219,7 @@ def test_sizes_that_a_file_leaves_open_stay_open_or_are_given(tmp_path: Path):
     fixed = written(
         tmp_path / "x.onnx", [node("MatMul", ["x", "w"], ["y"])], ["n", "width"], constants=stored
     )
-    with pytest.raises(ag.SpecError, match="say sizes that the file leaves open: width=N"):
+    with pytest.raises(ag.SpecError, match="set the open sizes of the file: width=N"):
         ag.load(fixed)
     assert ag.load(fixed, {"width": 7}).graph.nodes[-1].type.shape[1:] == (3,)
 
@@ -249,7 +249,7 @@ def test_a_map_made_smaller_and_larger_again_is_joined_with_what_it_was(by: str,
     path = written(tmp_path / "x.onnx", nodes, ["n", 3, "height", "width"], constants=sizes)
     expected = onnxruntime.InferenceSession(path)
     if by == "factor":  # fits where both are four times a number, or one less: no range says so
-        hint = "also computes at 64; say sizes that the file leaves open: height=N, width=N"
+        hint = "also computes at 64; set the open sizes of the file: height=N, width=N"
         with pytest.raises(ag.SpecError, match=hint):
             ag.load(path)
         graph, state = ag.load(path, {"height": 8, "width": 11})
