@@ -353,7 +353,7 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
         ),
         (one, None, 'is not a data set; found Dataset; .*: data={"huggingface": dataset'),
         (both, None, 'is not a data set; found DatasetDict; .*: data={"huggingface": dataset'),
-        ((one, one), None, 'for a data set of Hugging Face .*: data={"huggingface": dataset'),
+        ((one, one), None, 'for a data set of Hugging Face.*: data={"huggingface": dataset'),
     ):
         with pytest.raises((DataError, SpecError), match=message):
             data_from_python(value, task)

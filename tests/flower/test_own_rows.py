@@ -147,7 +147,7 @@ def test_a_strategy_that_reads_label_counts_says_so(app, tmp_path):
     [
         ("Rom", r"south\.csv: row 2: city: is not one of the known .* found 'Paris'"),
         ("site", r"data\.columns: there is no such column; found 'dose'"),
-        ("", r"south\.csv: is not there"),
+        ("", r"south\.csv: does not exist"),
     ],
 )
 def test_rows_that_do_not_fit_are_named_before_the_first_round(app, tmp_path, change, expected):
