@@ -507,7 +507,7 @@ def test_weights_are_written_at_the_positions_that_were_chosen(here: Path, ask: 
     scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
     archgraph.Importance(scores, {}).save("scores.safetensors")
     words = ask.split()
-    hint = "--state FILE --weights FILE keeps the chosen positions"
+    hint = "add --state FILE --weights FILE to keep the chosen positions"
     alone = call(*words, "-o", "small.yaml")
     assert alone.exit_code == 0 and hint in alone.output, alone.output
     files = ("--state", "full.safetensors", "--weights", "w.safetensors")
@@ -564,13 +564,13 @@ def test_a_model_that_branches_on_its_values_is_one_message(here: Path):
 def test_check_gives_a_verdict_per_file(here: Path):
     good = call("check", ".")
     assert good.exit_code == 0, good.output
-    assert good.output.splitlines()[-1] == "3 of 3 files are good"
+    assert good.output.splitlines()[-1] == "3 of 3 files are valid"
     (here / "bad.yaml").write_text(MODEL.replace("kernel", "kernal").replace("linear", "liner"))
     (here / "broken.yaml").write_text("sections: [")
     result = call("check", ".", "model.yaml")
     assert result.exit_code == 2
     assert "FAIL  bad.yaml  model" in result.output
-    assert "3 of 5 files are good" in result.stdout
+    assert "3 of 5 files are valid" in result.stdout
     # A reason stands below its file, also in `check > log`.
     at = result.stdout.splitlines().index("FAIL  bad.yaml  model")
     reason = result.stdout.splitlines()[at + 1]

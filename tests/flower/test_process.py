@@ -217,8 +217,9 @@ def test_nodes_that_lost_what_their_clients_kept_say_so(write, tmp_path):
     on_flower(write("fedin", rounds=1), private="node", out=tmp_path / "out")
     with pytest.raises(RunError, match="every client failed") as caught:
         on_flower(write("fedin"), private="node", out=tmp_path / "out", resume=True)
-    message = "lost the private state of its client; found none; expected that of round 1"
-    assert message in str(caught.value)
+    assert "lost the private state of its client; found none; expected that of round 1" in str(
+        caught.value
+    )
 
 
 def test_models_that_need_what_nodes_keep_are_not_tested(write):
