@@ -85,8 +85,8 @@ def covered_mean(
     """Replace the global weights by the mean of all results, entry by entry.
 
     ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value.
-    Entries in ``Result.unmerged`` are skipped. Only one update is in memory at a time, in addition to
-    ``World.wait`` bytes. The experiment's ``aggregate`` may replace the mean; see
+    Entries in ``Result.unmerged`` are skipped. Only one update is in memory at a time, in addition
+    to ``World.wait`` bytes. The experiment's ``aggregate`` may replace the mean; see
     :mod:`.robust_means`.
 
     Args:
