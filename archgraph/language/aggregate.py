@@ -1,7 +1,7 @@
-"""How a round's updates become one: rules that limit the influence of a few clients on the mean.
+"""Aggregation rules of a round, which limit the influence of a few clients on the mean.
 
-Every rule is a row of :data:`RULES`. From it come the key of an experiment with its validation and
-JSON schema, a topic of ``archgraph help``, and a row of the table in the docs.
+Every rule is a row of :data:`RULES`. The row defines the key of an experiment with its validation
+and JSON schema, a topic of ``archgraph help``, and a row of the table in the docs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MedianOptions(Base):
     quorum: Quorum = 1
 
     def cut(self, count: int) -> int:
-        """Return how many of `count` values to drop at each end: all but the middle one or two."""
+        """Return the number of values to drop at each end: all except the middle one or two."""
         return max((count - 1) // 2, 0)
 
 
@@ -55,7 +55,7 @@ class TrimmedMeanOptions(Base):
     quorum: Quorum = 1
 
     def cut(self, count: int) -> int:
-        """Return how many of `count` values to drop at each end.
+        """Return the number of values to drop at each end, out of `count`.
 
         Example:
             >>> [TrimmedMeanOptions(share=0.29).cut(n) for n in (3, 4, 100)]
@@ -79,7 +79,7 @@ TrimmedMeanChoice = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule as files, help and docs know it.
+    """A row of the table of rules, for files, help and docs.
 
     Attributes:
         name: Name of the key.

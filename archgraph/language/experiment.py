@@ -65,7 +65,7 @@ class AttackSpec(Base):
 
 
 class EvaluateSpec(Base):
-    """When and how the server evaluates."""
+    """Settings of evaluation."""
 
     every: Count = Field(default=1, description="rounds between two evaluations")
     after: Annotated[float, Field(gt=0)] | None = Field(
@@ -136,7 +136,7 @@ EngineName = Annotated[
 
 
 class EngineSpec(Base):
-    """Where the clients run."""
+    """Settings of the engine that runs the clients."""
 
     kind: EngineName = Field(
         default="local",
@@ -229,10 +229,10 @@ def _entry_points(path: tuple[str, ...]) -> importlib.metadata.EntryPoints:
 
 
 def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
-    """Return the entry point that offers a strategy of a name.
+    """Return the entry point of the strategy with a name.
 
     Raises:
-        SpecError: If there is none, or packages offer different ones under this name.
+        SpecError: If there is none, or packages offer different strategies under this name.
 
     Example:
         >>> installed_strategy("fedavg").value
@@ -300,7 +300,7 @@ _NOT_PRIVATE = {
 
 
 class ExperimentSpec(FromFile):
-    """Data, a family, a strategy, and how long."""
+    """An experiment: data, a family, a strategy, and a number of rounds."""
 
     archgraph: Version = 1
     name: str = Field(description="name of the run and of its folder")

@@ -1,4 +1,4 @@
-"""Options of local training, as written in a spec and read by local training."""
+"""Options of local training, as written in a spec."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _course(optimiser: LibraryClass, schedule: LibraryClass, rounds: int, steps:
 
 
 class LocalOptions(Base):
-    """How clients train; for a kind of client, the keys that replace the run's.
+    """Options of local training; for a kind of client, the keys that replace those of the run.
 
     Example:
         >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
@@ -130,7 +130,7 @@ class LocalOptions(Base):
     )
 
     def consistent(self) -> LocalOptions:
-        """Return these options of a run or of a client, after checking that the keys go together.
+        """Check that the options of a run or of a client are consistent, and return them.
 
         Raises:
             Mistake: If one of them would be ignored.
@@ -161,7 +161,7 @@ class LocalOptions(Base):
         return self.model_dump(mode="json", exclude_none=True)
 
     def tuning(self) -> LocalOptions:
-        """Return the options of tuning before a test, which belongs to no round.
+        """Return the options of tuning before a test, which is not part of a round.
 
         Every step is at the optimiser's rate, on all examples, without the proximal term.
         """
@@ -169,12 +169,12 @@ class LocalOptions(Base):
         return self.model_copy(update={**of_rounds, "fraction": 1.0})
 
     def changed(self, changes: LocalOptions) -> LocalOptions:
-        """Return these options with those of a kind of client in their place.
+        """Return these options, overridden by those of a kind of client.
 
-        Another optimiser replaces all of this one.
+        Another optimiser replaces this one with all its arguments.
 
         Raises:
-            Mistake: If the two do not go together.
+            Mistake: If the result is inconsistent.
 
         >>> run = LocalOptions(lr=0.1, batch=8)
         >>> kind = run.changed(LocalOptions(lr=0.01))
@@ -186,13 +186,13 @@ class LocalOptions(Base):
         return self.model_copy(update={**anew, **said}).consistent()
 
     def settings_at(self, round: int, rounds: int, step: int, steps: int) -> dict[str, Json]:
-        """Return the values that the schedule sets in the optimiser for a step; empty without one.
+        """Return the values that the schedule sets in the optimiser at a step; empty if none.
 
         Args:
             round: The round, counted from 1.
-            rounds: All rounds.
-            step: The step in the round, counted from 1; without `over` it does not matter.
-            steps: All steps of the round.
+            rounds: Number of rounds.
+            step: The step in the round, counted from 1; ignored without `over`.
+            steps: Number of steps in the round.
         """
         if self.schedule is None:
             return {}
