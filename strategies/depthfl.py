@@ -38,12 +38,12 @@ class DepthFL(fl.Averaging):
     """Options of DepthFL.
 
     Attributes:
-        distil: Let the exits of a client's model teach one another.
-        ramp: First round in which distillation has its full weight, or the fraction (< 1) of all
-            rounds: the published 300 are 0.3 of its code's 1,000 rounds, and in a run of 30 rounds
-            the weight never exceeds 0.017.
-        alpha: Weight of FedDyn's regularisation at the clients, and the server's correction by it;
-            0: FedAvg.
+        distil: Let the exits of a client's model teach each other.
+        ramp: First round in which distillation has its full weight, or a fraction (< 1) of all
+            rounds. The published value of 300 is 0.3 of the code's 1,000 rounds; in a run of 30
+            rounds, the weight with 300 would never exceed 0.017.
+        alpha: Weight of FedDyn's regularisation at the clients, and of the server's correction; 0
+            is FedAvg.
 
     Example:
         >>> DepthFL(alpha=0).distil

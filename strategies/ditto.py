@@ -1,4 +1,4 @@
-"""Ditto: each client also trains a personal model, which is drawn towards the global one.
+"""Ditto: each client also trains a personal model, which is pulled towards the global model.
 
 Li, Hu, Beirami, Smith: *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML
 2021, Algorithm 1.
@@ -29,8 +29,9 @@ class Ditto(fl.PartAveraging):
     """Options of Ditto.
 
     Attributes:
-        pull: λ: how strongly a client's own model is drawn towards the global one; 0: not at all.
-        own_epochs: Passes over the data that train a client's own model. Default: ``local.epochs``.
+        pull: λ: strength with which a client's personal model is pulled towards the global model;
+            0: no pull.
+        own_epochs: Passes over the data for a client's personal model. Default: ``local.epochs``.
 
     Example:
         >>> Ditto(pull=0.1).own_epochs is None
@@ -50,14 +51,14 @@ class Ditto(fl.PartAveraging):
         return replace(task, program=Both(task.program, train, self.pull))
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each client's own."""
+        """Evaluate the global model, and each client's personal model."""
         for model in super().evaluated(world, state):
             yield replace(model, private=bool(model.clients))
 
 
 @dataclass(frozen=True)
 class Both:
-    """Train the model that was sent, then the client's own, which it keeps.
+    """Train the model that was sent, then the personal model, which the client keeps.
 
     Attributes:
         shared: Trains ``w``.
