@@ -223,7 +223,7 @@ def _root(source: Source, root: str | Path | None) -> Path:
 
 
 def _stored(path: Path, published: Published) -> Path | None:
-    """Find the stored file: plain, `.gz` or `.xz`; only as published if its checksum is of that."""
+    """Find the stored file: plain, `.gz` or `.xz`, or only in the form that the checksum is of."""
     endings = ("",) if published.archive else (".gz",) if published.gz else ("", ".gz", ".xz")
     candidates = (path.with_name(path.name + ending) for ending in endings)
     return next((candidate for candidate in candidates if candidate.is_file()), None)
