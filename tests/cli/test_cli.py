@@ -530,7 +530,7 @@ def test_a_rewrite_tells_how_to_keep_positions_only_where_it_chose_some(here: Pa
     for chosen in ("shares=0.5", f"positions={{{axis.name}: [1, 0]}}"):
         words = ("rewrite", "model.yaml", "--take", "shares=0.5", "--take", chosen)
         told = call(*words[: None if "positions" in chosen else 4], "-o", "cut.yaml").output
-        assert ("keeps the chosen positions" in told) == ("positions" in chosen)
+        assert ("to keep the chosen positions" in told) == ("positions" in chosen)
 
 
 def test_trace_says_what_cannot_be_captured(here: Path):
@@ -622,7 +622,7 @@ def test_check_finds_what_would_stop_a_run(here: Path):
     length = EXPERIMENT.replace("limit: 200", "length: 20")
     assert "m.yaml:4: data.length: is not an option of digits" in verdict("m.yaml", length)
     assert verdict("m.yaml", model).startswith("form  m.yaml  model: made_here:Net not imported")
-    assert "checked with --python" in verdict("m.yaml", model)
+    assert "use --python" in verdict("m.yaml", model)
     family = "model: {python: 'made_here.Net', inputs: {x: [3]}}\nclients: [{name: a}]\n"
     assert "m.yaml:1: python: is not the name of a callable" in verdict("m.yaml", family)
     family = "model: net.yaml\nclients:\n - {name: a, CHANGE}\n"

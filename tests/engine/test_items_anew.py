@@ -188,17 +188,17 @@ STREAMS: dict[str, tuple[Any, str]] = {
         ): Stream()}, split())), "expected the number of examples in a pass.*examples=1000"
     ),
     "an iterator": (
-        lambda: dataset_of(({"a": iter(Stream())}, split()), examples=9), "ends once.*function"
+        lambda: dataset_of(({"a": iter(Stream())}, split()), examples=9), "ends after one pass.*function"
     ),
     "not by client": (
-        lambda: dataset_of((Stream(), split()), examples=9), "give streams by client"
+        lambda: dataset_of((Stream(), split()), examples=9), "pass streams by client"
     ),
     "one of two": (
         lambda: dataset_of(({"a": Stream(), "b": split()}, split()), examples=9),
         "train: b: is not a stream, but other clients have streams",
     ),
     "examples of no stream": (
-        lambda: dataset_of((split(), split()), examples=9), "counts those of streams"
+        lambda: dataset_of((split(), split()), examples=9), "is for streams only"
     ),
     "other examples": (
         lambda: dataset_of(({"a": Stream(width=5)}, split()), examples=9),
