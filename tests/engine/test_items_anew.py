@@ -188,7 +188,9 @@ STREAMS: dict[str, tuple[Any, str]] = {
         ): Stream()}, split())), "expected the number of examples in a pass.*examples=1000"
     ),
     "an iterator": (
-        lambda: dataset_of(({"a": iter(Stream())}, split()), examples=9), "ends after one pass.*function"
+        lambda: dataset_of(({(
+            "a"
+        ): iter(Stream())}, split()), examples=9), "ends after one pass.*function"
     ),
     "not by client": (
         lambda: dataset_of((Stream(), split()), examples=9), "pass streams by client"
