@@ -200,11 +200,11 @@ def test_what_the_class_lacks_is_refused(tmp_path):
     net, graph, state = traced("bert")
     adapted, transfer = ag.add_lora(graph, 2, "*.query")
     with pytest.raises(
-        ag.RewriteError, match=(r"does not have this tensor; found .*lora.*ag\.to_peft")
+        ag.RewriteError, match=r"does not have this tensor; found .*lora.*ag\.to_peft"
     ):
         ag.to_transformers(adapted, transfer.pull(state), net.model, tmp_path)
     with pytest.raises(
-        ag.GraphError, match=(r"is not a tensor of the network; found .*lora.*ag\.fold")
+        ag.GraphError, match=r"is not a tensor of the network; found .*lora.*ag\.fold"
     ):
         ag.to_transformers(graph, transfer.pull(state), net.model, tmp_path)
     with pytest.raises(ag.GraphError, match=r"names a folder that does not exist"):

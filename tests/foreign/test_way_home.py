@@ -267,6 +267,6 @@ def test_a_class_that_cannot_be_constructed_without_memory_says_so():
 
     fit = Fit(ag.take(graph, 0.5).graph, Blocks(), {"width": 4}, make, label="Net")
     with pytest.raises(
-        ag.RewriteError, match=(r"Net cannot be constructed on the meta device .* meta")
+        ag.RewriteError, match=r"Net cannot be constructed on the meta device .* meta"
     ):
         fit.arguments()

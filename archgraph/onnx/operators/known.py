@@ -95,7 +95,7 @@ def _short(value: Known) -> Known:
     if value.dtype == object:
         for item in value.ravel():
             if isinstance(item, torch.SymInt) and item.node.expr.count_ops() > LIMITS.batch_steps:
-                raise SpecError("computes a too long expression of the batch size")
+                raise SpecError("computes an expression of the batch size that is too long")
     return value
 
 
