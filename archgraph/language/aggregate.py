@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Below one half, so that some clients are always left.
 Minority = Annotated[float, Field(ge=0, lt=0.5)]
 Quorum = Annotated[
-    Count, Field(description="clients that have to cover a value for it to change; else it stays")
+    Count, Field(description="number of clients that must cover a value; otherwise it stays")
 ]
 
 
@@ -50,7 +50,7 @@ class TrimmedMeanOptions(Base):
     """Options of ``trimmed_mean``."""
 
     share: Minority = Field(
-        description="share of the values of a position that is dropped at each end, rounded down"
+        description="share of a position's values that is dropped at each end, rounded down"
     )
     quorum: Quorum = 1
 
@@ -121,7 +121,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "median",
         MedianOptions,
-        "Take the median of the values that clients have for a position; weights do not count.",
+        "Take the median of the clients' values at a position; weights do not count.",
         "{quorum: 3}",
         "where more than half of the clients that cover a position are honest, the result lies "
         "between honest values",
@@ -131,8 +131,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "trimmed_mean",
         TrimmedMeanChoice,
-        "Drop the smallest and largest values that clients have for a position, and take the "
-        "mean of the others; weights do not count.",
+        "Drop the smallest and largest values of the clients at a position, and take the mean of "
+        "the others; weights do not count.",
         "0.2",
         "if at most as many clients are malicious as are dropped at each end, the result lies "
         "between honest values",

@@ -63,13 +63,13 @@ class LocalOptions(Base):
     batch: Count = Field(default=32, description="examples in a minibatch")
     accumulate: Annotated[int, Field(ge=2)] | None = Field(
         default=None,
-        description="minibatches whose gradients are averaged for one step, each by its examples; "
-        "default: 1",
+        description="number of minibatches whose gradients are averaged for one step, weighted by "
+        "their examples; default: 1",
         examples=[4],
     )
     optimiser: Annotated[LibraryClass, library_class("optimiser"), WRITTEN] | None = Field(
         default=None,
-        description="a class of torch.optim with its arguments; its state does not outlive the "
+        description="a class of torch.optim with its arguments; its state is reset in every "
         "round; default: SGD, with `lr`, `momentum` and `weight_decay`",
         examples=[{"AdamW": {"lr": 0.001, "betas": [0.9, 0.99]}}],
     )
@@ -87,15 +87,14 @@ class LocalOptions(Base):
     schedule: Annotated[LibraryClass, library_class("schedule"), WRITTEN] | None = Field(
         default=None,
         description="a class of torch.optim.lr_scheduler with its arguments, in which $rounds is "
-        "the number of rounds and $steps the steps per round; default: a constant rate",
+        "the number of rounds and $steps the number of steps per round; default: a constant rate",
         examples=[{"MultiStepLR": {"milestones": ["$rounds * 30 // 100"]}}],
     )
     over: Literal["round", "run"] | None = Field(
         default=None,
-        description="the schedule advances with every step: once through each round (`round`; "
-        "where a method trains in parts, as FedRep does head and body, through each part), or "
-        "once through the run (`run`); default: once through the run, and the rate changes only "
-        "between rounds",
+        description="span of a schedule that advances with every step: each round (`round`; if a "
+        "method trains in parts, like head and body in FedRep, each part), or the whole run "
+        "(`run`); default: the whole run, and the rate changes only between rounds",
         examples=["round"],
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
@@ -106,14 +105,14 @@ class LocalOptions(Base):
     )
     loss: Annotated[LibraryClass, library_class("loss"), WRITTEN] | None = Field(
         default=None,
-        description="a class of torch.nn with its arguments, which training minimises instead of "
+        description="a class of torch.nn with its arguments, used as the training loss in place of "
         "the task's loss; default: the task's loss",
         examples=[{"CrossEntropyLoss": {"label_smoothing": 0.1}}],
     )
     proximal: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="μ of FedProx, with any strategy: μ/2 · ‖w − w_0‖² is added to the loss, w_0 "
-        "being the weights at the start of the round's training; default: not added",
+        description="μ of FedProx, with any strategy: adds μ/2 · ‖w − w_0‖² to the loss, where w_0 "
+        "are the weights at the start of training in the round; default: not added",
         examples=[0.01],
     )
     transforms: Annotated[tuple[_Transform, ...], Field(min_length=1)] | None = Field(
@@ -124,8 +123,8 @@ class LocalOptions(Base):
     )
     precision: Literal["bf16"] | None = Field(
         default=None,
-        description="bf16: matrix products and convolutions of training are computed in bfloat16, "
-        "tests and weights are not; default: the weights' own type",
+        description="bf16: compute matrix products and convolutions in training in bfloat16, but "
+        "not tests and weights; default: the type of the weights",
         examples=["bf16"],
     )
 

@@ -36,7 +36,7 @@ class ServerSpec(Base):
         "FedAdagrad"
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="η: the server's rate; default: 1 with momentum, else 0.1"
+        default=None, description="η: server learning rate; default: 1 with momentum, else 0.1"
     )
     momentum: Decay | None = Field(
         default=None,
