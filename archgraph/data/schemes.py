@@ -70,7 +70,7 @@ def dirichlet(
 def equal_dirichlet(
     labels: np.ndarray, clients: int, seed: int, alpha: float = 0.5
 ) -> ShardIndices:
-    """Give all clients equally many examples of own mixtures (``InnerDirichletPartitioner``).
+    """Give all clients equally many examples, of drawn mixtures (``InnerDirichletPartitioner``).
 
     Each client has its own mixture of classes. Clients take turns in random order, each taking one
     example of a class drawn from its mixture. A class that runs out is removed from all mixtures

@@ -137,7 +137,7 @@ class FamilySpec(FromFile):
 
     @property
     def weights(self) -> dict[Place, dict[str, torch.Tensor]]:
-        """Weights of models that no file holds, by the place of the model."""
+        """Weights of models that were passed in Python, by the place of the model."""
         return self._weights
 
     def sources(self) -> Iterator[Document]:

@@ -25,7 +25,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ServerSpec(Base):
-    """An optimiser at the server: it takes the change of the mean of the clients as a gradient.
+    """An optimiser at the server, which uses the change of the clients' mean as a gradient.
 
     Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 2; momentum: Hsu,
     Qi, Brown, *Measuring the Effects of Non-Identical Data Distribution*, 2019.
@@ -88,7 +88,7 @@ class ServerSpec(Base):
 
     @property
     def values(self) -> dict[str, Json]:
-        """Its options, defaults included.
+        """The options of the optimiser, including defaults.
 
         >>> ServerSpec(optimiser="momentum", lr=0.5).values
         {'lr': 0.5, 'momentum': 0.9}
