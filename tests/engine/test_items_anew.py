@@ -183,8 +183,12 @@ def test_a_stream_with_a_generator_of_its_own_is_noted():
 
 STREAMS: dict[str, tuple[Any, str]] = {
     "no number of examples": (
+        lambda: dataset_of(({"a": Stream()}, split())),
+        "expected the number of examples in a pass.*examples=1000",
+    ),
+    "an iterator": (
         lambda: dataset_of(({"a": iter(Stream())}, split()), examples=9),
-        "ends after one pass.*function"
+        "ends after one pass.*function",
     ),
     "not by client": (
         lambda: dataset_of((Stream(), split()), examples=9), "pass streams by client"
