@@ -123,7 +123,7 @@ def test_an_app_says_what_python_code_its_machines_need(write, tmp_path, monkeyp
     file = write("heterofl", strategy={"python": "flower_mine:Mine"}, rounds=1)
     write_app(file, tmp_path / "mine", python=True)
     said = (tmp_path / "mine" / "README.md").read_text()
-    assert "only: `flower_mine:Mine`." in said and said.count("python=true") == 1
+    assert "consent: `flower_mine:Mine`." in said and said.count("python=true") == 1
     write_app(write("heterofl"), tmp_path / "own")
     assert "python" not in (tmp_path / "own" / "README.md").read_text()
 
