@@ -1,5 +1,5 @@
 """Published federated methods, one paper, one file, found through their entry points.
 
-A strategy imports `archgraph`, `archgraph.federation` and where it needs it `archgraph.hypernet`,
-not another strategy, and names neither layer types nor models.
+A strategy imports `archgraph`, `archgraph.federation` and, if needed, `archgraph.hypernet`, but no
+other strategy. It never names layer types or models.
 """

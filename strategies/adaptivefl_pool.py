@@ -1,4 +1,4 @@
-"""AdaptiveFL's pool: submodels of several levels, narrow from some layer on, averaged by coverage.
+"""AdaptiveFL's pool of submodels, which are narrow from some layer on, averaged by coverage.
 
 Jia, Hu, Chen, Yang, Xie, Liu, Chen: *AdaptiveFL: Adaptive Heterogeneous Federated Learning for
 Resource-Constrained AIoT Systems*, DAC 2024.
@@ -91,9 +91,9 @@ class AdaptiveFLPool(fl.Averaging, fl.Masking):
     """Options of AdaptiveFL's pool.
 
     Attributes:
-        starts: Shares of the axes, in their order, that members of a level keep whole.
-        choice: ``drawn``: a client trains the largest part that fits of a member drawn in each
-            round. ``largest``: always the largest that fits.
+        starts: Shares of the axes, in their order, that keep their full size in members of a level.
+        choice: ``drawn``: in each round, a client draws a member and trains the largest part of it
+            that fits. ``largest``: a client always trains the largest member that fits.
         norm: How running statistics are treated. They cannot stay with a client: its width changes.
 
     Example:

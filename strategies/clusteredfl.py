@@ -1,4 +1,4 @@
-"""Clustered-FL: clients whose updates point apart are trained apart.
+"""Clustered-FL: clients whose updates point in different directions are trained in clusters.
 
 Sattler, Müller, Samek: *Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
 Optimization under Privacy Constraints*, IEEE TNNLS 2020 (Algorithms 1-2, Eqs. 26-30).
@@ -36,12 +36,13 @@ class ClusteredFL(fl.Averaging, fl.Masking):
     """Options of Clustered-FL.
 
     Attributes:
-        split: Split clusters by the directions of their clients' updates. At first each
-            architecture is a cluster; if off, clusters never change.
-        mean_norm: ε_1: a cluster is split if the norm of its mean update is below, ...
-        largest_norm: ε_2: ... and that of its largest one above.
-        after: Rounds before the first split.
-        smallest: Clients that a cluster needs to be split: more than two, as in the official code.
+        split: Split clusters by the directions of their clients' updates. Initially, each
+            architecture is a cluster; if this is off, clusters never change.
+        mean_norm: ε_1: a cluster is split if the norm of its mean update is below this, ...
+        largest_norm: ε_2: ... and the norm of its largest update is above this.
+        after: Number of rounds before the first split.
+        smallest: Smallest number of clients in a cluster that is split: more than two, as in the
+            official code.
 
     Example:
         >>> ClusteredFL().mean_norm

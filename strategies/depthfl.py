@@ -38,11 +38,11 @@ class DepthFL(fl.Averaging):
     """Options of DepthFL.
 
     Attributes:
-        distil: Let the exits of a client's model teach one another.
+        distil: Let the exits of a client's model teach each other.
         ramp: Share of the rounds in which the weight of distillation rises to 1; above 1, a whole
             number of rounds. The published 300 are 0.3 of its code's 1,000 rounds.
-        alpha: Weight of FedDyn's regularisation at the clients, and the server's correction by it;
-            0: FedAvg.
+        alpha: Weight of FedDyn's regularisation at the clients, and of the server's correction; 0
+            is FedAvg.
 
     Example:
         >>> DepthFL(alpha=0).distil

@@ -1,4 +1,4 @@
-"""Ditto: each client also trains a personal model, which is drawn towards the global one.
+"""Ditto: each client also trains a personal model, which is pulled towards the global model.
 
 Li, Hu, Beirami, Smith: *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML
 2021, Algorithm 1.
@@ -29,7 +29,8 @@ class Ditto(fl.PartAveraging):
     """Options of Ditto.
 
     Attributes:
-        pull: λ: how strongly a client's own model is drawn towards the global one; 0: not at all.
+        pull: λ: strength with which a client's personal model is pulled towards the global model;
+            0: no pull.
 
     Example:
         >>> Ditto(pull=0.1).weights
@@ -47,14 +48,14 @@ class Ditto(fl.PartAveraging):
         return replace(task, program=Both(fl.Train(fl.TaskLoss(self.mask_absent)), self.pull))
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each client's own."""
+        """Evaluate the global model, and each client's personal model."""
         for model in super().evaluated(world, state):
             yield replace(model, private=bool(model.clients))
 
 
 @dataclass(frozen=True)
 class Both:
-    """Train the model that was sent, then the client's own, which it keeps.
+    """Train the model that was sent, then the personal model, which the client keeps.
 
     Attributes:
         train: Trains ``w``, and ``v`` without the pull.

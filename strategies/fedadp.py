@@ -48,13 +48,13 @@ class FedADP(fl.Averaging, fl.Masking):
     """Options of FedADP.
 
     Attributes:
-        narrow: ``paper``: the first units stay, and an equal part of the others' sum is added to
-            each (Algorithm 3), which changes the function. ``net2net``: units that widening has
-            copied are merged again, which undoes it.
+        narrow: ``paper``: keep the first units, and add an equal part of the sum of the other units
+            to each (Algorithm 3), which changes the function. ``net2net``: merge units that
+            widening has copied, which undoes widening.
         redraw: Draw new copies in every round instead of once per architecture.
-        approximate: Where a client's model cannot be grown without changing its function, widen it
-            anyway, and take blocks that cannot start as the identity from the old global model.
-            Otherwise such a family is refused.
+        approximate: If a client's model cannot be grown without changing its function, widen it
+            anyway, and take blocks that cannot start as the identity from the old global model. If
+            off, such a family is refused.
 
     Example:
         >>> FedADP(narrow="net2net").norm

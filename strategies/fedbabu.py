@@ -1,4 +1,4 @@
-"""FedBABU: all share one random head that is never trained; models are tuned before tests.
+"""FedBABU: all clients share a random head that is never trained; models are tuned before tests.
 
 Oh, Kim, Yun: *FedBABU: Toward Enhanced Representation for Federated Image Classification*, ICLR
 2022, Algorithm 1. Clients update the body alone, with the head as it was drawn at first. Before a
@@ -19,10 +19,10 @@ class FedBABU(fl.PartAveraging):
     """Options of FedBABU.
 
     Attributes:
-        tune: Part that a client tunes before a test on its data; ``none``: the model is tested as
-            is.
-        tune_epochs: Passes over its data for tuning, every step at the optimiser's rate;
-            ``schedule`` and ``proximal`` do not apply.
+        tune: Part that a client tunes before a test on its data; with ``none``, the model is tested
+            as it is.
+        tune_epochs: Passes over a client's data for tuning. Every step uses the optimiser's
+            learning rate; ``schedule`` and ``proximal`` do not apply.
 
     Example:
         >>> FedBABU(tune="head").tune_epochs

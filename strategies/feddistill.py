@@ -1,4 +1,4 @@
-"""FedDistill (federated distillation): clients exchange the mean answer to each label.
+"""FedDistill (federated distillation): clients exchange their mean outputs for each label.
 
 Jeong, Oh, Kim, Park, Bennis, Kim: *Communication-Efficient On-Device Machine Learning: Federated
 Distillation and Augmentation under Non-IID Private Data*, 2018 (Algorithm 1: FD); Seo, Park, Oh,
@@ -32,7 +32,8 @@ class FedDistill(fl.Masking):
     """Options of FedDistill.
 
     Attributes:
-        gamma: γ: weight of the others' answers in a client's loss; 0: clients do not interact.
+        gamma: γ: weight of the other clients' outputs in a client's loss; 0: clients do not
+            interact.
 
     Example:
         >>> FedDistill(gamma=0.5).gamma

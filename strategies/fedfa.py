@@ -54,16 +54,17 @@ class FedFA(fl.Averaging, fl.Masking):
     Attributes:
         variant: Dimensions that clients may choose (Table 1): depth and width, depth only, width
             only.
-        choice: How clients get their architectures. ``family``: from the family. ``half_smallest``:
-            a share ``limited`` takes the smallest, the others draw one of the rest (§5.1).
-            ``zico``: the others take the one with the best ZiCo score on their data. ``search``:
-            they search for it among all combinations of the depths and widths that the family's
-            architectures have (§5.1, Table 5).
+        choice: Assignment of architectures to clients. ``family``: as in the family. Otherwise a
+            share ``limited`` of the clients takes the smallest architecture. With
+            ``half_smallest``, the other clients draw one of the rest (§5.1). With ``zico``, they
+            take the one with the best ZiCo score on their data. With ``search``, they search for it
+            among all combinations of the depths and widths of the family's architectures (§5.1,
+            Table 5).
         limited: Share of the clients that take the smallest architecture.
-        steps: Architectures that a search derives from others; 0: same as ``zico``. FedFA states no
-            number, ZiCo uses 100,000 on ImageNet.
-        population: Best architectures that others are derived from (ZiCo).
-        macs: Bound of a search: multiply–accumulates as a share of the global model's.
+        steps: Number of architectures that a search derives from others; 0 is the same as ``zico``.
+            FedFA does not state a number; ZiCo uses 100,000 on ImageNet.
+        population: Number of best architectures from which others are derived (ZiCo).
+        macs: Bound of a search: multiply–accumulates as a share of those of the global model.
         scale: Multiply layers by α; if off, use the plain covered mean of grafted models.
         percentile: Share of a layer's weights that count in its norm.
         inner: ``abs``: the smallest by magnitude; ``central``: those around the median (App. E).

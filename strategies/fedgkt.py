@@ -41,10 +41,10 @@ class FedGKT(fl.Strategy):
             the first section.
         alpha: Weight of distillation at a client, and of the targets at the server.
         temperature: Temperature of both distillations.
-        server_epochs: Passes of the server over the features of a round: 20 as in the published
-            runs on CIFAR-10. With fewer passes the server is too weak a teacher.
-        server_batch: Examples in a minibatch there.
-        server_lr: Rate of its stochastic gradient descent, whose momentum is 0.9.
+        server_epochs: Passes of the server over the features of a round. The default is that of the
+            published runs on CIFAR-10; with fewer passes, the server is too weak a teacher.
+        server_batch: Examples in a minibatch of the server.
+        server_lr: Learning rate of the server's SGD, whose momentum is 0.9.
 
     Example:
         >>> FedGKT(after="layer1").temperature

@@ -52,12 +52,14 @@ class FedIN(fl.Weighted):
             ``sequential``: local training, then IN training, blind to each other (Fig. 7a).
         multiplier: λ of Eq. 16.
         aggregate: Average extractors and classifiers; if off, clients keep theirs (Fig. 7b).
-        in_training: Exchange features and train on them; if off, local training only (Fig. 7c).
-        upload: Pairs of features that a client sends each round: its latest. Default: the batch
-            size.
-        capacity: Pairs that the server stores per client.
-        store: Which pairs: a ``reservoir`` of all that it ever received, or the ``latest``.
-        sample: Pairs that the server sends to the clients of a round.
+        in_training: Exchange features and train on them; if off, only local training is done
+            (Fig. 7c).
+        upload: Number of pairs of features that a client sends each round, its latest pairs.
+            Default: the batch size.
+        capacity: Number of pairs that the server stores per client.
+        store: Pairs that the server stores: a ``reservoir`` sample of all received pairs, or the
+            ``latest``.
+        sample: Number of pairs that the server sends to the clients of a round.
         norm: How running statistics of extractor and classifier are treated; those of intermediate
             layers stay with the client.
 

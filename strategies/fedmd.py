@@ -1,4 +1,4 @@
-"""FedMD: clients with heterogeneous networks agree on their scores of a public set.
+"""FedMD: clients with heterogeneous networks agree on scores for a public set.
 
 Li, Wang: *FedMD: Heterogenous Federated Learning via Model Distillation*, 2019 (Algorithm 1).
 
@@ -33,10 +33,10 @@ class FedMD(fl.Masking):
     """Options of FedMD.
 
     Attributes:
-        subset: Public examples that are drawn for a round. Default: all.
-        digest_epochs: Passes over them in which a client approaches the consensus.
-        public_epochs: Passes over the public set with its labels, before a client's first private
-            example (transfer learning); 0: public examples need no labels.
+        subset: Number of public examples that are drawn for a round. Default: all.
+        digest_epochs: Passes over these examples in which a client approaches the consensus.
+        public_epochs: Passes over the labelled public set before a client trains on its own data
+            (transfer learning); with 0, public examples do not need labels.
 
     Example:
         >>> FedMD(subset=100).digest_epochs

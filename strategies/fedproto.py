@@ -32,9 +32,10 @@ class FedProto(fl.Masking):
     """Options of FedProto.
 
     Attributes:
-        pull: λ: how strongly a minibatch's prototypes are drawn to global ones; 0: no exchange.
+        pull: λ: strength with which a minibatch's prototypes are pulled to the global ones; 0: no
+            exchange.
         width: Size of a prototype. Embeddings of another width are projected to it by a fixed
-            random matrix (not in the paper). Default: the smallest width of all.
+            random matrix (not in the paper). Default: the smallest width of all clients.
         weights: Weight of a client in a class's prototype: its examples of the class (Eq. 6), or 1
             (``uniform``, as in the published code).
 

@@ -1,4 +1,4 @@
-"""FedRep: a private head is trained first, with the body frozen; then the body, which is averaged.
+"""FedRep: clients train a private head with the body frozen, then the body, which is averaged.
 
 Collins, Hassani, Mokhtari, Shakkottai: *Exploiting Shared Representations for Personalized
 Federated Learning*, ICML 2021, Algorithm 1.
@@ -27,8 +27,8 @@ class FedRep(fl.PartAveraging):
 
     Attributes:
         head_epochs: Passes over its data in which a client trains its head, in each round. Head and
-            body are trained one after the other: ``over: round`` and ``fraction`` of ``local``
-            start again with the body.
+            body are trained in sequence; ``over: round`` and ``fraction`` of ``local`` start again
+            for the body.
 
     Example:
         >>> FedRep().head_epochs

@@ -56,10 +56,10 @@ class FedRolex(fl.Averaging, fl.Masking):
 
     Attributes:
         step: Positions that the window moves in a round.
-        direction: Direction of the move. ``backward``: in round t it begins t - 1 positions before
-            the first, as in the official code.
-        scaler: Divide by a tier's width rate in training, as HeteroFL and the official code (based
-            on HeteroFL's) do; the paper does not.
+        direction: Direction of the move. With ``backward``, the window of round t begins t - 1
+            positions before the first, as in the official code.
+        scaler: Divide by a tier's width rate in training. HeteroFL and the official code, which is
+            based on HeteroFL's, do this; the paper does not.
         norm: How running statistics are treated. They cannot stay with a client: its window moves.
 
     Example:

@@ -11,9 +11,10 @@ Submodel Extraction*, NeurIPS 2024.
 ``Σ w M x_i / Σ w M``  :meth:`FIARSE.receive`: the old value where no mask covers
 =====================  ==========================================================================
 
-A mask by entry saves bytes but not multiply-accumulates: the network has its full size. Sent values
-count with four bytes for each position, returned ones without: the server knows the masks.
-``structured`` is not in the paper: the most important positions of every axis, a narrow network.
+A mask by entry saves bytes but not multiply-accumulates: the network has its full size. Byte counts
+include four bytes per position for sent values, but not for returned values, since the server knows
+the masks. ``structured`` is not in the paper: it takes the most important positions of every axis,
+which gives a narrow network.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class FIARSE(fl.Weighted, fl.Masking):
     """Options of FIARSE.
 
     Attributes:
-        by: Whether θ is one threshold for the whole ``model`` or one for each ``tensor``.
+        by: Scope of the threshold θ: one for the whole ``model``, or one for each ``tensor``.
         structured: Keep the most important positions of every axis, as many as the tier has.
         norm: How running statistics are treated. They cannot stay with a client: its mask changes.
 

@@ -1,4 +1,4 @@
-"""FjORD: every client trains all widths up to its own, one drawn for each minibatch.
+"""FjORD: every client trains all widths up to its own; each minibatch draws one.
 
 Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane: *FjORD: Fair and Accurate Federated
 Learning under heterogeneous targets with Ordered Dropout*, NeurIPS 2021 (§3-4, Algorithm 1).
@@ -37,9 +37,9 @@ class FjORD(fl.Weighted, fl.Masking):
     """Options of FjORD.
 
     Attributes:
-        distil: Train the client's own width in every step, and distil it into the drawn one (§3.2,
-            temperature 1).
-        norm: How running statistics are treated. ``per_width``: each width has its own.
+        distil: Train the client's own width in every step, and distil it into the drawn width
+            (§3.2, temperature 1).
+        norm: How running statistics are treated. ``per_width``: each width has its own statistics.
             ``static``: they are recomputed for evaluation.
 
     Example:

@@ -1,4 +1,4 @@
-"""FlexFL's pool: layers with many zeros are narrowed most; large submodels learn from small ones.
+"""FlexFL's pool: layers with many zero activations are narrowed most; small submodels teach large.
 
 Chen, Jia, Hu, Xie, Li, Chen: *FlexFL: Heterogeneous Federated Learning via APoZ-Guided Flexible
 Pruning in Uncertain Scenarios*, IEEE TCAD 2024.
@@ -137,10 +137,10 @@ class FlexFLPool(fl.Averaging, fl.Masking):
     """Options of FlexFL's pool.
 
     Attributes:
-        apoz: Share of zeros in the activations along axes, by name, role or pattern. Default: how
-            unequal the positions of an axis are in the initial weights.
-        distil: Weight λ of distillation from smaller submodels; 0: clients train only on the task's
-            loss.
+        apoz: Share of zeros in the activations along axes, by name, role or pattern. Default: the
+            inequality of the positions of an axis in the initial weights.
+        distil: Weight λ of distillation from smaller submodels; with 0, clients only train on the
+            task's loss.
         temperature: Temperature of the distillation.
 
     Example:

@@ -1,4 +1,4 @@
-"""FlexiFed: clients of any architecture average the layers that they share from the input on.
+"""FlexiFed: clients of any architecture average the first layers that they have in common.
 
 Wang, He, Chen, Chen, Huang, Jin, Yang: *FlexiFed: Personalized Federated Learning for Edge Clients
 with Heterogeneous Model Architectures*, WWW 2023 (Basic-Common, Clustered-Common, Max-Common).
@@ -43,13 +43,13 @@ class FlexiFed(fl.Averaging, fl.Masking):
     """Options of FlexiFed.
 
     Attributes:
-        sharing: ``basic``: the first layers that all clients have in common are averaged, the rest
-            stays with the client. ``clustered``: the rest is averaged within equal architectures.
-            ``max``: each layer is averaged over all clients that agree up to it.
-        match: When layers are the same: ``operator``: same operator, arguments and shapes.
-            ``name``: same parameter names and shapes.
+        sharing: ``basic``: average the first layers that all clients have in common; the rest stays
+            with the client. ``clustered``: also average the rest within equal architectures.
+            ``max``: average each layer over all clients that agree up to it.
+        match: Condition under which layers are the same. ``operator``: same operator, arguments and
+            shapes. ``name``: same parameter names and shapes.
         unit: Unit of comparison: single layers (paper), or whole blocks, so that the end of a short
-            Transformer does not count as the start of another one's next layer.
+            Transformer does not match the start of the next layer of a longer one.
 
     Example:
         >>> FlexiFed().sharing

@@ -1,4 +1,4 @@
-"""FlexLoRA: the mean of the products, of which each client gets the first singular directions.
+"""FlexLoRA: products are averaged; each client gets the first singular directions of the mean.
 
 Bai, Chen, Zhang, Li, Huang, Yu, Zhou: *Federated Fine-tuning of Large Language Models under
 Heterogeneous Tasks and Client Resources*, NeurIPS 2024, §3.2.

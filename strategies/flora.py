@@ -1,4 +1,4 @@
-"""FLoRA: adapters are stacked, so that the sum of their products is exact, and become the weights.
+"""FLoRA: adapters are stacked, so that the sum of products is exact, and added to the weights.
 
 Wang, Shen, He, Sun, Wang, Lyu, Li: *FLoRA: Federated Fine-Tuning Large Language Models with
 Heterogeneous Low-Rank Adaptations*, NeurIPS 2024, §3.

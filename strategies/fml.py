@@ -1,4 +1,4 @@
-"""FML: a shared small network and a client's private one teach each other; the former is averaged.
+"""FML: a shared small network, which is averaged, and each client's private one teach each other.
 
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: *Federated Mutual Learning*, 2020.
 

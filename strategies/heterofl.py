@@ -33,14 +33,14 @@ class HeteroFL(fl.Averaging, fl.Masking):
     """Options of HeteroFL.
 
     Attributes:
-        mode: ``fix``: clients keep their tiers. ``dynamic``: every round each client draws a tier,
-            with the family's counts as odds.
-        rates: Width rate of tiers by name; the others' are measured (``federation.rate_of``).
+        mode: ``fix``: clients keep their tiers. ``dynamic``: in every round, each client draws a
+            tier with probabilities proportional to the family's counts.
+        rates: Width rates of tiers by name; other rates are measured (``federation.rate_of``).
         scaler: Divide by the rate in training mode, after every weighted operator.
-        label_rows: Merge rows of a label only from clients that have the label.
-        norm: How running statistics are treated. ``averaged`` and ``local`` need ``scaler`` off
-            where a narrow tier has running statistics: they would come from scaled activations, but
-            tests do not scale.
+        label_rows: Merge the rows of a label only from clients that have the label.
+        norm: How running statistics are treated. If a narrow tier has running statistics,
+            ``averaged`` and ``local`` need ``scaler: false``: the statistics would be those of
+            scaled activations, but tests do not scale.
 
     Example:
         >>> HeteroFL(mode="dynamic").norm

@@ -54,7 +54,8 @@ class HetLoRA(fl.LowRankAveraging):
     Attributes:
         prune: γ, the share of its rank that a client keeps when it is pruned. Default: no pruning.
         penalty: λ, weight of the penalty on the other positions, with ``prune``.
-        weights: Weight of a client in the means of all but adapters: its number of examples, or 1.
+        weights: Weight of a client in the means of all entries except adapters: its number of
+            examples, or 1.
 
     Example:
         >>> HetLoRA().serves

@@ -1,4 +1,4 @@
-"""Matched: networks are brought into one order of positions before their mean is taken.
+"""Matched: the positions of networks are brought into one order before averaging.
 
 The method combines two papers. Orders are found as in *Git Re-Basin* (Ainsworth, Hayase, Srinivasa,
 ICLR 2023, Algorithms 1 and 3); averaging clients in one order is the idea of *FedMA* (Wang,
@@ -25,8 +25,8 @@ class Matched(fl.Averaging, fl.Masking):
     """Options of Matched.
 
     Attributes:
-        start: ``own``: in the first round every client begins with its own weights, drawn from the
-            seed and its id. ``global``: with its part of the global model.
+        start: Initial weights of clients in the first round. ``own``: drawn from the seed and the
+            client's id. ``global``: the client's part of the global model.
 
     Example:
         >>> Matched().start

@@ -42,15 +42,15 @@ class NeFL(fl.Weighted):
     """Options of NeFL.
 
     Attributes:
-        steps: Step sizes on residual branches: trained, kept as they start (N/L), or none. They are
-            always inconsistent.
-        initial: Where step sizes start. ``ones``; ``ode`` (NeFL-DO): at 1 + k where the global
-            model continues with k blocks that the submodel lacks.
-        inconsistent: Norm layers that are separate for each submodel. ``auto``: those with running
-            statistics (§IV-B1; layer norms do better when shared, §V-B4). ``norms``: all.
+        steps: Step sizes on residual branches: trained, constant (N/L), or none. They are always
+            inconsistent.
+        initial: Initial step sizes. ``ones``: 1. ``ode`` (NeFL-DO): 1 + k for a block that is
+            followed by k blocks of the global model that the submodel lacks.
+        inconsistent: Norm layers that are separate for each submodel. ``auto``: layers with running
+            statistics (§IV-B1; layer norms work better when shared, §V-B4). ``norms``: all norms.
         spread: Number of sizes below and above its own that a client may draw in a round (§V-A3).
-        norm: How running statistics are treated. ``per_submodel``: like their layer; else they are
-            averaged over all submodels, recomputed for evaluation, or stay with the client.
+        norm: How running statistics are treated. ``per_submodel``: like their layer. Otherwise they
+            are averaged over all submodels, recomputed for evaluation, or stay with the client.
 
     Example:
         >>> NeFL(steps="constant").spread

@@ -63,24 +63,25 @@ class RecipFL(fl.Masking):
         lr: Learning rate of the server's Adam (η_s).
         clip: Maximum norm of the hypernetwork's gradient.
         weights: Weight of a client in Eq. 4: 1, or its examples over the mean of all clients.
-        transfer: Teach small models on strong clients (§3.3); if off, RecipFL without KT.
+        transfer: Train small models on strong clients by distillation (§3.3); off: RecipFL without
+            KT.
         small: Tier whose architecture strong clients train in addition to their own. Default: the
-            one with the fewest parameters.
-        strong: Tiers whose clients are strong. Default: all with another architecture than
+            tier with the fewest parameters.
+        strong: Tiers whose clients are strong. Default: all tiers with another architecture than
             ``small``.
         descriptor: Description of a client: its class proportions (``classes``), a learned
             embedding of its ``id``, or ``none``.
-        embedding: Size of that embedding.
-        steps: Traversals of a graph in both directions (τ).
-        reach: Maximum length of the shortest paths that are virtual edges (GHN-2: 50); 1 (paper):
-            no virtual edges.
+        embedding: Size of the embedding of an id.
+        steps: Number of traversals of a graph in both directions (τ).
+        reach: Maximum length of shortest paths that become virtual edges (GHN-2: 50); with 1
+            (paper), there are no virtual edges.
         bins: Numbers that summarise a tensor for the encoder.
         piece: Numbers per piece; the encoder attends to all pieces: 1 (code), 8 is cheaper.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
         decoders: ``tiled`` (paper) or ``low_rank``.
-        tile: Longest side of a tile. In a longer layer it is repeated, which ties neurons: studies
-            of LeNet-5, with a layer of 120 × 256, use 256.
+        tile: Longest side of a tile. In a longer layer, the tile is repeated, which ties neurons.
+            Studies of LeNet-5, with a layer of 120 × 256, use 256.
         rank: Terms of a low-rank weight.
         mixing: How words and codes of weights become features: ``concat`` (paper) or ``sum`` with
             an embedding of shapes (code).
@@ -89,8 +90,8 @@ class RecipFL(fl.Masking):
         divergence: Divergence of hidden features in Eq. 9: ``small_large``, as printed, is D_KL(p^S
             ‖ p^L); ``large_small`` (code) D_KL(p^L ‖ p^S).
         bound: Maximum magnitude of a returned parameter; updates that exceed it are refused.
-        memory: MiB of clients' last weights that the server holds in memory; the rest is in the
-            folder for temporary files (``TMPDIR``).
+        memory: MiB of clients' last weights that the server keeps in memory; the rest is stored in
+            the folder for temporary files (``TMPDIR``).
 
     Example:
         >>> from archgraph.federation import configure

@@ -1,4 +1,4 @@
-"""RoLoRA: rounds train and average the second factors and the first ones in turn.
+"""RoLoRA: rounds alternate between training and averaging the second and the first factors.
 
 Chen, Guo, Ju, Dalal, Liu, Zhang: *Robust Federated Finetuning of LLMs via Alternating Optimization
 of LoRA*, 2025, Algorithm 1.

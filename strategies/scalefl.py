@@ -1,4 +1,4 @@
-"""ScaleFL: clients train a narrower network up to an exit, whose last exit teaches the others.
+"""ScaleFL: clients train a narrower network up to an exit; the last exit teaches the others.
 
 Ilhan, Su, Liu: *ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients*, CVPR
 2023.
@@ -34,10 +34,10 @@ class ScaleFL(fl.Averaging):
 
     Attributes:
         gamma: Weight of the distillation from a model's last exit to its earlier ones.
-        temperature: Temperature of both.
+        temperature: Temperature of the distillation.
         warmup: Share of the rounds before distillation begins.
         scaler: Divide hidden activations by a level's width rate, in training and in tests, as the
-            official code does: before norms without stored statistics this only changes their
+            official code does. Before norms without stored statistics, this only changes their
             epsilon.
 
     Example:

@@ -1,11 +1,11 @@
-"""The command line: only arguments, each command is one call into the library.
+"""The command line: parses arguments; each command is one call into the library.
 
-Every mistake ends in one message on standard error and exit code 2 (`check` prints a file's mistake
-below its name); `--debug` adds where it was raised. Heavy imports wait until a command needs them:
-`archgraph --help` answers at once.
+Every mistake gives one message on standard error and exit code 2 (`check` prints a file's mistake
+below its name); `--debug` adds the traceback. Heavy modules are only imported by the commands that
+need them, so that `archgraph --help` is fast.
 """
 
-# Each of these modules adds its commands to the application, in the order of `archgraph --help`.
+# Importing these modules adds their commands, in the order of `archgraph --help`.
 from archgraph.cli import model, comparing, rewriting, files, runs, weights  # isort: skip
 from archgraph.cli.app import app as app
 

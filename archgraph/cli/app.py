@@ -1,4 +1,4 @@
-"""The application: one place where errors become messages and exit codes."""
+"""The application, which converts errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from archgraph.errors import ArchGraphError, TraceWarning, raised_in
 from archgraph.hints import version as running_version
 from archgraph.language.elsewhere import GONE
 
-# Exit codes: as diff(1) and shells use them.
+# Exit codes, as used by diff(1) and shells.
 DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
-# Options of every command, at any position.
+# Options of every command, accepted at any position.
 ANYWHERE = ("--debug", "--python")
 
 
 class Commands(TyperGroup):
-    """The commands, with one place where errors become messages."""
+    """The group of all commands, which converts errors to messages."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options of every command at any position."""
+        """Parse arguments; accept the options of every command at any position."""
         end = args.index("--") if "--" in args else len(args)  # file names follow
         words, names = args[:end], args[end:]
-        # Moved to the front, where options of the application are expected.
+        # Move them to the front, where the application expects its options.
         first = [word for word in ANYWHERE if word in words]
         words = [word for word in words if word not in first]
         return super().parse_args(ctx, [*first, *words, *names])
@@ -52,19 +52,19 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; turn errors into one message and an exit code."""
+        """Run the command; convert errors to one message and an exit code."""
         try:
             with _terminable(), _notes():
                 return super().invoke(ctx)
         except BrokenPipeError:
-            # The reader has closed the pipe (`| head`); Python would complain at exit.
+            # The reader has closed the pipe (`| head`); Python would report an error at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
             say("stopped", error=True)
             raise typer.Exit(INTERRUPTED) from None
-        # Anything else is a bug of ours, and a report needs its traceback; or a bug of code that a
-        # file names.
+        # Other errors are bugs in archgraph, whose report needs a traceback, or in code that a file
+        # names.
         except (ArchGraphError, OSError, RecursionError) as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
@@ -80,20 +80,20 @@ class Commands(TyperGroup):
 
 
 class NotePrinter(logging.Handler):
-    """Prints each note about a model once, in addition to a command's output."""
+    """Prints each note about a model once, next to a command's output."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self._said: set[object] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a note that was not printed yet."""
+        """Print a note unless it was printed before."""
         file, note = record.args if isinstance(record.args, tuple) else ("", "")
         key = (Path(str(file)).absolute(), note)  # a family names its model differently
         if key not in self._said:
             self._said.add(key)
             text = record.getMessage()
-            # A name in a foreign file may contain control characters that move the cursor or change
+            # Names in untrusted files may contain control characters that move the cursor or change
             # colours.
             printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
             say(f"note: {printable}", error=True)
@@ -101,7 +101,7 @@ class NotePrinter(logging.Handler):
 
 @contextlib.contextmanager
 def _notes() -> Iterator[None]:
-    """Print where graphs differ from their models, instead of Python's warnings."""
+    """Print notes where graphs differ from their models, instead of Python warnings."""
     log, printer = logging.getLogger("archgraph.notes"), NotePrinter()
     level = log.level
     log.addHandler(printer)
@@ -118,7 +118,7 @@ def _notes() -> Iterator[None]:
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """End on SIGTERM as on SIGINT, so that partly written files are removed."""
-    main = threading.current_thread() is threading.main_thread()  # only that one receives signals
+    main = threading.current_thread() is threading.main_thread()  # only this receives signals
     if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -129,13 +129,13 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-# Allocations between two sweeps of Python's collector of cycles: importing torch makes a million
-# objects and hardly a cycle, and with Python's own 700 the sweeps are a fifth of a short command.
+# Thresholds of Python's garbage collector. Importing torch creates a million objects but hardly any
+# cycles; with the default of 700 allocations, collections take a fifth of a short command's time.
 SELDOM = (1_000_000, 10, 10)
 
 
 class Command(TyperCommand):
-    """A command with plain-text help that rarely collects cycles."""
+    """A command with plain-text help and rare garbage collections."""
 
     thresholds = SELDOM
 
@@ -149,13 +149,13 @@ class Command(TyperCommand):
             gc.set_threshold(*before)
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help; typer escapes brackets for rich even if rich does not print."""
+        """Return the help without the escapes that typer adds to brackets for rich."""
         text = super().get_help(ctx).replace("\\[", "[")
         return f"{text}\n\nEvery command also takes {' and '.join(ANYWHERE)} (archgraph --help)."
 
 
 class Training(Command):
-    """A command that trains: cycles may hold activations, and are collected normally."""
+    """A command that trains, with normal garbage collection: cycles may keep activations."""
 
     thresholds = gc.get_threshold()
 
@@ -168,7 +168,7 @@ app = typer.Typer(
     # rich would double the time of --help.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Architectures as values, for federated learning over different models.",
+    help="Model architectures as values, for federated learning with different models per client.",
 )
 
 command = functools.partial(app.command, cls=Command)
@@ -198,15 +198,15 @@ def _options(
 
 @contextlib.contextmanager
 def consent() -> Iterator[None]:
-    """Let files name Python code for a while, also in the current folder.
+    """Allow files to name Python code, including code in the current folder, for a while.
 
-    That folder comes after all installed packages. Without consent it is not searched at all: a
-    module in it could replace a package that is not installed, and its metadata one that registers
-    a strategy.
+    The current folder comes after all installed packages. Without consent it is not searched: a
+    module in it could replace a package that is not installed, and package metadata in it could
+    register a strategy.
     """
     from archgraph.language.consent import allowed
 
-    # At the end, and again for every command: the folder may have changed.
+    # At the end of the path, and for every command again: the folder may have changed.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     with allowed():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from archgraph.language.document import Document
 
 
-# Values of an option that may be repeated; None without any.
+# Values of a repeatable option; None if it is not used.
 Words = list[str] | None
 
 ModelFile = Annotated[
@@ -40,7 +40,7 @@ Choose = Annotated[
     Words,
     typer.Option(
         metavar="KEY=N",
-        help="A choice of the model, e.g. stage1.depth=4; for an ONNX file the size of a "
+        help="A choice of the model, e.g. stage1.depth=4; for an ONNX file, the size of a "
         "dimension, "
         "or batch=open. Repeatable.",
     ),
@@ -62,7 +62,7 @@ DataFolder = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of some.")
+    list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that contain some.")
 ]
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="An experiment file.")]
@@ -71,7 +71,8 @@ WithWeights = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A model (YAML, ONNX), a run folder; FAMILY:NAME or RUN:NAME for one of their models.",
+        help="A model (YAML, ONNX) or a run folder; FAMILY:NAME or RUN:NAME for one of their "
+        "models.",
     ),
 ]
 
@@ -86,7 +87,7 @@ States = Annotated[
 
 
 def read_graph(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
-    """Return the architecture in a file, with some choices made."""
+    """Read the architecture in a file, with some choices set."""
     from archgraph.engine.address import Address
 
     return Address.of(file).graph(choices_of(choose) or None)
@@ -95,7 +96,7 @@ def read_graph(file: Path, choose: Sequence[str] | None = None) -> ArchGraph:
 def with_states(
     models: Sequence[str], files: Sequence[Path] | None
 ) -> list[tuple[Address, Path | None]]:
-    """Return the models and the files of their weights, one each in the order of the models."""
+    """Return the models with their files of weights, which are in the order of the models."""
     from archgraph.engine.address import Address
 
     weights = list(files or ())
@@ -106,14 +107,14 @@ def with_states(
 
 
 def check_weights_file(output: Path, option: str = "--output") -> None:
-    """Check the ending of a file for weights, before anything is printed."""
+    """Check the suffix of a file for weights, before anything is printed."""
     if output.suffix.lower() != ".safetensors":
         expected = "a .safetensors file"
         raise SpecError("unknown suffix", where=option, found=str(output), expected=expected)
 
 
 def by_key(texts: Iterable[str]) -> dict[str, str]:
-    """Parse `key=value`s; each key once, so that values are not dropped."""
+    """Parse `key=value` texts; refuse repeated keys, so that no value is lost."""
     values: dict[str, str] = {}
     for text in texts:
         key, mark, value = (part.strip() for part in text.partition("="))
@@ -126,7 +127,7 @@ def by_key(texts: Iterable[str]) -> dict[str, str]:
 
 
 def choices_of(texts: Sequence[str] | None) -> dict[str, int | str]:
-    """Parse `key=N`s, and `key=open`s of an ONNX file."""
+    """Parse `key=N` texts, and for ONNX files `key=open`."""
     values: dict[str, int | str] = {}
     for key, value in by_key(texts or ()).items():
         if not value.isdecimal() and value != "open":
@@ -136,23 +137,23 @@ def choices_of(texts: Sequence[str] | None) -> dict[str, int | str]:
 
 
 def settings_of(texts: Sequence[str] | None) -> dict[str, Json]:
-    """Parse `key=value`s with values as YAML writes them: numbers, true, [1, 2], text."""
+    """Parse `key=value` texts, whose values are YAML: numbers, true, [1, 2], text."""
     return {key: value_of(value) for key, value in by_key(texts or ()).items()}
 
 
 def value_of(text: str) -> Json:
-    """Parse a value as YAML does: a number, true, [1, 2], {a: 1}, text."""
+    """Parse a YAML value: a number, true, [1, 2], {a: 1}, text."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        return YAML(typ="safe", pure=True).load(text)  # as files are: no tag makes an object
+        return YAML(typ="safe", pure=True).load(text)  # as for files: tags cannot create objects
     except YAMLError as error:
         raise SpecError("is not a value", where=repr(text), expected="YAML") from error
 
 
 def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
-    """Read the experiment in a file, with some settings changed."""
+    """Read the experiment in a file, and change some settings."""
     import archgraph
     from archgraph.language import ExperimentSpec
 
@@ -182,7 +183,7 @@ def experiment_of(file: Path, settings: Sequence[str] | None) -> ExperimentSpec:
 
 @contextlib.contextmanager
 def typed(name: str, data: Mapping[str, Json], prefix: str) -> Iterator[Document]:
-    """Treat typed values as a document: a command line has neither a file nor lines.
+    """Treat values from the command line, which have no file or line, as a document.
 
     An error names the option or key after ``prefix``.
     """

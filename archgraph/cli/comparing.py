@@ -30,8 +30,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="A B…",
-            help="Two models (YAML, ONNX, FAMILY:NAME, RUN:NAME); or run folders, or folders of "
-            "some.",
+            help="Two models (YAML, ONNX, FAMILY:NAME, RUN:NAME); or run folders, or folders that "
+            "contain some.",
         ),
     ],
     unfinished: Annotated[
@@ -45,21 +45,21 @@ def compare(
         float | None,
         typer.Option(
             metavar="PART",
-            help="Average over the tests of the last rounds: 0.2 of them all, or 5 of them.",
+            help="Average over the last tests: a share of all (0.2) or a number (5).",
         ),
     ] = None,
     rows: Annotated[
         str,
         typer.Option(
-            metavar="NAMES", help="Experiments to show, as 'HeteroFL,NeFL*'; default: all."
+            metavar="NAMES", help="Experiments to show, e.g. 'HeteroFL,NeFL*'; default: all."
         ),
     ] = "",
     columns: Annotated[
         str,
         typer.Option(
             metavar="NAMES",
-            help="Columns in this order, as 'seeds,average_accuracy,mega*'; default: all. CSV has "
-            "their names.",
+            help="Columns to show, in order, e.g. 'seeds,average_accuracy,mega*'; default: all. "
+            "--csv prints their names.",
         ),
     ] = "",
     output: Annotated[
@@ -82,23 +82,23 @@ def compare(
         bool, typer.Option("--latex", help="Print LaTeX; a wide table is transposed.")
     ] = False,
 ) -> None:
-    """Compare two models, or put runs side by side.
+    """Compare two models, or several runs.
 
-    For two models: a row for each part that is missing, new or copied, each axis that is narrower
-    or wider, each operator with other arguments. Two models of one family are compared through the
-    transfers of the family, any others by structure, whatever their names. Exit code 1 if they
-    differ.
+    For two models: prints a row for each part that is missing, new or copied, each axis that is
+    narrower or wider, and each operator with other arguments. Two models of one family are compared
+    through the transfers of the family; other models by structure, independently of names. Exit
+    code 1 if they differ.
 
-    For runs: runs that differ only in their seed share a row: mean ± standard deviation of the
-    worst and the average submodel on all test data, of the clients on their own, and of the time.
-    The differences between rows are listed below. Each figure is that of the last test, or with
-    --last the mean over several. With --tiers the clients of each tier have a column: each is
-    tested on its own mixture of classes.
+    For runs: prints a row for all runs that differ only in their seed, with mean ± standard
+    deviation of the worst and the average submodel on all test data, of the clients, each on its
+    own mixture of classes, and of the time. The settings in which rows differ are listed below.
+    Figures are from the last test, or with --last the mean over several tests. With --tiers, the
+    clients of each tier have their own column.
 
-    With --output each panel is a separate figure for a paper, as wide as a column, with a font size
-    of at least 7 points and the legend below its axes: FOLDER/average.pdf, FOLDER/worst.pdf ….
-    `average` and `worst` show the judged figure of the submodels over the rounds, `bytes` and
-    `macs` the average over sent bytes and computed MACs, `time` the seconds of a round.
+    With --output, each panel is written as a figure for a paper, as wide as a column, with a font
+    size of at least 7 points and the legend below its axes: FOLDER/average.pdf, FOLDER/worst.pdf ….
+    `average` and `worst` show the main metric of the submodels over the rounds, `bytes` and `macs`
+    the average over sent bytes and computed MACs, `time` the seconds of a round.
     """
     from archgraph.engine.address import Address
 
@@ -178,12 +178,13 @@ def match(
 ) -> None:
     """Match the parts of two models, or the positions of their axes.
 
-    Block by block, whatever their names, with the reason for each part without a counterpart.
+    Matches block by block, independently of names, and gives the reason for each part without a
+    counterpart.
 
-    With --weights, --state or --output: networks that were trained separately have their positions
-    in different orders, and the order does not affect results. Prints how many positions of each
-    axis move, and the similarity of the weights before and after; --output writes the weights of
-    OTHER in the order of MODEL (safetensors). OTHER may be narrower.
+    With --weights, --state or --output, matches the positions of each axis: separately trained
+    networks may have them in different orders, which does not affect results. Prints how many
+    positions of each axis move, and the similarity of the weights before and after. --output writes
+    the weights of OTHER in the order of MODEL (safetensors). OTHER may be narrower.
     """
     import archgraph
 

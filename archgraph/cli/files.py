@@ -1,4 +1,4 @@
-"""Commands about files: check and explain them, print their schema, write the shipped ones."""
+"""Commands about files: check, schema, init, help, strategies."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def check(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files or folders.")],
     settings: Settings = None,
 ) -> None:
-    """Check files.
+    """Check files for mistakes.
 
-    Models, families, experiments and studies. An experiment is refused for anything that a run
-    would refuse before its first round. Your own data is read; known data sets are not read. Every
-    cell of a study is checked in this way.
+    Checks models, families, experiments and studies. For an experiment, it finds every mistake that
+    a run would report before its first round. Your own data is read; known data sets are not. In a
+    study, every cell is checked as an experiment.
 
-    Python code that files name runs only with your consent (--python): without it only the form of
-    such files is checked. --set changes settings of a single experiment, as for `run`.
+    Python code that files name is only run with your consent (--python). Without it, only the form
+    of such files is checked. --set changes settings of a single experiment, as for `run`.
 
-    Folders stand for all YAML files in them. Exit code 2 if any file is invalid.
+    In a folder, all YAML files are checked. Exit code 2 if any file is invalid.
     """
     from archgraph.language import verdicts
     from archgraph.language.checking import yaml_files
@@ -44,7 +44,7 @@ def check(
         results, total = iter([verdict_of(experiment_of(paths[0], settings), paths[0])]), 1
     words: Counter[str] = Counter()
     for verdict in with_progress(results, total, "files"):
-        # Only its form: the Python code that it names was not run.
+        # `form`: the Python code that it names was not run.
         word = "FAIL" if verdict.error else "form" if verdict.unseen else "ok"
         words[word] += 1
         note = "" if verdict.error else f": {verdict.note}"
@@ -52,11 +52,11 @@ def check(
         if verdict.error:
             say(f"      {message(verdict.error)}")
     good = words["ok"] + words["form"]
-    say(f"{good} of {plural(total, 'file')} {'is' if total == 1 else 'are'} good")
+    say(f"{good} of {plural(total, 'file')} {'is' if total == 1 else 'are'} valid")
     if words["form"]:
         say(
-            f"{words['form']} of them only in form: what they say about sections, axes and "
-            "inputs of Python code is checked with --python, which runs it"
+            f"only the form of {words['form']} of them was checked: use --python to run their "
+            "Python code and check its sections, axes and inputs"
         )
     if words["FAIL"]:
         raise typer.Exit(BAD_INPUT)
@@ -69,7 +69,7 @@ def schema(
 ) -> None:
     """Print the JSON schema of a kind of file.
 
-    Editors complete and check YAML with it.
+    Editors use it to complete and check YAML.
     """
     import json
 
@@ -102,11 +102,11 @@ def explain_word(
         str | None, typer.Argument(metavar="NAME", help="E.g. conv, take, local.lr.")
     ] = None,
 ) -> None:
-    """Explain a word of the files: a step, a rewrite, a strategy or a key.
+    """Explain a step, a rewrite, a strategy or a key of a file.
 
-    Prints a description, options with defaults, and an example. Without NAME all topics are listed,
-    and with "steps", "rewrites" or "strategies" the topics of that group. The page "Keys and
-    operators" of the documentation shows the same.
+    Prints a description, options with defaults, and an example. Without NAME, lists all topics;
+    with "steps", "rewrites" or "strategies", the topics of this group. The documentation has the
+    same on its page "Keys and operators".
     """
     from archgraph.language.help import overview, topic
 
@@ -120,8 +120,8 @@ def strategies(
 ) -> None:
     """List the installed strategies.
 
-    Paper and year, supported clients, requirements and presets; `archgraph help NAME` explains one
-    with its options.
+    Prints paper and year, supported clients, requirements and presets. `archgraph help NAME`
+    explains a strategy and its options.
     """
     from archgraph.federation import strategy_table
 

@@ -57,7 +57,8 @@ def trace(
 ) -> None:
     """Capture a PyTorch module as a graph.
 
-    Prints the graph, or writes it as YAML. Naming the callable here is consent to run it.
+    Prints the graph, or writes it as YAML (--output). The command runs the callable without asking
+    for further consent.
     """
     from archgraph.language import load_model, save
 
@@ -89,7 +90,7 @@ def trace(
 
 
 def _input(name: str, value: str) -> dict[str, object]:
-    """Parse `2,3,224,224:float32` as an input; the batch axis comes first and is implied."""
+    """Parse `2,3,224,224:float32` as an input; the first axis is the batch."""
     sizes, _, dtype = value.partition(":")
     parts = [part.strip() for part in sizes.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) for part in parts):
@@ -102,7 +103,7 @@ def _input(name: str, value: str) -> dict[str, object]:
 def show(file: ModelOrFamily, choose: Choose = None) -> None:
     """Show sections and blocks with shapes, parameters and MACs.
 
-    For a family: its models with their sizes; FAMILY:NAME shows one of them.
+    For a family, shows its models with their sizes; FAMILY:NAME shows one of them.
     """
     from archgraph.display import summary_table
     from archgraph.engine.address import Address
@@ -130,11 +131,11 @@ def explain(
 ) -> None:
     """Explain which axes and blocks can change, or why not.
 
-    For a family, the global model unless FAMILY:NAME names another one.
+    For a family, explains the global model, unless FAMILY:NAME names another one.
 
-    Shows what would free a pinned axis, and the savings from halving an axis or skipping a block.
-    Similar consecutive parts share a row; NAME lists them one by one, and everything that changes
-    with an axis.
+    Shows how to unpin a pinned axis, and the savings from halving an axis or skipping a block.
+    Similar consecutive parts share a row. With NAME, lists these parts one by one, and everything
+    that changes with an axis.
     """
     from archgraph.display import explain as explained
 
@@ -160,7 +161,7 @@ def draw(
         str | None,
         typer.Option(
             metavar="LENGTH",
-            help="Width in print (3.3in, 84mm): as much detail as can be read on a page.",
+            help="Width in print (3.3in, 84mm): shows as much detail as is readable at this width.",
         ),
     ] = None,
     font: Annotated[str | None, typer.Option(help="An installed font.")] = None,
@@ -176,10 +177,10 @@ def draw(
 ) -> None:
     """Draw a model, or every model of a family.
 
-    A model is drawn into a file (.svg .png .pdf .dot), a family into a folder. Without --output the
-    DOT text of a model is printed, and a family is drawn into a folder named after it; with a file
-    name, only its global model is drawn. A family's global model shows how many clients update each
-    part and with how much of its weights.
+    A model is drawn into a file (.svg .png .pdf .dot), a family into a folder. Without --output,
+    the DOT text of a model is printed, and a family is drawn into a folder named after it. If
+    --output is a file, only the family's global model is drawn. It shows how many clients update
+    each part, and how much of its weights.
     """
     from archgraph.display import coverage, draw_family
     from archgraph.display import draw as drawn
@@ -219,8 +220,8 @@ def view(
         list[str],
         typer.Argument(
             metavar="FILE…",
-            help="Models (YAML, ONNX), families, experiments, run folders; FAMILY:NAME or RUN:NAME "
-            "for one of their models.",
+            help="Models (YAML, ONNX), families, experiments or run folders; FAMILY:NAME or "
+            "RUN:NAME for one of their models.",
         ),
     ],
     output: OutputFile = None,
@@ -229,16 +230,16 @@ def view(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Scores that `ag.importance` saved, which colour leaves, axes and operators.",
+            help="Importance scores saved by `ag.importance`, shown as colours.",
         ),
     ] = None,
 ) -> None:
-    """Write a page that shows architectures in a browser.
+    """Write an HTML page to explore architectures in a browser.
 
-    One HTML file that opens from disk and loads nothing. Sections, blocks and operators open on a
-    click; each part shows its shapes, parameters and MACs, and why an axis is pinned. For a family
-    or run, also which clients have which positions. Several models are shown side by side. Without
-    --output the page is named after the first file.
+    The page is one HTML file that opens from disk and loads no other files. Sections, blocks and
+    operators open on a click. Each part shows its shapes, parameters and MACs, and why an axis is
+    pinned; for a family or run, also which clients have which positions. Several models are shown
+    side by side. Without --output, the page is named after the first file.
     """
     from archgraph.engine.address import Address
     from archgraph.states.importance import Importance

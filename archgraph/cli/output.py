@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# First words of messages, by meaning.
+# Colours of messages by their first words.
 COLOURS = {
     **dict.fromkeys(("error:", "FAIL", "different:"), "red"),
     **dict.fromkeys(("note:", "form"), "yellow"),
     "ok": "green",
 }
-# Between two lines about progress in a file or a pipe.
+# Seconds between two progress messages in a file or a pipe.
 SECONDS = 10.0
 
 
 def message(error: Exception) -> str:
-    """Return one line about an error."""
-    # All mistakes have the same form, wherever they come from.
+    """Describe an error in one line."""
+    # All errors have the same form, whatever raised them.
     if isinstance(error, OSError):
         error = RunError("cannot be used", where=error.filename, found=os_reason(error))
     if isinstance(error, RecursionError):  # YAML, or a graph's text
@@ -45,13 +45,12 @@ def message(error: Exception) -> str:
 
 
 def say(text: str, indent: int = 0, *, error: bool = False) -> None:
-    """Print words, broken at the width of the terminal.
+    """Print a text, wrapped at the width of the terminal.
 
     Args:
-        text: The text; a first word with a judgement has a colour (:data:`COLOURS`).
-        indent: Blanks before continued lines.
-        error: Whether to print to standard error; then a file or a pipe gets one line, for other
-            programs.
+        text: The text. Some first words are coloured (:data:`COLOURS`).
+        indent: Number of blanks before continuation lines.
+        error: Whether to print to standard error. In a file or a pipe it is not wrapped then.
     """
     stream = sys.stderr if error else sys.stdout
     if not error or stream.isatty():
@@ -74,15 +73,15 @@ def progress(text: str) -> None:
 
 
 def with_progress(items: Iterable[T], total: int, noun: str) -> Iterator[T]:
-    """Yield items while standard error shows how many are done.
+    """Yield items and print progress on standard error.
 
-    1. On a terminal that is a line at the bottom, which the next output replaces.
-    2. Elsewhere it is a line every ten seconds.
+    1. On a terminal, print a line at the bottom, which the next output replaces.
+    2. Otherwise, print a line every ten seconds.
 
     Args:
         items: The items.
         total: Their number.
-        noun: Their name in the plural.
+        noun: Plural noun for the items.
     """
     terminal, last = sys.stderr.isatty(), time.monotonic()
     for done, item in enumerate(items, 1):
@@ -98,12 +97,12 @@ def with_progress(items: Iterable[T], total: int, noun: str) -> Iterator[T]:
 
 
 def put(text: str) -> None:
-    """Print a text unchanged: for programs, such as YAML or DOT, or the name of a file."""
+    """Print a text unchanged, such as YAML or DOT for other programs, or the name of a file."""
     typer.echo(text)
 
 
 def wrote(path: Path) -> None:
-    """Print which file was written."""
+    """Print the path of a written file."""
     put(f"wrote {path}")
 
 

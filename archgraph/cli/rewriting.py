@@ -1,4 +1,4 @@
-"""The command that rewrites a model; its options are the rewrites' rows."""
+"""Commands that rewrite a model. The options of `rewrite` are the rows of the rewrite registry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from archgraph.language.family import Rewrites
     from archgraph.states import Rewritten, State
 
-_NO_POSITIONS = "only its sizes: --state FILE --weights FILE keeps the chosen positions"
+_NO_POSITIONS = "only its sizes: add --state FILE --weights FILE to keep the chosen positions"
 
 StateFile = Annotated[
     Path | None, typer.Option("--state", metavar="FILE", help="Weights of the model (safetensors).")
@@ -46,14 +46,14 @@ WeightsFile = Annotated[
     typer.Option(
         "--weights",
         metavar="FILE",
-        help="Also write the new model's weights (safetensors): those of --state, or of the model "
-        "file, at the positions that stay.",
+        help="Also write the new model's weights (safetensors), taken from --state or the model "
+        "file at the positions that are kept.",
     ),
 ]
 
 
 def _budget(measure: str) -> Any:
-    """Return the option of a budget, with the units of its measure."""
+    """Return the option for a budget, with the units of its measure."""
     row = MEASURES[measure]
     units = ", ".join(filter(None, row.units))
     text = f"Budget of {row.text}: a share, 0.5 or 50%, or an amount, {row.example} ({units})."
@@ -63,8 +63,8 @@ def _budget(measure: str) -> Any:
 def rewrite(
     file: ModelFile,
     output: OutputFile = None,
-    verify: Annotated[bool, typer.Option(help="Also run the law of each rewrite.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="A line for each tensor.")] = False,
+    verify: Annotated[bool, typer.Option(help="Also check the law of each rewrite.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print a line per tensor.")] = False,
     state: StateFile = None,
     weights: WeightsFile = None,
     choose: Choose = None,
@@ -72,14 +72,16 @@ def rewrite(
 ) -> None:
     """Rewrite a model to another architecture.
 
-    There is an option for each rewrite, in the order in which they are applied; its value is that
-    of the key in a family's file, and KEY=VALUE is one entry of a mapping: --take 0.5, --take
-    layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a rewrite. Prints the
-    new model next to the old sizes; --output writes its architecture, with sizes but without chosen
-    positions; --weights writes its weights, at these positions.
+    Each rewrite has an option; the options below are in the order in which rewrites are applied.
+    The value of an option is the same as in a family file; KEY=VALUE sets one entry of a mapping:
+    --take 0.5, --take layer1.*=0.5, --take 'sizes={heads: 4}'. `archgraph help NAME` explains a
+    rewrite.
 
-    For a folder of transformers, --output FOLDER writes another one, with the weights, which are
-    copied from file to file; laws are not run.
+    Prints the new model next to the old sizes. --output writes its architecture, which has sizes
+    but not the chosen positions; --weights writes its weights at these positions.
+
+    For a transformers folder, --output FOLDER writes a new folder with the weights, which are
+    copied from file to file; laws are not checked.
     """
     import archgraph
     from archgraph.language.loading import check_ending
@@ -110,7 +112,7 @@ def rewrite(
 def _rewrite_folder(
     folder: Path, requested: Rewrites, output: Path | None, verify: bool, details: bool
 ) -> None:
-    """Rewrite a folder of transformers into another one, or into an architecture's file."""
+    """Rewrite a transformers folder to another folder, or to an architecture file."""
     import archgraph
     from archgraph.foreign.transformers_folder import check_new
     from archgraph.language.loading import load_folder
@@ -121,7 +123,7 @@ def _rewrite_folder(
         check_new(output, folder)
     graph, state = load_folder(folder)
     if verify:
-        say("note: laws are not run: they need weights, which stay in their files")
+        say("note: laws are not checked: they need weights, which stay in their files")
     result = rewritten(graph, requested, verify=False, where=_flag)
     _show_rewritten(graph, result, details)
     if output is None:
@@ -172,14 +174,14 @@ def fit(
     importance: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Scores that `ag.importance` saved: the best positions stay."
+            metavar="FILE", help="Scores saved by `ag.importance`: keep the best positions."
         ),
     ] = None,
     multiple: Annotated[
-        int | None, typer.Option(help="Make sizes multiples of it (except heads).")
+        int | None, typer.Option(help="Make sizes multiples of this (except numbers of heads).")
     ] = None,
     keep: Annotated[
-        Words, typer.Option(metavar="NAME", help="An axis or a block that stays. Repeatable.")
+        Words, typer.Option(metavar="NAME", help="An axis or a block to keep. Repeatable.")
     ] = None,
     skip: Annotated[
         Words, typer.Option(metavar="BLOCK", help="A block that may be removed. Repeatable.")
@@ -191,10 +193,11 @@ def fit(
 ) -> None:
     """Find the largest submodel within a budget.
 
-    Each budget is a share of the whole model, 0.5 or 50%, or an amount, 10M or 50MB; several hold
-    at once. Prints the costs of the submodel, and the axes that became narrower. --output writes
-    its architecture, with sizes but without the positions that --importance chose; --weights writes
-    its weights, at these positions. In a family's file the same is the key `fit` of a client.
+    A budget is a share of the whole model (0.5 or 50%) or an amount (10M or 50MB). Several budgets
+    can be combined. Prints the costs of the submodel, and the axes that became narrower. --output
+    writes its architecture, which has sizes but not the positions that --importance chose;
+    --weights writes its weights at these positions. In a family file, use the key `fit` of a
+    client.
     """
     import archgraph
     from archgraph.budgets.report import fit_tables
@@ -228,10 +231,10 @@ def fit(
 def _with_state(
     file: Path, choose: Sequence[str] | None, state: Path | None, weights: Path | None
 ) -> tuple[ArchGraph, State | None]:
-    """Read a model, and its weights if those of another architecture are to be written.
+    """Read a model, and its weights if --weights requests those of the new architecture.
 
     Raises:
-        SpecError: If only one of both files is named and the model has no weights.
+        SpecError: If only one of both options is used, and the model file has no weights.
     """
     from archgraph.engine.address import weights_in
     from archgraph.language.loading import load_model
@@ -251,7 +254,7 @@ def _with_state(
 
 
 def _chooses_positions(rewrites: Rewrites) -> bool:
-    """Return whether other positions than the first stay, which architecture files lack."""
+    """Return whether other positions than the first are kept, which architecture files lack."""
     return any(
         getattr(getattr(rewrites, key), name, None)
         for key in ("take", "fit", "widen")
@@ -266,7 +269,7 @@ def _flag(name: str) -> str:
 def _with_rows() -> Callable[..., None]:
     """Return the command with an option for every row of the registry, before the other options."""
     declared = inspect.signature(rewrite, eval_str=True)
-    # typer derives options only from the signature: a rewrite of another package has one, too.
+    # typer derives options from the signature. Rewrites of other packages get one, too.
     parameters = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for row in rewrite_rows().values():
         text = f"{row.help} As in a file: {row.example}. Repeatable."
@@ -280,14 +283,14 @@ def _with_rows() -> Callable[..., None]:
 
 
 class RewriteCommand(Command):
-    """The command; an option without a value requests a rewrite whose value may be `true`."""
+    """The command `rewrite`, whose options may omit the value `true`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give such an option the value `true` if none follows."""
+        """Insert the value `true` after options without a value."""
         types = {name: typing.get_args(row.value_type) for name, row in rewrite_rows().items()}
         alone = {_flag(name) for name, kinds in types.items() if bool in kinds}
         words = []
-        # An option at the end, before another one or before the model has no value of its own.
+        # An option at the end, before another option or before the model does not have a value.
         for word, following in itertools.pairwise([*args, "--"]):
             bare = following.startswith("-") or Path(following).is_file()
             words += [word, "true"] if word in alone and bare else [word]
@@ -298,7 +301,7 @@ command(cls=RewriteCommand)(_with_rows())
 
 
 def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
-    """Return the rewrites as in a file; a mistake names the option."""
+    """Parse the rewrites as in a file; errors name the option."""
     from archgraph.language.family import Rewrites
 
     asked = {name: _value(words) for name, words in texts.items() if words}
@@ -311,7 +314,7 @@ def _rewrites(texts: Mapping[str, Sequence[str] | None]) -> Rewrites:
 
 
 def _value(texts: Sequence[str]) -> Json:
-    """Parse `KEY=VALUE`s as a mapping, one value as itself, several as a list, as in YAML."""
+    """Parse `KEY=VALUE` texts to a mapping, one value to itself, and several to a list."""
     if all("=" in text for text in texts):
         return _frozen(settings_of(texts))
     values = [_frozen(value_of(text)) for text in texts]
@@ -319,7 +322,7 @@ def _value(texts: Sequence[str]) -> Json:
 
 
 def _frozen(value: Json) -> Json:
-    """Convert lists to tuples, as when files are read."""
+    """Convert lists to tuples, as readers of files do."""
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

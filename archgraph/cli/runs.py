@@ -34,7 +34,7 @@ from archgraph.tables import Table, plural
 if TYPE_CHECKING:
     from archgraph.reports.runs import Log
 
-flower = typer.Typer(no_args_is_help=True, help="Experiments on machines that Flower connects.")
+flower = typer.Typer(no_args_is_help=True, help="Run experiments on several machines with Flower.")
 app.add_typer(flower, name="flower")
 
 
@@ -42,7 +42,7 @@ app.add_typer(flower, name="flower")
 def run(
     experiment: ExperimentFile,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder; default: the experiment's, or runs/NAME.")
+        Path | None, typer.Option(help="Run folder; default: that of the file, or runs/NAME.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume after the last round.")] = False,
     resume_from: Annotated[
@@ -55,14 +55,14 @@ def run(
     data: DataFolder = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Processes that train clients side by side."),
+        typer.Option(min=1, metavar="N", help="Processes that train clients in parallel."),
     ] = None,
     settings: Settings = None,
 ) -> None:
     """Run or resume an experiment."""
     import archgraph
 
-    # As a setting: it is checked like one, and the command that resumes repeats it.
+    # As a setting, so that it is checked, and repeated by the command that resumes.
     if workers is not None:
         settings = [*(settings or ()), f"engine.workers={workers}"]
     spec = experiment_of(experiment, settings)
@@ -96,7 +96,7 @@ def _saved(folder: Path, words: Iterable[str]) -> str:
     last = max(saved_rounds(folder), default=None)  # 0: the state before the first round
     if last is None:
         return "nothing was saved"
-    # Consent is given for each call, and never recorded.
+    # Consent is for one call, and never recorded.
     consent = click.get_current_context().find_root().params.get("python")
     python = ["--python"] if consent else []
     again = shlex.join(["archgraph", "run", *words, *python, "--resume"])
@@ -112,14 +112,14 @@ def report(
         bool, typer.Option("--follow", help="Write it after each round, until the run ends.")
     ] = False,
 ) -> None:
-    """Make a page of a run, or of several.
+    """Write a report of one or more runs.
 
-    Table, curves, architectures and settings in one HTML file that loads nothing. Runs that differ
-    only in their seed are one curve with a band. Without --output the page is written to the folder
-    of the first run.
+    The report is one HTML file that loads no other files, with a table, curves, architectures and
+    settings. Runs that differ only in their seed are shown as one curve with a band. Without
+    --output, it is written to the folder of the first run.
 
-    With --follow the page reloads itself while the run continues, and shows its architectures at
-    the end. Ctrl-C ends this; the run continues.
+    With --follow, the page reloads itself until the run ends, and then shows the architectures.
+    Ctrl-C ends this command; the run continues.
     """
     from archgraph.reports import read_run
     from archgraph.reports import report as page
@@ -140,7 +140,7 @@ def _viewer(log: Log) -> str:
 
     try:
         return view(log)
-    except ArchGraphError:  # a page without it is better than none
+    except ArchGraphError:  # write the report without it
         return ""
 
 
@@ -150,22 +150,22 @@ def study(
         list[Path], typer.Argument(metavar="STUDY...", help="Study files, or folders of them.")
     ],
     size: Annotated[
-        Literal["paper", "small"], typer.Option(help="As published, or for two cores.")
+        Literal["paper", "small"], typer.Option(help="The published size, or one for two cores.")
     ] = "small",
     workers: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Processes of one thread each.")
+        int, typer.Option(min=1, metavar="N", help="Number of processes, each with one thread.")
     ] = 1,
     out: Annotated[Path, typer.Option(help="Folder of runs and tables.")] = Path("runs/studies"),
     data: DataFolder = None,
     only_read: Annotated[
-        bool, typer.Option("--only-read", help="Run nothing: show the table of the existing runs.")
+        bool, typer.Option("--only-read", help="Only show the tables of finished runs.")
     ] = False,
     only: Annotated[
         Words,
-        typer.Option(metavar="CELL", help="Run this row, column or 'ROW | COLUMN' (* and ?)."),
+        typer.Option(metavar="CELL", help="Only run this row, column or 'ROW | COLUMN' (* and ?)."),
     ] = None,
     seed: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="Run only this seed of the study.")
+        list[int] | None, typer.Option(metavar="N", help="Only run this seed of the study.")
     ] = None,
     records: Annotated[
         Path | None,
@@ -174,18 +174,18 @@ def study(
         ),
     ] = None,
 ) -> None:
-    """Run tables of experiments, and show measured next to published figures.
+    """Reproduce published tables of experiments.
 
-    Every cell is an ordinary run for each seed. A finished run leaves a line in a file of
-    --records, named after everything that determines its figures; all tables are computed from
-    these lines, and no study runs it again, even if its folder was deleted. After any stop, the
-    same command resumes. --only and --seed, each repeatable, run a part; tables include all
-    finished runs.
+    Each cell of a table is an ordinary run for each seed. A finished run is recorded as a line of a
+    file in --records, whose name depends on everything that determines its figures. All tables are
+    computed from these lines, and no study repeats a recorded run, even if its folder was deleted.
+    If the command is stopped, run it again to resume. --only and --seed (both repeatable) select
+    the cells and seeds to run; tables include all finished runs.
 
-    Tables have mean and standard deviation, and the differences that the study names with 95 %
-    interval, p (corrected for their number) and the detectable difference. They are printed and
-    written as text, LaTeX and CSV. Exit code 1 if a run failed or lacks its data set, 2 if nothing
-    can begin without the named data sets.
+    Tables show measured next to published figures, with mean and standard deviation. For the
+    differences that the study names, they show the 95 % interval, p (corrected for their number)
+    and the detectable difference. Tables are printed and written as text, LaTeX and CSV. Exit code
+    1 if a run failed or its data set is missing, 2 if no run can start for lack of data sets.
     """
     import archgraph
     from archgraph.studies.studies import studies
@@ -207,7 +207,7 @@ def study(
             notify=progress,
         )
         failed.extend(result.failed)
-        # After each study: its tables are written, even if the next one fails.
+        # After each study, so that its tables are written even if the next one fails.
         show_tables(study_tables(result))
         for path in write_study(result, file.stem, out):
             wrote(path)
@@ -215,7 +215,7 @@ def study(
     try:
         left, lacking = studies(paths, one, size)
     except KeyboardInterrupt:
-        say("stopped; the same command resumes", error=True)
+        say("stopped; run the same command to resume", error=True)
         raise typer.Exit(INTERRUPTED) from None
     if rows := tuple({**left, **lacking}.items()):
         show_tables([Table(f"Not run in size {size}", ("study", "why"), rows)])
@@ -233,10 +233,11 @@ def init(
     data: DataFolder = None,
     settings: Settings = None,
 ) -> None:
-    """Write a Flower app from an experiment.
+    """Write an experiment as a Flower app.
 
-    Project, server, client, the experiment as resolved and a page with the commands that start a
-    SuperLink, its SuperNodes and the run. Needs the extra `flower` only where it is started.
+    Writes the project, server, client, the resolved experiment, and a README with the commands that
+    start a SuperLink, its SuperNodes and the run. The extra `flower` is only needed on the machines
+    that run the app.
     """
     from archgraph.flower.starter import write_app
 
@@ -250,9 +251,10 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs and pictures.")] = Path("demo-out"),
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run.")] = None,
 ) -> None:
-    """Run every step of a study in two minutes.
+    """Show all steps from models to a report, in two minutes.
 
-    Models from YAML and from plain Python, FedFA over several architectures of each, pictures.
+    Runs FedFA with several architectures of two models, one in YAML and one in plain Python, and
+    draws them.
     """
     from archgraph.demo import demo as shown
 

@@ -1,4 +1,4 @@
-"""The command that writes a model with its weights for other programs."""
+"""The command that exports a model with its weights for other programs."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def export(
         Path | None, typer.Option(metavar="FILE", help="Weights of the model (safetensors).")
     ] = None,
     beside: Annotated[
-        bool, typer.Option("--beside", help="Write weights to a separate file next to it.")
+        bool, typer.Option("--beside", help="ONNX: write weights to a second file next to it.")
     ] = False,
     optimize: Annotated[
-        bool, typer.Option("--optimize", help="For deployment; weights lose their names.")
+        bool, typer.Option("--optimize", help="ONNX: optimise for deployment; weights are renamed.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option(help="Run it in onnxruntime and compare before it is written.")
+        bool, typer.Option(help="ONNX: compare results in onnxruntime before writing the file.")
     ] = True,
     data: DataFolder = None,
 ) -> None:
-    """Write a model with its weights for another program, or only its weights.
+    """Export a model with its weights for another program, or only its weights.
 
-    The ending determines the format: .onnx, .pt2 (torch.export), .safetensors (only weights);
-    without an ending it is a folder, which every command takes as a model.
+    The suffix of --output determines the format: .onnx, .pt2 (torch.export) or .safetensors (only
+    weights). Without a suffix, a folder is written, which every command accepts as a model.
 
-    In ONNX the batch size stays free and weights keep their names, so that every command takes the
-    file as a model again. The weights are those of --state, of the run (RUN:MODEL), of the ONNX
-    file, or of a model written in Python; any other model file has none and is written with the
-    initial weights of a run with seed 0. A run's model has the running statistics with which it is
-    tested. --state and an experiment's `weights` take weights in a .safetensors file.
+    In ONNX, the batch size stays open and weights keep their names, so that every command accepts
+    the file as a model. Weights are taken from --state, the run (RUN:MODEL), the ONNX file, or the
+    Python module. Other model files do not have weights: they are exported with the initial weights
+    of a run with seed 0. A run's model has the running statistics with which it is tested. A
+    .safetensors file can be used for --state and for the key `weights` of an experiment.
     """
     import archgraph
 

@@ -1,4 +1,4 @@
-"""Arrays of any package as dense tensors, or the reason why they are not."""
+"""Conversion of arrays of any package to dense tensors, with errors that say what prevents it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from archgraph.data.rows import check_apart
 from archgraph.errors import DataError
 
 Text = np.ndarray
-"""An array of text, which no tensor can hold."""
+"""An array of text, which a tensor cannot hold."""
 
-# What pandas calls the values of Python in an array → their type.
+# pandas' name for the kind of an array's Python values → the type that they are converted to.
 _TYPES = {
     "boolean": bool,
     "string": str,
@@ -27,14 +27,14 @@ _TYPES = {
 def array_of(value: object, where: str) -> Tensor | Text:
     """Convert a tensor, an array, a table, a list, a number or a Pillow image.
 
-    Sparse ones become dense. What is text stays an array of text.
+    Sparse arrays become dense. Text stays an array of text.
 
     Args:
-        value: What a user has.
-        where: Its name, for errors.
+        value: The user's value.
+        where: Name of the value, for errors.
 
     Raises:
-        DataError: If it holds no numbers, or hides some; says what it holds.
+        DataError: If it contains anything but numbers or text, or has masked values.
 
     Example:
         >>> array_of(torch.tensor([[0, 2]]).to_sparse(), "x")
@@ -55,29 +55,29 @@ def array_of(value: object, where: str) -> Tensor | Text:
     wide = array.dtype == np.uint64 and bool((array > np.iinfo(np.int64).max).any())
     if array.dtype.kind not in "biufc" or wide:
         raise DataError(
-            "is not made of numbers that 64 bits with a sign hold",
+            "has values that do not fit into signed 64-bit numbers",
             where=where,
             found=f"{what(value)}, {array.dtype}",
-            hint="of dates count from the first: (dates - dates.min()) / np.timedelta64(1, 'D')",
+            hint="for dates, count days: (dates - dates.min()) / np.timedelta64(1, 'D')",
         )
     if hasattr(value, "getbands"):  # Pillow's, whose channels come last
         array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    # A copy: torch can neither share negative strides nor arrays that cannot be written to, nor
-    # numbers of the other byte order.
+    # A copy: torch cannot share memory with negative strides, read-only memory, or numbers of the
+    # other byte order.
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
 def _check_present(value: object, where: str) -> None:
-    """Raise if there is nothing, or a mask hides some: it must not count as what stands there."""
+    """Raise if the value is None or has masked values, which must not be used as data."""
     if value is None:
         raise DataError("is missing", where=where, found="nothing", expected="numbers or names")
     if isinstance(value, torch.masked.MaskedTensor) or np.ma.is_masked(value):
         raise DataError(
-            "has masked values, which are no data",
+            "has masked values",
             where=where,
             found=what(value),
-            hint="remove these examples, or fill them: array.filled(0); the class -100 counts for "
-            "nothing",
+            hint="remove these examples, or fill them: array.filled(0); targets of class -100 are "
+            "ignored",
         )
 
 
@@ -93,15 +93,15 @@ def _numpy(value: object, items: list[object], where: str) -> np.ndarray:
             hint="pad or cut them to one shape",
         ) from error
     if array.dtype.kind == "U" and not all(isinstance(i, str | np.ndarray | list) for i in items):
-        array = np.array(items, object)  # NumPy writes numbers among text as text
+        array = np.array(items, object)  # NumPy converts numbers to text where both occur
     return _typed(array, where) if array.dtype == object else array
 
 
 def real_numbers(rows: Tensor, where: str) -> Tensor:
-    """Return real numbers as float32, finite; integers and booleans unchanged.
+    """Convert floating point numbers to float32; integers and booleans stay unchanged.
 
     Raises:
-        DataError: If they are complex, one is not finite, or most become equal in 32 bits.
+        DataError: If numbers are complex or not finite, or most become equal in 32 bits.
     """
     if rows.is_complex():
         raise DataError(
@@ -109,7 +109,7 @@ def real_numbers(rows: Tensor, where: str) -> Tensor:
             where=where,
             found=f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape)}",
             expected="real numbers",
-            hint="torch.view_as_real(x) has real and imaginary part on a last axis of 2",
+            hint="torch.view_as_real(x) puts real and imaginary part on a last axis of size 2",
         )
     if not rows.is_floating_point():
         return rows
@@ -145,7 +145,7 @@ def _dense(value: Tensor) -> Tensor:
 
 
 def _typed(array: np.ndarray, where: str) -> np.ndarray:
-    """Return an array of Python objects in the type that all of them have."""
+    """Convert an array of Python objects to the type that they have in common."""
     import pandas as pd
 
     cells = array.ravel()
@@ -153,7 +153,7 @@ def _typed(array: np.ndarray, where: str) -> np.ndarray:
         at = f"{where}[{np.unravel_index(position, array.shape)[0]}]" if array.ndim else where
         hint = "fill missing values, or remove these examples"
         raise DataError("a value is missing", where=at, found=str(cells[position]), hint=hint)
-    # A bool is an integer: beside numbers it is one mistake or the other.
+    # Python counts a bool as an integer, but a mixture of both is a mistake.
     dtype = _TYPES.get(pd.api.types.infer_dtype(cells, skipna=False))
     if dtype is None:
         raise DataError(

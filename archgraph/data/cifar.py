@@ -1,4 +1,4 @@
-"""CIFAR's pickled batches, read without running anything that is in them."""
+"""CIFAR's pickled batches, read without executing anything in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from archgraph.errors import DataError
 
 
 def read_cifar(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
-    """Read a data set of CIFAR batches; those beyond the limit are not read."""
+    """Read a data set of CIFAR batches, and no more batches than the limit needs."""
 
     def part(names: Iterable[str]) -> tuple[Tensor, Tensor]:
         images: list[np.ndarray] = []
@@ -28,7 +28,7 @@ def read_cifar(source: Source, files: Mapping[str, File], limit: int | None) -> 
             pixels, labels = read_cifar_batch(files[name].read(), where, source.key)
             images.append(pixels)
             targets.append(labels)
-            # Further batches are neither unpacked nor compared with their checksums.
+            # The remaining batches are neither unpacked nor verified.
             if limit is not None and sum(map(len, targets)) >= limit:
                 break
         return torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(targets))
@@ -36,8 +36,8 @@ def read_cifar(source: Source, files: Mapping[str, File], limit: int | None) -> 
     return image_dataset(source, part(source.train), part(source.test), limit)
 
 
-# All that the CIFAR batches need to come back. `_reconstruct` lives under another name in each
-# generation of numpy; an array tells which function it is.
+# All that unpickling CIFAR batches needs. NumPy 1 and 2 have `_reconstruct` in different modules;
+# the function itself is taken from an array's `__reduce__`.
 _RECONSTRUCT = np.empty(0).__reduce__()[0]
 _SAFE_GLOBALS: Mapping[tuple[str, str], object] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
@@ -48,11 +48,11 @@ _SAFE_GLOBALS: Mapping[tuple[str, str], object] = {
 
 
 class _Refused(Exception):
-    """A pickle asked for something that no data file needs."""
+    """A pickle refers to something that data files do not need."""
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
-    """Rebuilds arrays and plain containers; imports nothing, calls nothing else."""
+    """Rebuilds arrays and plain containers; imports and calls nothing else."""
 
     def find_class(self, module: str, name: str) -> object:
         try:
@@ -77,7 +77,7 @@ def read_cifar_batch(
         `[example]`.
 
     Raises:
-        DataError: The pickle asks for anything unsafe, is damaged, or holds something else.
+        DataError: The pickle is unsafe or damaged, or does not contain a batch.
     """
     try:
         batch = _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
@@ -92,7 +92,7 @@ def read_cifar_batch(
         problem = f"{type(error).__name__}: {error}"
         raise DataError("not a CIFAR batch", where=where, found=problem, hint=AGAIN) from error
     entries = batch if isinstance(batch, dict) else {}
-    # Python 2 pickled the published batches: their keys come back as bytes.
+    # Python 2 pickled the published batches: their keys are read as bytes.
     data = entries.get(b"data", entries.get("data"))
     labels = entries.get(classes.encode(), entries.get(classes))
     if not isinstance(data, np.ndarray) or (data.dtype, data.shape[1:]) != (np.uint8, (3072,)):
@@ -100,5 +100,5 @@ def read_cifar_batch(
     if not isinstance(labels, list) or [type(label) for label in labels] != [int] * len(data):
         message = f"CIFAR batch without labels, {len(data)} integers under {classes}"
         raise DataError(message, where=where)
-    # A row is one plane of 32 × 32 pixels after the other: red, green, blue.
+    # A row is three planes of 32 × 32 pixels: red, green, blue.
     return data.reshape(-1, 3, 32, 32), np.array(labels, np.int64)

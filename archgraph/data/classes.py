@@ -1,4 +1,4 @@
-"""The classes of a data set in another order."""
+"""Reordering the classes of a data set."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from archgraph.data.values import Dataset, ExampleReader, Split
 
 
 def reordered(data: Dataset, order: tuple[int, ...]) -> Dataset:
-    """Return the data with its classes counted in another order.
+    """Return the data with its classes renumbered in another order.
 
     Args:
-        data: Examples with one class each.
-        order: Numbers of all classes, in their new order.
+        data: A data set in which each example has one class.
+        order: Current numbers of all classes, in their new order.
     """
     numbers = torch.tensor(order).argsort()
 

@@ -1,4 +1,4 @@
-"""Columns of values that were read from a file: numbers, categories, classes, clients."""
+"""Columns read from a file: numbers, categories, classes, clients."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 Cell = str | int | float | bool | Decimal | None
 MOST_CATEGORIES = 1000
-MOST_VALUES = 2**28  # once categories are columns of 0 and 1
+MOST_VALUES = 2**28  # after one-hot encoding of categories
 MISSING = ("", "nan", "na", "n/a", "null", "none")
-# A decimal comma, grouped thousands, a percent sign, a currency, a minus that is no hyphen: each
-# value would become its own category.
+# Numbers with a decimal comma, grouped thousands, a percent sign, a currency or a minus sign other
+# than the hyphen. Each value would become its own category.
 FOREIGN = re.compile(
     r"[-+]?\d[\d.,']*[,'][\d.,']*%?|[-+]?[\d.,]+\s?%"
     r"|[-+]?\d{1,3}([ \xa0\u202f]\d{3})+([.,]\d+)?"
@@ -44,9 +44,9 @@ class Column:
     """A column of a file.
 
     Attributes:
-        name: Its name.
-        cells: Its values, as text or as the file types them.
-        locate: From a row to where its values are, for errors.
+        name: Name of the column.
+        cells: Its values, as text or with the types of the file.
+        locate: Returns file and row number of a row, for errors.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Column:
     locate: Callable[[int], str]
 
     def at(self, row: int) -> str:
-        """Return where the value of a row is."""
+        """Return file, row and column of a value, for errors."""
         return f"{self.locate(row)}: {self.name}"
 
     def error(
@@ -66,7 +66,7 @@ class Column:
 
     @functools.cached_property
     def _stripped(self) -> Series:
-        """Values without blanks around them."""
+        """Values without leading and trailing blanks."""
         import pandas  # takes half a second
 
         for row, cell in enumerate(self.cells):
@@ -75,7 +75,7 @@ class Column:
                     "is neither a number nor text",
                     where=self.at(row),
                     found=type(cell).__name__,
-                    hint="turn the column into numbers or text, or leave it out",
+                    hint="turn the column into numbers or text, or omit it",
                 )
         cells = [cell.strip() if isinstance(cell, str) else cell for cell in self.cells]
         return pandas.Series(cells, dtype=object)
@@ -88,7 +88,7 @@ class Column:
 
     @functools.cached_property
     def _numbers(self) -> np.ndarray:
-        """Numbers, NaN where there is none, float64 ``[row]``."""
+        """Values as float64 ``[row]``, NaN where a value is not a number."""
         import pandas
 
         return pandas.to_numeric(self._stripped, errors="coerce").to_numpy(np.float64, copy=True)
@@ -100,23 +100,23 @@ class Column:
 
     @property
     def fractional(self) -> int | None:
-        """The first row whose value is not a whole number."""
+        """The first row whose value is not a whole number; None if there is none."""
         for row, cell in enumerate(self.cells):
             if isinstance(cell, bool) or not INTEGER.fullmatch(str(cell).strip()):
                 return row
         return None
 
     def check_category(self, otherwise: str) -> None:
-        """Raise if a presumed category holds numbers in another notation, or different texts.
+        """Raise if a presumed category contains numbers in another notation, or free text.
 
         Args:
             otherwise: Advice for values that are meant to be categories.
 
         Raises:
-            DataError: If most values are such numbers, or are of several words and differ.
+            DataError: If most values are such numbers, or most have several words and are distinct.
         """
         foreign = [bool(FOREIGN.fullmatch(str(cell).strip())) for cell in self.cells]
-        # Beside them 2 is a number, too: of 1,5 and 2 neither need be the greater part.
+        # Plain numbers count, too: in a column of 1,5 and 2, neither kind need be the majority.
         numbers = np.array(foreign) | ~np.isnan(self._numbers)
         if any(foreign) and numbers.sum() * 2 > len(foreign):
             expected = "numbers such as 1.5 for 1,5 or 1234 for 1,234"
@@ -130,14 +130,14 @@ class Column:
 
     @property
     def as_text(self) -> str:
-        """What a file says of a column of texts."""
+        """The keys of `data` that read this column as texts."""
         return f"text: {self.name}, tokenizer: tokenizer.json, length: 128"
 
     def sentences(self) -> list[str]:
-        """Return texts as the file has them, with the blanks around them.
+        """Return texts as they are in the file, including leading and trailing blanks.
 
         Raises:
-            DataError: If one is missing or empty, or they are numbers.
+            DataError: If a text is missing or empty, or all values are numbers.
         """
         for row, cell in enumerate(self.cells):
             if cell is None or not str(cell).strip() or cell != cell:  # NaN differs from itself
@@ -146,7 +146,7 @@ class Column:
                 raise self.error(
                     row,
                     "is not a text",
-                    hint="texts are for a tokenizer; numbers are columns that models see",
+                    hint="texts are for a tokenizer; use numbers as columns",
                 )
         if (self._missing | ~np.isnan(self._numbers)).all():
             raise self.error(0, "is not a text: all values are numbers", hint="name another column")
@@ -172,22 +172,22 @@ class Column:
         """
         self._complete()
         values = self._numbers
-        # Written so that NaN fails the comparison, too.
+        # Negated, so that NaN fails the comparison, too.
         for row in np.flatnonzero(~(np.abs(values) <= torch.finfo(torch.float32).max))[:1]:
             if np.isnan(values[row]):
                 raise self.error(
                     row, "is not a number", expected="a number, such as -1.5 or 2e3", hint=otherwise
                 )
             raise self.error(row, "is too large for 32 bits")
-        # From 2**53 on float64 leaves out integers: identifiers would become equal silently.
+        # From 2**53 on, float64 cannot represent every integer: identifiers could become equal.
         if (np.abs(values) > 2.0**53).any():
             before, after = len(set(self.cells)), len(np.unique(values))
             if after * 2 <= before:
                 raise DataError(
                     "values become equal when they are rounded to 64 bits",
                     where=self.at(0),
-                    found=f"{after} different ones of {before}",
-                    hint="leave the column out, or subtract what they have in common",
+                    found=f"{after} of {before} different values",
+                    hint="omit the column, or subtract a constant from its values",
                 )
         return values
 
@@ -204,9 +204,9 @@ class Column:
 
     def _complete(self) -> None:
         missing = self._missing
-        # Missing values are not filled: that is a choice of the analysis, not of the reader.
+        # Missing values are not filled: how to fill them is up to the user.
         for row in np.flatnonzero(missing)[:1]:
-            hint = "fill them, remove the rows, or leave the column out"
+            hint = "fill them, remove the rows, or omit the column"
             raise self.error(
                 row,
                 "a value is missing",
@@ -215,7 +215,13 @@ class Column:
 
 
 class Features(NamedTuple):
-    """Columns as numbers, float64 ``[row, feature]``: whether each is measured, and its column."""
+    """Columns as numbers, float64 ``[row, feature]``, with the column that each feature is from.
+
+    Attributes:
+        values: The numbers, ``[row, feature]``.
+        measured: Whether a feature is a column of numbers (not part of a category), ``[feature]``.
+        names: Name of the column of each feature.
+    """
 
     values: Tensor
     measured: Tensor
@@ -223,9 +229,9 @@ class Features(NamedTuple):
 
 
 def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
-    """Convert columns: numbers stay, a category becomes one column of 0 and 1 per value, in order.
+    """Convert columns to numbers; categories become one-hot columns, one per value, sorted.
 
-    A column of unknown kind holds numbers if most of its values are numbers.
+    A column of unknown kind is numeric if most of its values are numbers.
 
     Raises:
         DataError: If a value is missing or of another kind, or a category has too many values.
@@ -241,10 +247,10 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
         >>> both.names
         ('age', 'city', 'city')
     """
-    # For each column its numbers and 0; or the codes of its categories and how many there are.
+    # For each column: its numbers and 0, or the codes of its categories and their number.
     parts: list[tuple[np.ndarray, int]] = []
     for column, kind in columns:
-        meant = f"a column of categories is written columns: {{{column.name}: category}}"
+        meant = f"for a column of categories, write columns: {{{column.name}: category}}"
         if measures(column, kind):
             parts.append((column.numbers(meant), 0))
             continue
@@ -255,16 +261,15 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
             raise DataError(
                 "has too many values for a category",
                 where=column.at(0),
-                found=f"{len(names)} different ones",
+                found=f"{len(names)} different values",
                 expected=f"at most {MOST_CATEGORIES}",
-                hint="name the columns that models shall see: columns: […]; texts are written "
-                + column.as_text,
+                hint="list the input columns: columns: […]; for texts, write " + column.as_text,
             )
         parts.append((codes.numpy(), len(names)))
     rows, width = len(parts[0][0]), sum(count or 1 for _, count in parts)
-    # Before the tensor exists: a category of a thousand values is a thousand columns.
+    # Before the tensor is created: a category with a thousand values has a thousand columns.
     check_size(rows * width, MOST_VALUES, "table", columns[0][0].locate(0), "values")
-    # float64 until the columns are standardised: seconds since 1970 differ in the last digits.
+    # float64 until columns are standardised: seconds since 1970 differ only in their last digits.
     values = torch.zeros(rows, width, dtype=torch.float64)
     _fill(values, parts)
     measured = [not count for _, count in parts for _ in range(count or 1)]
@@ -274,7 +279,7 @@ def features(columns: Sequence[tuple[Column, ColumnKind | None]]) -> Features:
 
 
 def _fill(values: Tensor, parts: Sequence[tuple[np.ndarray, int]]) -> None:
-    """Write columns side by side: numbers as they are, 1 where a row is of a category."""
+    """Write columns side by side: numbers as they are, categories one-hot."""
     start = 0
     for part, count in parts:
         if count:
@@ -285,7 +290,7 @@ def _fill(values: Tensor, parts: Sequence[tuple[np.ndarray, int]]) -> None:
 
 
 def measures(column: Column, kind: ColumnKind | None) -> bool:
-    """Return whether a column holds numbers: as stated, else if most of its values are numbers.
+    """Return whether a column is numeric: by its kind, or else if most values are numbers.
 
     >>> measures(Column("age", ["3", "5"], str), None)
     True
@@ -294,15 +299,15 @@ def measures(column: Column, kind: ColumnKind | None) -> bool:
 
 
 def check_columns(known: Collection[str], keys: Mapping[str, Collection[str]], inputs: str) -> None:
-    """Raise unless columns are there, and models see some, but neither target nor client.
+    """Raise unless all columns exist, and the inputs contain some, but neither target nor client.
 
     Args:
-        known: The columns that there are.
+        known: The columns of the table.
         keys: Key of `data` → the columns that it names.
-        inputs: The key of those that models see.
+        inputs: The key of the input columns.
 
     Raises:
-        DataError: Says which key names what.
+        DataError: Names the key and the column.
     """
     for key, names in keys.items():
         for name in names:
@@ -310,28 +315,28 @@ def check_columns(known: Collection[str], keys: Mapping[str, Collection[str]], i
                 message, where = "there is no such column", f"data.{key}"
                 raise DataError(message, where=where, **unknown(name, known))
     if not keys[inputs]:
-        raise DataError("leaves models no column to see", where=f"data.{inputs}")
-    # A model that sees the answer would be right without learning anything.
+        raise DataError("leaves no input columns", where=f"data.{inputs}")
+    # With the answer among its inputs, a model would be right without learning anything.
     for name in keys[inputs]:
         if any(name in names for key, names in keys.items() if key != inputs):
             message = f"{name} is also the target or the client"
-            raise DataError(message, where=f"data.{inputs}", hint=f"leave {name} out of {inputs}")
+            raise DataError(message, where=f"data.{inputs}", hint=f"remove {name} from {inputs}")
 
 
 def targets(
     columns: Sequence[Column], task: str | None, *, single: bool = True
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return targets, and the names of their classes; no names if they are numbers.
+    """Return targets and the names of their classes; no names if targets are numbers.
 
-    Without a task, and for an objective alone, whole numbers are classes.
+    Whole numbers are classes if there is no task, or only an objective.
 
     Args:
-        columns: The columns of the target.
+        columns: The target columns.
         task: The learning task.
-        single: Whether numbers of one column are ``[row]``, and not ``[row, 1]``.
+        single: Whether numbers of one column have the shape ``[row]`` instead of ``[row, 1]``.
 
     Raises:
-        DataError: If a value is missing, or of another kind than the task learns.
+        DataError: If a value is missing, or not of the kind that the task learns.
 
     Example:
         >>> column = Column("y", ["b", "a"], str)
@@ -345,37 +350,37 @@ def targets(
         flags = np.stack([column.flags() for column in columns], 1)
         return torch.from_numpy(flags), tuple(column.name for column in columns)
     if task == "regression":
-        otherwise = "a class to be predicted is learned by task: classification"
+        otherwise = "to predict classes, write task: classification"
         exact = torch.from_numpy(np.stack([column.numbers(otherwise) for column in columns], 1))
         check_apart(exact, exact.float(), first.locate(0), [column.name for column in columns])
         return exact[:, 0].float() if single else exact.float(), ()
     if not single:
         raise DataError(
-            "are several columns",
+            "has several columns",
             where="data.target",
             found=f"task: {task}" if task else "no task",
             expected="one column, or task: regression or multilabel",
         )
-    texts = first.texts()  # all there
+    texts = first.texts()  # none is missing
     row = first.fractional
     if row is not None and task != "classification":
         raise first.error(
             row,
-            "may mean several things",
-            expected="whole numbers (classes), or a task that says what they are",
-            hint="write task: classification, or task: regression; for an objective of "
-            "yours task: {kind: regression, objective: …}",
+            "could have several meanings",
+            expected="whole numbers (classes), or a task",
+            hint="write task: classification, or task: regression; for your own objective, "
+            "task: {kind: regression, objective: …}",
         )
     _check_written(first, texts)
     if row is not None:
         return number_classes(texts)
-    # In the order of numbers, not of text: class 10 comes after class 9.
+    # Sorted as numbers, not as text: class 10 comes after class 9.
     return number_classes(texts, int)
 
 
 def _check_written(column: Column, texts: Sequence[str]) -> None:
     """Raise if two classes are the same number in different notations."""
-    # In a file with gaps integers become 1.0: they would be other classes than 1 of another file.
+    # In a file with missing values, integers become 1.0: another class than 1 in another file.
     written: dict[Decimal, str] = {}
     for text in filter(NUMBER.fullmatch, dict.fromkeys(texts)):
         if (other := written.setdefault(Decimal(text), text)) != text:

@@ -1,4 +1,4 @@
-"""Where data comes from: one row for each kind of `data`."""
+"""Readers of data: one for each kind of `data`."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ READERS: Mapping[type[DataSpec], Callable[[Any, str | None], Dataset]] = {
     HuggingFaceData: huggingface.read_huggingface,
     TextData: lambda spec, _: text.read_running_text(spec),
 }
-"""What reads each kind of data, with the task, which decides what its targets are."""
+"""Kind of data → its reader, which takes the spec and the task that determines the targets."""
 
 
 def data_from_python(value: object, task: str | None = None) -> Dataset:
-    """Return the data that :func:`archgraph.run` gets from Python.
+    """Return the data that was passed to :func:`archgraph.run` in Python.
 
     Args:
         value: As for :func:`archgraph.data.dataset_of`; or a mapping with the keys of
@@ -57,7 +57,7 @@ def data_from_python(value: object, task: str | None = None) -> Dataset:
 
     Raises:
         DataError: As :func:`archgraph.data.dataset_of` and :func:`read_data`.
-        SpecError: If such a mapping has other keys, or lacks some.
+        SpecError: If such a mapping has unknown keys or lacks required ones.
     """
     if not isinstance(value, Mapping) or "huggingface" not in value:
         return dataset_of(value, task=task)
@@ -85,12 +85,12 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
 
     Args:
         spec: The `data` of the experiment, with absolute paths.
-        task: The learning task: it decides how a target is read if the file does not say.
+        task: The learning task, which determines how a target is read if the file does not.
         check: Use zeros in the form of known data sets, without reading their files.
 
     Raises:
         DataError: If no data is named, or files are missing, damaged or differ in form.
-        SpecError: If it names Python code that may not, or cannot, be imported.
+        SpecError: If it names Python code that must not be imported, or cannot be.
 
     Example:
         >>> read_data(NamedData(dataset="digits"))
@@ -106,14 +106,14 @@ def read_data(spec: DataSpec, task: str | None = None, *, check: bool = False) -
         )
     if check and isinstance(spec, NamedData):
         return imagined_dataset(**_named(spec))
-    # The user's data is read for a check as well: nothing else tells whether it is valid.
+    # User data is read for a check, too: only reading it shows whether it is valid.
     return _read_rows(reader, spec, task)
 
 
 def _read_rows(
     reader: Callable[[Any, str | None], Dataset], spec: DataSpec, task: str | None
 ) -> Dataset:
-    """Return the rows that a spec names; a task or the spec says what targets are."""
+    """Return the rows that a spec names; raise if neither task nor spec determines the targets."""
     alone = getattr(spec, "text", None) is not None and getattr(spec, "target", None) is None
     if alone and task not in (None, OWN, "next_token"):
         hint = "write target: with the column to be predicted"

@@ -1,4 +1,4 @@
-"""Data files: searched below a root folder, decompressed, compared with the published ones."""
+"""Data files: located below a root folder, decompressed, compared with the published files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from archgraph.errors import DataError
 
 ROOT_VARIABLE = "ARCHGRAPH_DATA"
 
-# Larger than any file of the known sets: a compressed file beyond it is a decompression bomb.
+# Larger than any file of the known sets: a larger compressed file is a decompression bomb.
 MOST_BYTES = 1 << 30
-# What the packers of the standard library raise for a damaged file: each has errors of its own.
+# Errors that the standard library's decompressors raise for a damaged file.
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 AGAIN = "fetch the file again"
 
@@ -34,13 +34,13 @@ def readable(
     errors: tuple[type[Exception], ...] = DAMAGED,
     hint: str | None = AGAIN,
 ) -> Iterator[None]:
-    """Report the errors that a damaged file makes a library raise.
+    """Convert the errors that a library raises for a damaged file to `DataError`.
 
     Args:
-        what: The thing that is read, for the message.
-        where: Its file.
+        what: Name of what is read, for the message.
+        where: The file.
         expected: Description of an intact file.
-        errors: Errors that the library raises; others pass.
+        errors: Errors to convert; others pass.
         hint: Advice for the error.
 
     Raises:
@@ -63,7 +63,7 @@ def check_size(
     unit: str = "bytes",
     hint: str | None = None,
 ) -> None:
-    """Raise if something is too large, best before it is unpacked.
+    """Raise if something is too large. Call this before it is unpacked.
 
     Raises:
         DataError: If `size` exceeds `most`.
@@ -86,13 +86,13 @@ most 4,096 bytes
 
 @dataclass(frozen=True)
 class File:
-    """A data file on disk, and the size and checksum that it must have."""
+    """A data file on disk, with its expected size and checksum."""
 
     path: Path
     published: Published | None
 
     def read(self) -> bytes:
-        """Return the decompressed content, complete and verified."""
+        """Return the decompressed and verified content."""
         # One byte more than allowed is read, so that a bomb is noticed without unpacking it.
         most = MOST_BYTES if self.published is None else self.published.bytes
         with readable("data file", self.path, "a complete file"), _open(self.path) as stream:
@@ -107,7 +107,7 @@ class File:
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """Open an archive as it is stored, verified and at its beginning."""
+        """Verify an archive as it is stored, and open it at its beginning."""
         with (
             readable("data file", self.path, "a complete file", (OSError,)),
             self.path.open("rb") as stream,
@@ -119,7 +119,7 @@ class File:
             yield stream
 
     def _check_size(self, size: int, published: Published) -> None:
-        # Before the checksum: it says what is wrong with an interrupted download.
+        # Before the checksum: the size shows that a download was interrupted.
         if size != published.bytes:
             message = "data file truncated" if size < published.bytes else "data file too long"
             self._refuse(message, f"{size} bytes", f"{published.bytes} bytes")
@@ -136,7 +136,7 @@ class File:
 
 
 def _md5(content: bytes = b"") -> hashlib._Hash:
-    # Against damage, not attackers: MD5 is what authors publish.
+    # MD5 detects damage, not attacks; it is the checksum that authors publish.
     return hashlib.md5(content, usedforsecurity=False)
 
 
@@ -150,11 +150,11 @@ def _open(path: Path) -> io.BufferedIOBase:
 
 
 def located(source: Source, root: str | Path | None, *, verify: bool = True) -> dict[str, File]:
-    """Locate the files of a data set in one folder; of several, the one that has most of them.
+    """Locate the files of a data set in one folder: the one that has most of them.
 
     Args:
         source: The data set.
-        root: Folder below which to search. Default: what `ARCHGRAPH_DATA` names.
+        root: Folder below which to search. Default: the folder in `ARCHGRAPH_DATA`.
         verify: Whether to compare the files with the published ones.
 
     Raises:
@@ -172,8 +172,8 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
         )
         for folder in (*(root / name for name in source.folders), root)
     ]
-    # Files of one set are not mixed from several folders; of equally complete ones max takes the
-    # first, which is the folder that an error should name if there are none at all.
+    # Files of one set are never mixed from several folders. If folders are equally complete, max
+    # takes the first, which is also the folder that an error should name if no file was found.
     folder, files = max(candidates, key=lambda candidate: len(candidate[1]))
     missing = [name for name in source.files if name not in files]
     if missing:
@@ -190,7 +190,7 @@ def located(source: Source, root: str | Path | None, *, verify: bool = True) -> 
 
 
 def lacking(source: Source, root: str | Path | None) -> str | None:
-    """Say which files of a data set to fetch; None if all are below the root folder.
+    """List the files of a data set that are missing; None if all are below the root folder.
 
     Example:
         >>> from archgraph.data.source import source
@@ -223,14 +223,14 @@ def _root(source: Source, root: str | Path | None) -> Path:
 
 
 def _stored(path: Path, published: Published) -> Path | None:
-    """Return the file as stored: plain, `.gz` or `.xz`; as published where that is compared."""
+    """Find the stored file: plain, `.gz` or `.xz`, or only in the form that the checksum is of."""
     endings = ("",) if published.archive else (".gz",) if published.gz else ("", ".gz", ".xz")
     candidates = (path.with_name(path.name + ending) for ending in endings)
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def decode_text(content: bytes, where: str, hint: str = AGAIN) -> str:
-    """Decode UTF-8 text, without the byte-order mark that some programs write first."""
+    """Decode UTF-8 text, without the byte-order mark that some programs write."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

@@ -26,7 +26,7 @@ WHERE = "data.folder"
 TRAIN, TEST = "train", "test"
 Files: TypeAlias = dict[str, list[tuple[str, Path]]]
 """Class and file of each example, by split."""
-# What Pillow may open; other formats can name further files, or have many pages.
+# Formats that Pillow may open; others can refer to further files, or have many pages.
 FORMATS = {
     ".png": "PNG",
     ".jpg": "JPEG",
@@ -39,22 +39,22 @@ FORMATS = {
 PILLOW_FORMATS = sorted(set(FORMATS.values()))
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
-# Of one image, before it is scaled.
+# Pixels of one image before it is scaled.
 MOST_PIXELS = 2**26
 
 
 def read_folder(spec: FolderData) -> Dataset:
-    """Read a folder of images: the folder of each is its class, classes in order of their names.
+    """Read images from a folder per class; classes are numbered in the order of their names.
 
     Raises:
-        DataError: If a folder is empty, a file is not an image, or images differ in size and no
-            size is asked for.
+        DataError: If a folder is empty, a file is not an image, or images differ in size and the
+            spec has no `size`.
     """
     root = Path(spec.folder)
     parts = _parts(root, spec)
     listed = [pair for files in parts.values() for pair in files]
     pictures = read_pictures([(str(file), file) for _, file in listed], spec.size, spec.colour)
-    # Of both splits together, so that a class has one number in both.
+    # Both splits together, so that a class has the same number in both.
     targets, labels = number_classes([name for name, _ in listed])
     count = len(parts[TRAIN]) if TRAIN in parts else None
     train, test = divided(Records({"image": pictures}, targets), None, count, spec.test)
@@ -64,12 +64,12 @@ def read_folder(spec: FolderData) -> Dataset:
 def images_of_classes(
     folder: Path, size: tuple[int, int], *, colour: bool
 ) -> tuple[list[str], Tensor]:
-    """Read the images below a folder for each class: each one's class, and uint8 pixels.
+    """Read the images of a folder that has a folder per class: class names, and uint8 pixels.
 
     Args:
-        folder: The folder of the classes.
+        folder: The folder that contains the folders of the classes.
         size: Height and width to which images are scaled.
-        colour: Whether they get three channels, not one.
+        colour: Whether images have three channels instead of one.
 
     Raises:
         DataError: If the folder is empty or a file is not an image.
@@ -83,7 +83,7 @@ def images_of_classes(
 
 
 def _parts(root: Path, spec: FolderData) -> Files:
-    """Return class and file of each example, by split; without splits under an empty name."""
+    """Return class and file of each example by split; without splits, under an empty name."""
     missing = [part for part in (TRAIN, TEST) if not (root / part).is_dir()]
     if len(missing) == 2:
         return {"": _listed(root)}
@@ -99,7 +99,7 @@ def _parts(root: Path, spec: FolderData) -> Files:
             f"conflicts with the folder {root / TEST}: remove one of the two", where="data.test"
         )
     files = {part: _listed(root / part) for part in (TRAIN, TEST)}
-    # A class without training examples would get a number, and a logit that nothing trains.
+    # A class without training examples would get a number, and a logit that is never trained.
     for name in sorted({name for name, _ in files[TEST]} - {name for name, _ in files[TRAIN]}):
         raise DataError(
             "a class has test images only: is the folder's name misspelt?",
@@ -120,7 +120,7 @@ def _listed(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _visible(folder: Path) -> list[Path]:
-    """Return what is in a folder, in the order of names: no file system promises one."""
+    """List a folder sorted by name, since file systems do not guarantee an order."""
     inside = folder.iterdir() if folder.is_dir() else ()
     paths = sorted(path for path in inside if not path.name.startswith("."))
     if not paths:
@@ -140,21 +140,21 @@ def read_pictures(
     """Read images as uint8 ``[image, channel, height, width]``.
 
     Args:
-        sources: The place of each image, for errors, and its file.
-        size: Height and width to which images are scaled. Default: all are of one size.
-        colour: Whether they get three channels, not one. Default: if one has colour.
+        sources: Name of each image for errors, and its file.
+        size: Height and width to which images are scaled. Default: all must have the same size.
+        colour: Whether images have three channels instead of one. Default: if any has colour.
 
     Raises:
-        DataError: If one is not an image, or they differ in size.
+        DataError: If a file is not an image, or images differ in size.
     """
-    # Heads of all files first: what is wrong with the last one is known before pixels are read.
+    # The headers of all files first, so that errors are found before any pixels are read.
     heads = [_head(*source) for source in sources]
     if colour is None:
         colour = any(mode in COLOUR for _, mode in heads)
     if size is None:
         size = heads[0][0]
         for (where, _), (other, _) in zip(sources, heads, strict=True):
-            hint = "scale them before; size: [HEIGHT, WIDTH] scales those of a folder"
+            hint = "scale them to one size; for a folder, size: [HEIGHT, WIDTH] does this"
             actual, expected = (f"{height} × {width}" for height, width in (other, size))
             check_alike(actual, expected, where, "images differ in size", hint)
     shape = (len(sources), 3 if colour else 1, *size)
@@ -167,7 +167,7 @@ def read_pictures(
 
 
 def decode_image(image: Image, size: tuple[int, int], colour: bool) -> Tensor:
-    """Decode an image, upright, in one or three channels, scaled: ``[channel, height, width]``.
+    """Decode an image: upright, scaled, with one or three channels ``[channel, height, width]``.
 
     >>> from PIL import Image
     >>> decode_image(Image.new("L", (3, 2), 7), (2, 3), colour=False).shape
@@ -176,7 +176,7 @@ def decode_image(image: Image, size: tuple[int, int], colour: bool) -> Tensor:
     from PIL import ImageOps
     from PIL.Image import Resampling
 
-    # Turned before the size is compared: cameras store sideways what EXIF says is upright.
+    # Rotated before the size is compared: cameras may store an image sideways and note it in EXIF.
     image = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
     if image.size != size[::-1]:
         image = image.resize(size[::-1], Resampling.BILINEAR)
@@ -191,19 +191,19 @@ def _head(where: str, file: Path | io.BytesIO) -> tuple[tuple[int, int], str]:
         check_size(width * height, MOST_PIXELS, "image", where, "pixels")
         if image.mode not in (*GREY, *COLOUR):
             raise DataError(
-                "image has more than 8 bits for a channel",
+                "image has more than 8 bits per channel",
                 where=where,
                 found=image.mode,
                 hint="convert it, or read the images with your own function: data: {python: …}",
             )
-        # EXIF's orientation: from 5 on the image is turned by 90°.
+        # EXIF's orientation: values from 5 on are rotated by 90°.
         turned = image.getexif().get(0x0112, 1) >= 5
         return ((width, height) if turned else (height, width)), image.mode
 
 
 @contextlib.contextmanager
 def _opened(where: str, file: Path | io.BytesIO) -> Iterator[Image]:
-    """Open an image; a file that is damaged, or made to fill the memory, is a `DataError`."""
+    """Open an image; raise `DataError` for a damaged file or a decompression bomb."""
     from PIL.Image import DecompressionBombError, open  # Pillow comes with matplotlib
 
     unreadable = (OSError, ValueError, SyntaxError, DecompressionBombError)

@@ -1,7 +1,7 @@
-"""The form of data: what rows on another machine are read by, so that they mean the same there.
+"""The form of data, by which rows on another machine are read so that they mean the same there.
 
-A class has one number, a category one column and a number one scale on all machines, though none of
-them sees all rows. They are those of the data that the form is of.
+Every machine uses the same number for a class, the same column for a category and the same scale
+for numbers, although none of them sees all rows. All are those of the data that the form describes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from archgraph.errors import DataError
 from archgraph.language.data import DataSpec, FolderData, TableData, column_names
 
 Columns: TypeAlias = dict[str, tuple[str, ...] | None]
-"""Column → the values of a category in order; None: numbers."""
+"""Column → values of the category in order, or None if the column contains numbers."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class DataForm:
         inputs: Type and shape of an input.
         targets: Type and shape of a target.
         labels: Names of the classes, in order; empty if targets are numbers.
-        mean: What is subtracted from each channel (column); None: nothing.
-        std: What each is divided by then.
-        columns: The columns of a table that models see.
+        mean: Mean of each channel (column), which is subtracted; None if inputs stay as they are.
+        std: Standard deviation of each channel, by which it is then divided; None likewise.
+        columns: Input columns of a table.
     """
 
     inputs: str
@@ -48,14 +48,14 @@ class DataForm:
 
     @classmethod
     def of(cls, spec: DataSpec, data: Dataset) -> DataForm:
-        """Return the form of data that was read as the spec says.
+        """Return the form of data that was read by a spec.
 
         Raises:
-            DataError: If it is of a kind whose rows cannot be read alone.
+            DataError: If rows of this kind of data cannot be read separately on each machine.
         """
         if not isinstance(spec, TableData | FolderData) or data.kind == "text":
             raise DataError(
-                "rows of this kind cannot be read on each machine alone",
+                "rows of this kind cannot be read separately on each machine",
                 where="data",
                 found=data.name,
                 expected="a table of numbers and categories, or a folder of images",
@@ -69,12 +69,12 @@ class DataForm:
         return cls(*forms, data.labels, mean, std, columns)
 
     def dump(self) -> str:
-        """Write it as JSON."""
+        """Return the form as JSON."""
         return json.dumps(self.__dict__, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def load(cls, text: str) -> DataForm:
-        """Read what :meth:`dump` wrote; its numbers come back exactly."""
+        """Read the JSON of :meth:`dump`; numbers are restored exactly."""
         plain = json.loads(text)
         columns = {k: None if v is None else tuple(v) for k, v in plain.pop("columns").items()}
         parts: dict[str, Any] = {
@@ -83,35 +83,35 @@ class DataForm:
         return cls(**parts, columns=columns)
 
     def check(self, other: DataForm, where: str) -> None:
-        """Raise unless other data is of this form.
+        """Raise unless other data has this form.
 
         Raises:
-            DataError: Says which part differs.
+            DataError: Names the part that differs.
         """
         for part, expected in self.__dict__.items():
             if (actual := getattr(other, part)) != expected:
                 raise DataError(
-                    f"{part} differ from those that the app was written with",
+                    f"{part} differ from those of the data that the app was created with",
                     where=where,
                     found=actual,
                     expected=expected,
-                    hint="use the same data here, or write the app again",
+                    hint="use the same data here, or create the app again",
                 )
 
     def read(self, spec: DataSpec, path: str, task: str | None = None) -> Dataset:
-        """Read rows on this machine, all of them to train on, in this form.
+        """Read rows on this machine in this form, all of them for training.
 
-        1. A table is read by the columns of the form, images in its size and channels.
-        2. Classes get the form's numbers, inputs its scale.
+        1. Read a table by the columns of the form, or images in its size and channels.
+        2. Number the classes and scale the inputs as in the form.
 
         Args:
-            spec: What the experiment says of its data.
-            path: Where the rows are on this machine: the table, or the folder of images.
+            spec: The experiment's `data`.
+            path: The rows on this machine: the table, or the folder of images.
             task: The learning task, as for :func:`archgraph.data.doors.read_data`.
 
         Raises:
-            DataError: If a class or a category is not one of the form's, or a value is missing or
-                of another kind; says in which file and row.
+            DataError: If a class or a category is not in the form, or a value is missing or of
+                another kind; names the file and the row.
         """
         if isinstance(spec, TableData):  # step 1
             inputs, answers = self._table(spec, Path(path), task)
@@ -121,7 +121,7 @@ class DataForm:
             answers = numbered(classes, self.labels, lambda row: f"{path}: {classes[row]}")
         if (actual := row_form(answers)) != self.targets:
             raise DataError(
-                "targets are of another form", where=path, found=actual, expected=self.targets
+                "targets have another form", where=path, found=actual, expected=self.targets
             )
         scale = torch.float64 if inputs.dtype == torch.float64 else torch.float32
         mean, std = (  # step 2
@@ -156,7 +156,7 @@ class DataForm:
 
 
 def _columns(spec: TableData) -> Columns:
-    """Return the columns of a table that models see."""
+    """Return the input columns of a table."""
     table, _ = table_columns(files_of(spec), spec.separator)
     columns: Columns = {}
     for name, kind in columns_seen(spec, table).items():
@@ -166,7 +166,7 @@ def _columns(spec: TableData) -> Columns:
 
 
 def with_path(spec: DataSpec, path: str) -> DataSpec:
-    """Return what is said of data with another table or folder; an empty path changes nothing.
+    """Return the spec with another table or folder; unchanged for an empty path.
 
     >>> with_path(TableData(table="a.csv", target="y"), "b.csv").table
     'b.csv'

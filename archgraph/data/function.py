@@ -1,4 +1,4 @@
-"""Data that a function of the user's returns, as `data: {python: …}` names it."""
+"""Data returned by a user function, for `data: {python: …}`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ WHERE = "data.python"
 
 
 def read_function(spec: PythonData, task: str | None = None) -> Dataset:
-    """Call the function, from the same random state every time, and return its data.
+    """Call the function under a fixed random state and return its data.
 
     Raises:
-        SpecError: If the caller has not consented to run it, or it cannot be imported.
-        DataError: If it fails, or returns something else than data.
+        SpecError: If the caller has not consented to run the function, or it cannot be imported.
+        DataError: If the function fails or does not return data.
     """
     make = import_named(spec.python, Dataset, WHERE)
     if not callable(make):
         raise SpecError("is not callable", where=WHERE, found=type(make).__name__)
-    # Not from the run's seed: several seeds of an experiment are compared on the same rows.
+    # Not the run's seed: several seeds of an experiment are compared on the same rows.
     with isolated(torch.Generator().manual_seed(0)):
         try:
             data = make(**spec.arguments)
-            # Items of torch datasets are asked for here: that is the user's code, too.
+            # This reads the items of torch datasets, which runs user code, too.
             return dataset_of(data, spec.python, task, cache=spec.cache)
         except DataError as error:
             error.where = f"{WHERE}: {error.where}"

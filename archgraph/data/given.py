@@ -1,4 +1,4 @@
-"""Data from Python: tensors, arrays, torch datasets, or a mapping of clients to these."""
+"""Data passed in Python: tensors, arrays, torch datasets, or a mapping of clients to these."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ FORMS = (
     "or train as a mapping of clients to such"
 )
 HUB = (
-    'of a data set of Hugging Face say what its columns are: data={"huggingface": dataset, '
+    'for a data set of Hugging Face, name its columns: data={"huggingface": dataset, '
     '"inputs": COLUMN, "target": COLUMN}'
 )
 DRAWN_ONCE = (
     "{where}: items differ from one read to the next (random crops, noise); they were read once, "
-    "so all rounds see the same values"
+    "so all rounds use the same values"
 )
 NOT_REPEATABLE = (
-    "{where}: items differ between two reads with the same seed, so that no run with them can be "
-    "repeated: draw from torch's, NumPy's or Python's global random numbers"
+    "{where}: items differ between two reads with the same seed, so runs are not reproducible: "
+    "draw from the global random numbers of torch, NumPy or Python"
 )
-READ_AGAIN = 16  # items of a split: random transforms show at once, and reading may be slow
-READ_AT_ONCE = 64  # items that are held while a split is read
-# The only input of a model may be called anything.
+READ_AGAIN = 16  # items of a split: enough to notice random transforms; reading may be slow
+READ_AT_ONCE = 64  # items in memory at a time while a split is read
+# The only input of a model may have any name.
 INPUT = "input"
 
 
 class SplitPart(NamedTuple):
-    """One split, or of one client its part of it, before it is clear what targets mean.
+    """One split, or one client's part of it, before its targets are interpreted.
 
     Attributes:
-        where: Its name, for errors.
+        where: Name of the part, for errors.
         inputs: Inputs by name, ``[example, ...]``.
         targets: Numbers or text ``[example, ...]``.
-        items: What they were read from, if item by item.
+        items: The torch dataset that they were read from, if item by item.
     """
 
     where: str
@@ -74,7 +74,7 @@ class SplitPart(NamedTuple):
 
     @property
     def form(self) -> str:
-        """Describe type and shape of a row's inputs and target."""
+        """Description of type and shape of a row's inputs and target."""
         inputs = ", ".join(f"{name} {row_form(rows)}" for name, rows in self.inputs.items())
         return f"{inputs}, target {form_of(self.targets)}"
 
@@ -87,30 +87,31 @@ def dataset_of(
     cache: bool = False,
     examples: int | None = None,
 ) -> Dataset:
-    """Return a data set from tensors, arrays or torch datasets.
+    """Build a data set from tensors, arrays or torch datasets.
 
     Images are uint8 ``[example, channel, height, width]``, which are normalised by the training
-    examples, or floating point numbers, which are taken as they are; tokens are integers. Targets
-    are what the task says (:func:`archgraph.data.targets.meaning`): names, true and false,
-    numbers or labels. Without a task they are whole numbers, the class of each example.
+    examples, or floating point numbers, which are not; tokens are integers. The task determines the
+    targets (:func:`archgraph.data.targets.meaning`): names, true and false, numbers or labels.
+    Without a task they must be whole numbers, the class of each example.
 
     Args:
         value: A :class:`Dataset`; or ``(train, test)``, each a torch dataset of the map style with
-            items ``(input, target)``, or a pair ``(inputs, targets)`` of tensors or arrays. Several
-            inputs are a mapping by name. ``train`` may be a mapping of clients to such: then it is
-            partitioned already.
+            items ``(input, target)``, or a pair ``(inputs, targets)`` of tensors or arrays. Pass
+            several inputs as a mapping by name. ``train`` may also be a mapping from clients to
+            such splits, which sets the partition.
         name: Name of the data set, also in errors.
-        task: The learning task by name; :data:`archgraph.language.task.OWN`: an objective alone.
-        cache: Whether the items of torch datasets are read once. Default: those to train on are
-            read anew in every pass, under seeds that follow from the run's: random crops and noise
-            are drawn anew, and a run has the same bits whatever the number of its processes. Tests
-            see what the first read gave.
-        examples: Of streams: how many examples each pass reads of a client's. ``train`` is then a
-            mapping of clients to streams: what has an iterator (an ``IterableDataset``), or a
-            function that returns one. Nothing of a stream stays in memory but a minibatch.
+        task: Name of the learning task; :data:`archgraph.language.task.OWN` for an objective
+            without a task.
+        cache: If True, read each item of a torch dataset once. By default, training items are read
+            again in every pass, under seeds derived from the run's seed: random crops and noise
+            change from pass to pass, and results do not depend on the number of processes. Test
+            items are always read once.
+        examples: For streams: number of examples read from each client per pass. ``train`` is then
+            a mapping from clients to streams: iterables (such as an ``IterableDataset``) or
+            functions that return an iterator. Only one minibatch of a stream is in memory.
 
     Raises:
-        DataError: If it is something else, its examples differ in shape or type, or a number is not
+        DataError: If it is not such data, its examples differ in shape or type, or a number is not
             finite.
 
     Example:
@@ -134,27 +135,27 @@ def dataset_of(
     if isinstance(train, Mapping) and any(map(_is_stream, train.values())):
         return _streams(train, _part(test, f"{name}: test"), name, task, examples)
     if examples is not None and not _is_stream(train):
-        raise DataError("examples counts those of streams", where=name, found=examples)
+        raise DataError("`examples` is for streams only", where=name, found=examples)
     by_client = _train_parts(train, f"{name}: train")
     parts = [*by_client.values()]
     tested = _part(test, f"{name}: test")
     before = form_of(parts[0].targets)
     if len(tested.targets) and (after := form_of(tested.targets)) != before:
         raise DataError(
-            "targets differ from those to train on",
+            "targets differ from those of the train split",
             where=tested.where,
             found=after,
             expected=before,
         )
     said = meaning([part.targets for part in (*parts, tested)], f"{name}: targets", task)
-    # What targets mean has one part more: that of the tests.
+    # `said` has one more part, the test split.
     triples = zip(by_client, parts, said.parts, strict=False)
     rows = _together([(client, Records(part.inputs, t)) for client, part, t in triples])
     data = dataset_of_rows(
         name, None, rows, Records(tested.inputs, said.parts[-1]), labels=said.labels
     )
     again = None if cache else _reading(parts, said, data)
-    # Only after everything is read: a second read may advance the data set's own generators.
+    # Only after all items are read: a second read may advance the data set's own generators.
     notes = (
         *_changing(parts, f"{name}: train", is_once=again is None),
         *_changing([tested], f"{name}: test", is_once=True),
@@ -165,8 +166,8 @@ def dataset_of(
 
 
 def _is_stream(value: object) -> bool:
-    """Return whether examples of a split have no positions, but an order in which they come."""
-    if isinstance(value, IterableDataset):  # has a `__getitem__`, which refuses
+    """Return whether examples of a split can only be iterated, not indexed."""
+    if isinstance(value, IterableDataset):  # has a `__getitem__`, which raises
         return True
     plain = isinstance(value, str | bytes | Mapping | DataLoader | list | tuple)
     positions = plain or hasattr(value, "__getitem__")
@@ -180,21 +181,23 @@ def _streams(
     task: str | None,
     examples: int | None,
 ) -> Dataset:
-    """Return data whose clients read streams; what targets mean is read off the test examples.
+    """Return data whose clients read streams; the test examples determine the targets.
 
-    1. Of each stream the first examples are read: their form must be that of the test examples,
-       and images are normalised by them. Some are read twice: a stream that repeats nothing under
-       the same seed is noted.
-    2. Inputs and targets of the train split stand for so many examples without taking memory.
+    1. Read the first examples of each stream. They must have the form of the test examples, and
+       images are normalised by their statistics. Read some of them twice, and note streams that
+       differ under the same seed.
+    2. Represent inputs and targets of the train split by views of one example, which need no
+       memory.
 
     Raises:
-        DataError: If a stream is none, can be read once, or has other examples than the tests.
+        DataError: If a value is not a stream, can be read only once, or has examples of another
+            form than the test split.
     """
     if type(examples) is not int or examples < 2:
         raise DataError(
             "has streams, whose length is unknown",
             where=name,
-            expected="examples of a pass",
+            expected="the number of examples in a pass",
             hint="dataset_of(…, examples=1000)",
         )
     firsts = {i * examples: stream for i, stream in enumerate(train.values())}
@@ -205,7 +208,7 @@ def _streams(
     rows = Records(tested.inputs, said.parts[0])
     test = dataset_of_rows(name, None, rows, rows, labels=said.labels)
     reading = Streaming(firsts, _item, where)
-    stacked = _Converted(test, said, "examples differ from those to test on")
+    stacked = _Converted(test, said, "examples differ from those of the test split")
     read = functools.partial(_read_stream, reading, stacked)
     begin = [next(read(first, 0, [min(examples, READ_AT_ONCE)])) for first in firsts]  # 1
 
@@ -235,15 +238,17 @@ def _streams(
 
 
 def _check_stream(stream: object, where: str) -> None:
-    """Raise unless something makes a new iterator in each pass."""
+    """Raise unless the stream can create a new iterator in each pass."""
     once = isinstance(stream, Iterator)
     if once or not _is_stream(stream):
         raise DataError(
-            "is an iterator, which ends once" if once else "is not a stream, as others are",
+            "is an iterator, which ends after one pass"
+            if once
+            else "is not a stream, but other clients have streams",
             where=where,
             found=what(stream),
-            expected="what makes a new iterator in each pass",
-            hint="pass loader.dataset: batches follow from the experiment"
+            expected="an iterable, or a function that returns a new iterator",
+            hint="pass loader.dataset: the experiment sets the batches"
             if isinstance(stream, DataLoader)
             else "pass a function that returns the iterator, or an IterableDataset",
         )
@@ -257,7 +262,7 @@ def _read_stream(
 
 
 def _reading(parts: Sequence[SplitPart], said: Meaning, data: Dataset) -> ExampleReader | None:
-    """Return what reads training examples again, with their targets; None if nothing can."""
+    """Return a reader that reads training examples again; None if they cannot be read again."""
     items = [part.items for part in parts if part.items is not None]
     if len(items) < len(parts):
         return None
@@ -269,12 +274,12 @@ def _reading(parts: Sequence[SplitPart], said: Meaning, data: Dataset) -> Exampl
 
 @dataclasses.dataclass(frozen=True)
 class _Converted:
-    """Stacks items: inputs by name, and targets as the data's first ones were converted.
+    """Stacks items into inputs by name and targets, converted as the data's first targets were.
 
     Attributes:
-        data: The data whose form they must have.
-        said: What its targets mean.
-        message: What is wrong with other ones.
+        data: The data whose form the items must have.
+        said: How its targets are converted.
+        message: Error message for items of another form.
     """
 
     data: Dataset
@@ -294,15 +299,15 @@ class _Converted:
         check_alike(row_form(targets), row_form(like), at, self.message)
         most, classes = int(targets.max()) if targets.numel() else 0, self.data.classes
         if self.data.classified and classes is not None and most >= classes:
-            raise DataError("a class that was not there before", where=at, found=most)
+            raise DataError("a class that the first read did not have", where=at, found=most)
         return inputs, targets
 
 
 def _train_parts(train: object, where: str) -> dict[Hashable, SplitPart]:
-    """Return what each client trains on; under None, what is not divided among clients yet.
+    """Return each client's training examples; under None if they are not divided among clients.
 
     Raises:
-        DataError: If there are no clients, one has no examples, or others of another form.
+        DataError: If there are no clients, one has no examples, or clients differ in form.
     """
     if not isinstance(train, Mapping):
         return {None: _part(train, where)}
@@ -330,7 +335,7 @@ def _together(parts: list[tuple[Hashable, Records]]) -> Records:
 
 
 def _part(value: object, where: str, parts: int = 1) -> SplitPart:
-    """Return the rows of one split, or of one client's of so many parts of it."""
+    """Return the rows of one split, or of one client's part if there are several parts."""
     targets: object
     items = None
     if type(value) is TensorDataset:
@@ -338,20 +343,20 @@ def _part(value: object, where: str, parts: int = 1) -> SplitPart:
     elif isinstance(value, tuple) and len(value) == 2:
         inputs, targets = value
     elif _by_item(value):
-        # A list is no program: its items stay as they are.
+        # A list runs no code: its items do not change.
         items = None if type(value) is list else value
         inputs, targets = _items(value, where, parts)
     else:
-        # A stream is refused as well, but by client: examples are divided by their positions.
+        # A stream without clients is refused, too: examples are divided by their positions.
         loader = isinstance(value, DataLoader)
         raise DataError(
             "is not a split of a data set",
             where=where,
             found=what(value),
             expected="a torch dataset with __len__ and __getitem__, or a pair (inputs, targets)",
-            hint="pass loader.dataset: batches follow from the experiment"
+            hint="pass loader.dataset: the experiment sets the batches"
             if loader
-            else "give streams by client: {client: stream}"
+            else "pass streams by client: {client: stream}"
             if _is_stream(value)
             else None,
         )
@@ -377,7 +382,7 @@ def _pair(item: object, where: str) -> tuple[object, object]:
             found=what(item),
             hint=HUB
             if isinstance(item, Mapping)
-            else "several inputs are a mapping by the names of the model's inputs: "
+            else "pass several inputs as a mapping by the names of the model's inputs: "
             "({'ids': …, 'mask': …}, target)",
         )
     return item[0], item[1]
@@ -388,7 +393,7 @@ def _items(value: Items, where: str, parts: int) -> tuple[object, object]:
     inputs: dict[str | None, StoredRows] = {}
     targets: list[ItemTarget] = []
     reading, count = Reading([(0, value)], _item), len(value)
-    # Not by iteration: torch datasets of the map style need not raise IndexError at their end.
+    # By index: torch datasets of the map style need not raise IndexError at their end.
     for start in range(0, count, READ_AT_ONCE):
         positions = range(start, min(start + READ_AT_ONCE, count))
         for position, (one, target) in zip(positions, reading.of(positions, 0, where), strict=True):
@@ -415,13 +420,13 @@ def _changing(parts: Sequence[SplitPart], where: str, *, is_once: bool) -> Itera
 
 
 def _changes(value: Items, *, seeds: bool) -> bool:
-    """Return whether items differ between reads: with other seeds, or even with the same one."""
+    """Return whether items differ between reads, with different seeds or even with the same."""
     positions = np.linspace(0, len(value) - 1, min(len(value), READ_AGAIN)).astype(int).tolist()
     reading = Reading([(0, value)], _item)
     try:
-        # Three seeds: two may draw the same flip.
+        # Three seeds: two could draw the same flip.
         reads = [reading.of(positions, seed if seeds else 0) for seed in range(3 if seeds else 2)]
-    except DataError:  # it can be read once
+    except DataError:  # it can be read only once
         return True
     return any(
         one.keys() != again.keys()
@@ -446,10 +451,10 @@ def _stack(parts: Sequence[Tensor | Text], where: str) -> Tensor | Text:
 
 
 def _by_item(value: object) -> TypeGuard[Items]:
-    """Return whether examples have positions; a subclass of ``TensorDataset`` may change them."""
+    """Return whether to read the value by item; a ``TensorDataset``'s subclass may change items."""
     listed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
     complete = isinstance(value, str | bytes | tuple | Mapping) or type(value) is TensorDataset
-    # What converts to an array (a tensor, a pandas table) has all examples at once.
+    # A value that converts to an array (a tensor, a pandas table) has all examples at once.
     return listed and not complete and not hasattr(value, "__array__")
 
 

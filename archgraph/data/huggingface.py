@@ -1,7 +1,7 @@
 """A data set of Hugging Face's `datasets`, on disk or in memory, for `data: {huggingface: …}`.
 
-Columns are read as Arrow stores them: the set cannot choose the code that decodes them, no image
-file or address that it names is followed, and nothing is unpickled.
+Columns are read as Arrow stores them: the set cannot choose the code that decodes them, image files
+and addresses that it names are not followed, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ TRAIN, TEST = "train", "test"
 def read_huggingface(
     spec: HuggingFaceData, task: str | None = None, loaded: object = None
 ) -> Dataset:
-    """Read the rows of a set's splits, in their order.
+    """Read the rows of a data set's splits, in their order.
 
     Args:
-        spec: Says which columns are what.
-        task: The learning task, which decides what a target is.
-        loaded: A set in memory. Default: the saved one that the spec names.
+        spec: Names the columns.
+        task: The learning task, which determines how targets are read.
+        loaded: A data set in memory. Default: the saved one that the spec names.
 
     Raises:
-        DataError: If it is not such a set, a column is not there, or examples differ in shape.
+        DataError: If it is not such a data set, a column is missing, or examples differ in shape.
     """
     path = Path(spec.huggingface)
     splits = _saved(path) if loaded is None else _used(loaded)
@@ -51,7 +51,7 @@ def read_huggingface(
     )
     asked = column_names(spec.target)
     _check_splits(spec, splits, list(inputs.values()))
-    # As Arrow values: the set's own features would decode by code that it chooses.
+    # As Arrow values: the set's own features would choose the code that decodes them.
     tables = [split.with_format("arrow")[:] for split in splits.values()]
     owners = None if spec.client is None else tuple(_column(path, spec.client, tables).texts())
     count = len(splits[TRAIN]) if TEST in splits else None
@@ -69,7 +69,7 @@ def read_huggingface(
 
 
 def _check_splits(spec: HuggingFaceData, splits: Mapping[str, Any], inputs: Sequence[str]) -> None:
-    """Raise if a split lacks a column, its columns mean something else, or there are two tests."""
+    """Raise if a split lacks a column, classes differ between splits, or there are two tests."""
     key, asked = "inputs" if spec.text is None else "text", column_names(spec.target)
     client = () if spec.client is None else (spec.client,)
     for split in splits.values():
@@ -106,7 +106,7 @@ def _used(loaded: object) -> Mapping[str, Any]:
             where=WHERE,
             found=type(other[0]).__name__,
             expected="a Dataset or DatasetDict of `datasets`, in Python, or a folder",
-            hint="examples of a stream have no positions: make a Dataset of it",
+            hint="examples of a stream have no positions: convert it to a Dataset",
         )
     if TRAIN not in splits:
         raise DataError(
@@ -119,7 +119,7 @@ def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]
     """Raise if splits number their classes differently."""
     for key, name in ((key, name) for key, names in columns.items() for name in names):
         train, *test = (_class_names(split.features[name]) for split in splits.values())
-        # Cells are numbers: 1 would be one class in training and another one in tests.
+        # Cells are numbers: 1 would be different classes in training and in tests.
         if test and test[0] != train:
             raise DataError(
                 "splits differ in the names or the order of classes",
@@ -131,7 +131,7 @@ def _check_names(columns: Mapping[str, Sequence[str]], splits: Mapping[str, Any]
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
-    """Return the class names of a feature, or of its items; none if it is a number."""
+    """Return the class names of a feature, or of its items; empty if it is a number."""
     while hasattr(feature, "feature"):
         feature = feature.feature
     return tuple(getattr(feature, "names", None) or ())
@@ -145,7 +145,7 @@ def _column(path: Path, name: str, tables: Sequence[Any]) -> Column:
 def _targets(
     spec: HuggingFaceData, columns: Sequence[Column], known: Sequence[str] | None, task: str | None
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return targets and names of classes: those of the set, where it names them."""
+    """Return targets and names of classes, from the set if it has them."""
     first, single = columns[0], isinstance(spec.target, str)
     if (
         single and first.cells and isinstance(first.cells[0], list)
@@ -157,7 +157,7 @@ def _targets(
 
 
 def _input(path: Path, name: str, tables: Sequence[Any]) -> Tensor:
-    """Return a column as models take it: images, or numbers of any shape ``[row, ...]``."""
+    """Return a column as an input of models: images, or numbers of any shape ``[row, ...]``."""
     column = _column(path, name, tables)
     if column.cells and isinstance(column.cells[0], Mapping):
         return _images(column)
@@ -170,7 +170,7 @@ def _stacked(column: Column) -> Tensor:
     rows = array_of(column.cells, where)
     if isinstance(rows, np.ndarray):
         hint = f"instead of inputs write {column.as_text}"
-        raise DataError("is not made of numbers", where=where, found="text", hint=hint)
+        raise DataError("does not consist of numbers", where=where, found="text", hint=hint)
     numbers = real_numbers(rows, where)
     return numbers if numbers.is_floating_point() else numbers.to(torch.int64)
 
@@ -184,7 +184,7 @@ def _images(column: Column) -> Tensor:
             raise DataError(
                 "the image is not in the set",
                 where=column.at(row),
-                hint="files that a set names are not followed; save it with its images embedded",
+                hint="files that a set refers to are not read; save it with its images embedded",
             )
         sources.append((column.at(row), io.BytesIO(content)))
     return read_pictures(sources)

@@ -1,4 +1,4 @@
-"""Images and their classes: what all such sets have in common, and the IDX files of MNIST."""
+"""Data sets of images with classes, and the IDX files of MNIST."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def image_dataset(
     if not (len(train[0]) and len(test[0])):
         raise DataError("a split has no examples", where=source.name)
     images, _ = train = train[0][:limit], train[1][:limit]
-    # Of the examples that are trained on: those beyond the limit and the test split are unseen.
+    # Statistics of the training examples only, without those beyond the limit.
     mean, std = channel_statistics(images)
     return Dataset(
         source.name,
@@ -37,7 +37,7 @@ def image_dataset(
 
 
 def read_images(source: Source, files: Mapping[str, File], limit: int | None) -> Dataset:
-    """Read a data set whose splits are a file of images and a file of their classes each."""
+    """Read a data set in which each split is a file of images and a file of their classes."""
 
     def part(names: Collection[str]) -> tuple[Tensor, Tensor]:
         pictures, classes = (files[name] for name in names)
@@ -64,7 +64,7 @@ def read_idx(content: bytes, rank: int, where: str) -> np.ndarray:
         uint8 array with `rank` dimensions.
 
     Raises:
-        DataError: The magic number is another, or the length does not fit the sizes.
+        DataError: The magic number differs, or the length does not fit the sizes.
 
     Example:
         >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), rank=1, where="labels")
@@ -78,7 +78,7 @@ def read_idx(content: bytes, rank: int, where: str) -> np.ndarray:
             where=where,
             found=f"magic {magic}" if len(content) >= 4 else f"{len(content)} bytes",
             expected=f"magic {0x800 + rank} and {rank} sizes",
-            hint="check that images and labels are not exchanged",
+            hint="check that images and labels are not swapped",
         )
     shape = tuple(int.from_bytes(content[4 * i : 4 * i + 4], "big") for i in range(1, rank + 1))
     size = header + math.prod(shape)
@@ -86,5 +86,5 @@ def read_idx(content: bytes, rank: int, where: str) -> np.ndarray:
         message = "data file truncated" if len(content) < size else "data file too long"
         actual, expected = f"{len(content)} bytes", f"{size} bytes for shape {shape}"
         raise DataError(message, where=where, found=actual, expected=expected, hint=AGAIN)
-    # Copied, since torch warns about arrays that it cannot write to.
+    # Copied, since torch warns about read-only arrays.
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

@@ -1,4 +1,4 @@
-"""Data sets with the form of the real ones and no content, so that a check reads no file."""
+"""Placeholder data sets with the form of the real ones, so that a check reads no files."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def imagined_dataset(
     vocabulary: int | None = None,
     tokenizer: str | Path | None = None,
 ) -> Dataset:
-    """Return zeros in the form of a known set: as many examples, classes in turn.
+    """Return zeros in the form of a known set: as many examples, with interleaved classes.
 
-    Of text, the first example contains the last word of the vocabulary; that of a tokenizer is not
-    known before its folder is read.
+    For text, the first example contains the last word of the vocabulary, except with a tokenizer,
+    whose vocabulary is not known before its files are read.
 
     Args:
         name: One of `DATASETS`.
-        limit: As for `load_dataset`, like the other options.
+        limit: Number of examples of each split, as for `load_dataset`.
         bptt: Length of a window of running text.
         length: Tokens of a pair of sentences.
-        vocabulary: Most tokens of a learned vocabulary.
-        tokenizer: Folder of a tokenizer.
+        vocabulary: Largest number of tokens of a learned vocabulary.
+        tokenizer: File or folder of a tokenizer.
 
     Raises:
-        DataError: If there is none of that name, or an option is not one of this data set.
+        DataError: If the name is unknown, or an option is not one of this data set.
 
     Example:
         >>> imagined_dataset("mnist", limit=100)
@@ -54,7 +54,7 @@ def imagined_dataset(
         return _windows(chosen, limit, bptt)
     length = LENGTH if length is None else length
     most = VOCABULARY if vocabulary is None else vocabulary
-    encoder(learned((), most), length)  # raises if one of them is too small, as loading does
+    encoder(learned((), most), length)  # raises, as loading does, if one of them is too small
     return _pairs(chosen, limit, length, 1 if tokenizer else min(most, chosen.words or most))
 
 
@@ -63,7 +63,7 @@ def _images(chosen: Source, limit: int | None) -> Dataset:
 
     def split(published: int) -> Split:
         count = _most(published, limit)
-        # A view that repeats one value: a check needs shapes, not memory.
+        # A view that repeats one value: a check needs only shapes.
         images = torch.zeros(1, dtype=torch.uint8).expand(count, *chosen.shape)
         targets = torch.arange(count) % classes
         return Split(images, targets, torch.zeros(channels), torch.ones(channels))

@@ -1,4 +1,4 @@
-"""Items of a torch dataset that training reads anew in every pass, each under a seed of its own."""
+"""Items of torch datasets and streams, read again in every pass under reproducible seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from archgraph.data.values import row_form
 from archgraph.errors import DataError
 from archgraph.processes.isolation import isolated
 
-IN_FILE = 2**28  # bytes of a tensor from which on it is in a file
+IN_FILE = 2**28  # bytes; tensors of this size or larger are stored in a file
 _MIXED = 0x9E3779B97F4A7C15  # the odd number next to 2⁶⁴ divided by the golden ratio
 
 ItemTarget: TypeAlias = Tensor | np.ndarray  # numbers, or text
@@ -35,14 +35,14 @@ class Items(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Reads items again, each under a seed that follows from its position.
+    """Reads items again, each under a seed derived from its position.
 
-    torch's, NumPy's and Python's generators are seeded before each item: what an item is depends
-    neither on the process that reads it nor on what was read before.
+    The generators of torch, NumPy and Python are seeded before each item: an item depends neither
+    on the process that reads it nor on what was read before.
 
     Attributes:
         parts: First position and items of each client's part.
-        convert: Makes inputs by name, and a target, of an item.
+        convert: Converts an item to inputs by name, and a target.
     """
 
     parts: Sequence[tuple[int, Items]]
@@ -52,12 +52,12 @@ class Reading:
         """Return the items at some positions.
 
         Args:
-            positions: Positions over all parts.
-            seed: From which the seed of each item follows.
+            positions: Positions in all parts together.
+            seed: Seed from which the seed of each item is derived.
             where: Name of the split, for errors.
 
         Raises:
-            DataError: If one cannot be read.
+            DataError: If an item cannot be read.
         """
         firsts, result = [first for first, _ in self.parts], []
         with isolated(torch.Generator().manual_seed(0)):
@@ -76,15 +76,15 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Streaming:
-    """Reads streams: in each pass a new iterator, under a seed.
+    """Reads streams: creates a new iterator in each pass, under a seed.
 
-    torch's, NumPy's and Python's generators are seeded at the start of the pass and before each
-    minibatch. A stream with `set_epoch` is told a number of the pass.
+    The generators of torch, NumPy and Python are seeded at the start of the pass and before each
+    minibatch. If a stream has `set_epoch`, it is called with a number derived from the pass.
 
     Attributes:
-        streams: Streams by the first position of their client's examples: what has an iterator, or
-            a function that returns one.
-        convert: Makes inputs by name, and a target, of an item.
+        streams: First position of a client's examples → its stream: an iterable, or a function
+            that returns an iterator.
+        convert: Converts an item to inputs by name, and a target.
         where: Name of the split, for errors.
     """
 
@@ -96,12 +96,12 @@ class Streaming:
         """Yield minibatches of a client's stream.
 
         Args:
-            first: First position of its examples.
-            seed: From which the seeds of the pass follow.
-            sizes: Numbers of examples.
+            first: First position of the client's examples.
+            seed: Seed from which the seeds of the pass are derived.
+            sizes: Number of examples of each minibatch.
 
         Raises:
-            DataError: If the stream fails, or ends before.
+            DataError: If the stream fails or ends early.
         """
         stream, seed, count = self.streams[first], _mixed(seed, first), 0
         generator = torch.Generator().manual_seed(0)
@@ -129,7 +129,7 @@ class Streaming:
 
 
 def _reading(iterator: Iterator[object], where: str) -> Iterator[object]:
-    """Yield what an iterator gives; errors say where it stands."""
+    """Yield the items of an iterator; errors name the split."""
     try:
         yield from iterator
     except Exception as error:  # whatever the user's stream raises
@@ -138,7 +138,7 @@ def _reading(iterator: Iterator[object], where: str) -> Iterator[object]:
 
 
 def _mixed(seed: int, position: int) -> int:
-    """Return a seed of 63 bits for an item: unlike for neighbours, alike in every process."""
+    """Return a seed of 63 bits for an item: different for neighbours, the same in every process."""
     value = (seed ^ (position * _MIXED)) % 2**64
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
@@ -152,12 +152,12 @@ def _seed_all(seed: int) -> None:
 
 
 class StoredRows:
-    """Tensors of one form that become one, which is in a file where it is large.
+    """Stacks tensors of equal form into one, which is stored in a file if it is large.
 
     Args:
         count: Number of rows.
         where: Name of the split, for errors.
-        parts: Number of clients, which share what may be in memory.
+        parts: Number of clients, which share the memory limit.
     """
 
     def __init__(self, count: int, where: str, parts: int = 1) -> None:
@@ -169,7 +169,7 @@ class StoredRows:
         """Add a row.
 
         Raises:
-            DataError: If it has another form than the first.
+            DataError: If the form of the row differs from that of the first.
         """
         if self.tensor is None:
             self.form = row_form(row[None])
@@ -185,13 +185,16 @@ class StoredRows:
 
 
 def joined_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate rows; many of them are in a file."""
+    """Concatenate rows; a large result is stored in a file."""
     like = parts[0].new_empty(parts[0].shape[1:])
     return torch.cat(list(parts), out=empty_rows(sum(map(len, parts)), like, IN_FILE))
 
 
 def empty_rows(count: int, row: Tensor, most: int) -> Tensor:
-    """Return memory for so many rows; more than so many bytes are a file, deleted with it."""
+    """Allocate `count` rows like `row`, in memory or, from `most` bytes on, in a temporary file.
+
+    The file is mapped into memory and deleted with the last reference to the tensor.
+    """
     elements = count * row.numel()
     if elements * row.element_size() < most:
         return torch.empty((count, *row.shape), dtype=row.dtype)

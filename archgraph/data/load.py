@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Loading known data sets by name."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ def load_dataset(
     Args:
         name: One of `DATASETS`.
         root: Folder below which the files are searched. Default: the environment variable
-            `ARCHGRAPH_DATA`. `digits` needs none.
-        limit: Number of examples of each split, the first ones; the normalisation is that of these
-            train examples.
+            `ARCHGRAPH_DATA`. Not needed for `digits`.
+        limit: Use only this many examples of each split, the first ones. The statistics for
+            normalisation are computed from these training examples.
         bptt: Length of a window of running text, in tokens.
-        length: Tokens of a pair of sentences, its three marks and padding among them. Default: 128.
-        vocabulary: Most tokens of the vocabulary learned from the train pairs. Default: 8192.
+        length: Tokens of a pair of sentences, including its three marks and padding. Default: 128.
+        vocabulary: Largest number of tokens of the vocabulary that is learned from the training
+            pairs. Default: 8192.
         tokenizer: File or folder of a tokenizer, whose vocabulary is used instead.
-        verify: Compare sizes and MD5 checksums with the published files. False reads your own files
-            in the same format; everything else is still checked.
+        verify: Compare sizes and MD5 checksums with the published files. Set it to False to read
+            your own files in the same format; everything else is still checked.
 
     Returns:
-        The data set, its two splits normalised by the statistics of its train split.
+        The data set, both splits normalised by the statistics of the train split.
 
     Raises:
-        DataError: The name is unknown, a file is missing, damaged or not the published one, or an
-            option is not one of this data set.
+        DataError: If the name is unknown, a file is missing, damaged or not the published one, or
+            an option is not one of this data set.
 
     Example:
         >>> load_dataset("digits")
@@ -86,7 +87,7 @@ def load_dataset(
 
 
 def _encoder(tokenizer: Tokenizer, length: int, name: str) -> Encode:
-    """Return a function that encodes pairs by a tokenizer."""
+    """Return a function that encodes pairs with a tokenizer."""
 
     def encode(sentences: Sequence[SentencePair]) -> dict[str, Tensor]:
         first, second, _ = zip(*sentences, strict=True)
@@ -96,8 +97,8 @@ def _encoder(tokenizer: Tokenizer, length: int, name: str) -> Encode:
 
 
 def check_encoding(chosen: Source, *, bptt: int = BPTT, **options: object) -> None:
-    """Raise if options of text are for another data set, or name two vocabularies."""
-    # `bptt` has a value in every spec: only another one than the default was asked for.
+    """Raise if options for texts do not fit the data set, or set two vocabularies."""
+    # `bptt` has a value in every spec: only a value other than the default was requested.
     readers: dict[str, tuple[str, ...]] = {"bptt": ("words",)} if bptt != BPTT else {}
     readers |= {option: tuple(PAIRS) for option, value in options.items() if value is not None}
     for option, formats in readers.items():

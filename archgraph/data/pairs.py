@@ -21,30 +21,30 @@ LABELS = ("entailment", "neutral", "contradiction")
 """Classes of a pair, in the order of GLUE."""
 
 MULTINLI = ("multinli_1.0/multinli_1.0_train.jsonl", "multinli_1.0/multinli_1.0_dev_matched.jsonl")
-"""The files of its archive to train on and to test on."""
+"""Files of MultiNLI's archive for training and for testing."""
 
 PairsBySplit = tuple[list[SentencePair], list[SentencePair]]
 
 
 def divided_pairs(source: Source, files: Mapping[str, File]) -> PairsBySplit:
-    """Cut a published *development* set of MNLI or SNLI in two: neither is the published split.
+    """Split a published *development* set of MNLI or SNLI into training and test pairs.
 
-    The training pairs of MNLI are read from its archive, as `multinli`. About four in
-    five pairs are for training, the others for testing; which, the premise alone decides (its
-    SHA-256), so that no premise is in both: three hypotheses share each. Accuracies are therefore
-    not those that are published for MNLI or SNLI, whose models see fifty times as many pairs.
+    About four in five pairs are for training, the others for testing. The premise alone decides (by
+    its SHA-256), because three hypotheses share each premise and no premise may be in both. The
+    accuracies are therefore not comparable to those published for MNLI or SNLI, whose models see
+    fifty times as many pairs. To read the training pairs of MNLI from its archive, use `multinli`.
     """
     (file,) = files.values()
     parts: PairsBySplit = ([], [])
     for pair in read_pairs(file.read(), str(file.path)):
-        # Not `hash`, which differs from process to process.
+        # Not `hash`, which differs between processes.
         digest = hashlib.sha256(pair.premise.encode()).digest()
         parts[int.from_bytes(digest[:4], "big") % 5 == 0].append(pair)
     return parts
 
 
 def sick(source: Source, files: Mapping[str, File]) -> PairsBySplit:
-    """Read SICK by its own split of SemEval-2014: TRAIN and TEST; TRIAL is left out."""
+    """Read SICK with its split of SemEval-2014: TRAIN and TEST, without TRIAL."""
     (file,) = files.values()
     parts = read_sick(file.read(), str(file.path))
     return parts["TRAIN"], parts["TEST"]
@@ -53,14 +53,14 @@ def sick(source: Source, files: Mapping[str, File]) -> PairsBySplit:
 def multinli(source: Source, files: Mapping[str, File]) -> PairsBySplit:
     """Read MultiNLI's training pairs and matched development set from the published archive.
 
-    Pairs without a label that most annotators agree on (`-`) are left out, as everywhere.
+    Pairs whose annotators have no majority label (`-`) are skipped, as is common practice.
 
     Raises:
-        DataError: The archive is damaged, or does not hold what it should.
+        DataError: The archive is damaged, or does not contain the expected files.
     """
     (file,) = files.values()
     where = str(file.path)
-    # NotImplementedError: a damaged header may name a compression that Python lacks.
+    # NotImplementedError: a damaged header may name a compression that Python does not support.
     errors = (zipfile.BadZipFile, NotImplementedError, *DAMAGED)
     with (
         file.opened() as stream,
@@ -74,7 +74,7 @@ def multinli(source: Source, files: Mapping[str, File]) -> PairsBySplit:
 def _member(archive: zipfile.ZipFile, name: str, where: str) -> list[SentencePair]:
     """Read the labelled pairs of one file of MultiNLI's archive, line by line."""
     if name not in archive.namelist():
-        raise DataError("archive holds no such file", where=where, expected=name)
+        raise DataError("archive does not contain this file", where=where, expected=name)
     check_size(archive.getinfo(name).file_size, MOST_BYTES, "file", f"{where}: {name}")
     keys = ("sentence1", "sentence2", "gold_label")
     with archive.open(name) as lines:
@@ -99,10 +99,10 @@ def pair_dataset(
 
 
 def read_pairs(content: bytes, where: str) -> list[SentencePair]:
-    """Decode pairs of sentences: a JSON object a line, `premise`, `hypothesis`, `label`.
+    """Decode pairs of sentences: per line a JSON object with `premise`, `hypothesis`, `label`.
 
     Raises:
-        DataError: A line is something else; names it.
+        DataError: A line is not such an object; names the line.
 
     Example:
         >>> read_pairs(b'{"premise": "a", "hypothesis": "b", "label": "neutral"}', "pairs")
@@ -114,7 +114,7 @@ def read_pairs(content: bytes, where: str) -> list[SentencePair]:
 def _read_lines(
     lines: Iterable[str | bytes], where: str, keys: Sequence[str], unlabelled: str = ""
 ) -> list[SentencePair]:
-    """Read pairs from JSON objects, one a line, with these keys; unlabelled ones are left out."""
+    """Read pairs from JSON objects with these keys, one per line; skip unlabelled pairs."""
     pairs = []
     for number, line in enumerate(lines, 1):
         with _line(where, number):
@@ -130,7 +130,7 @@ def _line(where: str, number: int) -> Iterator[None]:
     """Name the line in errors about its content."""
     try:
         yield
-    # RecursionError: thousands of open brackets are a line of JSON, too.
+    # RecursionError: a line of JSON may be thousands of open brackets.
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(
             "not a pair of sentences",
@@ -141,14 +141,14 @@ def _line(where: str, number: int) -> Iterator[None]:
 
 
 def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
-    """Decode SICK, columns between tabs, as pairs by part: TRAIN, TRIAL, TEST.
+    """Decode SICK's tab-separated columns to pairs by part: TRAIN, TRIAL, TEST.
 
     Raises:
-        DataError: A column is missing, or a line is something else; names it.
+        DataError: A column is missing, or a line is malformed; names it.
     """
     columns = ("sentence_A", "sentence_B", "entailment_label", "SemEval_set")
     lines = _lines(content, where)
-    # Lines end with "\r\n" and some cells with a blank: both are stripped with the cells.
+    # Lines end with "\r\n" and some cells with a blank: stripping the cells removes both.
     header = [name.strip() for name in lines[0].split("\t")] if lines else []
     missing = [name for name in columns if name not in header]
     if missing:
@@ -167,7 +167,7 @@ def read_sick(content: bytes, where: str) -> dict[str, list[SentencePair]]:
 
 def _lines(content: bytes, where: str) -> list[str]:
     """Return the lines of a UTF-8 text."""
-    # Not splitlines, which also parts at signs that JSON allows inside of a string.
+    # Not splitlines, which also splits at characters that JSON allows inside a string.
     text = decode_text(content, where)
     return text.removesuffix("\n").split("\n") if text else []
 
@@ -177,7 +177,7 @@ def _pair(premise: object, hypothesis: object, label: object) -> SentencePair:
         raise TypeError("a sentence is not a text")
     if label not in LABELS:
         raise ValueError(f"label {label!r}")
-    # Half of a surrogate pair is a string in JSON, but not a text; UnicodeEncodeError is a
-    # ValueError.
+    # JSON strings may contain half of a surrogate pair, which is not valid text;
+    # UnicodeEncodeError is a ValueError.
     (premise + hypothesis).encode()
     return SentencePair(premise, hypothesis, LABELS.index(str(label)))

@@ -1,4 +1,4 @@
-"""Who owns which examples: partitions of a train split among clients."""
+"""Partitions of a train split among clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archgraph.errors import DataError
 from archgraph.federation.metrics import IGNORED
 
 WHERE = "data.partition"
-# Schemes that do not ask for the class of an example.
+# Schemes that do not need the class of an example.
 CLASSLESS = ("iid", "whole")
 
 
@@ -28,25 +28,25 @@ def allot(
     ordered: bool = True,
     **params: float | str | bool,
 ) -> tuple[np.ndarray, ...]:
-    """Split examples among clients: nonempty, the same for the same seed, disjoint but for `whole`.
+    """Divide examples among clients: parts are nonempty, and disjoint except for `whole`.
 
-    A kind of client may own a fixed share of all examples (RecipFL, §5.1). It is cut out before
-    anything else, each class in proportion, and divided equally among the clients of its kind. The
-    other clients share the rest by one of the schemes of :mod:`archgraph.data.schemes`. Text,
-    whose windows follow one another, is cut into runs; it and targets that are not one class per
-    example are shared out by `iid` or `whole` only.
+    The same seed gives the same partition. A kind of client may own a fixed share of all examples
+    (RecipFL, §5.1). This share is taken first, with all classes in proportion, and divided equally
+    among the clients of the kind. The other clients divide the rest by one of the schemes of
+    :mod:`archgraph.data.schemes`. Consecutive windows of a text are divided into contiguous runs.
+    Text, and targets that are not one class per example, can only be divided by `iid` or `whole`.
 
     Args:
         targets: Class of each example, int `[example]`; text targets, int `[window, position]`; or
-            any others, `[example, ...]`.
+            any other targets, `[example, ...]`.
         tiers: Kind of each client.
         shares: Kind → its share of all examples, exact up to rounding.
-        scheme: How the others share the rest: `iid`, `dirichlet`, `equal_dirichlet`,
-            `classes` or `whole`.
+        scheme: Scheme by which the other clients divide the rest: `iid`, `dirichlet`,
+            `equal_dirichlet`, `classes` or `whole`.
         seed: Seed of all draws.
-        ordered: Whether text targets are of windows that follow one another.
-        **params: Of the scheme, and `min_size`, the least number of examples of a client (10 for
-            `dirichlet`, else 1).
+        ordered: Whether text targets belong to consecutive windows.
+        **params: Parameters of the scheme, and `min_size`, the smallest number of examples of a
+            client (10 for `dirichlet`, else 1).
 
     Returns:
         For each client the positions of its examples, int64, ascending.
@@ -65,13 +65,13 @@ def allot(
     """
     labels, tiers = _labels(np.asarray(targets), scheme, ordered), list(tiers)
     shares = dict(shares or {})
-    # Any stretch of this order has all classes in proportion, so shares are cut from its beginning.
+    # Any stretch of this order has all classes in proportion: take the shares from its beginning.
     order = stratified_order(labels, seed) if shares else np.arange(0)
     parts_by_client: dict[int, np.ndarray] = {}
     total, start = 0.0, 0
     for name, share in shares.items():
         total += share
-        # Ends are rounded, not sizes: they add up, and shares of 1 leave nothing.
+        # Round ends, not sizes, so that shares that sum to 1 leave no examples over.
         stop = round(total * len(labels))
         members = [client for client, tier in enumerate(tiers) if tier == name]
         if stop - start < len(members):
@@ -90,12 +90,12 @@ def allot(
 
 
 def _labels(targets: np.ndarray, scheme: str, ordered: bool) -> np.ndarray:
-    """Return what a scheme divides by: a class per example, text windows, or zeros for all."""
+    """Return the labels that a scheme divides by: a class per example, text windows, or zeros."""
     integral = targets.dtype.kind in "iu"
     if targets.ndim == 1 and integral:
         return targets
     if scheme not in CLASSLESS:
-        message = "the scheme divides by class, and targets are not one class per example"
+        message = "the scheme divides by class, but targets are not one class per example"
         expected = " or ".join(CLASSLESS)
         raise DataError(message, where=f"{WHERE}.scheme", found=scheme, expected=expected)
     windows = ordered and targets.ndim == 2 and integral
@@ -103,7 +103,7 @@ def _labels(targets: np.ndarray, scheme: str, ordered: bool) -> np.ndarray:
 
 
 def stratified_order(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Return an order in which every stretch has all classes in proportion; text stays as it is.
+    """Return an order in which every stretch has all classes in proportion; text stays in order.
 
     >>> stratified_order(np.array([0, 0, 0, 0, 7, 7]), seed=0) >= 4
     array([False, False,  True, False, False,  True])
@@ -114,7 +114,7 @@ def stratified_order(labels: np.ndarray, seed: int) -> np.ndarray:
     ranks = np.empty(len(labels))
     for value in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == value))
-        # At equal distances from a random start, so that no class always comes first.
+        # Equally spaced from a random start, so that no class always comes first.
         ranks[members] = (np.arange(len(members)) + random.random()) / len(members)
     return np.argsort(ranks, kind="stable")
 
@@ -126,7 +126,7 @@ def _cut(
     seed: int,
     params: Mapping[str, float | str | bool],
 ) -> tuple[np.ndarray, ...]:
-    """Cut the examples among clients; errors name the clients by their ids."""
+    """Divide the examples among clients; errors name the clients by their ids."""
     # The experiment's schema has checked the scheme and its parameters, but not whether the data
     # has enough examples for them.
     count, assign = len(clients), SCHEMES[scheme]
@@ -137,7 +137,7 @@ def _cut(
         most, message = len(labels) // least, "impossible number of clients"
         expected = f"1…{most} clients of at least {least} of the {len(labels)} examples"
         raise DataError(message, where=WHERE, found=count, expected=expected)
-    # Not every scheme draws again for a least size: it is checked below for all.
+    # Not every scheme draws again for `min_size`: it is checked below for all.
     scheme_options = {k: v for k, v in params.items() if k != "min_size" or k in options}
     try:
         parts = (
@@ -165,8 +165,8 @@ def _cut(
     return parts
 
 
-# A draw per example takes a tenth of a second, and the cells of a study share out alike: what is
-# drawn for the same labels is drawn once. Nothing writes into it.
+# Drawing takes a tenth of a second, and the cells of a study use the same partition: partitions of
+# the same labels are cached. Nothing writes into them.
 @functools.lru_cache(maxsize=32)
 def _drawn(
     scheme: str,
@@ -176,12 +176,12 @@ def _drawn(
     seed: int,
     options: tuple[tuple[str, float | str | bool], ...],
 ) -> tuple[np.ndarray, ...]:
-    """Draw a scheme's shares of labels, which are known by their bytes."""
+    """Draw a scheme's partition of labels, which are passed as bytes."""
     return SCHEMES[scheme](np.frombuffer(content, dtype), count, seed, **dict(options))
 
 
 def class_histogram(targets: torch.Tensor | np.ndarray, classes: int | None) -> np.ndarray:
-    """Count the targets of each class, int64 `[class]`; empty where targets are not classes.
+    """Count the targets of each class, int64 `[class]`; empty if targets are not classes.
 
     Example:
         >>> class_histogram(np.array([2, 0, 2, -100]), classes=4)
@@ -200,11 +200,11 @@ def class_histogram(targets: torch.Tensor | np.ndarray, classes: int | None) -> 
 def local_test_indices(
     test_targets: torch.Tensor | np.ndarray, class_histogram: torch.Tensor | np.ndarray
 ) -> np.ndarray:
-    """Return positions of the test examples whose class the client owns (FedFA's local tests).
+    """Return the positions of test examples whose class the client owns (FedFA's local tests).
 
     Args:
-        test_targets: Class of each test example, `[example]`; those of -100 are left out.
-        class_histogram: Number of train examples of the client in each class, `[class]`.
+        test_targets: Class of each test example, `[example]`; targets of -100 are skipped.
+        class_histogram: The client's number of training examples of each class, `[class]`.
 
     Example:
         >>> local_test_indices(np.array([0, 1, 2, 0]), np.array([5, 0, 1]))

@@ -1,8 +1,8 @@
-"""Rows of user data, treated the same way whatever their source.
+"""Rows of user data, processed in the same way whatever their source.
 
-A share is set aside for tests, classes get numbers, images and columns get their statistics, and
-rows keep their clients. So the same rows give the same data set, whether they come from tensors, a
-table, a folder or a function.
+A share is set aside for tests, classes are numbered, statistics of images and columns are computed,
+and the clients of rows are recorded. The same rows give the same data set, whether they come from
+tensors, a table, a folder or a function.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from archgraph.hints import unknown
 SHARE = 0.2
 """Default share of rows that is set aside for tests."""
 MOST_CLASSES = 2**20
-MOST_COMPARED = 2**22  # values of the first rows
-NOISE = 1e-12  # relative size of rounding errors, which may vanish
+MOST_COMPARED = 2**22  # values, in the first rows
+NOISE = 1e-12  # relative size of differences that count as rounding errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +33,10 @@ class Records:
     """Rows with their targets.
 
     Attributes:
-        inputs: Inputs of a model by name, in order, ``[row, ...]`` each; one alone may be called
-            anything.
+        inputs: Inputs of a model by name, in order, each ``[row, ...]``; a single input may have
+            any name.
         targets: int64, bool or float32 ``[row, ...]``, as in :class:`Split`.
-        clients: The client that each row belongs to. Default: no clients are recorded.
+        clients: The client of each row; None if the data has no clients.
     """
 
     inputs: Mapping[str, Tensor]
@@ -56,9 +56,9 @@ class Records:
 
 
 def parted(rows: Records, share: float | None = None) -> tuple[Records, Records]:
-    """Split rows for training and testing: a share of each client's, classes in proportion.
+    """Split rows into training and test rows: a share of each client's, classes in proportion.
 
-    The draw does not depend on the seed of a run, so that all runs are tested on the same rows.
+    The draw does not depend on the seed of the run, so that all runs use the same test rows.
     Every client keeps at least one row to train on.
 
     Raises:
@@ -78,7 +78,7 @@ def parted(rows: Records, share: float | None = None) -> tuple[Records, Records]
     for positions in owners(rows, len(rows)).values():
         count = min(round(share * len(positions)), len(positions) - 1)
         chosen.append(positions[stratified_order(labels[positions], 0)[: max(count, 0)]])
-    # In the order of the source, by which runs over the same rows have the same bits.
+    # In the order of the source, so that runs over the same rows are bit-identical.
     test = np.sort(np.concatenate(chosen))
     train = np.setdiff1d(np.arange(len(rows)), test)
     if not (len(train) and len(test)):
@@ -91,13 +91,13 @@ def parted(rows: Records, share: float | None = None) -> tuple[Records, Records]
 def divided(
     rows: Records, clients: tuple[Hashable, ...] | None, count: int | None, share: float | None
 ) -> tuple[Records, Records]:
-    """Split rows for training and testing: the first ones and the others, or by a share.
+    """Split rows into training and test rows: at a row number, or by a share.
 
     Args:
         rows: Rows without clients.
-        clients: The client of each row, at least of those to train on. Default: none.
-        count: Number of rows to train on. Default: a share is set aside, by :func:`parted`.
-        share: The share.
+        clients: The client of each row, at least of each training row. Default: no clients.
+        count: Number of training rows, the first ones. Default: use `share`.
+        share: Share of the rows that :func:`parted` sets aside for tests.
 
     Example:
         >>> rows = Records({"x": torch.arange(3.0)}, torch.arange(3) % 2)
@@ -136,16 +136,16 @@ def check_apart(
         >>> check_apart(seconds, seconds.float(), "time")
         Traceback (most recent call last):
         archgraph.errors.DataError: time: values become equal when they are rounded to 32 bits; \
-found 1 different ones of 9; expected values that 32 bits tell apart; subtract what they have in \
-common, or use their logarithms
+found 1 of 9 different values; expected values that differ in 32 bits; subtract a constant from \
+them, or use their logarithms
     """
     if not exact.numel():
         return
-    # Counted column by column in sorted order: a difference of 0 is a value that is there already.
-    # The first rows are enough: sorting all of a large table would take longer than reading it.
+    # Count distinct values of each sorted column: a difference of 0 is a repeated value. Only in
+    # the first rows: sorting all of a large table would take longer than reading it.
     some = max(MOST_COMPARED // max(exact[:1].numel(), 1), 64)
     before, after = (x[:some].flatten(1).sort(0).values for x in (exact[:, None], rounded[:, None]))
-    # What differs by rounding errors alone (0.1 + 0.2 and 0.3) is one value that may merge.
+    # Values that differ by rounding errors alone (0.1 + 0.2 and 0.3) count as one.
     least, most = before[:1].amin(0), before[-1:].amax(0)
     distinct, left = ((x.diff(dim=0) != 0).sum(0) + 1 for x in (before, after))
     spread = most - least > NOISE * torch.maximum(least.abs(), most.abs())
@@ -153,14 +153,14 @@ common, or use their logarithms
         raise DataError(
             "values become equal when they are rounded to 32 bits",
             where=f"{where}: {names[column]}" if names else where,
-            found=f"{left[column]} different ones of {distinct[column]}",
-            expected="values that 32 bits tell apart",
-            hint="subtract what they have in common, or use their logarithms",
+            found=f"{left[column]} of {distinct[column]} different values",
+            expected="values that differ in 32 bits",
+            hint="subtract a constant from them, or use their logarithms",
         )
 
 
 def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
-    """Return the positions of each client's rows, by first appearance; without clients under None.
+    """Return the positions of each client's rows, in order of appearance; under None if no clients.
 
     >>> rows = Records({}, torch.zeros(3), ("b", "a", "b"))
     >>> {client: own.tolist() for client, own in owners(rows, 3).items()}
@@ -177,7 +177,7 @@ def owners(rows: Records, count: int) -> dict[Hashable, np.ndarray]:
 def number_classes(
     names: Sequence[str], order: Callable[[str], str | int] = str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return numbers of classes in the order of their names (or by ``order``), and the names.
+    """Return numbers of classes, sorted by name (or by ``order``), and the sorted names.
 
     Example:
         >>> number_classes(["b", "a", "b"])
@@ -190,10 +190,10 @@ def number_classes(
 
 
 def numbered(names: Sequence[str], known: Sequence[str], at: Callable[[int], str] = str) -> Tensor:
-    """Return the numbers of names, int64 ``[row]``; ``at`` says where a row is.
+    """Return the numbers of names, int64 ``[row]``; ``at`` locates a row for errors.
 
     Raises:
-        DataError: If a name is not a known one.
+        DataError: If a name is not in ``known``.
     """
     number = {name: i for i, name in enumerate(known)}
     for row, name in enumerate(names):
@@ -212,18 +212,18 @@ def dataset_of_rows(
     labels: tuple[str, ...] = (),
     measure: Moments | None = None,
 ) -> Dataset:
-    """Build a data set of rows; images are normalised by their train split, like known sets.
+    """Build a data set of rows; images are normalised by the train split, as in known sets.
 
     Args:
         name: Name of the data set.
         kind: Kind of the inputs. Default: `image`, `tensor` or `text`, by type and shape.
-        train: Rows to train on; their clients own them.
-        test: Rows to test on.
-        labels: Names of the classes; none: they are their numbers.
-        measure: Computes mean and deviation of each column. Default: they stay as they are.
+        train: Training rows, with the clients that own them.
+        test: Test rows.
+        labels: Names of the classes. Default: their numbers.
+        measure: Computes mean and deviation of each column. Default: columns are not normalised.
 
     Raises:
-        DataError: If a split is empty, there is one class only, or the splits differ in form.
+        DataError: If a split is empty, there is only one class, or the splits differ in form.
     """
     _check_splits(name, train, test)
     first, *others = train.inputs
@@ -255,13 +255,13 @@ def dataset_of_rows(
 
 
 def _check_splits(name: str, train: Records, test: Records) -> None:
-    """Raise if a split is empty, or inputs have other names in one than in the other."""
+    """Raise if a split is empty, or the names of inputs differ between the splits."""
     for part, rows in (("train", train), ("test", test)):
         if len(rows) == 0:
             raise DataError("has no examples", where=f"{name}: {part}")
     if test.inputs.keys() != train.inputs.keys():
         raise DataError(
-            "inputs have other names than those to train on",
+            "inputs have other names than in the train split",
             where=f"{name}: test",
             found=", ".join(test.inputs),
             expected=", ".join(train.inputs),
@@ -294,6 +294,6 @@ def _classes(where: str, train: Tensor, test: Tensor, labels: Sequence[str]) -> 
             where=where,
             found=f"class {classes - 1}",
             expected=f"at most {MOST_CLASSES} classes, counted from 0",
-            hint="numbers to be predicted are floating point numbers",
+            hint="to predict numbers, use floating point numbers",
         )
     return classes

@@ -1,10 +1,10 @@
-"""How examples are cut: in a random order, by Dirichlet shares of the classes, by owned classes.
+"""Partition schemes: random order, Dirichlet shares of the classes, a few classes per client.
 
-Each scheme draws exactly what the partitioner of flwr-datasets draws from the same generator, so
-that a partition means here what it means on Flower, without the five seconds that its import takes;
-`whole`, which Flower does not have, draws nothing.
-A scheme takes the class of each example, the number of clients, a seed and its own parameters; it
-returns each client's positions, ascending, and raises ValueError if the partition is impossible.
+Each scheme draws exactly what the corresponding partitioner of flwr-datasets draws from the same
+generator, so that partitions are those of Flower, without the five seconds that importing it takes.
+`whole`, which Flower does not have, draws nothing. A scheme takes the class of each example, the
+number of clients, a seed and its own parameters; it returns each client's positions, ascending, and
+raises ValueError if the partition is impossible.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from archgraph.tables import plural
 ShardIndices: TypeAlias = tuple[np.ndarray, ...]
 
 ATTEMPTS = 11
-"""Draws of all shares before a Dirichlet partition is given up."""
+"""Number of times that a Dirichlet partition is drawn before it fails."""
 
 
 def iid(labels: np.ndarray, clients: int, seed: int) -> ShardIndices:
-    """Cut a random order into equal runs; text stays in order (``IidPartitioner``).
+    """Shuffle examples and cut them into equal parts; text is not shuffled (``IidPartitioner``).
 
     >>> [part.tolist() for part in iid(np.zeros((5, 2)), clients=2, seed=0)]
     [[0, 1, 2], [3, 4]]
@@ -44,8 +44,8 @@ def dirichlet(
 ) -> ShardIndices:
     """Draw shares of each class from Dir(alpha) over the clients (``DirichletPartitioner``).
 
-    All is drawn again until every client has ``min_size`` examples; ``balanced`` gives no more to
-    clients above the average.
+    The partition is drawn again until every client has ``min_size`` examples. ``balanced`` stops
+    giving examples to clients that are above the average.
     """
     random = np.random.default_rng(seed)
     classes = [np.flatnonzero(labels == value) for value in np.unique(labels)]
@@ -56,7 +56,7 @@ def dirichlet(
             shares = random.dirichlet(np.full(clients, float(alpha)))
             if balanced:
                 shares[sizes > len(labels) / clients] = 0
-                # Python's sum adds in order, as the original does; numpy's adds in pairs.
+                # Python's sum adds in order, as the original does; NumPy's adds in pairs.
                 shares = shares / sum(shares.tolist())
             ends = (np.cumsum(shares) * len(members)).astype(int)[:-1]
             for client, part in enumerate(np.split(members, ends)):
@@ -70,11 +70,12 @@ def dirichlet(
 def equal_dirichlet(
     labels: np.ndarray, clients: int, seed: int, alpha: float = 0.5
 ) -> ShardIndices:
-    """Give clients equal sizes and a mixture of classes each (``InnerDirichletPartitioner``).
+    """Give all clients equally many examples, of drawn mixtures (``InnerDirichletPartitioner``).
 
-    Clients in random order take one example after the other, of a class drawn from their mixture;
-    a class without examples leaves all mixtures (Hsu, Qi, Brown, 2019; RecipFL). Below alpha = 0.1
-    a mixture may want one class only, which runs out.
+    Each client has its own mixture of classes. Clients take turns in random order, each taking one
+    example of a class drawn from its mixture. A class that runs out is removed from all mixtures
+    (Hsu, Qi, Brown, 2019; RecipFL). Below alpha = 0.1, a mixture may contain only one class, which
+    may run out.
     """
     random = np.random.default_rng(seed)
     values = np.unique(labels)
@@ -90,12 +91,12 @@ def equal_dirichlet(
             client = open_clients[random.integers(len(open_clients))]
         while True:
             if np.isnan(steps[client, -1]):
-                raise ValueError(f"client {client} wants only classes that ran out")
+                raise ValueError(f"all classes in the mixture of client {client} ran out")
             chosen = int(steps[client].searchsorted(random.random(), side="right"))
             if stacks[chosen]:
                 break
             mixtures[:, chosen] = 0
-            with np.errstate(invalid="ignore"):  # 0 / 0: a mixture of nothing is refused above
+            with np.errstate(invalid="ignore"):  # 0 / 0: an empty mixture is refused above
                 mixtures = mixtures / mixtures.sum(axis=1, keepdims=True)
             steps = _cumulative(mixtures)
         parts[client].append(stacks[chosen].pop())
@@ -109,15 +110,16 @@ def classes(
     per_client: int = 2,
     assignment: str = "first-deterministic",
 ) -> ShardIndices:
-    """Give each client some classes, shared equally by owners (``PathologicalPartitioner``).
+    """Give each client some classes, each divided among its owners (``PathologicalPartitioner``).
 
-    ``first-deterministic`` gives client i the class i modulo their number and draws the others;
-    ``random`` draws all; ``deterministic`` counts on from i. A class may be left without an owner.
+    ``first-deterministic`` gives client i the class i modulo the number of classes and draws its
+    other classes; ``random`` draws all; ``deterministic`` takes consecutive classes from i on. A
+    class may have no owner.
     """
     values = np.unique(labels)
     if not 1 <= per_client <= len(values):
         raise ValueError(
-            f"per_client={per_client} is not in 1…{len(values)}, the classes there are"
+            f"per_client={per_client} is not in 1…{len(values)}, the number of classes"
         )
     random = np.random.default_rng(seed)
     choose = _ASSIGNMENTS[assignment]
@@ -160,7 +162,7 @@ _ASSIGNMENTS: Mapping[str, Callable[[np.random.Generator, int, int, int], Sequen
 
 
 def _cumulative(mixtures: np.ndarray) -> np.ndarray:
-    """Return upper ends of classes in [0, 1), a row per client: how numpy's ``choice`` draws."""
+    """Return cumulative shares of classes, a row per client, as NumPy's ``choice`` uses them."""
     ends = mixtures.cumsum(axis=1)
     with np.errstate(invalid="ignore"):
         return ends / ends[:, -1:]
@@ -171,7 +173,7 @@ def _ascending(parts: Iterable[np.ndarray]) -> ShardIndices:
 
 
 def all_examples(labels: np.ndarray, clients: int, seed: int) -> ShardIndices:
-    """Give every example to each client: models trained side by side on the same data.
+    """Give every example to each client, to train models side by side on the same data.
 
     >>> [part.tolist() for part in all_examples(np.zeros(3), clients=2, seed=0)]
     [[0, 1, 2], [0, 1, 2]]

@@ -1,8 +1,8 @@
-"""Pairs of sentences as tokens: a vocabulary learned from the training split, or a tokenizer's.
+"""Pairs of sentences as tokens of a vocabulary that is learned from the training split.
 
 A pair becomes ``[CLS] premise [SEP] hypothesis [SEP]`` and padding (Devlin et al., *BERT*, NAACL
-2019, Fig. 2), in three arrays by the names that models give them: ``input_ids``,
-``attention_mask`` (1 on tokens, 0 on padding) and ``token_type_ids`` (1 on the hypothesis).
+2019, Fig. 2), in three arrays named as the inputs of models: ``input_ids``, ``attention_mask`` (1
+on tokens, 0 on padding) and ``token_type_ids`` (1 on the hypothesis).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The first tokens of a learned vocabulary, in this order."""
 
 LENGTH = 128
-"""Tokens of an encoded pair, by default."""
+"""Default number of tokens of an encoded pair."""
 
 VOCABULARY = 8192
-"""Most tokens of a learned vocabulary, by default: 9.1 % of mnli's test tokens are unknown then,
-13.1 % with half as many."""
+"""Default for the largest number of tokens of a learned vocabulary. With it, 9.1 % of mnli's test
+tokens are unknown; with half as many, 13.1 %."""
 
-# One word, or one sign that is neither part of a word nor blank.
+# One word, or one character that is neither part of a word nor blank.
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -49,7 +49,7 @@ class SentencePair(NamedTuple):
 
 
 def split_words(text: str) -> list[str]:
-    """Return words and signs of a text, in lower case.
+    """Split a text into words and punctuation marks, in lower case.
 
     >>> split_words("Don't stop, now!")
     ['don', "'", 't', 'stop', ',', 'now', '!']
@@ -58,17 +58,17 @@ def split_words(text: str) -> list[str]:
 
 
 def learned(pairs: Iterable[SentencePair], size: int = VOCABULARY) -> dict[str, int]:
-    """Return the numbers of the most frequent words of some pairs, after :data:`MARKS`.
+    """Learn a vocabulary: number the most frequent words of some pairs, after :data:`MARKS`.
 
-    Equally frequent words stand in alphabetical order, so that a vocabulary is a function of the
-    sentences alone.
+    Equally frequent words are in alphabetical order, so that the vocabulary depends only on the
+    sentences.
 
     Args:
         pairs: The training split.
-        size: Most tokens, marks and all.
+        size: Largest number of tokens, including marks.
 
     Raises:
-        DataError: If the size leaves no room for a word.
+        DataError: If the size is too small for a word.
 
     Example:
         >>> list(learned([SentencePair("b a", "a", 0), SentencePair("c b", "a d", 1)], size=7))[5:]
@@ -89,17 +89,17 @@ def learned(pairs: Iterable[SentencePair], size: int = VOCABULARY) -> dict[str, 
 
 
 def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
-    """Return a function that encodes pairs by a vocabulary; unknown words are ``[UNK]``.
+    """Return a function that encodes pairs with a vocabulary; unknown words become ``[UNK]``.
 
-    A pair that is too long loses its last words, the longer sentence first.
+    A pair that is too long loses words at the ends of its sentences, the longer sentence first.
 
     Args:
         vocabulary: A vocabulary of :func:`learned`.
-        length: Tokens of an encoded pair, its three marks and padding among them.
+        length: Tokens of an encoded pair, including its three marks and padding.
 
     Returns:
         A function from pairs to arrays ``[pair, position]`` by the names in :data:`INPUTS`, each
-        in the smallest type that holds it.
+        in the smallest sufficient type.
 
     Raises:
         DataError: If the length is too short for one word of each sentence.
@@ -136,12 +136,12 @@ def encoder(vocabulary: Mapping[str, int], length: int = LENGTH) -> Encode:
 
 
 def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two sentences after the longer one lost words until both fit.
+    """Return the lengths of two sentences after dropping words of the longer one until both fit.
 
     >>> truncated_lengths(4, 3, 10), truncated_lengths(9, 3, 10), truncated_lengths(9, 8, 11)
     ((4, 3), (7, 3), (6, 5))
     """
-    # In closed form what dropping one word after the other gives, on a tie of the second sentence.
+    # The closed form of dropping one word at a time, from the second sentence if both are equal.
     if first + second <= room:
         return first, second
     if second <= room // 2:

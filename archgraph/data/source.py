@@ -1,6 +1,6 @@
 """Facts about each data set: a file in `sets/` with its classes, files and checksums.
 
-A new data set in a known format is one such file. Its keys are those of :class:`Source`::
+To add a data set in a known format, add such a file. Its keys are those of :class:`Source`::
 
     about: MNIST, handwritten digits (LeCun et al., 1998).
     format: idx
@@ -31,13 +31,13 @@ _STRICT = pydantic.ConfigDict(extra="forbid")
 
 @dataclass(frozen=True)
 class Published:
-    """What a published file contains.
+    """Size and checksum of a published file.
 
     Attributes:
-        bytes: Its size once decompressed: it may be stored compressed or not.
+        bytes: Size of the decompressed content; the file may be stored compressed or not.
         md5: Checksum of the decompressed content.
-        gz: The checksum is of the `.gz` file as published, which then has to be stored as such.
-        archive: Size and checksum are of the file as it is stored, which is an archive.
+        gz: Whether the checksum is that of the published `.gz` file, which must then be stored.
+        archive: Whether the file is an archive, with size and checksum of the stored file.
     """
 
     __pydantic_config__ = _STRICT
@@ -50,22 +50,23 @@ class Published:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set is and how it is read.
+    """Location and format of a data set.
 
     Attributes:
         name: Name of the set and of its file.
         about: A description, with the authors.
-        format: How it is read: a key of `archgraph.data.load.FORMATS`.
-        folders: Places below the root, in the order of search; the root itself comes last.
-        train: Its files of training examples, in the order of the format.
-        test: Its files of test examples; empty if the format takes them from the others.
+        format: Format of the files: one of `archgraph.data.load.FORMATS`.
+        folders: Folders below the root in the order of search; the root itself comes last.
+        train: Files of training examples, in the order of the format.
+        test: Files of test examples; empty if the format takes them from the other files.
         labels: Name of each class of images.
         shape: Shape of one image.
-        examples: Number of train and of test examples; of tokens for running text.
-        words: Number of different words of the train text, with the marks of pairs; 0: not known.
+        examples: Numbers of training and test examples; for running text, numbers of tokens.
+        words: Number of distinct words of the training text, including the marks of pairs; 0 if
+            unknown.
         key: Key of the labels in a CIFAR batch.
         shipped: Whether its files come with archgraph.
-        published: Where its authors offer the files; empty if they no longer do.
+        published: Address at which the authors publish the files; empty if they no longer do.
     """
 
     __pydantic_config__ = _STRICT
@@ -96,10 +97,10 @@ DATASETS: tuple[str, ...] = tuple(sorted(path.stem for path in SETS.glob("*.yaml
 
 @functools.cache
 def source(name: str) -> Source:
-    """Return the row of a known data set.
+    """Return location and format of a known data set.
 
     Raises:
-        DataError: If there is none of that name.
+        DataError: If the name is unknown.
 
     >>> source("digits").labels[:3]
     ('0', '1', '2')

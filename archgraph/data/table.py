@@ -1,4 +1,4 @@
-"""Rows of a CSV or Parquet file, as `data: {table: …}` names them."""
+"""Rows of a CSV or Parquet file, for `data: {table: …}`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from archgraph.language.data import ColumnKind, TableData, column_names
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# What pandas calls the numbers of rows that it writes, or reads and writes again.
+# Names of the columns in which pandas writes row numbers, or reads and writes them again.
 INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 MOST_TABLE = MOST_BYTES >> 2  # each value becomes a Python object
 WHERE = "data.table"
@@ -43,18 +43,18 @@ WHERE = "data.table"
 def read_table(spec: TableData, task: str | None = None) -> Dataset:
     """Read the rows in the order of the file; standardise numbers by the training rows.
 
-    Texts become tokens.
+    Texts are encoded as tokens.
 
     Raises:
-        DataError: If a column is not there, or a value is missing or of another kind; says in which
+        DataError: If a column does not exist, or a value is missing or of another kind; names the
             row.
     """
     path = Path(spec.table)
-    # Of the rows of both files together, so that a category has the same columns in both.
+    # The rows of both files together, so that a category has the same columns in both.
     table, count = table_columns(files_of(spec), spec.separator)
     asked, seen = column_names(spec.target), columns_seen(spec, table)
     clients = None
-    if spec.client is not None:  # of the first file: other rows need none
+    if spec.client is not None:  # in the first file only: test rows need no client
         column = table[spec.client]
         clients = tuple(dataclasses.replace(column, cells=column.cells[:count]).texts())
     single = isinstance(spec.target, str)
@@ -76,10 +76,10 @@ def read_table(spec: TableData, task: str | None = None) -> Dataset:
 
 
 def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, ColumnKind | None]:
-    """Return the columns that models see, each with the kind that the spec states, if any.
+    """Return the input columns, each with the kind that the spec states, if any.
 
     Raises:
-        DataError: If the spec names a column that is not there, or none is left.
+        DataError: If the spec names a column that does not exist, or no column is left.
     """
     asked = column_names(spec.target)
     client = () if spec.client is None else (spec.client,)
@@ -92,14 +92,13 @@ def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, Colu
         seen = dict.fromkeys(spec.columns)
     else:
         seen = {name: None for name in table if name not in (*asked, *client)}
-        # Where rows are sorted by their class, a model could read it there.
+        # If rows are sorted by class, row numbers would give the class away.
         if (index := next(filter(INDEX.fullmatch, seen), None)) is not None:
             raise DataError(
-                "numbers of rows are not a column to learn from",
+                "row numbers are not a column to learn from",
                 where="data.table",
                 found=index,
-                hint="save the table without its index, or name the columns that models shall see: "
-                "columns: […]",
+                hint="save the table without its index, or list the input columns: columns: […]",
             )
     inputs = "columns" if spec.text is None else "text"
     check_columns(table, {"target": asked, "client": client, inputs: seen}, inputs)
@@ -107,9 +106,9 @@ def columns_seen(spec: TableData, table: Mapping[str, Column]) -> dict[str, Colu
 
 
 def _statistics(measured: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of columns: 0 and 1 for categories, deviation 1 for constants."""
+    """Return mean and deviation of columns: 0 and 1 for categories; deviation 1 for constants."""
     least, most = rows.aminmax(dim=0)
-    # The mean of a constant may be rounded to another number, and the deviation is then not 0.
+    # Rounding may change the mean of a constant, whose deviation is then not 0.
     constant = least == most
     deviation = rows.std(0, correction=0)
     mean = torch.where(constant, least, rows.mean(0))
@@ -118,7 +117,7 @@ def _statistics(measured: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_apart(inputs: Features, train: Split, where: str) -> None:
-    """Raise if 32 bits, which models see, merge most values of a column of numbers."""
+    """Raise if most values of a column of numbers become equal in 32 bits, as models read them."""
     exact = seen = inputs.values
     if train.mean is not None and train.std is not None:
         seen = (exact - train.mean) / train.std
@@ -128,15 +127,15 @@ def _check_apart(inputs: Features, train: Split, where: str) -> None:
 
 
 def files_of(spec: TableData) -> list[Path]:
-    """Return the file of a table, and that of its test rows if they have one of their own."""
+    """Return the file of a table, and that of its test rows if they are in a separate file."""
     return [Path(spec.table), *([Path(spec.test)] if isinstance(spec.test, str) else [])]
 
 
 def table_columns(files: Sequence[Path], separator: str) -> tuple[dict[str, Column], int]:
-    """Read tables, one below the other; return the columns of the first, and its number of rows.
+    """Read and concatenate tables; return the columns and number of rows of the first table.
 
     Raises:
-        DataError: If one is not a table, or has no rows.
+        DataError: If a file is not a table, or has no rows.
     """
     import pandas  # takes half a second
 
@@ -172,11 +171,11 @@ def _csv(path: Path, separator: str) -> DataFrame:
     """Read a CSV file, whose first row names the columns, as text."""
     import pandas  # takes half a second
 
-    # Pandas sees the text, not the path: it would fetch an address, or unpickle other files.
+    # pandas gets the text, not the path: it would fetch an address, or unpickle other files.
     text = decode_text(path.read_bytes(), str(path), "save it as UTF-8")
-    # All as text: the class 07 is not the class 7, and `none` is a word in a text. Names are a
-    # row: of two columns of one name pandas would rename the second.
-    # Pandas' own errors are kinds of ValueError.
+    # Read all as text: the class 07 is not the class 7, and `none` may be a word. Read names as a
+    # row: pandas would rename the second of two columns with the same name. The errors of pandas
+    # are subclasses of ValueError.
     with readable("table", path, "CSV", (ValueError,), hint=None):
         frame = pandas.read_csv(
             io.StringIO(text), sep=separator, header=None, dtype=object, keep_default_na=False
@@ -189,12 +188,12 @@ def _csv(path: Path, separator: str) -> DataFrame:
 def _parquet(path: Path) -> DataFrame:
     """Read a Parquet file."""
     parquet = optional_module("pyarrow.parquet", kind=DataError, where=WHERE)
-    # Pyarrow's own errors are kinds of these.
+    # pyarrow's errors are subclasses of these.
     errors = (OSError, ValueError, OverflowError)
     with readable("table", path, "Parquet", errors, hint=None), parquet.ParquetFile(path) as file:
         metadata, names = file.metadata, file.schema_arrow.names
         check_size(metadata.num_rows * len(names), MOST_VALUES, "table", path, "values")
-        # Of what is decompressed: a small file may hold a large table.
+        # The size after decompression: a small file may contain a large table.
         groups = map(metadata.row_group, range(metadata.num_row_groups))
         check_size(sum(g.total_byte_size for g in groups), MOST_BYTES, "table", path)
         _check_header(names, str(path))
@@ -202,7 +201,7 @@ def _parquet(path: Path) -> DataFrame:
 
 
 def _check_header(names: Sequence[str], where: str) -> None:
-    """Raise unless each column has a name of its own."""
+    """Raise unless all columns have different names."""
     for i, name in enumerate(names):
         if not name or name in names[:i]:
             raise DataError("columns need different names", where=where, found=repr(name))

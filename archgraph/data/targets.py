@@ -1,4 +1,4 @@
-"""Targets from Python as tasks learn them: classes, labels or numbers."""
+"""Conversion of targets from Python to what tasks learn: classes, labels or numbers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from archgraph.errors import DataError
 from archgraph.language.task import OWN
 
 FLAGS = ("False", "True")
-"""Names of the classes of a target that is true or false."""
+"""Names of the classes of a boolean target."""
 _TASKS = {
     "text": "task: classification",
     "bool": "task: classification (two classes), task: multilabel (labels), or task: segmentation",
-    "int64": "task: segmentation or task: next_token (a class at each place), or task: multilabel "
-    "(0 or 1 for each label); of one-hot rows targets.argmax(1) are classes",
-    "float32": "task: regression (numbers); of whole numbers task: classification; of 0 and 1 "
-    "task: multilabel",
+    "int64": "task: segmentation or task: next_token (a class at each position), or task: "
+    "multilabel (0 or 1 for each label); for one-hot rows, targets.argmax(1) gives the classes",
+    "float32": "task: regression (numbers), task: classification (whole numbers) or task: "
+    "multilabel (0 and 1)",
 }
 """Type of targets → tasks that learn them."""
 
@@ -34,9 +34,9 @@ class Meaning(NamedTuple):
     """Targets as tasks learn them.
 
     Attributes:
-        parts: int64, bool or float32 ``[example, ...]``, as in :class:`Split`, one for each part.
-        convert: Converts further targets likewise: of items that are read again, or of a stream.
-        labels: Names of the classes; empty: they are their numbers.
+        parts: Targets of each part, int64, bool or float32 ``[example, ...]`` as in :class:`Split`.
+        convert: Converts further targets in the same way: of items read again, or of a stream.
+        labels: Names of the classes; empty if they are named by their numbers.
     """
 
     parts: list[Tensor]
@@ -45,10 +45,10 @@ class Meaning(NamedTuple):
 
 
 def raw_targets(value: object, where: str) -> Tensor | Text:
-    """Convert targets without asking yet what they are: int64, bool, float32, or text.
+    """Convert targets to int64, bool, float32 or text, without interpreting them yet.
 
     Raises:
-        DataError: If they hold no numbers and no text, or one is missing or not finite.
+        DataError: If they are neither numbers nor text, or one is missing or not finite.
     """
     rows = target_array(value, where)
     if isinstance(rows, np.ndarray):
@@ -58,10 +58,10 @@ def raw_targets(value: object, where: str) -> Tensor | Text:
 
 
 def target_array(value: object, where: str) -> Tensor | Text:
-    """Convert one target, or those of all examples.
+    """Convert one target, or the targets of all examples.
 
     Raises:
-        DataError: If it holds several tensors by name, or as :func:`array_of`.
+        DataError: If a target is a mapping of tensors, or as :func:`array_of`.
     """
     first = value[0] if isinstance(value, list | tuple) and value else value
     if isinstance(first, Mapping):
@@ -70,8 +70,8 @@ def target_array(value: object, where: str) -> Tensor | Text:
             where=where,
             found=", ".join(map(str, first)) or "no tensors",
             expected="one tensor for each example",
-            hint="pad its tensors to one, of the same shape for all examples, which an objective "
-            'of yours takes apart: task: {objective: "python:losses:mine"}',
+            hint="pad its tensors to one of the same shape for all examples, and take it apart in "
+            'your own objective: task: {objective: "python:losses:mine"}',
         )
     return array_of(value, where)
 
@@ -86,41 +86,41 @@ def form_of(rows: Tensor | Text) -> str:
 
 
 def check_said(form: str, where: str) -> None:
-    """Raise unless targets mean classes without a task: a whole number for each example.
+    """Raise unless targets are classes without a task: one whole number per example.
 
     Args:
-        form: Their type and shape, as :func:`form_of` describes them.
-        where: Their name, for errors.
+        form: Type and shape of the targets, as described by :func:`form_of`.
+        where: Name of the targets, for errors.
 
     Raises:
-        DataError: With the tasks that learn such targets, as they are written.
+        DataError: Lists the tasks that learn such targets.
     """
     if form not in ("int64 []", "int64 [1]"):
         raise DataError(
-            "may mean several things",
+            "could have several meanings",
             where=where,
             found=form,
-            expected="whole numbers (the class of each example), or a task that says what they are",
+            expected="whole numbers (the class of each example), or a task",
             hint=f"write {_TASKS[form.partition(' ')[0]]}",
         )
 
 
 def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None) -> Meaning:
-    """Read targets as the task learns them.
+    """Convert targets to what the task learns.
 
-    1. Without a task they are whole numbers, the class of each example.
-    2. Text names classes.
-    3. An axis of size 1 that stands for nothing is dropped.
-    4. Numbers and flags are what the task says: true and false are classes to `classification`,
-       labels to `multilabel` and numbers to `regression`.
+    1. Without a task, targets must be whole numbers, the class of each example.
+    2. Texts are names of classes.
+    3. Drop an axis of size 1 that has no meaning for the task.
+    4. The task determines the meaning of numbers and booleans: true and false are classes for
+       `classification`, labels for `multilabel` and numbers for `regression`.
 
     Args:
-        parts: Of each client, and the test examples: all of one type and shape.
-        where: Their name, for errors.
-        task: The task's name; :data:`OWN`: an objective of the user's, which gets them as they are.
+        parts: Targets of each client and of the test examples, all of one type and shape.
+        where: Name of the targets, for errors.
+        task: Name of the task; :data:`OWN` for a user objective, which gets them unchanged.
 
     Raises:
-        DataError: If no task says what they are, or it does not learn such targets.
+        DataError: If they are ambiguous without a task, or the task does not learn such targets.
 
     Example:
         >>> said = meaning([np.array(["no", "yes"]), np.array(["yes"])], "y", "classification")
@@ -135,10 +135,10 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
     if texts:  # 2
         if task not in (OWN, "classification"):
             raise DataError(
-                f"are text, which {task} does not learn",
+                f"are text, which task: {task} does not learn",
                 where=where,
                 found=repr(texts[0].flat[0].item()),
-                hint="text names classes: write task: classification",
+                hint="texts are names of classes: write task: classification",
             )
         return _named(texts, where)
     squeezed = functools.partial(_squeezed, task=task)
@@ -150,7 +150,7 @@ def meaning(parts: Sequence[Tensor | Text], where: str, task: str | None = None)
 def _reading(
     rows: Sequence[Tensor], where: str, task: str | None
 ) -> tuple[Callable[[Tensor], Tensor], tuple[str, ...]]:
-    """Return what makes targets of a task of numbers and flags, and the names of its classes."""
+    """Return a converter of numbers and booleans to targets of a task, and names of classes."""
     first = rows[0]
     flags = all(bool(((part == 0) | (part == 1)).all()) for part in rows)
     match task:
@@ -166,12 +166,12 @@ def _reading(
 
 
 def _named(parts: Sequence[Text], where: str) -> Meaning:
-    """Return classes by the order of their names in all parts together."""
+    """Return classes, numbered in the order of the names in all parts together."""
 
     def names_of(part: Text) -> list[str]:
         if part.size != len(part):
             raise DataError(
-                "are text on several axes",
+                "are text with several axes",
                 where=where,
                 found=form_of(part),
                 expected="one name for each example",
@@ -183,7 +183,7 @@ def _named(parts: Sequence[Text], where: str) -> Meaning:
 
     names = [name for part in parts for name in names_of(part)]
     if "" in names:
-        hint = "write a name in its place, 'none' say, or remove these examples"
+        hint = "replace it by a name such as 'none', or remove these examples"
         at = f"{where}[{names.index('')}]"
         raise DataError("the name of a class is empty", where=at, hint=hint)
     integral = all(map(INTEGER.fullmatch, names))
@@ -192,7 +192,7 @@ def _named(parts: Sequence[Text], where: str) -> Meaning:
 
 
 def _squeezed(rows: Tensor, task: str | None) -> Tensor:
-    """Return classes ``[example, 1]``, and maps ``[example, 1, height, width]``, without the 1."""
+    """Drop the 1 of classes ``[example, 1]`` and of class maps ``[example, 1, height, width]``."""
     axes = {None: 2, "classification": 2, "segmentation": 4}.get(task)
     return rows[:, 0] if rows.dim() == axes and rows.shape[1] == 1 else rows
 

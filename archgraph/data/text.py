@@ -1,4 +1,4 @@
-"""The user's own running text, for `data: {text: …}`."""
+"""Running text of the user, for `data: {text: …}`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from archgraph.language.data import TextData
 
 S = TypeVar("S", list[str], Tensor)
 SHARE = 0.1
-"""Share of a text, its end, that is set aside for tests where nothing is said."""
+"""Default share of a text that is set aside for tests, from its end."""
 MOST_TEXT = MOST_BYTES >> 5  # each character becomes a Python object and a number
 
 
 def read_running_text(spec: TextData) -> Dataset:
-    """Read text as windows of consecutive characters, words or tokens, each with the next ones.
+    """Read text as windows of consecutive characters, words or tokens, to predict the next ones.
 
     Raises:
-        DataError: If it is not UTF-8, or shorter than one window to train and one to test on.
+        DataError: If it is not UTF-8, or too short for one training and one test window.
     """
     path = Path(spec.text)
     if spec.tokenizer is not None:
@@ -40,17 +40,17 @@ def read_running_text(spec: TextData) -> Dataset:
 
 
 def _streams(spec: TextData, read: Callable[[Path], S]) -> tuple[tuple[S, S], list[str]]:
-    """Return the tokens to train and to test on, and where they are from."""
+    """Return training and test tokens, and their sources for errors."""
     tokens = read(Path(spec.text))
     if isinstance(spec.test, str):
         return (tokens, read(Path(spec.test))), [spec.text, spec.test]
-    # The end, not a random part: windows beside one another share their words.
+    # The end instead of a random part: neighbouring windows share words.
     cut = round(len(tokens) * (1 - (spec.test or SHARE)))
     return (tokens[:cut], tokens[cut:]), [f"{spec.text}: train", f"{spec.text}: test"]
 
 
 def vocabulary(train: Sequence[str], test: Iterable[str]) -> tuple[str, ...]:
-    """Return the training text's tokens by first occurrence; `<unk>` last, if others occur.
+    """Return the training text's tokens by first occurrence; `<unk>` last if the test has others.
 
     Example:
         >>> vocabulary("banana", "ban"), vocabulary("banana", "band")

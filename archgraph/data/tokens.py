@@ -1,11 +1,13 @@
-"""Texts as tokens of a tokenizer that was trained before: a file of `tokenizers`, or a folder.
+"""Texts as tokens of a pretrained tokenizer: a file of `tokenizers`, or a folder.
 
-Encoding follows transformers: marks by the tokenizer's own template, the longer text of a pair cut
-first, padding and its side as the tokenizer says. Nothing is downloaded and nothing unpickled.
+Encoding follows transformers: special tokens are added by the tokenizer's template, the longer text
+of a pair is cut first, and the tokenizer sets padding and its side. Nothing is downloaded or
+unpickled.
 
-No vocabulary is learned from rows: it would differ from that of a pretrained model, silently.
-Folders are read by transformers, since classes of some models change what their tokenizer.json
-says. What counts follows from masks, not from the padding token, which often is the mark of an end.
+A vocabulary is never learned from rows: it would silently differ from that of a pretrained model.
+Folders are read by transformers, since the tokenizer classes of some models override their
+tokenizer.json. Masks, not the padding token, mark what is padding: the padding token is often also
+the end-of-text token.
 """
 
 from __future__ import annotations
@@ -32,26 +34,26 @@ from archgraph.language.mistakes import abbreviate
 
 Texts: TypeAlias = Sequence[str]
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""Inputs of models: tokens; 1 on tokens, 0 on padding; 1 on the second text of a pair."""
+"""Inputs of models: tokens; 1 on tokens and 0 on padding; 1 on the second text of a pair."""
 WHERE, LENGTH = "data.tokenizer", "data.length"
-# Special tokens that published tokenizers pad with, where no setting names one.
+# Special tokens that published tokenizers use for padding if their settings do not name one.
 PADDING = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|padding|>", "<|finetune_right_pad_id|>")
-MOST_TOKENS = MOST_BYTES >> 2  # each is stored as an id, a bit of the mask and a type
-MOST_UNKNOWN = 0.5  # share of the tokens of texts, above which a run warns
-CHUNK = 1024  # texts at a time: what the library says of a text is much larger than its tokens
+MOST_TOKENS = MOST_BYTES >> 2  # each is stored as an id, an element of the mask and a type
+MOST_UNKNOWN = 0.5  # share of unknown tokens above which a run warns
+CHUNK = 1024  # texts at a time: the library's encoding of a text is much larger than its tokens
 
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer with what it pads with.
+    """A tokenizer with its settings for padding and truncation.
 
     Attributes:
         backend: A ``tokenizers.Tokenizer``.
-        tokens: Every token by its number; a number without a token has an empty one.
+        tokens: Every token by its number; an empty string for a number without a token.
         pad: Number and type of the padding token; None if there is none.
-        pad_side: Where texts are padded.
-        cut_side: Where texts that are too long are cut.
-        where: Its file or folder.
+        pad_side: Side on which texts are padded.
+        cut_side: Side on which texts that are too long are cut.
+        where: File or folder of the tokenizer.
     """
 
     backend: Any
@@ -64,11 +66,11 @@ class Tokenizer:
     def encode(
         self, length: int, at: Callable[[int], str], texts: Texts, second: Texts | None = None
     ) -> dict[str, Tensor]:
-        """Encode texts, or pairs of them, each cut or padded to a length.
+        """Encode texts or pairs of texts, each cut or padded to a length.
 
         Args:
-            length: Tokens of an example, its marks and padding among them.
-            at: From the number of a text to its place, for errors.
+            length: Tokens of an example, including special tokens and padding.
+            at: Returns the location of a text by its number, for errors.
             texts: The texts.
             second: The second text of each pair.
 
@@ -76,14 +78,14 @@ class Tokenizer:
             Arrays ``[text, position]`` by the names in :data:`INPUTS`, in the smallest types.
 
         Raises:
-            DataError: If there is no padding token, the length has no room for a token of each
+            DataError: If there is no padding token, the length is too short for a token of each
                 text, or a text has no tokens.
         """
         pairs = second is not None
         marks = self.backend.num_special_tokens_to_add(pairs)
         if pairs and not marks:
             raise DataError(
-                "puts nothing between the two texts of a pair",
+                "does not separate the two texts of a pair",
                 where=self.where,
                 hint="set its post_processor, e.g. tokenizers.processors.TemplateProcessing",
             )
@@ -91,7 +93,7 @@ class Tokenizer:
         if length < least:
             expected = f"at least {least}: {marks} marks and a token of each text"
             raise DataError("is too short", where=LENGTH, found=length, expected=expected)
-        # The strategy is that of transformers' `truncation=True`.
+        # The strategy of transformers' `truncation=True`.
         self.backend.enable_truncation(length, strategy="longest_first", direction=self.cut_side)
         return self._arrays(
             length, at, list(zip(texts, second, strict=True)) if second is not None else texts
@@ -100,10 +102,10 @@ class Tokenizer:
     def next_tokens(
         self, length: int, at: Callable[[int], str], texts: Texts
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Encode texts, and the token that follows each of their positions.
+        """Encode texts, with the token after each position as its target.
 
-        A text that is too long loses its end. What follows the last token of a text, and padding,
-        is not predicted: such targets are -100.
+        A text that is too long is cut at its end. Targets are -100, which the loss ignores, at the
+        last token of a text and at padding.
 
         Returns:
             Arrays as :meth:`encode`, and targets int64 ``[text, position]``.
@@ -111,7 +113,7 @@ class Tokenizer:
         Raises:
             DataError: As :meth:`encode`; or if a text has less than two tokens.
         """
-        # Not the library's truncation: it would end a text that goes on with the mark of its end.
+        # Not the library's truncation, which would add the end token to a text that was cut.
         self.backend.no_truncation()
         arrays = self._arrays(length + 1, at, list(texts), least=2)
         ids, mask, _ = arrays.values()
@@ -119,7 +121,7 @@ class Tokenizer:
         return {name: rows[:, :-1].contiguous() for name, rows in arrays.items()}, targets
 
     def running(self, text: str, where: str) -> Tensor:
-        """Return the tokens of a running text, without marks, int64 ``[position]``."""
+        """Return the tokens of a running text, without special tokens, int64 ``[position]``."""
         self.backend.no_truncation()
         self.backend.no_padding()
         with _encoding(where):
@@ -128,14 +130,14 @@ class Tokenizer:
     def _arrays(
         self, length: int, at: Callable[[int], str], texts: Sequence[Any], least: int = 1
     ) -> dict[str, Tensor]:
-        """Encode texts and pad them; cut what the tokenizer was not told to cut."""
+        """Encode texts, pad them, and cut those that the tokenizer did not cut."""
         if self.pad is None:
             raise DataError(
                 "the tokenizer has no padding token",
                 where=self.where,
-                expected=f"a setting for it, or a special token {', '.join(PADDING[:2])}",
-                hint="before it is saved: tokenizer.enable_padding(pad_id=…, pad_token=…); with "
-                "transformers: tokenizer.pad_token = tokenizer.eos_token",
+                expected=f"a padding setting, or a special token {', '.join(PADDING[:2])}",
+                hint="before saving it, call tokenizer.enable_padding(pad_id=…, pad_token=…); with "
+                "transformers, set tokenizer.pad_token = tokenizer.eos_token",
             )
         check_size(len(texts) * length, MOST_TOKENS, "set of texts", LENGTH, "tokens")
         (pad, kind), small = self.pad, smallest(len(self.tokens))
@@ -160,18 +162,18 @@ class Tokenizer:
 def read_tokenizer(path: str | Path, where: str = WHERE) -> Tokenizer:
     """Read a tokenizer: a file of `tokenizers`, or a folder as transformers saves it.
 
-    Of a folder the tokenizer is that of transformers' ``AutoTokenizer``: the classes of some models
-    change what their tokenizer.json says. No code of the folder is run.
+    A folder is read by transformers' ``AutoTokenizer``, since the tokenizer classes of some models
+    override their tokenizer.json. No code of the folder is executed.
 
     Args:
-        path: A file or folder of this machine.
-        where: Key that names it, for errors.
+        path: A file or folder on this machine.
+        where: Key that names the tokenizer, for errors.
 
     Raises:
         DataError: If it is missing or is not a tokenizer, or the library is not installed.
     """
     path = Path(path).expanduser()
-    # Checked here: transformers takes a folder that is not there for a name on its hub.
+    # Checked here: transformers would take a missing folder for a name on its hub.
     if not path.exists():
         message, hint = "tokenizer is missing", "nothing is downloaded"
         raise DataError(message, where=where, found=str(path), hint=hint)
@@ -184,14 +186,14 @@ def _saved_by_tokenizers(path: Path, where: str) -> Tokenizer:
     with _reading(path, "tokenizer.json, as tokenizers and transformers save it"):
         backend = library.Tokenizer.from_file(str(path))
     settings, tokens = backend.padding or {}, _tokens(backend)
-    # The library's default is the number 0, whatever token that is.
+    # The library's default is number 0, whatever token has it.
     if settings and settings["pad_token"] != dict(enumerate(tokens)).get(settings["pad_id"]):
         raise DataError(
-            "the padding token has the number of another token",
+            "the number of the padding token belongs to another token",
             where=str(path),
             found=f"{settings['pad_token']} as number {settings['pad_id']}",
             expected=f"number {backend.token_to_id(settings['pad_token'])}",
-            hint="enable_padding(pad_id=tokenizer.token_to_id(…), pad_token=…), and save it again",
+            hint="call enable_padding(pad_id=tokenizer.token_to_id(…), pad_token=…) and save again",
         )
     pad = (settings["pad_id"], settings["pad_type_id"]) if settings else _usual_padding(backend)
     cut_side = (backend.truncation or {}).get("direction", "right")
@@ -209,7 +211,7 @@ def _saved_by_transformers(path: Path, where: str) -> Tokenizer:
             "the tokenizer has no tokenizer.json",
             where=str(path),
             found=type(saved).__name__,
-            hint="its class computes tokens in Python: encode the texts first",
+            hint="its class computes tokens in Python: encode the texts beforehand",
         )
     number = saved.pad_token_id
     pad = _usual_padding(backend) if number is None else (number, saved.pad_token_type_id)
@@ -219,7 +221,7 @@ def _saved_by_transformers(path: Path, where: str) -> Tokenizer:
 
 
 def _usual_padding(backend: Any) -> tuple[int, int] | None:
-    """Return number and type of the special token that is usually for padding, if there is one."""
+    """Return number and type of a special token commonly used for padding, if there is one."""
     special = {t.content: i for i, t in backend.get_added_tokens_decoder().items() if t.special}
     return next(((special[name], 0) for name in PADDING if name in special), None)
 
@@ -240,19 +242,19 @@ def dataset_of_texts(
     targets: tuple[Tensor, tuple[str, ...]] | None,
     divide: Callable[[Records], tuple[Records, Records]],
 ) -> Dataset:
-    """Build a data set of texts, each an example of its own.
+    """Build a data set in which each text, or pair of texts, is an example.
 
     Args:
         name: Name of the data set.
-        spec: Says the tokenizer and the length.
-        columns: The texts; or the first and the second ones of pairs.
+        spec: Names the tokenizer and the length.
+        columns: The texts; for pairs, the first and the second texts.
         targets: Targets and the names of classes. Default: the next token at every position.
-        divide: Splits rows for training and testing.
+        divide: Splits rows into training and test rows.
 
     Raises:
         DataError: If a text cannot be encoded, or as :func:`dataset_of_rows`.
     """
-    assert spec.tokenizer is not None and spec.length is not None  # as its class has checked
+    assert spec.tokenizer is not None and spec.length is not None  # its class has checked this
     tokenizer, texts = read_tokenizer(spec.tokenizer), [column.sentences() for column in columns]
     if targets is None:
         inputs, values = tokenizer.next_tokens(spec.length, columns[0].at, *texts)
@@ -281,17 +283,17 @@ def _unknown(tokenizer: Tokenizer, rows: Records, name: str) -> Iterator[str]:
 
 
 def smallest(tokens: int) -> torch.dtype:
-    """Return the smallest type for so many different tokens: int16 or int32."""
-    # MultiNLI's training split is 50 million numbers in each array.
+    """Return the smallest type for a number of different tokens: int16 or int32."""
+    # MultiNLI's training split has 50 million numbers in each array.
     return torch.int16 if tokens <= torch.iinfo(torch.int16).max else torch.int32
 
 
 def _reading(path: Path, expected: str) -> AbstractContextManager[None]:
-    """Report whatever a damaged file makes a library raise."""
+    """Convert any error of the library to `DataError`: the file is damaged."""
     return readable("tokenizer", path, expected, (Exception,), hint=None)
 
 
 def _encoding(where: str) -> AbstractContextManager[None]:
-    """Report that a tokenizer lacks a token for a text, and for what it does not know."""
+    """Convert the library's error for text that its vocabulary does not cover to `DataError`."""
     expected, hint = "one that the tokenizer knows", "train it with an unk_token"
-    return readable("text", where, expected, (Exception,), hint)  # it raises nothing more special
+    return readable("text", where, expected, (Exception,), hint)  # the library raises no subclass

@@ -1,4 +1,4 @@
-"""Examples that are held out of training, and which round they select."""
+"""Validation examples, which are held out of training, and selection of a round by them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from archgraph.tables import plural
 def hold_out(
     shares: ShardIndices, spec: ValidationSpec | None, seed: int, *, ordered: bool = False
 ) -> tuple[ShardIndices, np.ndarray]:
-    """Take examples out of the shares of clients: what they train on, and what is held out.
+    """Hold examples out of the shares of clients; return the remaining shares and those examples.
 
     Args:
         shares: Positions of each client's examples.
         spec: Shares to hold out. Default: nothing is held out.
         seed: Seed of the choice.
-        ordered: Whether examples are consecutive (windows of a text): then the last ones of each
-            client are taken instead of a random choice.
+        ordered: Whether examples are consecutive (windows of a text). Then the last examples of
+            each client are held out instead of a random choice.
 
     Raises:
-        DataError: If a client would have nothing to train on, or nothing to hold out.
+        DataError: If no examples would be left to train on, or none can be held out.
 
     Example:
         >>> fifth = ValidationSpec(clients=0.2)
@@ -42,13 +42,13 @@ def hold_out(
     """
     if spec is None:
         return shares, np.arange(0)
-    # A stream of its own: the partition's draws start from the seed alone.
+    # Independent of the partition's draws, which start from the seed alone.
     random = np.random.default_rng([seed, len(shares)])
     out = np.arange(0)
     for share in shares:
         ascending = np.sort(share)
         order = ascending[::-1] if ordered else random.permutation(ascending)
-        # Clients may share examples: first those that another one holds out already.
+        # Clients may share examples: first take those that another client already holds out.
         order = order[np.argsort(~np.isin(order, out), kind="stable")]
         out = np.union1d(out, order[: max(round(spec.clients * len(share)), 1)])
     return _without(shares, out, "validation", "hold out a smaller share"), out
@@ -57,16 +57,16 @@ def hold_out(
 def set_aside(
     shares: ShardIndices, count: int, seed: int, *, ordered: bool = False
 ) -> tuple[ShardIndices, np.ndarray]:
-    """Take a number of examples out of the shares of clients, for all of them together.
+    """Take a number of examples out of the shares of clients, for all clients together.
 
     Args:
-        shares: Positions of each client's examples, or of all together.
+        shares: Positions of each client's examples, or of all examples together.
         count: Number of examples.
         seed: Seed of the choice.
         ordered: As for :func:`hold_out`.
 
     Raises:
-        DataError: If a share would have nothing to train on.
+        DataError: If a share would have no examples left to train on.
 
     Example:
         >>> rest, public = set_aside((np.arange(10), np.arange(10, 20)), 5, seed=0)
@@ -81,7 +81,7 @@ def set_aside(
 
 
 def _without(shares: ShardIndices, out: np.ndarray, where: str, hint: str) -> ShardIndices:
-    """Return what clients train on: no one trains on what was taken out."""
+    """Return the shares without the examples that were taken out, whoever owns them."""
     rest = tuple(np.setdiff1d(share, out) for share in shares)
     for client, share in enumerate(shares):
         if not len(rest[client]):
@@ -92,7 +92,7 @@ def _without(shares: ShardIndices, out: np.ndarray, where: str, hint: str) -> Sh
 
 
 def _from_the_end(shares: ShardIndices) -> np.ndarray:
-    """Return all positions, ends of shares first: as much of every share at any point."""
+    """Return all positions, ends of shares first: a prefix takes as much from every share."""
     left = [np.arange(len(share))[::-1] / len(share) for share in shares]
     order = np.concatenate(shares)[np.argsort(np.concatenate(left), kind="stable")]
     _, first = np.unique(order, return_index=True)  # clients may share examples
@@ -108,23 +108,23 @@ def subset(split: Split, at: np.ndarray) -> Split:
         inputs=split.inputs[chosen],
         targets=split.targets[chosen],
         beside=beside,
-        again=None,  # what is held out or tested is as first read
+        again=None,  # held-out and test examples are as first read
     )
 
 
 def held_out(data: Dataset, at: np.ndarray) -> Dataset:
-    """Return the data with the held-out examples instead of those to test on."""
+    """Return the data with the held-out examples as its test split."""
     return dataclasses.replace(data, test=subset(data.train, at))
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which round is best by its figures on held-out examples.
+    """Selection of the best round by a metric on held-out examples.
 
     Attributes:
         spec: The experiment's `validation`.
-        metric: The figure.
-        more: Whether more of it is better.
+        metric: Name of the metric.
+        more: Whether a larger value is better.
     """
 
     spec: ValidationSpec
@@ -147,26 +147,26 @@ class Selection:
         return cls(spec, metric, more)
 
     def figure(self, line: Mapping[str, Json]) -> float | None:
-        """Return the figure of a round; None if it was not measured or is not finite.
+        """Return the metric's value in a round; None if it was not measured or is not finite.
 
         Raises:
-            RunError: If the models do not have it.
+            RunError: If the metric is not measured for these models.
         """
         if "validation" not in line:
             return None
         figures = line["validation"].get(self.spec.of, {})
         if self.metric not in figures:
             raise RunError(
-                "the models do not have this figure",
+                "this metric is not measured for these models",
                 where="validation.of",
                 found=f"{self.metric} of {self.spec.of}",
-                hint="figures of clients need one class for each example, or models of their own",
+                hint="metrics of clients need one class per example, or personal models",
             )
         value = figures[self.metric]
         return None if value is None else float(value)
 
     def best(self, lines: Sequence[Mapping[str, Json]]) -> int | None:
-        """Return the best round, the first of equals; None if none was measured."""
+        """Return the best round, the first if tied; None if none was measured."""
         figures = {line["round"]: self.figure(line) for line in lines}
         known = {number: value for number, value in figures.items() if value is not None}
         if not known:
@@ -174,11 +174,11 @@ class Selection:
         return (max if self.more else min)(known, key=lambda number: known[number])
 
     def chosen(self, lines: Sequence[Mapping[str, Json]]) -> int | None:
-        """Return the best round, if the run ends with it."""
+        """Return the best round if the run ends with its weights, else None."""
         return self.best(lines) if self.spec.keep == "best" else None
 
     def exhausted(self, lines: Sequence[Mapping[str, Json]]) -> str:
-        """Say why the run ends here; empty if it goes on."""
+        """Return why the run stops here; empty if it continues."""
         best, patience = self.best(lines), self.spec.patience
         if patience is None:
             return ""

@@ -1,6 +1,6 @@
 """Data sets as values: two splits in compact types, normalised when they are read.
 
-What targets are follows from their type:
+The type of targets determines their meaning:
 
 =========  =====================================  ==========================================
 type       shape                                  meaning
@@ -12,7 +12,7 @@ bool       ``[example, class]``                   whether each class applies (mu
 float32    ``[example]``, ``[example, ...]``      numbers to be predicted
 =========  =====================================  ==========================================
 
-The class ``-100`` counts for nothing.
+Targets of class ``-100`` are ignored.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from archgraph.states.updates import finite
 
 Indices: TypeAlias = Tensor | np.ndarray | Sequence[int] | slice
 
-# From a client's first position, a seed and sizes to minibatches: inputs by name, and targets.
+# Maps a client's first position, a seed and sizes to minibatches: inputs by name, and targets.
 StreamReader: TypeAlias = Callable[
     [int, int, Sequence[int]], Iterator[tuple[Mapping[str, Tensor], Tensor]]
 ]
-# From positions and a seed to inputs by name, in order, and targets; None: those that are known.
+# Maps positions and a seed to inputs by name, in order, and targets.
 ExampleReader: TypeAlias = Callable[[Tensor, int], tuple[Mapping[str, Tensor], Tensor]]
 
-# From inputs to mean and deviation of their channels or columns.
+# Maps inputs to mean and deviation of their channels or columns.
 Moments: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 InputKind: TypeAlias = Literal["image", "text", "table", "tensor"]
@@ -48,22 +48,23 @@ InputKind: TypeAlias = Literal["image", "text", "table", "tensor"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split of a data set, in the most compact types that lose nothing.
+    """One split of a data set, in the most compact lossless types.
 
     Attributes:
         inputs: Images, uint8 `[example, channel, height, width]`; rows of a table `[example,
             column]`, float64 where they have statistics, else float32; tokens, of any integer type
             `[example, position]`; or floating point numbers of any shape `[example, ...]`.
-        targets: int64, bool or float32 `[example, ...]`: see the table above.
+        targets: int64, bool or float32 `[example, ...]`; see the table above.
         mean: Mean of each channel (column) over training examples, in units of `inputs`; None for
-            text, and for numbers that models take as they are.
+            text, and for numbers that are not normalised.
         std: Standard deviation of each channel likewise.
-        beside: Further inputs by name, `[example, ...]`: an attention mask, say.
-        padding: Where texts are padded. Default: batches have all positions.
-        again: Reads examples anew under a seed, as they change from one read to the next. Default:
-            they do not.
+        beside: Further inputs by name, `[example, ...]`, such as an attention mask.
+        padding: Padding of the texts, by which batches are shortened to their longest text.
+            Default: batches have all positions.
+        again: Reads examples again under a seed, if they change from one read to the next (as with
+            random crops).
         stream: Reads minibatches of a client's stream. Examples then have no positions, and
-            `inputs` and `targets` only say their form and number.
+            `inputs` and `targets` only determine their form and number.
 
     Example:
         >>> images = torch.tensor([[[[0, 2]]], [[[4, 6]]]], dtype=torch.uint8)
@@ -93,53 +94,53 @@ class Split:
         return len(self.inputs)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Return examples as a model takes them: images float32 and normalised, tokens int64.
+        """Return examples as inputs of a model: images float32 and normalised, tokens int64.
 
         Args:
-            indices: Positions in this split, in the wanted order; a slice copies least.
+            indices: Positions in this split, in the requested order; a slice copies least.
 
         Returns:
-            Inputs `[batch, ...]`, normalised where there are statistics, and their targets.
+            Inputs `[batch, ...]`, normalised if there are statistics, and their targets.
         """
         self._check_positions()
         chosen = _as_index(indices, len(self))
         return self._normalised(self.inputs[chosen]), self.targets[chosen]
 
     def _check_positions(self) -> None:
-        """Refuse to read examples of a stream by their positions."""
+        """Raise if examples are those of a stream, which cannot be read by position."""
         if self.stream is not None:
             raise DataError(
                 "examples of a stream have no positions",
-                expected="what reads a client's training examples in a pass alone",
-                hint="give the data as a torch dataset with __len__ and __getitem__",
+                expected="code that only reads a client's training examples in passes",
+                hint="pass the data as a torch dataset with __len__ and __getitem__",
             )
 
     def streamed(
         self, first: int, seed: int, sizes: Sequence[int]
     ) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-        """Yield minibatches of a client's stream, as :meth:`examples` has them."""
+        """Yield minibatches of a client's stream, in the form of :meth:`examples`."""
         assert self.stream is not None
         for rows, targets in self.stream(first, seed, sizes):
             inputs = [*rows.values()]
             yield (self._normalised(inputs[0]), *map(_widened, inputs[1:])), targets
 
     def _normalised(self, inputs: Tensor) -> Tensor:
-        # Normalised here and not when read: images stay uint8, a quarter of the memory.
+        # Normalised on each access, so that images stay uint8, a quarter of the memory.
         if self.mean is None or self.std is None:
             return _widened(inputs)
         form = (-1, *(1 for _ in inputs.shape[2:]))
         mean, std = self.mean.view(form), self.std.view(form)
-        # A copy, since the stored numbers may be of that type already.
+        # A copy, since the stored numbers may already have that type.
         return inputs.to(mean.dtype, copy=True).sub_(mean).div_(std).float()
 
     def examples(
         self, indices: Indices, seed: int | None = None
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the same as :meth:`batch`, with all inputs in their order.
+        """Return examples like :meth:`batch`, but with all inputs in their order.
 
         Args:
-            indices: Positions in this split, in the wanted order.
-            seed: Read examples anew under this seed, if they can be. Default: as first read.
+            indices: Positions in this split, in the requested order.
+            seed: Seed under which examples are read again, if possible. Default: as first read.
 
         Example:
             >>> ids = torch.tensor([[2, 7, 0]], dtype=torch.int16)
@@ -162,36 +163,36 @@ class Split:
         return self.padding.cut(inputs, targets) if self.padding else (inputs, targets)
 
     def with_only(self, names: Collection[str]) -> Split:
-        """Return the split with only these of the further inputs."""
+        """Return the split with only those further inputs whose names are listed."""
         beside = {name: more for name, more in self.beside.items() if name in names}
         return dataclasses.replace(self, beside=beside, padding=None)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples to train and to test on, and the form of their inputs and targets.
+    """Training and test examples, and the form of their inputs and targets.
 
     Attributes:
-        name: Its name in `DATASETS`, or that of the file or the code that it is from.
-        kind: Kind of the inputs: `image`, `text`, `table` (a row of one) or `tensor`.
-        classes: Number of classes, or of words where the targets are the next ones; None where
-            targets are not classes but numbers.
+        name: Name in `DATASETS`, or of the file or the code that the data is from.
+        kind: Kind of the inputs: `image`, `text`, `table` (a row of it) or `tensor`.
+        classes: Number of classes, or of words if targets are next words; None if targets are
+            numbers.
         shape: Shape of one input: `(channel, height, width)`, `(position,)`, `(column,)`.
-        train: Examples to train on.
-        test: Examples to test on.
+        train: Training examples.
+        test: Test examples.
         labels: Name of each class, or each word of the vocabulary.
-        inputs: Name of each input in order, where there are several: that of `Split.inputs`, then
-            those of `Split.beside`.
-        owners: Client → positions of its examples in `train`, int64 `[example]`, where the data
+        inputs: Name of each input in order, if there are several: that of `Split.inputs`, then
+            those of the further inputs.
+        owners: Client → positions of its examples in `train`, int64 `[example]`, if the data
             assigns them; empty if a partition does.
         notes: Warnings for the user of a run.
-        tokens: Number of tokens that a text may have, those that do not occur among them; 0: those
-            that occur.
-        mask: The input that is 0 where a text is padded; empty if there is none.
-        separate: Whether texts are examples of their own, in any order, and not consecutive windows
-            of one text.
-        measure: Computes the mean and deviation that inputs are normalised by. Default: they are
-            taken as they are, or their statistics are fixed.
+        tokens: Size of the tokenizer's vocabulary, including tokens that do not occur; 0 without a
+            tokenizer.
+        mask: Name of the input that is 0 on padding; empty if there is none.
+        separate: Whether texts are independent examples in any order, instead of consecutive
+            windows of one text.
+        measure: Computes the mean and deviation by which inputs are normalised. Default: inputs are
+            not normalised, or their statistics are fixed.
 
     Example:
         >>> rows, prices = torch.rand(4, 3), torch.rand(4)
@@ -216,12 +217,12 @@ class Dataset:
     measure: Moments | None = None
 
     def __post_init__(self) -> None:
-        """Check that both splits have the same form, and targets the type that classes ask for."""
+        """Check that both splits have the same form, and targets the type that classes require."""
         for name, split in (("train", self.train), ("test", self.test)):
             where = f"{self.name}: {name}"
             if self.inputs[1:] != tuple(split.beside):
                 names = ", ".join(split.beside) or "none"
-                expected = ", ".join(self.inputs[1:]) or "none beside the first"
+                expected = ", ".join(self.inputs[1:]) or "only the first input"
                 message = "further inputs have other names"
                 raise DataError(message, where=where, found=names, expected=expected)
             _check_form("inputs", split.inputs, self.train.inputs, where)
@@ -236,14 +237,14 @@ class Dataset:
 
     @property
     def consecutive(self) -> bool:
-        """Whether examples are windows of a running text, which follow one another."""
+        """Whether examples are consecutive windows of a running text."""
         targets = self.train.targets
         windows = targets.dtype == torch.int64 and targets.dim() == 2
         return windows and self.kind == "text" and not self.separate
 
     @property
     def integral(self) -> bool:
-        """Whether inputs are integers, as models take them."""
+        """Whether inputs are integers and not normalised."""
         return self.train.mean is None and not self.train.inputs.is_floating_point()
 
     def with_only(self, names: Collection[str]) -> Dataset:
@@ -257,7 +258,7 @@ class Dataset:
             >>> data.with_only({"types"}).inputs
             ('ids', 'types')
         """
-        # The first one stays under any name: a data set of one input may call it anything.
+        # The first input always stays: a single input may have any name.
         chosen = tuple(n for i, n in enumerate(self.inputs) if i == 0 or n in names)
         return dataclasses.replace(
             self,
@@ -270,7 +271,7 @@ class Dataset:
         """Return the data normalised by some of its training examples instead of all.
 
         Args:
-            at: Their positions.
+            at: Positions of these examples.
 
         Example:
             >>> images = torch.tensor([[[[0, 2]]], [[[4, 6]]]], dtype=torch.uint8)
@@ -289,7 +290,7 @@ class Dataset:
         return dataclasses.replace(self, train=train, test=test)
 
     def __repr__(self) -> str:
-        """Render one line: what it is and how much of it there is."""
+        """Render name, form and size on one line."""
         classes = "" if self.classes is None else f", {self.classes} classes"
         clients = f" of {len(self.owners)} clients" if self.owners else ""
         return (
@@ -310,7 +311,7 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     values = torch.arange(256, dtype=torch.float64)
     means, deviations = [], []
     for channel in images.unbind(1):
-        # Counting the 256 values is exact and needs no float copy of the images.
+        # Counting the 256 values is exact and does not need a float copy of the images.
         share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
         mean = (share * values).sum()
         variance = (share * (values - mean) ** 2).sum()
@@ -322,7 +323,7 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 def check_alike(
     form: object, first: object, where: str, message: str, hint: str | None = None
 ) -> None:
-    """Raise unless an example has the form of the first one.
+    """Raise unless an example has the form of the first example.
 
     Raises:
         DataError: With the message, both forms and the hint.
@@ -333,10 +334,10 @@ def check_alike(
 
 
 def _check_form(what: str, tensor: Tensor, train: Tensor, where: str) -> None:
-    """Raise unless a tensor is of the type and shape of the training examples'."""
+    """Raise unless type and shape of a tensor's rows are those of the training examples."""
     actual, expected = row_form(tensor), row_form(train)
     if actual != expected:
-        message = f"{what} differ from those to train on"
+        message = f"{what} differ from those of the train split"
         raise DataError(message, where=where, found=actual, expected=expected)
 
 
@@ -346,7 +347,7 @@ def row_form(tensor: Tensor) -> str:
 
 
 def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
-    """Raise unless targets are of a known type, and classes in their range."""
+    """Raise unless targets have a valid type, and classes are in their range."""
     if classes is None:
         kinds, expected = {torch.float32}, "float32, since the data has no classes"
     else:
@@ -354,7 +355,7 @@ def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
         expected = f"int64 (or bool, for several at once), since there are {classes} classes"
     if targets.dtype not in kinds:
         raise DataError(
-            "targets are of another type", where=where, found=targets.dtype, expected=expected
+            "targets have another type", where=where, found=targets.dtype, expected=expected
         )
     if targets.dtype == torch.float32 and not finite(targets):
         raise DataError("targets are not finite", where=where)
@@ -363,22 +364,18 @@ def _check_targets(targets: Tensor, classes: int | None, where: str) -> None:
         raise DataError(message, where=where, found=list(targets.shape), expected=expected)
     if targets.dtype != torch.int64 or not targets.numel() or classes is None:
         return
-    # A mask copies the targets: those of a text, which ignores none, may fill the memory.
+    # A mask copies the targets, which may fill the memory for a text; its targets are never -100.
     real = targets if targets.min() >= 0 else targets[targets != IGNORED]
     if len(real) and not 0 <= int(real.min()) <= int(real.max()) < classes:
         numbers, expected = f"{int(real.min())}…{int(real.max())}", f"classes 0…{classes - 1}"
-        hint = (
-            "classes count from 0; write -100 where a target counts for nothing"
-            if real.min() < 0
-            else None
-        )
+        hint = "classes count from 0; use -100 for targets to ignore" if real.min() < 0 else None
         raise DataError(
             "label out of range", where=where, found=numbers, expected=expected, hint=hint
         )
 
 
 def _check_owners(owners: Mapping[str, np.ndarray], examples: int, where: str) -> None:
-    """Raise unless clients own every training example once, and each client at least one."""
+    """Raise unless clients own every training example exactly once, and each at least one."""
     for client, positions in owners.items():
         if len(positions) == 0:
             raise DataError("a client has no examples", where=where, found=client)
@@ -391,12 +388,12 @@ def _check_owners(owners: Mapping[str, np.ndarray], examples: int, where: str) -
 
 
 def _widened(inputs: Tensor) -> Tensor:
-    """Return integers of any size, and flags, as int64."""
+    """Convert integers of any size, and booleans, to int64."""
     return inputs if inputs.is_floating_point() else inputs.to(torch.int64)
 
 
 def _as_index(indices: Indices, count: int) -> Tensor | slice:
-    """Convert positions, or whether each example is chosen, to positions as a tensor."""
+    """Convert positions, or a mask, to positions as a tensor."""
     if isinstance(indices, slice):
         return indices
     if not isinstance(indices, Tensor):

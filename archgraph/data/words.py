@@ -1,4 +1,4 @@
-"""Running text as windows of consecutive words, for predicting the next one."""
+"""Running text as windows of consecutive words, for predicting the next word."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from archgraph.data.values import Dataset, Split
 from archgraph.errors import DataError
 
 UNKNOWN = "<unk>"
-"""Stands for words outside the vocabulary."""
+"""Token for words outside the vocabulary."""
 
 
 def read_words(source: Source, files: Mapping[str, File], limit: int | None, bptt: int) -> Dataset:
-    """Read a data set of one file per split; the vocabulary is that of the train text."""
+    """Read a data set with one file per split; the vocabulary is that of the training text."""
     train, test = (
         words_of(decode_text(files[name].read(), str(files[name].path))) for name in source.files
     )
@@ -34,15 +34,15 @@ def token_windows(
     bptt: int,
     limit: int | None = None,
 ) -> Dataset:
-    """Cut tokens to train and test on into windows of consecutive ones, each with the next ones.
+    """Cut training and test tokens into windows, whose targets are the next tokens.
 
     Args:
         name: Name of the data set.
         vocabulary: Every token by its number.
-        streams: The tokens to train and to test on.
+        streams: Training and test tokens.
         sources: Their files, for errors.
         bptt: Length of a window.
-        limit: Largest number of windows of each. Default: all.
+        limit: Largest number of windows of each split. Default: all.
 
     Raises:
         DataError: If a token is unknown and the vocabulary lacks `<unk>`, or no window fits.
@@ -69,7 +69,7 @@ def windows(
     bptt: int,
     limit: int | None = None,
 ) -> Dataset:
-    """Do the same as :func:`token_windows`, with numbers of tokens, int64 ``[position]``."""
+    """Cut tokens into windows like :func:`token_windows`, by number, int64 ``[position]``."""
 
     def cut(stream: Tensor, where: str) -> Split:
         count = (len(stream) - 1) // bptt
@@ -78,7 +78,7 @@ def windows(
             size, least = f"{len(stream)} tokens", f"at least {bptt + 1}"
             raise DataError(message, where=where, found=size, expected=least, hint=hint)
         count = count if limit is None else min(count, limit)
-        # Two views of one stream: a token is stored once though it is input and target.
+        # Two views of one stream: each token, both input and target, is stored once.
         return Split(
             stream[: count * bptt].view(count, bptt),
             stream[1 : count * bptt + 1].view(count, bptt),
@@ -89,12 +89,12 @@ def windows(
 
 
 def words_of(text: str) -> list[str]:
-    r"""Return words between blanks, with `<eos>` at the end of every line.
+    r"""Split a text into words at blanks, with `<eos>` at the end of every line.
 
     Example:
         >>> words_of("a b\n\n")
         ['a', 'b', '<eos>', '<eos>']
     """
-    # Only "\n" ends a line and only blanks part words: str.splitlines() and str.split() know more.
+    # Only "\n" ends a line and only blanks separate words, unlike str.splitlines() and str.split().
     lines = text.removesuffix("\n").split("\n") if text else []
     return [word for line in lines for word in (*filter(None, line.split(" ")), "<eos>")]

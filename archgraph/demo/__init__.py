@@ -1,4 +1,4 @@
-"""The main job from end to end on data that comes along, as `archgraph demo` shows it."""
+"""The demo of `archgraph demo`: two models from end to end, on shipped data."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from archgraph.tables import Table, plural
 if TYPE_CHECKING:
     from archgraph.federation.family import Family
 
-# What is shown, in order: a model from YAML, then a module in plain Python.
+# Parts of the demo, in order: a model in YAML, then a module in plain Python.
 PARTS = ("residual", "network")
 
 
 def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterator[str | Table]:
-    """Draw, federate and report two models; yields what to print, text or what rich draws.
+    """Draw, federate and report two models; yield the text and tables to print.
 
-    The first model is a YAML file, the second a module in plain Python. For each: its family of
-    architectures, pictures of all of them with the weak points of the global one, FedFA on the
-    digits of scikit-learn, a table with a row per tier, a page about the run. The YAML files are
-    copied beside the results, to be changed and run again.
+    The first model is a YAML file, the second a module in plain Python. For each model, the demo
+    loads its family of architectures, draws all of them and marks the least trained part, runs
+    FedFA on the digits of scikit-learn, and writes a table with a row per tier and a report of the
+    run. The YAML files are copied next to the results, to be changed and run again.
 
     Args:
-        folder: Where to write; if it holds something, a number is added to its name.
-        rounds: Rounds of each run; Default: as its file says.
+        folder: Folder for the results; if it is not empty, a number is appended to its name.
+        rounds: Number of rounds of each run. Default: the number in its file.
 
     Raises:
         RunError: If the folder cannot be written.
@@ -41,14 +41,14 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
     target = _empty(Path(folder))
     specs = _copied(target / "specs")
     threads = torch.get_num_threads()
-    # Pictures of 8 × 8: more threads would wait for each other longer than they compute.
+    # With images of 8 × 8, several threads would wait for each other longer than they compute.
     torch.set_num_threads(1)
     try:
         for part in PARTS:
             yield from _part(part, specs, target / part, rounds)
     finally:
         torch.set_num_threads(threads)
-    yield f"\nall of it is in {target}, after {time.perf_counter() - began:.0f} s; look at"
+    yield f"\nresults are in {target}, after {time.perf_counter() - began:.0f} s; open"
     for part in PARTS:
         for name in ("report.html", "pictures/global.svg"):
             yield f"  {target / part / name}"
@@ -57,7 +57,7 @@ def demo(folder: str | os.PathLike[str], *, rounds: int | None = None) -> Iterat
 
 
 def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[str | Table]:
-    """Run one model, from its family to the page about its run."""
+    """Run one model, from its family to the report of its run."""
     import archgraph
     from archgraph.display import coverage, draw_family, summary_table
     from archgraph.reports import report
@@ -66,11 +66,11 @@ def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[
     yield f"\n{family.graph.name or name}: {_sizes(family)}"
     if name == "network":
         yield _same(family)
-    # FedFA's weak point: where it is, few clients train.
+    # The part that the fewest clients train: a weak point for FedFA.
     weak = min(coverage(family).items(), key=lambda item: item[1])
     pictures = draw_family(family, folder / "pictures", form="svg")
     archgraph.draw(family.graph, folder / "pictures" / "global.png", cover=coverage(family))
-    fed = f"least fed: {weak[0]}, by {100 * weak[1]:.0f} % of the clients"
+    fed = f"least trained: {weak[0]}, by {100 * weak[1]:.0f} % of the clients"
     yield f"{plural(len(pictures), 'picture')}; {fed}"
     yield summary_table(family.graph)
     spec = archgraph.load_experiment(specs / f"{name}_experiment.yaml")
@@ -82,7 +82,7 @@ def _part(name: str, specs: Path, folder: Path, rounds: int | None) -> Iterator[
 
 
 def _sizes(family: Family) -> str:
-    """Return how many parameters each kind of client has."""
+    """Return the number of parameters of each kind of client."""
     import archgraph
     from archgraph.tables import count
 
@@ -93,13 +93,13 @@ def _sizes(family: Family) -> str:
 
 
 def _same(family: Family) -> str:
-    """Check that the captured graph computes what the module does, with the module's weights."""
+    """Check that the captured graph computes the same as the module, with the same weights."""
     import torch
 
     import archgraph
     from archgraph.demo.network import Network
 
-    # Both ways: the graph's weights fit the module, and the module computes what the graph does.
+    # Load the graph's weights into the module, then compare the outputs of both.
     module = Network().eval()
     built = archgraph.build(family.graph, family.state).eval()
     module.load_state_dict(built.state_dict(), strict=True)
@@ -117,7 +117,7 @@ def _empty(folder: Path) -> Path:
             candidate.mkdir(parents=True, exist_ok=True)
             if not any(candidate.iterdir()):
                 return candidate
-        except FileExistsError:  # a file has the name
+        except FileExistsError:  # a file with this name exists
             pass
         except OSError as error:
             reason = os_reason(error)
@@ -127,7 +127,7 @@ def _empty(folder: Path) -> Path:
 
 
 def _copied(folder: Path) -> Path:
-    """Copy the demo's YAML files to where the user can change them."""
+    """Copy the demo's YAML files to the results, where the user can change them."""
     folder.mkdir()
     # As resources: an installed package may be a zip file.
     for item in resources.files("archgraph.demo").iterdir():

@@ -1,4 +1,4 @@
-"""A network as people write them: plain PyTorch, not one line for archgraph."""
+"""A typical network in plain PyTorch, without any code for archgraph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Gate(nn.Module):
-    """Squeeze and excitation: scales channels by what the whole picture shows."""
+    """Squeeze and excitation: scales channels by factors computed from the whole image."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -15,13 +15,13 @@ class Gate(nn.Module):
         self.excite = nn.Linear(channels // 2, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Gate channels: `[batch, channels, height, width]` to the same."""
+        """Gate channels: `[batch, channels, height, width]` to the same shape."""
         scale = torch.relu(self.squeeze(x.mean((2, 3))))
         return x * torch.sigmoid(self.excite(scale))[:, :, None, None]
 
 
 class Mixer(nn.Module):
-    """Two branches side by side, concatenated, gated and added to what came in."""
+    """Two parallel branches, concatenated, gated and added to the input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class Mixer(nn.Module):
         self.gate = Gate(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix: `[batch, channels, height, width]` to the same."""
+        """Mix: `[batch, channels, height, width]` to the same shape."""
         mixed = torch.cat([self.near(x), self.far(x)], 1)
         return torch.relu(x + self.gate(self.norm(mixed)))
 
 
 class Network(nn.Module):
-    """Digits in, classes out: `image [batch, 1, 8, 8]` to `[batch, 10]`."""
+    """Digit classifier: `image [batch, 1, 8, 8]` to logits `[batch, 10]`."""
 
     def __init__(self, width: int = 16, depth: int = 2) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Network(nn.Module):
         self.classes = nn.Linear(2 * width, 10)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Classify."""
+        """Classify images."""
         first, second = self.stages
         x = second(self.down(first(self.stem(image))))
         return self.classes(self.dropout(x.mean((2, 3))))

@@ -1,4 +1,4 @@
-"""The shipped specs, copied to where a user starts: what `archgraph init` does."""
+"""Copying of the shipped specs to a user's folder, for `archgraph init`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from archgraph.errors import RunError, os_reason
 
-# Files of `archgraph/specs` that are copied: all that the commands of the pages name.
+# Files of `archgraph/specs` that are copied: all that the commands of the documentation name.
 COPIED = (
     *(f"{folder}/*.yaml" for folder in ("models", "families", "experiments", "experiments/small")),
     *(f"{folder}/*.yaml" for folder in ("studies", "ablations")),
@@ -17,16 +17,16 @@ COPIED = (
 
 
 def start(folder: str | os.PathLike[str]) -> Path:
-    """Write the shipped models, families, experiments and studies into a new folder, to start from.
+    """Copy the shipped models, families, experiments and studies into a new folder.
 
     Args:
-        folder: Where to write. It must not exist yet, or be empty.
+        folder: The folder, which must be new or empty.
 
     Returns:
         The folder.
 
     Raises:
-        RunError: If the folder holds something or cannot be written.
+        RunError: If the folder is not empty or cannot be written.
 
     Example:
         >>> import tempfile
@@ -35,7 +35,7 @@ def start(folder: str | os.PathLike[str]) -> Path:
         ['README.md', 'ablations', 'experiments', 'families', 'models', 'studies']
     """
     root = Path(folder)
-    # Nothing of the user's is replaced, and nothing is mixed with files of an older version.
+    # Never replace the user's files, or mix them with files of an older version.
     if root.exists() and not (root.is_dir() and not any(root.iterdir())):
         kind = "a folder with files in it" if root.is_dir() else "a file"
         raise RunError("needs a new or empty folder", where=str(root), found=kind)

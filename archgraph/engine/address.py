@@ -33,7 +33,7 @@ class Address:
 
     Attributes:
         path: A model, a family, an experiment, the folder of a model or of a run.
-        member: For a family or a run: ``global`` or a kind of client.
+        member: For a family or a run, ``global`` or a kind of client.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Address:
 
     @classmethod
     def of(cls, text: str | os.PathLike[str]) -> Address:
-        """Read an address; a file whose name contains a colon is that file."""
+        """Parse an address; an existing file whose name contains a colon is that file."""
         # The last colon: a drive letter has one, too.
         name, mark, member = os.fspath(text).rpartition(":")
         return cls(Path(name), member) if mark and not Path(text).exists() else cls(Path(text))
@@ -69,7 +69,7 @@ class Address:
         return resolve(load_family(self.path))
 
     def graph(self, choices: Choices | None = None) -> ArchGraph:
-        """Return the architecture; for a family or a run without a name, that of its global model.
+        """Return the architecture; without a member, that of the global model.
 
         Raises:
             ArchGraphError: If it cannot be read, or is one of several.
@@ -97,7 +97,7 @@ class Address:
 
     @property
     def transfer(self) -> Transfer | None:
-        """From the family's global model to the named one; None if there is none."""
+        """The transfer from the family's global model to this model; None if there is none."""
         if self.member is None or self.is_run or self.family is None or not self.family.has_global:
             return None
         from archgraph.states import Transfer
@@ -108,15 +108,15 @@ class Address:
     def models(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> Mapping[str, WithState]:
-        """Return architectures with weights by name; a file's model has the name ``""``.
+        """Return architectures with weights by name; the model of a model file is named ``""``.
 
         Args:
-            weights: A file of them. Default: the model's own, else untrained ones.
-            data_root: Folder of the data of a run. Default: the run's.
-            tested: For a run: use the running statistics with which each model is tested.
+            weights: A file of weights. Default: those of the model, or else untrained weights.
+            data_root: Folder of the data of a run. Default: that of the run.
+            tested: For a run, use the running statistics with which each model is tested.
 
         Raises:
-            ArchGraphError: If it cannot be read, or the weights are not those of the model.
+            ArchGraphError: If it cannot be read, or the weights do not fit the model.
         """
         if self.is_run:
             from archgraph.engine.run_models import trained
@@ -139,7 +139,7 @@ class Address:
     def model(
         self, weights: Path | None = None, *, data_root: Path | None = None, tested: bool = False
     ) -> WithState:
-        """Return an architecture with weights, for a run its global one; as :meth:`models`."""
+        """Return an architecture with weights, as :meth:`models`; for a run, the global model."""
         models = self.models(weights, data_root=data_root, tested=tested)
         if len(models) > 1 and GLOBAL not in models:
             raise SpecError(
@@ -161,7 +161,7 @@ def weights_in(file: Path, graph: ArchGraph) -> Mapping[str, Tensor]:
 
     Raises:
         SpecError: If it is not such a file.
-        RejectedUpdate: If the weights are not those of the model.
+        RejectedUpdate: If the weights do not fit the model.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

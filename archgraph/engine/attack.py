@@ -68,10 +68,10 @@ def drawn_attackers(
 class Attack:
     """A program that runs another one honestly and adds a backdoor (Eq. 1).
 
-    Its honest part draws the same random numbers as the program by itself, so that with
-    ``intensity=0`` the update is the honest one, bit for bit. Only trainable entries are attacked:
-    running statistics and counters stay honest, since a multiple of their change can leave their
-    range (a negative variance) and would be rejected.
+    The honest part draws the same random numbers as the program alone, so that with
+    ``intensity=0`` the update is bit-identical to the honest one. Only trainable entries are
+    attacked: a multiple of the change of running statistics or counters could leave their range (a
+    negative variance) and would be rejected.
 
     Attributes:
         program: Program of an honest client.
@@ -137,7 +137,7 @@ class Attack:
 def exchanged(
     shares: Mapping[int, np.ndarray], targets: torch.Tensor, seed: int
 ) -> dict[int, torch.Tensor]:
-    """Shuffle the labels of some clients among them: each gets as many as it has.
+    """Shuffle the labels of some clients among these clients, which keep their numbers of labels.
 
     Args:
         shares: Positions of each client's examples, by client.

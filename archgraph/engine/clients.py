@@ -22,13 +22,12 @@ class ClientFacts(BaseModel):
 
     Attributes:
         client: Its number.
-        tier: Name of the tier that the family gives it.
-        name: Its name in the data, or the owner of this additional model; empty if there is
-            neither.
+        tier: Name of its tier in the family.
+        name: Its name in the data, or the owner of this additional model, or empty.
         of: The client that trains this model in addition to its own; None for a client itself.
-        added: Private entries that only its model has, not the global one.
+        added: Private entries of its model that the global model lacks.
         examples: Number of its training examples.
-        classes: Number of them per class; empty where examples have no single class.
+        classes: Number of examples per class; empty if examples do not have a single class.
         malicious: Whether it attacks.
     """
 
@@ -87,7 +86,7 @@ def clients_file(experiment: Experiment, added: Mapping[str, list[str]]) -> str:
 
 
 def further(clients: tuple[Client, ...], also: Mapping[str, Sequence[str]]) -> tuple[Client, ...]:
-    """Clients, followed by the additional models that some of them train.
+    """Return clients, followed by the additional models that some of them train.
 
     Args:
         clients: The clients of the family.

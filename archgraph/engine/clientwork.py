@@ -58,11 +58,11 @@ class Returned:
 
     Attributes:
         outcome: Outcome of the program; None if it is refused.
-        findings: Findings of the strategy in it.
+        findings: Findings of the strategy's ``examine`` in the outcome.
         seconds: Duration of the client's work; on Flower, the server's waiting time.
         bytes_up: Bytes returned; None if unknown.
         change: The size of the change of merged entries; None if there is no limit.
-        refused: Reason for which the server refuses it; None if accepted.
+        refused: Reason why the server refuses it; None if accepted.
     """
 
     outcome: Outcome | None = None
@@ -102,7 +102,7 @@ class ClientWork:
             round: Counted from 1; 0 for the survey.
             task: The client's task.
             work: Returns the outcome.
-            optional: Entries that may be missing: those that never leave the client's node.
+            optional: Entries that may be missing, since they never leave the client's node.
         """
         up, began = None, time.perf_counter()
         try:
@@ -121,7 +121,7 @@ class ClientWork:
         return Returned(outcome, findings, seconds, up, size)
 
     def result(self, task: Task, outcome: Outcome) -> Result:
-        """Return the part of an outcome that the server sees."""
+        """Return the part of an outcome for the server."""
         client = self.experiment.world.clients[task.client]
         return task.result(outcome, len(self.experiment.shares[task.client]), client.counted)
 

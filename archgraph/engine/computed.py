@@ -20,26 +20,27 @@ PASSES = 3
 
 
 def of_client(task: Task, metrics: Mapping[str, float]) -> float:
-    """MACs of a client's training: three times those of its forward passes.
+    """Return the MACs of a client's training: three times those of its forward passes.
 
     Args:
         task: The client's task.
-        metrics: Metrics of its program: ``macs`` of its forward passes, where it does not always
-            run the architecture that it was sent; else ``seen``, the examples that it trained on,
-            counted in every pass.
+        metrics: Metrics of its program: ``macs`` of its forward passes, if it does not always run
+            the architecture that it was sent; otherwise ``seen``, the number of examples that it
+            trained on, counted in every pass.
     """
     forward = metrics.get(MACS)
     return PASSES * (cost(task.graph).macs * metrics["seen"] if forward is None else forward)
 
 
 def computed(experiment: Experiment, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """MACs of a round.
+    """Return the MACs of a round.
 
     Returns:
-        ``round``: MACs of the accepted clients' training: see :func:`of_client`.
-        ``epoch``: MACE: the clients of a round, each with the mean over all clients of one pass
-        over its training data; only the forward pass.
-        ``epochs``: E, passes in a round; where kinds of client differ, their mean over clients.
+        ``round``: MACs of the accepted clients' training; see :func:`of_client`.
+        ``epoch``: MACE: the number of clients in a round, times the mean over all clients of the
+        forward MACs of one pass over their training data.
+        ``epochs``: E, the number of passes in a round; the mean over clients if kinds of clients
+        differ.
     """
     world = experiment.world
     local = {client.id: experiment.local_of(client.id) for client in world.clients}

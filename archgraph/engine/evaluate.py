@@ -44,7 +44,7 @@ from archgraph.states.updates import unsummable
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Tests the evaluated models of a strategy, when and how the experiment specifies."""
+    """Tests the evaluated models of a strategy as the experiment specifies."""
 
     experiment: Experiment
     workers: Workers = field(default_factory=Workers)
@@ -56,19 +56,21 @@ class Evaluator:
         """Return the figures of each model, and of all together.
 
         Returns:
-            ``better``: whether more is better, for each figure; the judge comes first.
-            ``models``: for each the task's metrics and ``loss`` on all test data (for a personal
-            model: the mean over its clients), ``clients``: the number of clients that run it
-            (absent for a common model that none runs, such as the global one), and ``local``:
-            where each example has one class, the mean over its clients of these on test examples
-            of the client's own classes (``masked``: the accuracy with the logits of its absent
-            classes set to 0; ``matched``: with its training proportions of the classes, see
-            :meth:`Answers.matched`); otherwise, for personal models, on all test data.
-            ``global``: the model of that name, else the mean over all.
+            ``better``: for each figure, whether more is better; the judge comes first.
+            ``models``: for each model the task's metrics and ``loss`` on all test data (for a
+            personal model, the mean over its clients), ``clients``, and ``local``. ``clients`` is
+            the number of clients that run it (absent for a common model that no client runs, such
+            as the global one). ``local`` is the mean of the figures over its clients. If each
+            example has one class, a client is tested on test examples of its own classes
+            (``masked``: the accuracy with the logits of its absent classes set to 0; ``matched``:
+            the accuracy with its training proportions of the classes, see
+            :meth:`Answers.matched`). Otherwise personal models are tested on all test data.
+            ``global``: the model with this name, or else the mean over all models.
             ``local``: mean over all clients, each on its tier's model.
-            ``tenth``: for each figure the mean over the tenth of the clients with its worst values.
+            ``tenth``: for each figure, the mean over the tenth of the clients with the worst
+            values.
             ``worst``: the tier with the worst value of the judge.
-            ``right`` (with `evaluate.answers`): for each model the correctly classified test
+            ``right`` (with `evaluate.answers`): for each model, the correctly classified test
             examples (:func:`archgraph.record.right.packed`).
             ``untuned``: clients that could not be tuned before their test, with reasons, if any.
         """

@@ -27,7 +27,7 @@ from archgraph.states.copies import to_device
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """All parts of a run, resolved: nothing needs to be looked up.
+    """A resolved experiment, with all parts of a run.
 
     Attributes:
         world: Clients, tiers and devices.
@@ -35,13 +35,13 @@ class Experiment:
         data: The data set.
         shares: Positions of each client's training examples; an additional model has those of the
             client that trains it.
-        local: How clients train.
-        evaluate: When and how models are tested.
-        engine: Number of processes, and limits of a client's time and memory.
+        local: Options of local training.
+        evaluate: Settings of tests.
+        engine: Number of processes, and limits on a client's time and memory.
         attack: Attack of malicious clients.
         sampled: Number of clients in each round. Default: all.
-        patience: Consecutive rounds without an accepted update that end the run; a round in which
-            all clients fail ends it at once.
+        patience: Number of consecutive rounds without an accepted update after which the run ends.
+            A round in which all clients fail ends it at once.
         privacy: Differential privacy of clients. Default: none.
         bound: Maximum size of an update in units of the round's median. Default: no limit.
         text: The experiment as resolved, YAML, for the run folder.
@@ -144,10 +144,10 @@ class Experiment:
         keep: State,
         **more: Any,
     ) -> Work:
-        """Create a client's work, with its own copies of tensors and values.
+        """Create the work of a client, with its own copies of tensors and values.
 
-        A part of the global model shares its memory with the server's. The client gets a copy, so
-        that a program that writes in place changes neither the server nor private tensors.
+        A part of the global model may share memory with the server's state. The client gets a copy,
+        so that a program that writes in place cannot change the server or private tensors.
         """
         data, local = self.shard(client), self.local_of(client)
         mean, std = self.data.train.mean, self.data.train.std

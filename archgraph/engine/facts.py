@@ -39,7 +39,7 @@ def local_by_kind(spec: ExperimentSpec) -> dict[str, LocalOptions]:
     """Return the options of the kinds of client that have their own keys.
 
     Raises:
-        SpecError: If they do not go together with the run's.
+        SpecError: If they are inconsistent with the options of the run.
     """
     options: dict[str, LocalOptions] = {}
     family = family_of(spec)
@@ -73,7 +73,7 @@ def settled(spec: ExperimentSpec, strategy: Strategy, *, every: bool = False) ->
     Args:
         spec: The experiment.
         strategy: Its strategy, configured.
-        every: Include values that do not affect numbers, such as the location of the data.
+        every: Include values that do not affect results, such as the location of the data.
     """
     # Without options that are not set: runs from before an option existed stay comparable.
     values = spec.model_dump(mode="json", by_alias=True, exclude={"family"}, exclude_none=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Verdict:
-    """Check an experiment that was read from a file, and perhaps changed.
+    """Check an experiment that was read from a file and possibly changed.
 
     Args:
         spec: The experiment.
@@ -43,13 +43,14 @@ def verdict_of(spec: ExperimentSpec, path: Path, *, python: bool = False) -> Ver
 def checked_experiment(
     spec: ExperimentSpec, path: Path, cache: dict[str, Any], *, begins: bool = False
 ) -> str:
-    """Return a summary of an experiment; refuse what a run would refuse before its first round.
+    """Summarise an experiment; raise any error that a run would raise before its first round.
 
     Args:
         spec: The experiment.
         path: The file that contains its family.
         cache: Shared by one check of many files, so that a family is resolved once.
-        begins: Whether an experiment with the same start was checked: then no weights are needed.
+        begins: Whether an experiment with the same start was already checked; weights are then not
+            needed.
 
     Raises:
         ArchGraphError: If it cannot run.

@@ -1,4 +1,4 @@
-"""Models and data that fit each other: inputs by name and shape, classes, vocabulary."""
+"""Checks that models and data fit: inputs by name and shape, classes, vocabulary."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from archgraph.rewrites.insert import fresh
 def matched(
     family: Family, data: Dataset, learning: LearningTask = CLASSIFICATION
 ) -> tuple[Family, Dataset]:
-    """Return the family with models that all take the same inputs, and the data with these.
+    """Give all models of a family the same inputs; return family, and data with these inputs.
 
-    The data's named inputs that some model needs are kept. Every model then takes them in the
-    data's order, and ignores those it does not need. So one minibatch suits all models of a client,
-    and a model with one input is unchanged if no other model needs more. If all models take texts
-    of any length, a batch ends with its longest.
+    Keeps the named inputs of the data that any model needs. Every model then takes these in the
+    data's order and ignores those that it does not need, so that one minibatch suits all models of
+    a client. A model with one input is unchanged if no other model needs more. If all models take
+    texts of any length, batches are shortened to their longest text.
 
     Raises:
         RunError: If a model does not fit the data; see :func:`fits`.
@@ -92,9 +92,9 @@ def _padding(graph: ArchGraph, data: Dataset, learning: LearningTask) -> TextPad
 
 
 def with_spare_tokens(data: Dataset, family: Family) -> Dataset:
-    """Count outputs of models beyond the tokens of a tokenizer as tokens that never occur.
+    """Treat outputs of models beyond a tokenizer's vocabulary as tokens that never occur.
 
-    Published models have more outputs than tokens, to make their number round.
+    Published models often have more outputs than tokens, to get a round number.
     """
     if not data.tokens or data.train.targets.dim() != 2 or data.classes != data.tokens:
         return data
@@ -125,9 +125,9 @@ def check_images(data: Dataset) -> None:
 
 
 def fitted(graph: ArchGraph, data: Dataset) -> ArchGraph:
-    r"""Give an architecture the data's named inputs in their order, without changing its function.
+    r"""Give an architecture all named inputs of the data, in their order; its function stays.
 
-    The only input of a model may have any name; it is the data's first.
+    If a model has a single input, it may have any name, and gets the data's first input.
 
     Raises:
         RunError: If it needs an input that the data does not have.
@@ -188,10 +188,10 @@ def _like_first(graph: ArchGraph, data: Dataset, tensor: torch.Tensor) -> tuple[
 
 
 def fits(graph: ArchGraph, data: Dataset, learning: LearningTask = CLASSIFICATION) -> None:
-    """Check that a model takes the data's examples, knows its words, and outputs what is learned.
+    """Check that a model takes the data's examples and tokens, and has the outputs of the task.
 
     Raises:
-        RunError: Names the model's inputs or outputs, and the data's.
+        RunError: Names the inputs or outputs of the model, and those of the data.
     """
     where = graph.name or "model"
     inputs = [node for node in graph.nodes if node.op == "input"]
@@ -368,10 +368,10 @@ def _by_key(outputs: Value) -> dict[str | int, Value]:
 
 
 def check_outputs(model: Evaluated, data: Dataset, learning: LearningTask) -> None:
-    """Check that a model's outputs have predictions, one for each target of an example.
+    """Check that a model's outputs contain one prediction for each target of an example.
 
-    If outputs differ by mode, those of training are checked, too; auxiliary ones, if their loss
-    counts.
+    If outputs differ in training mode, these are checked, too; auxiliary outputs only if their loss
+    has a weight.
 
     Raises:
         RunError: Names the model's outputs, and those that the task needs.
@@ -464,10 +464,10 @@ def _logits(outputs: Value) -> Ref | None:
 
 
 def _knows_words(graph: ArchGraph, data: Dataset) -> None:
-    """Check that a model has an embedding for the largest token number, by running it on that.
+    """Check that a model has an embedding for the largest token, by running it on this token.
 
-    The number of rows is only in the weights, and indices may be computed from words: so the part
-    of the graph that takes integers is run, up to its first results that are real numbers.
+    Only the weights have the number of rows, and indices may be computed from tokens. Therefore the
+    part of the graph that takes integers is run, up to its first floating point results.
     """
     splits = (data.test,) if data.train.stream is not None else (data.train, data.test)
     split = max(splits, key=lambda split: int(split.inputs.max()))

@@ -15,28 +15,28 @@ from archgraph.language.yaml import is_onnx, read_document
 def load(
     path: str | os.PathLike[str], choices: Choices | None = None, *, python: bool = False
 ) -> Any:  # not a union, whose other members each caller would have to exclude
-    """Read a model file of any form, a saved folder, one of transformers, or a run's models.
+    """Load a model from a file, a saved folder, a transformers folder, or a run.
 
     Args:
-        path: A file (YAML or ONNX), a folder that :func:`archgraph.save` wrote or one of
-            transformers, ``RUN:NAME`` for a model of a run (a name of :func:`archgraph.run`'s
-            table: ``global``, a kind of client), or a run folder for all of them.
+        path: A file (YAML or ONNX), a folder written by :func:`archgraph.save` or by transformers,
+            ``RUN:NAME`` for a model of a run (``global`` or a kind of client, as in the table of
+            :func:`archgraph.run`), or a run folder for all of its models.
         choices: Values of the model's ``choices``, e.g. ``{"stage1.depth": 4}``. For an ONNX file,
-            numbers for open dimensions, and ``"open"`` for fixed ones: ``{"batch": "open",
+            numbers for open dimensions, and ``"open"`` for fixed dimensions: ``{"batch": "open",
             "length": 128}``.
         python: Consent to run the Python code that the file, or the run's files, name.
 
     Returns:
-        For a YAML file the graph. For files with weights (ONNX, a folder, ``RUN:NAME``) the type of
-        :func:`archgraph.trace`: ``graph, state = load("net.onnx")``; for a folder of transformers
-        that of :func:`archgraph.from_transformers`. For a run folder these by name. A run's model
-        has the running statistics with which it is tested.
+        For a YAML file, the graph. For files with weights (ONNX, a folder, ``RUN:NAME``), a pair as
+        returned by :func:`archgraph.trace`: ``graph, state = load("net.onnx")``; for a transformers
+        folder, as returned by :func:`archgraph.from_transformers`. For a run folder, these pairs by
+        name. A run's model has the running statistics with which it is tested.
 
     Raises:
-        SpecError: If it cannot be understood, or names Python code without your consent, with file,
-            line and key; if a run has no such model.
-        TraceError: If it names a Python model that cannot be captured.
-        ArchGraphError: If a run's data is gone or its checkpoint damaged.
+        SpecError: If it cannot be read, or names Python code without your consent, with file, line
+            and key; if a run does not have the model.
+        TraceError: If it names a Python model that cannot be traced.
+        ArchGraphError: If a run's data is missing or its checkpoint damaged.
     """
     address = Address.of(path)
     if is_transformers(address.path):

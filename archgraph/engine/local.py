@@ -1,6 +1,6 @@
-"""The local engine: all clients on this machine, one after the other or several side by side.
+"""The local engine: runs all clients on this machine, sequentially or several in parallel.
 
-One client's model and update for each worker are in memory at a time, whatever the number of
+Only one client's model and update per worker are in memory at a time, whatever the number of
 clients: the strategy creates tasks and receives results as a stream, in the clients' order. All
     randomness comes from generators seeded by (seed, purpose, round, client), so that a run that is
     resumed after a crash ends with the same bits.
@@ -54,9 +54,9 @@ class Run:
         server: State of the server after the last round.
         rounds: A line per round, as in ``metrics.jsonl``.
         folder: The run folder, if there is one.
-        notes: Parts of its data that may be read unexpectedly, why its bits may differ from those
-            of an uninterrupted run, and trackers that failed.
-        best: The final round with `keep: best`. Default: the last one.
+        notes: Notes about data that may be read unexpectedly, about reasons why results may differ
+            from those of an uninterrupted run, and about trackers that failed.
+        best: The round that the run ends with under `keep: best`. Default: the last round.
     """
 
     experiment: Experiment
@@ -68,50 +68,50 @@ class Run:
 
     @property
     def evaluation(self) -> Mapping[str, Json]:
-        """The last evaluation, or that of the best round if the run ends with it."""
+        """The evaluation of the last round, or of the best round under `keep: best`."""
         until = [r for r in self.rounds if self.best is None or r["round"] <= self.best]
         return next((r["evaluation"] for r in reversed(until) if r.get("evaluation")), {})
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Refused updates, failed clients, figures that are not finite; with the rounds."""
+        """Refused updates, failed clients and figures that are not finite, with their rounds."""
         return tuple(troubles(self.rounds))
 
     @property
     def sound(self) -> bool:
-        """True if the last round took an update, and every figure of the last test is finite."""
+        """Whether the last round accepted an update, and the last test's figures are finite."""
         accepted = not self.rounds or not idle(self.rounds[-1])
         return accepted and not any(troubles([{"evaluation": self.evaluation}]))
 
     @property
     def privacy(self) -> Mapping[str, Json]:
-        """The ``epsilon`` spent so far for the experiment's ``delta``; None stands for infinity."""
+        """The ``epsilon`` spent so far for the experiment's ``delta``; None if it is infinite."""
         return self.rounds[-1].get("privacy", {}) if self.rounds else {}
 
     @property
     def models(self) -> tuple[Evaluated, ...]:
-        """The evaluated models of the strategy, as trained."""
+        """The evaluated models of the strategy, with their trained weights."""
         strategy, world = self.experiment.strategy, self.experiment.world
         models = strategy.evaluated(world, self.server)
         return tuple(private_models(strategy, world, models, every=True))
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of all rounds together: local training, server work, evaluation, record."""
+        """Total seconds of all rounds, by part: local training, server, evaluation, record."""
         names = ("local", "server", "evaluate", "record", "total")
         return {name: sum(r["seconds"].get(name, 0.0) for r in self.rounds) for name in names}
 
     def to_frame(self) -> DataFrame:
-        """Return a data frame with a row for each figure: round, part, group, metric, value.
+        """Return a data frame with a row per figure: round, part, group, metric, value.
 
-        ``part`` is ``test``, ``test local``, ``validation``, ``train`` or ``run``; ``group`` the
-        model, the client or the run; see :class:`archgraph.record.points.Point`. Tables, plots and
-        pages of runs are read from the same frame.
+        ``part`` is ``test``, ``test local``, ``validation``, ``train`` or ``run``; ``group`` is the
+        model, the client or the run. See :class:`archgraph.record.points.Point`. Tables, plots and
+        reports of runs use the same frame.
         """
         return frame(self.rounds)
 
     def table(self) -> Table:
-        """Return a row per tier; below privacy, problems and the notes; ``print`` draws it."""
+        """Return a table with a row per tier, followed by privacy, problems and notes."""
         tiers, private = table(self.experiment.world, self.evaluation), ""
         if self.privacy:
             spent, delta = self.privacy["epsilon"], self.privacy["delta"]
@@ -127,7 +127,7 @@ class Run:
         return replace(tiers, note="; ".join(filter(None, notes)))
 
     def __repr__(self) -> str:
-        """Return one line: rounds, figures of the global model, folder."""
+        """Render rounds, figures of the global model and folder on one line."""
         figures = self.evaluation.get(GLOBAL, {})
         measured = "".join(f", {k} {v:.4g}" for k, v in figures.items() if v is not None)
         folder = "" if self.folder is None else f", {self.folder}"
@@ -135,7 +135,7 @@ class Run:
         return f"Run({plural(len(self.rounds), 'round')}{measured}{folder}{wrong})"
 
     def _repr_html_(self) -> str:
-        """Return the page of the run, or of its models if it has no folder; else the table."""
+        """Return the report of the run, or else its table, as HTML for notebooks."""
         world, table = self.experiment.world, self.table()._repr_html_()
         if self.folder is not None:
             return framed(page_text("run", self.folder), table, f"run in {self.folder}", 700)
@@ -158,22 +158,23 @@ def run(
     """Run an experiment.
 
     Args:
-        experiment: A file, a parsed file, or a dict with the same keys, where a model may be a
+        experiment: A file, a parsed file, or a dict with the same keys, in which a model may be a
             graph or the result of ``ag.trace``.
-        out: Run folder. Default: the one that the experiment names, if any, else nothing is
-            written.
-        resume: Resume the run in that folder after its last checkpoint; start again if it died
-            before its folder was complete.
-        resume_from: Resume it after this round; later rounds are removed.
-        overwrite: Replace the run in that folder, once the new one is ready to begin.
-        data_root: Folder of the data. Default: the spec's, else what ``ARCHGRAPH_DATA`` names.
-        data: Data instead of those that the experiment names: ``(train, test)``, each a torch
-            dataset or a pair ``(inputs, targets)`` of tensors; or ``train`` by client (see
-            :func:`archgraph.data.dataset_of`). Or ``{"huggingface": dataset, …}`` with a Dataset
-            or DatasetDict, and other keys as in a file: ``inputs`` or ``text``, ``target``.
+        out: Run folder. Default: the folder that the experiment names, or else nothing is written.
+        resume: Resume the run in the folder after its last checkpoint. If the run stopped before
+            its folder was complete, start again.
+        resume_from: Resume the run after this round; later rounds are removed.
+        overwrite: Replace the run in the folder, once the new one is ready to start.
+        data_root: Folder of the data. Default: that of the experiment, or else the folder in
+            ``ARCHGRAPH_DATA``.
+        data: Data to use instead of the experiment's ``data``. Either ``(train, test)``, each a
+            torch dataset or a pair ``(inputs, targets)`` of tensors, where ``train`` may also be a
+            mapping by client (see :func:`archgraph.data.dataset_of`). Or ``{"huggingface": dataset,
+            …}`` with a Dataset or DatasetDict, and the other keys as in a file: ``inputs`` or
+            ``text``, ``target``.
         progress: Write a line per round to standard error.
         python: Consent to run the Python code that the experiment, its data and its models name.
-        trackers: Where every round is reported, in addition to the experiment's trackers: names,
+        trackers: Trackers to report every round to, in addition to those of the experiment: names,
             names with options (``{"csv": {"path": "figures.csv"}}``), or objects with ``begin``,
             ``round`` and ``end`` (:class:`archgraph.record.Tracker`).
 
@@ -181,10 +182,10 @@ def run(
         The finished run: server state, a line per round, a table.
 
     Raises:
-        ArchGraphError: If the experiment cannot be understood or cannot run as it stands, or the
-            folder is in use, cannot be written, or holds another experiment, or one of its files
-            was changed: then nothing is written. If all clients of a round fail, or no update is
-            accepted for `patience` rounds: the rounds before stay recorded.
+        ArchGraphError: If the experiment is invalid, or the folder is in use, cannot be written,
+            contains another experiment, or one of its files was changed: then nothing is written.
+            Also if all clients of a round fail, or no update is accepted for `patience` rounds:
+            then the earlier rounds stay recorded.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     folder = None if out is None and spec.out is None else Path(out or spec.out or "")
@@ -229,7 +230,7 @@ def execute(
     name: str = "",
     elsewhere: Elsewhere | None = None,
 ) -> Run:
-    """Run an experiment that is prepared already, in this process or elsewhere; see :func:`run`."""
+    """Run an experiment that is already prepared, in this process or elsewhere; see :func:`run`."""
     with contextlib.ExitStack() as stack:
         loop = Loop(experiment, elsewhere=elsewhere)
         stack.callback(loop.close)
@@ -284,7 +285,7 @@ def execute(
 
 
 def nothing_counts(experiment: Experiment) -> Iterator[str]:
-    """Yield a note for each client, and each test, without a target that counts."""
+    """Yield a note for each client and each test all of whose targets are ignored."""
     for client in experiment.world.clients:
         if client.examples and not client.weight:
             yield (

@@ -12,11 +12,11 @@ from archgraph.federation import Outcome, Program, State, Work
 
 
 def performed(program: Program, work: Work) -> Outcome:
-    """Run a program on its work, in the precision that ``local.precision`` names.
+    """Run a program on its work, in the precision of ``local.precision``.
 
-    Weights, gradients of weights, losses and statistics keep their type: PyTorch's autocast
-    converts the inputs of matrix products and convolutions. Converted weights are not cached, since
-    a program changes weights in place.
+    PyTorch's autocast converts the inputs of matrix products and convolutions. Weights, gradients
+    of weights, losses and statistics keep their dtype. Converted weights are not cached, since a
+    program changes weights in place.
 
     Args:
         program: The client's program.

@@ -1,4 +1,4 @@
-"""Weights of a file as the initial ones of a global model, each by its name."""
+"""Initial weights of a global model from a file, matched by name."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ def pretrained_family(
         spec: The file, and rules for its names.
         family: The family.
         seed: Seed of the weights that are not in the file.
-        imagined: For a check: a missing file is ignored if its checksum is known.
+        imagined: For a check: ignore a missing file if its checksum is known.
 
     Raises:
-        RunError: If the family has no global model, or the file is missing, damaged, another one,
-            or does not hold the model's weights, each with its shape and type; names them.
+        RunError: If the family does not have a global model, or the file is missing, damaged or not
+            the expected one, or lacks weights of the model or has them in another shape or type;
+            names them.
     """
     if not family.has_global:
         raise RunError("the family has no global model that could start from a file's weights")
@@ -134,10 +135,10 @@ def _check_tensor(leaf: Param, tensor: torch.Tensor, where: str) -> None:
 
 
 def mapped_names(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Names of a file with those of the model: the first rule that fits, from the beginning.
+    """Map names of a file to names of the model, by the first rule that matches a name's beginning.
 
     Raises:
-        RunError: If a rule fits no name, or two names become one.
+        RunError: If a rule does not match any name, or two names become the same.
 
     Example:
         >>> mapped_names(["fc.bias", "a.down.0.w"], {"fc": "head.linear", "*.down.0": "*.shortcut"})

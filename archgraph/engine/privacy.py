@@ -1,10 +1,10 @@
 """Requirements of an experiment's ``privacy``, and the ε that a run has spent.
 
-The unit is a client with all its data. Rounds with all clients, and Poisson samples, are accounted
-for with neighbours that differ in the presence of one client (Mironov, Talwar, Zhang: *Rényi
-Differential Privacy of the Sampled Gaussian Mechanism*, 2019). Samples of a fixed size are, with
-neighbours that differ in one client's data (Wang, Balle, Kasiviswanathan: *Subsampled Rényi
-Differential Privacy*, AISTATS 2019, Theorem 27): that changes a sum by twice the clip, so noise
+The unit of privacy is a client with all its data. For rounds with all clients, and for Poisson
+samples, neighbours differ in the presence of one client (Mironov, Talwar, Zhang: *Rényi
+Differential Privacy of the Sampled Gaussian Mechanism*, 2019). For samples of a fixed size,
+neighbours differ in the data of one client (Wang, Balle, Kasiviswanathan: *Subsampled Rényi
+Differential Privacy*, AISTATS 2019, Theorem 27): this changes a sum by twice the clip, so the noise
 counts half.
 """
 
@@ -44,9 +44,9 @@ def check_privacy(experiment: Experiment, first: ServerState) -> None:
         first: The strategy's first state.
 
     Raises:
-        RunError: If the strategy asks clients before the first round, uses more of their results
-            than it averages, or weighs or maps it by their data; or there is noise to account for,
-            and the accountant is missing.
+        RunError: If the strategy sends tasks before the first round, uses more of clients' results
+            than their mean, or its weights or maps depend on their data; or if there is noise and
+            the accountant is not installed.
     """
     strategy, world = experiment.strategy, experiment.world
     name = f"strategy {type(strategy).__name__}"
@@ -124,7 +124,7 @@ def dp_world(experiment: Experiment, state: ServerState, round: int) -> World:
 
 
 def weights_alone(results: Iterable[Result]) -> Iterator[Result]:
-    """Yield results with only the weights: other values would reach the server without noise."""
+    """Yield results with only their weights: other values would reach the server without noise."""
     return map(_alone, results)
 
 
@@ -180,7 +180,7 @@ class Withheld(Mapping[str, Any]):
 
 
 def privacy_spent(experiment: Experiment, rounds: int, sampled: int) -> dict[str, Json]:
-    """Return the recorded privacy that a run has spent after a round with a number of clients."""
+    """Return the privacy spent by a run, for the record of a round with a number of clients."""
     privacy = experiment.privacy
     if privacy is None:
         return {}
@@ -197,7 +197,7 @@ def epsilon(privacy: PrivacySpec, sampled: int, clients: int, rounds: int) -> fl
         privacy: Noise, δ, how clients are sampled.
         sampled: Clients in a round; for Poisson samples the expected number.
         clients: All clients.
-        rounds: Rounds that are done.
+        rounds: Number of finished rounds.
 
     Example:
         >>> epsilon(PrivacySpec(clip=1.0, noise=0, delta=1e-5), sampled=1, clients=10, rounds=1)

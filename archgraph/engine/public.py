@@ -1,7 +1,7 @@
 """The examples that every client has in addition to its own (``public`` of an experiment).
 
-They are a key of the experiment, not an option of a strategy: other methods are compared on the
-remaining examples. As extras of tasks they would be in every checkpoint, once for each client.
+They are a key of the experiment, not an option of a strategy, so that all methods are compared on
+the remaining examples. As extras of tasks, they would be in every checkpoint once per client.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from archgraph.language.task import OWN
 def reserve_public(
     spec: ExperimentSpec, shares: ShardIndices, data: Dataset
 ) -> tuple[ShardIndices, np.ndarray]:
-    """Take the public examples out of training examples, if they are some of these.
+    """Take the public examples out of the training examples, if they are part of these.
 
     Args:
         spec: The experiment.
-        shares: Positions of training examples: of each client, or of all together.
+        shares: Positions of training examples, of each client or of all together.
         data: The data of the run.
 
     Returns:
@@ -45,17 +45,18 @@ def reserve_public(
 def other_public(
     spec: ExperimentSpec, strategy: Strategy, data: Dataset, *, imagined: bool = False
 ) -> Split | None:
-    """Return the public examples that are another data set; None if they are not.
+    """Return the public examples if they are another data set, else None.
 
     Args:
         spec: The experiment.
         strategy: Its strategy.
         data: The data of the run.
-        imagined: Whether zeros replace known data sets.
+        imagined: Whether to use zeros in place of known data sets.
 
     Raises:
-        RunError: If the strategy needs public examples and there are none, reads none of another
-            data set, or these are of another form than the run's.
+        RunError: If the strategy needs public examples and there are none; if it does not use
+            public examples of another data set; or if their form differs from that of the run's
+            data.
     """
     public, where = spec.public, "public"
     if public is None and strategy.public:
@@ -87,7 +88,7 @@ def other_public(
 
 
 def public_shard(split: Split, data: Dataset) -> Shard:
-    """Return public examples as clients see them."""
+    """Return public examples in the form of clients' data."""
     inputs, targets = split.examples(np.arange(len(split)))
     histogram = tuple(class_histogram(targets, data.classes).tolist())
     return Shard(inputs, targets, histogram, padding=split.padding)

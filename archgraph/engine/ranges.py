@@ -21,18 +21,18 @@ def check_ranges(
 ) -> None:
     """Check that a state fits its architecture and can result from training.
 
-    Its values are finite and small enough to be summed, or a mask as it was sent; no running
-    variance is negative, and counters have advanced by no more than the steps that were done.
+    Values must be finite and small enough to be summed, or a mask as it was sent. Running variances
+    must not be negative, and counters must not have advanced by more than the possible steps.
 
     Args:
         graph: The architecture.
         sent: The sent state; private entries may be missing.
         state: The returned state.
         steps: Forward passes that it may have done.
-        optional: Entries that may be missing (what stays with the client).
+        optional: Entries that may be missing (private entries).
 
     Raises:
-        RejectedUpdate: If not; names the entry.
+        RejectedUpdate: If this is not the case; names the entry.
 
     Example:
         >>> import torch

@@ -1,6 +1,6 @@
 """Running statistics for models without any.
 
-A model whose normalisation is static gets cumulative ones from one pass over training data before
+A model with static normalisation gets cumulative statistics from one pass over training data before
 it is tested (Diao, Ding, Tarokh: *HeteroFL*, ICLR 2021, §3.3).
 """
 
@@ -38,23 +38,23 @@ def recalibrated(
     seed: int = 0,
     device: str = "cpu",
 ) -> State:
-    """Recompute the running statistics of a state: their mean over one pass of the data.
+    """Recompute the running statistics of a state as means over one pass of the data.
 
-    Everything runs as in evaluation (no dropout, no training-only scaling), except that layers with
-    running statistics use those of the batch. Sizes of batches differ by at most one, and their
-    order is random, so that sorted data is not a problem.
+    The model runs in evaluation mode (no dropout, no training-only scaling), except that layers
+    with running statistics use those of the batch. Batches are drawn in random order, so that
+    sorted data is not a problem, and their sizes differ by at most one.
 
     Args:
         graph: The architecture.
         state: Its state.
         data: Training data.
-        batch: Examples at a time, at most.
+        batch: Largest size of a batch.
         examples: Maximum number of examples, drawn at random. Default: all.
         seed: Seed of the order.
-        device: Where to compute.
+        device: Device to compute on.
 
     Returns:
-        A state with the same entries; the given one if the graph has no running statistics.
+        A state with the same entries; ``state`` itself if the graph has no running statistics.
     """
     probe, buffers = _measuring(graph)
     # No pass over the data for a model without such layers.

@@ -44,7 +44,7 @@ def returned(kind: type[T], value: object, owner: object, method: str = "__call_
         method: Name of the method.
 
     Raises:
-        RunError: If it has another type, or a graph, a state, a metric or a plain value in it has;
+        RunError: If it, or a graph, a state, a metric or a plain value in it, has another type;
             names owner, method and field.
 
     Example:
@@ -83,13 +83,13 @@ def noted(strategy: object, method: str, round: int) -> Iterator[None]:
 
 
 def outcome_of(program: object, value: object) -> Outcome:
-    """Return a program's outcome in mappings that are read once, with tensors without a graph.
+    """Copy a program's outcome to plain mappings, with tensors detached from their graph.
 
-    So the outcome cannot change later, when it is merged or recorded.
+    The outcome then cannot change later, when it is merged or recorded.
 
     Raises:
         RunError: As :func:`returned`.
-        RejectedUpdate: If a tensor is not an ordinary dense one, or cannot be kept; names it.
+        RejectedUpdate: If a tensor is not an ordinary dense tensor, or cannot be stored; names it.
     """
     if isinstance(value, Outcome):
         value = Outcome(**{name: _read(getattr(value, name)) for name in _fields(Outcome)})

@@ -24,11 +24,12 @@ class ClientRows:
     """A client's training examples, all of which are on its own machine.
 
     Attributes:
-        examples: Their number.
-        histogram: Number per class; None if the machine does not report it.
-        digest: SHA-256 of them, by which a resumed run recognises them.
+        examples: Number of examples.
+        histogram: Number of examples per class; None if the machine does not report it.
+        digest: SHA-256 of the examples, by which a resumed run recognises them.
         targets: Number of targets that are not ignored; None if they are not classes.
-        here: Whether they are on this machine: then all training examples here are the client's.
+        here: Whether the examples are on this machine. Then all training examples here are the
+            client's.
 
     Example:
         >>> rows = ClientRows(3, (1, 2), "ab")

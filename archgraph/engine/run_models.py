@@ -29,14 +29,14 @@ def trained(
     Args:
         folder: The run folder; the run may still be running.
         data_root: Folder of the data. Default: the run's.
-        data: The data, where it was an argument of the run.
+        data: The data, if it was an argument of the run.
         python: Consent to run the Python code that the run's experiment and models name.
-        tested: With the running statistics that each model is tested with, which some methods
-            compute from training data before a test; if False, with those of the checkpoint.
+        tested: Use the running statistics with which each model is tested, which some methods
+            compute from training data before a test. If False, use those of the checkpoint.
 
     Raises:
         ArchGraphError: If it is not a run folder, its experiment can no longer be prepared (e.g.
-            its data is gone), or its checkpoint is damaged.
+            its data is missing), or its checkpoint is damaged.
     """
     path = run_folder(folder)
     setup = prepare(path / "run.yaml", data_root=data_root, data=data, python=python)

@@ -1,4 +1,4 @@
-"""Whole runs side by side: each in its own process of one thread, which may die by itself."""
+"""Parallel runs, each in its own single-threaded process, so that a crash ends only one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 def side_by_side(
     call: Callable[[T], R], items: Iterable[T], workers: int
 ) -> Iterator[tuple[T, R | str]]:
-    """Yield each item with the result of its call, or with its error, as they end.
+    """Call a function on items in parallel; yield each item with its result or error, as they end.
 
     Args:
         call: Returns plain values. Bits do not depend on the number of processes.

@@ -1,4 +1,4 @@
-"""From a spec to an experiment: graphs, weights, clients with their shares of the data."""
+"""Preparation of experiments: graphs, weights, clients with their shares of the data."""
 
 from __future__ import annotations
 
@@ -83,32 +83,33 @@ def prepare(
 ) -> Experiment:
     """Resolve an experiment: read its files, build its graphs, load and distribute its data.
 
-    1. The strategy is configured, and the architectures of its clients are built.
-    2. The data is read.
-    3. Models, data and task are matched, or refused.
-    4. Initial weights are read from a file, and the number of clients in a round is set.
-    5. Training examples are distributed; some may be public for all clients.
-    6. Examples that select a round are held out.
-    7. All of it becomes an :class:`~archgraph.engine.experiment.Experiment`.
+    1. Configure the strategy, and build the architectures of its clients.
+    2. Read the data.
+    3. Match models, data and task, or raise if they do not fit.
+    4. Read initial weights from a file, and set the number of clients in a round.
+    5. Distribute training examples; some may be public for all clients.
+    6. Hold out the examples that select a round.
+    7. Assemble the :class:`~archgraph.engine.experiment.Experiment`.
 
     Args:
-        experiment: A file, a parsed file, or a dict with the same keys, where a model may be a
+        experiment: A file, a parsed file, or a dict with the same keys, in which a model may be a
             graph or the result of ``ag.trace``.
-        data_root: Folder of the data. Default: the spec's, else what ``ARCHGRAPH_DATA`` names.
-        data: Data instead of those that the experiment names, in any form that
-            :func:`archgraph.data.doors.data_from_python` takes; its partition stays.
-        imagined: Stand-in data for a dry run. The experiment can start, but the run is not
+        data_root: Folder of the data. Default: that of the experiment, or else the folder in
+            ``ARCHGRAPH_DATA``.
+        data: Data to use instead of the experiment's data, in any form that
+            :func:`archgraph.data.doors.data_from_python` takes. The experiment's partition is used.
+        imagined: Placeholder data for a dry run. The experiment can start, but the run is not
             recorded. Default: the data is loaded.
-        family: The family, if it is resolved already.
+        family: The family, if it is already resolved.
         rows: Training rows per client if they stay on the clients' machines: all clients on the
             server, one on a client. Default: the examples are distributed here.
         python: Consent to run the Python code that the experiment and its models name.
 
     Raises:
-        SpecError: If a file cannot be understood, or names Python code without your consent.
-        RewriteError: If a client's architecture cannot be made.
-        DataError: If the data is missing or damaged, or cannot be distributed in this way.
-        RunError: If model, data and strategy do not fit one another.
+        SpecError: If a file is invalid, or names Python code without your consent.
+        RewriteError: If a client's architecture cannot be built.
+        DataError: If the data is missing or damaged, or cannot be distributed as requested.
+        RunError: If model, data and strategy do not fit each other.
     """
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
     with spec.locating("engine"):

@@ -1,4 +1,4 @@
-"""Functions of most methods: a part of the global model is sent, returned parts are averaged.
+"""Functions that most methods use: sending parts of the global model, averaging returned parts.
 
 A method only implements its differences: it changes the task from :func:`part`, weighs the updates
 in :func:`covered_mean`, or adds to the models of :func:`by_tier`.
@@ -82,22 +82,23 @@ def covered_mean(
     rows: Callable[[Result], Mapping[str, Tensor]] | None = None,
     sizes: Callable[[Result], Mapping[str, float]] | None = None,
 ) -> ServerState:
-    """Return the state with global weights that are the mean of all results, entry by entry.
+    """Replace the global weights by the mean of all results, entry by entry.
 
-    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value; what
-    stays with clients (``Result.unmerged``) is skipped. One update is in memory at a time, beyond
-    ``World.wait``. The experiment's ``aggregate`` may replace the mean; see :mod:`.robust_means`.
+    ``θ = Σ w_c A_cᵀ θ_c / Σ w_c A_cᵀ 1`` where a client covers an entry, else the old value.
+    Entries in ``Result.unmerged`` are skipped. Only one update is in memory at a time, in addition
+    to ``World.wait`` bytes. The experiment's ``aggregate`` may replace the mean; see
+    :mod:`.robust_means`.
 
     Args:
         world: The clients and tiers.
         state: Holds the global weights.
         results: Results of tasks from :func:`part`.
-        weights: Weight of a client: how much its ``examples`` count in the loss, 1 (``uniform``),
-            or a function of its result.
-        rows: For a result, per entry a vector of 0 and 1 over its first axis: the rows that this
-            client contributes.
-        sizes: For a result, the size of some entries: they are divided by it, and their mean is
-            multiplied by the mean size (FedFA's α).
+        weights: Weight of a client: ``examples`` (the weight of its examples in the loss),
+            ``uniform`` (1), or a function of its result.
+        rows: Maps a result to a vector of 0 and 1 over the first axis of each entry, which selects
+            the rows that this client contributes.
+        sizes: Maps a result to the sizes of some entries. These are divided by their size, and
+            their mean is multiplied by the mean size (FedFA's α).
     """
 
     def contributions() -> Iterator[Contribution]:
@@ -113,13 +114,13 @@ def covered_mean(
 def group_means(
     world: World, state: ServerState, contributions: Iterable[Contribution]
 ) -> ServerState:
-    """Return the state with groups replaced by means of the contributions; the others stay.
+    """Replace groups of the state by means of the contributions; other groups stay.
 
     Args:
         world: ``World.aggregate`` limits the influence of single clients, ``World.means`` replaces
             these means, and ``World.server`` is the optimiser that follows them.
         state: Holds the groups.
-        contributions: Contributions of clients, one at a time, to each group once.
+        contributions: Contributions of clients, a stream, with at most one per client and group.
 
     Raises:
         RunError: If a client contributes to a group twice, or its part cannot be made private.
@@ -186,13 +187,15 @@ def by_tier(
         world: The clients and tiers.
         state: Holds the global weights.
         norm: How running statistics are treated; see :class:`NormPolicy`.
-        runs: Tier of each client, by id; empty: its tier in the family.
-        submodel: Returns the tier with the graph and the transfer to test. Default: the tier
+        runs: Tier of each client, by id. Default: its tier in the family.
+        submodel: Maps a tier to the tier whose graph and transfer are tested. Default: the tier
             itself.
-        model: A tier's model, in place of ``submodel``. Default: the submodel with global weights.
-        private: Whether private entries replace those of its model. Default: from the norm policy.
-        whole: Whether the global model is tested, too; a tier: its model, as the global one.
-        idle: Whether tiers that no client runs are tested, too.
+        model: Maps a tier to its model, in place of ``submodel``. Default: the submodel with global
+            weights.
+        private: Whether private entries replace those of a model. Default: from the norm policy.
+        whole: Whether to test the global model, too. If this is a tier, its model is tested as the
+            global one.
+        idle: Whether to test tiers that no client runs, too.
     """
     policy, weights = NormPolicy(norm), state.group(GLOBAL)
 

@@ -1,4 +1,4 @@
-"""Helpers for methods whose clients exchange a row for each class that they have."""
+"""Helpers for methods whose clients exchange one row per class that they have."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CLASSES, ROWS = "classes", "rows"
 
 
 def check_single(world: World) -> None:
-    """Refuse data whose examples have no single class.
+    """Raise unless each example has a single class.
 
     Raises:
-        RunError: If they do not have one.
+        RunError: If examples do not have a single class.
     """
     if not world.learning.per_example:
         raise RunError(
@@ -35,10 +35,10 @@ def check_single(world: World) -> None:
 
 @per_graph
 def embedding_width(graph: ArchGraph) -> int:
-    """Return the size of the input of a network's head, for an example.
+    """Return the size of the input of a network's head for one example.
 
     Raises:
-        RunError: If there is no head, or the number depends on an open size.
+        RunError: If there is no head, or the size depends on an open size.
 
     Example:
         >>> from torch import nn, zeros
@@ -58,7 +58,7 @@ def embedding_width(graph: ArchGraph) -> int:
 
 
 def class_sums(rows: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return sums of rows by class ``[class, column]``, and the number of each ``[class]``.
+    """Sum rows by class ``[class, column]``, and count the rows of each class ``[class]``.
 
     Args:
         rows: ``[example, column]``.
@@ -89,7 +89,7 @@ def sent_rows(table: Tensor, known: Tensor) -> State:
 
 
 def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return rows as a table ``[class, column]``, and which classes it knows; inverse of the above.
+    """Convert sent rows back to a table ``[class, column]``, and a mask of the known classes.
 
     Example:
         >>> table, known = rows_of({"classes": torch.tensor([1]), "rows": torch.ones(1, 2)}, 2, 2)
@@ -104,7 +104,7 @@ def rows_of(sent: State, classes: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def check_rows(world: World, result: Result, width: int) -> None:
-    """Check that a client's rows are of classes that it has, each once.
+    """Check that a client sent one row for each of its classes.
 
     Raises:
         RejectedUpdate: If they are not.

@@ -25,7 +25,7 @@ class Contribution(NamedTuple):
     Attributes:
         client: Id of the client.
         group: Name of the group.
-        whole: Architecture of the group's weights, or the group's signature.
+        whole: Architecture of the whole group's weights, or the group's signature.
         transfer: Linear map from the group's state to the client's part of it.
         state: The client's part, after training.
         weight: Weight of the client in the mean.
@@ -53,7 +53,7 @@ class Contribution(NamedTuple):
         """Return the contribution of a client's whole result.
 
         Raises:
-            RunError: If the task did not set where its weights belong.
+            RunError: If the task did not set the transfer of its weights.
         """
         if result.transfer is None:
             hint = "make the task with part(), or set Task.transfer"
@@ -106,7 +106,7 @@ class EntrySizes:
         Args:
             group: The group.
             clients: Clients whose sizes count. Default: all.
-            cut: Number of sizes that are dropped at each end, from the number of all.
+            cut: Maps the number of sizes to the number that are dropped at each end.
         """
         means = {}
         for (where, name), pairs in self._sizes.items():

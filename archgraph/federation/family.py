@@ -35,11 +35,11 @@ from archgraph.tables import Table, count
 
 @dataclass(frozen=True, repr=False)
 class Family:
-    """A global architecture and the clients' ones.
+    """A global architecture, and the architectures of the clients.
 
     Attributes:
-        graph: The global architecture; empty where clients only have their own models.
-        state: Its initial weights if the model has its own (a Python model), else None.
+        graph: The global architecture; empty if clients only have their own models.
+        state: Its initial weights if the model has some (a Python model), else None.
         clients: Kinds of client, in the order of the file.
         name: Name in its file; empty if it has none.
     """
@@ -58,7 +58,7 @@ class Family:
 
     @property
     def models(self) -> Mapping[str, ArchGraph]:
-        """Architectures by name: ``global``, if there is one, and each kind of client's."""
+        """Architectures by name: ``global``, if there is one, and one per kind of client."""
         clients = {kind.name: kind.graph for kind in self.clients}
         return {GLOBAL: self.graph, **clients} if self.has_global else clients
 
@@ -100,7 +100,7 @@ def resolve(spec: FamilySpec, *, python: bool = False) -> Family:
 
 
 def _trains_with(member: Rewritten, graph: ArchGraph) -> None:
-    """Refuse a client that trains parameters frozen in the global model: updates would be lost.
+    """Raise if a client trains parameters frozen in the global model: updates would be lost.
 
     Raises:
         RewriteError: Names the first such parameters.
@@ -116,8 +116,8 @@ def _trains_with(member: Rewritten, graph: ArchGraph) -> None:
             "trains parameters that the global model freezes",
             found=listed(lost),
             expected="parameters that the global model trains",
-            hint="the server would leave these updates out: name them in the family's "
-            "change.train_only, or leave them out of this client's train_only",
+            hint="the server would ignore these updates: add them to the family's "
+            "change.train_only, or remove them from this client's train_only",
         )
 
 

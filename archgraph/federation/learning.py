@@ -96,15 +96,15 @@ class LearningTask:
         form: Form of a target.
         loss: The loss that training minimises.
         metrics: Metrics of tests, in addition to the loss.
-        judge: The figure by which models are compared: the first requested one.
-        shapes: From the shape of an example's target and the number of classes to the shapes that
-            an example's prediction may have.
-        class_axis: Axis of the classes in outputs; predictions have them last.
+        judge: The metric by which models are compared: the first requested one.
+        shapes: Maps the shape of an example's target and the number of classes to the shapes that
+            its prediction may have.
+        class_axis: Axis of the classes in outputs; in predictions, this is the last axis.
         per_example: Whether each example has one class.
         predict: Selects the model's output.
         auxiliary: Weight of the loss of each additional prediction of a model in training.
-        one_logit: Axes of targets of two classes, which a single logit may distinguish; 0: other
-            classes.
+        one_logit: Number of axes of targets of two classes, for which a model may have a single
+            logit; 0 if this is not allowed.
         class_weights: Weight of a target of each class in the loss. Default: 1.
     """
 
@@ -129,7 +129,7 @@ class LearningTask:
 
     @property
     def better(self) -> dict[str, bool | None]:
-        """Whether more is better, by the name of each figure, the judge's first.
+        """Name of each figure → whether more is better; the judge comes first.
 
         >>> TASKS["regression"].better
         {'mse': False, 'rmse': False, 'mae': False, 'r2': True, 'loss': False}
@@ -174,11 +174,11 @@ class LearningTask:
         return said if self.class_axis == -1 else said.movedim(self.class_axis, -1)
 
     def counts(self, targets: Tensor) -> Tensor:
-        """Return how much each example counts in the loss, ``[example]``.
+        """Return the weight of each example in the loss, ``[example]``.
 
-        A target counts 1, or the weight of its class, and 0 if it is ignored; where targets have an
-        unknown form, an example counts 1. Averages over minibatches (gradients, the loss, test
-        figures) use these counts.
+        A target counts 1, or the weight of its class, or 0 if it is ignored; the weight of an
+        example is the sum over its targets. If targets have an unknown form, each example counts 1.
+        Averages over minibatches (gradients, the loss, test figures) use these weights.
 
         >>> TASKS["next_token"].counts(torch.tensor([[3, 4, -100]]))
         tensor([2])
@@ -195,7 +195,7 @@ class LearningTask:
         return class_counts(flat, weights).sum(1)
 
     def counts_of(self, histogram: Sequence[int]) -> float | None:
-        """Return how much targets count, from their number per class; None for other targets.
+        """Return the total weight of targets from their number per class; None for other targets.
 
         >>> CLASSIFICATION.counts_of((3, 0, 2))
         5
@@ -209,7 +209,7 @@ class LearningTask:
     def losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the loss over the targets of each example, float64 ``[example]``.
 
-        Where targets have an unknown form, an example counts once: the mean over its values.
+        If targets have an unknown form, an example counts once, with the mean over its values.
         """
         values = self.loss(predictions, targets, "none").double()
         examples, counts = len(targets), self.counts(targets).to(values.device)

@@ -27,15 +27,15 @@ from archgraph.states import State
 
 @dataclass(frozen=True)
 class LowRankAdapter:
-    """A low-rank adapter: ``scale · up @ down`` is added to the weight of a layer.
+    """A low-rank adapter, which adds ``scale · up @ down`` to the weight of a layer.
 
     Attributes:
         down: Name of the first weight ``A``, [rank, in, kernel…].
         up: Name of the second weight ``B``, [out, rank, 1…].
-        scale: Factor of their product; also in a client of a smaller rank.
+        scale: Factor of the product. A client with a smaller rank uses the same factor.
         weight: Name of the layer's weight.
-        transposed: Whether that is [in, out].
-        alone: Whether only this layer uses that weight.
+        transposed: Whether the layer's weight has the shape [in, out].
+        alone: Whether only this layer uses the weight.
     """
 
     down: str
@@ -46,7 +46,7 @@ class LowRankAdapter:
     alone: bool = True
 
     def product(self, state: State) -> Tensor:
-        """Return ``B @ A`` as a matrix in double precision, [out, in · kernel]."""
+        """Return ``B @ A`` as a matrix, float64 [out, in · kernel]."""
         return self.matrices(state)[0] @ self.matrices(state)[1]
 
     def folded(self, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class LowRankAdapter:
         return (weight.double() + change.reshape(weight.shape)).to(weight.dtype)
 
     def matrices(self, state: State) -> tuple[Tensor, Tensor]:
-        """Return ``B`` [out, rank] and ``A`` [rank, in · kernel] in double precision."""
+        """Return ``B`` [out, rank] and ``A`` [rank, in · kernel], float64."""
         return state[self.up].double().flatten(1), state[self.down].double().flatten(1)
 
 
@@ -85,8 +85,8 @@ def low_rank(graph: ArchGraph) -> tuple[LowRankAdapter, ...]:
 class LowRankAveraging(Averaging, Masking):
     """A method for models with low-rank adapters, whose clients may have smaller ranks.
 
-    By itself it averages every entry over the clients that have it. Methods differ in the factors
-    ``fixed`` in a round and in how results are ``merged``.
+    The default averages every entry over the clients that have it. Subclasses override which
+    factors are ``fixed`` in a round, and how results are ``merged``.
     """
 
     serves: ClassVar[Serves] = ("rank",)

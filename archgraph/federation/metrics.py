@@ -30,10 +30,10 @@ class Metric:
     Attributes:
         name: Its name in records.
         higher_is_better: Whether more is better; None if neither is.
-        rows: From predictions and targets of a batch to numbers ``[example]`` or
+        rows: Maps predictions and targets of a batch to numbers ``[example]`` or
             ``[example, number]``.
-        value: From the rows of examples, and the number of counted targets (at least one), to the
-            figure.
+        value: Maps the rows of all examples, and the number of counted targets (at least one), to
+            the figure.
         forms: Forms of targets that it applies to.
     """
 
@@ -52,7 +52,7 @@ class DerivedMetric:
         name: Its name in records.
         higher_is_better: Whether more is better.
         source: The other figure.
-        convert: From the source's value to its own.
+        convert: Maps the value of ``source`` to the value of this metric.
         forms: Forms of targets that it applies to.
     """
 

@@ -17,7 +17,7 @@ from archgraph.states.copies import to_device
 
 
 class Objective(Protocol):
-    """Objectives of local training."""
+    """An objective of local training."""
 
     # Any, not object: an objective for one model may declare that model's output type.
     def __call__(self, outputs: Any, examples: Examples, work: Work) -> Tensor:
@@ -39,9 +39,9 @@ class TaskLoss:
     predict: Predict | None = None
 
     def __call__(self, outputs: object, examples: Examples, work: Work) -> Tensor:
-        """Return the mean over all targets (each position of a text or pixel counts).
+        """Return the mean loss over all targets (each position of a text, or each pixel).
 
-        Auxiliary predictions add their losses with the task's weight.
+        The losses of auxiliary predictions are added with the task's weight.
         """
         learning = work.learning
         loss = self._of(learning.predictions(outputs, self.predict), examples, work)
@@ -104,7 +104,7 @@ def counted_logits(logits: Tensor, examples: Examples) -> Tensor:
 
 
 class Penalty(Protocol):
-    """A term of the loss that sees the parameters (proximal terms, FedDyn)."""
+    """A term of the loss that depends on the parameters (proximal terms, FedDyn)."""
 
     def __call__(self, parameters: Mapping[str, Tensor], work: Work) -> Tensor:
         """Return the value of the term, a scalar with gradient."""
@@ -112,10 +112,10 @@ class Penalty(Protocol):
 
 @dataclass(frozen=True)
 class Towards:
-    """``pull/2 ‖w - w_0‖²`` over the trained parameters, which draws them to other weights.
+    """The penalty ``pull/2 ‖w - w_0‖²`` over the trained parameters, which pulls them to ``w_0``.
 
-    By default to those that were sent: FedProx's term (Li et al., MLSys 2020, Eq. 2), which
-    ``local.proximal`` adds to the training of any strategy.
+    With the default for ``w_0``, the weights that were sent, this is the term of FedProx (Li et
+    al., MLSys 2020, Eq. 2), which ``local.proximal`` adds to the training of any strategy.
 
     Attributes:
         pull: Strength of the pull.

@@ -20,8 +20,8 @@ class Weighted(Strategy):
     """Options of a method whose server averages clients' results.
 
     Attributes:
-        weights: Weight of a client in averages: how much its examples count in the loss (their
-            number if each has one target), or 1 (``uniform``).
+        weights: Weight of a client in averages: ``examples``, the weight of its examples in the
+            loss (their number if each has one target), or ``uniform``, 1.
         private: Parameters and buffers that stay with each client from round to round, and are
             neither sent nor merged: names, or patterns of names (``fc.*``).
     """
@@ -37,7 +37,7 @@ class Weighted(Strategy):
 
 @dataclass(frozen=True)
 class Averaging(Weighted):
-    """Options of such a method that may treat running statistics differently.
+    """Options of a method that averages, with a choice of how running statistics are treated.
 
     Attributes:
         norm: How running statistics are treated: they are ``averaged`` like weights, stay with the
@@ -53,7 +53,7 @@ class Masking(Strategy):
     """Options of a method whose clients may lack classes.
 
     Attributes:
-        mask_absent: Set the logits of classes that the client lacks to 0 in training.
+        mask_absent: Set the logits of classes that a client lacks to 0 in training.
     """
 
     mask_absent: bool = False

@@ -12,11 +12,11 @@ from archgraph.errors import RunError
 
 
 class Predict(Protocol):
-    """From a model's outputs to its predictions, e.g. logits ``[batch, ..., classes]``."""
+    """Maps a model's outputs to its predictions, e.g. logits ``[batch, ..., classes]``."""
 
     # Any, not object: a selector for one model may declare that model's output type.
     def __call__(self, outputs: Any) -> Tensor:
-        """Take or compute the predictions."""
+        """Select or compute the predictions."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Logits:
     """The predictions among a model's outputs.
 
     Attributes:
-        output: Key or position of the output. Default: the one called ``logits``, or the only one.
-            A model that returns one tensor in eval may return more in training.
+        output: Key or position of the output. Default: the output called ``logits``, or the only
+            output. A model that returns one tensor in evaluation may return more in training.
 
     Example:
         >>> import torch

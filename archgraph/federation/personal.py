@@ -23,7 +23,7 @@ the model, which is tested on the client's data."""
 class PartAveraging(Averaging, Masking):
     """A method whose clients train parts of the global model.
 
-    By itself it averages every entry over the clients that have it.
+    The default averages every entry over the clients that have it.
     """
 
     serves = ("one", "width", "depth")
@@ -49,12 +49,12 @@ class PartAveraging(Averaging, Masking):
 
 @dataclass(frozen=True)
 class TrainOnly:
-    """A program that trains some parameters; statistics of norms are updated as in all training.
+    """A program that trains only some parameters; running statistics are updated as usual.
 
     Attributes:
-        train: The program that trains them.
-        entries: Their names.
-        others: Whether all others are trained, instead of these.
+        train: The program that trains the parameters.
+        entries: Names of the parameters.
+        others: Whether to train all other parameters instead.
 
     Example:
         >>> from archgraph.federation import Train
@@ -67,7 +67,7 @@ class TrainOnly:
     others: bool = False
 
     def __call__(self, work: Work) -> Outcome:
-        """Train them; if there are none, return the state unchanged."""
+        """Train the parameters; if there are none, return the state unchanged."""
         graph = _trained(work.graph, self.entries, self.others)
         if not any(p.trainable for p in graph.params if p.role == "parameter"):
             return Outcome(work.state, work.keep)
@@ -76,7 +76,7 @@ class TrainOnly:
 
 @dataclass(frozen=True)
 class InTurn:
-    """A program that runs several programs, each on the outcome of the one before.
+    """A program that runs several programs in sequence, each on the outcome of the previous one.
 
     Attributes:
         programs: The programs, in this order.
@@ -107,11 +107,11 @@ def private_network(
     extras: State | None = None,
     others: Mapping[str, Model] | None = None,
 ) -> Task:
-    """Return the task of a client whose whole network is private; it is sent once, at the start.
+    """Return the task of a client whose whole network is private, and sent only once.
 
     Args:
-        world: Who takes part.
-        client: To whom.
+        world: The clients and tiers.
+        client: The recipient.
         program: Program to run.
         extras: Tensors that are sent in addition to the network.
         others: Additional models, which are sent and returned.
@@ -129,7 +129,7 @@ def private_network(
 
 
 def private_networks(world: World, state: ServerState) -> Iterator[Evaluated]:
-    """Yield each tier's network for a test, in each client's version."""
+    """Yield each tier's network for evaluation, with each client's version of the weights."""
 
     def model(tier: Tier) -> Model:
         return Model(tier.graph, tier.state)
@@ -140,7 +140,7 @@ def private_networks(world: World, state: ServerState) -> Iterator[Evaluated]:
 
 @per_graph
 def _trained(graph: ArchGraph, entries: frozenset[str], others: bool) -> ArchGraph:
-    """Return an architecture in which only these are trained; frozen entries stay frozen."""
+    """Return an architecture that only trains these entries; frozen entries stay frozen."""
     return graph.replace(
         params=tuple(
             replace(p, trainable=p.trainable and (p.name in entries) != others)

@@ -1,4 +1,4 @@
-"""Private entries: by pattern, a model's head, additions to the global model.
+"""Private entries of models: by pattern, of a model's head, and additions to the global model.
 
 A strategy returns the private entries of an architecture (:meth:`Strategy.private_entries`); the
 engine adds them to its tasks, and overlays each client's on the tested models. An argument of
@@ -23,12 +23,12 @@ from archgraph.states import Transfer, signature
 
 @per_graph
 def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]:
-    """Return the entries of an architecture's state that patterns name.
+    """Return the entries of an architecture's state that match patterns.
 
     Args:
         graph: The architecture.
-        patterns: Names of parameters and buffers, or patterns of names (``fc.*``); for a tied
-            parameter any of its names.
+        patterns: Names of parameters and buffers, or patterns of names (``fc.*``). A tied parameter
+            matches by any of its names.
 
     Example:
         >>> from torch import nn, zeros
@@ -51,12 +51,12 @@ def named_entries(graph: ArchGraph, patterns: tuple[str, ...]) -> frozenset[str]
 def classifier(graph: ArchGraph, classes: int = 0) -> frozenset[str]:
     """Return the parameters of a model's head.
 
-    These are the parameters with a row per class, of all exits; if there are none (numbers are
-    predicted), those of the last operator that multiplies with a weight.
+    These are the parameters with a row per class, of all exits. If there are none, as in
+    regression, these are the parameters of the last operator that multiplies with a weight.
 
     Args:
         graph: The architecture.
-        classes: Number of classes; 0 where targets are not classes.
+        classes: Number of classes; 0 if targets are not classes.
 
     Example:
         >>> from torch import nn, zeros
@@ -101,7 +101,7 @@ def additions(graph: ArchGraph, transfer: Transfer) -> frozenset[str]:
 
 
 def private_task(strategy: Strategy, world: World, task: Task) -> Task:
-    """Return a task of :meth:`Strategy.send` with all private entries of the client.
+    """Add all private entries of the client to a task of :meth:`Strategy.send`.
 
     These are the strategy's private entries, and trained entries that the global model lacks,
     unless the strategy merges them itself (``Task.unmerged``).
@@ -116,13 +116,13 @@ def private_task(strategy: Strategy, world: World, task: Task) -> Task:
 def private_models(
     strategy: Strategy, world: World, models: Iterable[Evaluated], *, every: bool = False
 ) -> Iterator[Evaluated]:
-    """Yield the models of :meth:`Strategy.evaluated` with clients' private entries.
+    """Yield the models of :meth:`Strategy.evaluated`, with clients' private entries.
 
     Args:
         strategy: The method.
-        world: Who takes part.
+        world: The clients and tiers.
         models: Its evaluated models.
-        every: Include models without clients that have private parts, which are untrained.
+        every: Include models with private parts that no client has trained.
     """
     tiers = world.tiers if world.graph.nodes else ()
     more = {tier.name for tier in tiers if additions(tier.graph, tier.transfer)}

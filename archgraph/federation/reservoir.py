@@ -11,7 +11,7 @@ from archgraph.states import State
 def reservoir(
     old: State, new: State, earlier: int, capacity: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Sample at most ``capacity`` of all rows so far, uniformly (Vitter, algorithm R).
+    """Keep a uniform sample of at most ``capacity`` of all rows so far (Vitter, algorithm R).
 
     Args:
         old: The sample so far, by name, ``[row, ...]``; rows with the same index belong together.

@@ -1,10 +1,10 @@
 """Robust means that a few clients cannot shift: the rules of an experiment's ``aggregate``.
 
-The updates of a round are written to disk (:class:`Pool`). Krum chooses clients by their updates of
-all groups. The chosen updates are averaged, or their median or trimmed mean is taken, value by
-value over the clients that cover it. Sizes of entries (FedFA's α) are averaged in the same way,
-else one client could shift all of them. Clients count equally in Krum, median and trimmed mean: a
-weight is a number that a client reports itself.
+The updates of a round are written to disk (:class:`Pool`). Krum selects clients by their updates of
+all groups. For each value, the mean, median or trimmed mean of the selected updates is taken over
+the clients that cover it. Sizes of entries (FedFA's α) are averaged in the same way, since one
+client could otherwise shift all of them. Clients count equally in Krum, median and trimmed mean,
+because a client reports its weight itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def robust_means(
     Args:
         rules: Krum, a median or a trimmed mean, or Krum and then one of them.
         state: Holds the groups.
-        contributions: Contributions of clients, one at a time, to each group once.
+        contributions: Contributions of clients, a stream, with at most one per client and group.
     """
     pools: dict[str, Pool] = {}
     sizes = EntrySizes()

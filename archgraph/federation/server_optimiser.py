@@ -51,7 +51,7 @@ class Reached(NamedTuple):
 def followed(
     options: ServerSpec, before: ServerState, means: ServerState, reached: Mapping[str, Reached]
 ) -> ServerState:
-    """Return the state in which groups follow their means by an optimiser.
+    """Apply a server optimiser: update groups towards the means of their clients.
 
     1. For each parameter that any client covers, take Δ, the mean minus the old value.
     2. Compute moments and weights from it.

@@ -18,7 +18,7 @@ SHORTEST = 2  # positions of a batch of texts, at least: models may branch on on
 
 @dataclass(frozen=True)
 class TextPadding:
-    """Where texts are padded, so that a batch ends with its longest one.
+    """Padding of texts, by which a batch is shortened to its longest text.
 
     Attributes:
         mask: Index of the input that is 0 at the padded positions.
@@ -61,7 +61,7 @@ class TextPadding:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Training data as models take it: a :class:`archgraph.federation.ClientData`.
+    """A client's training data in memory: a :class:`archgraph.federation.ClientData`.
 
     Attributes:
         inputs: Arguments of the model for all examples, ``[example, ...]`` each.
@@ -69,11 +69,10 @@ class Shard:
             of these.
         histogram: Targets per class.
         ids: A stable id of each example, ``[example]``. Default: its position.
-        padding: Where texts are padded. Default: batches have all positions.
-        again: Reads examples again, from positions and a seed to inputs and targets, in passes in a
-            random order. Default: they do not change.
-        stream: Reads minibatches of a stream, from a seed and their sizes, in place of the other
-            fields.
+        padding: Padding of the texts. Default: batches have all positions.
+        again: Maps positions and a seed to inputs and targets, to read examples again in each pass
+            in random order. Default: examples do not change.
+        stream: Maps a seed and sizes to minibatches of a stream, in place of the other fields.
 
     Example:
         >>> shard = Shard((torch.zeros(5, 2),), torch.arange(5), (1, 1, 1, 1, 1))
@@ -114,7 +113,7 @@ class Shard:
         )
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """Yield minibatches of one pass, in random order; without a generator in data order.
+        """Yield the minibatches of one pass in random order, or without a generator in data order.
 
         A remainder of one example joins the batch before it: batch statistics need two.
         """
@@ -171,7 +170,7 @@ def _drawn_seed(generator: torch.Generator) -> int:
 
 
 def minibatches(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Split into consecutive pieces of a size; a remainder of one joins the piece before it.
+    """Split into consecutive pieces of a size; a remainder of one joins the previous piece.
 
     >>> [len(part) for part in minibatches(torch.arange(7), 3)]
     [3, 4]

@@ -54,15 +54,15 @@ class Evaluated:
         graph: Its architecture.
         state: Its weights.
         clients: Clients on whose local test data it is tested, in addition to the global test data.
-        statistics: ``stored``: as in the state; ``recompute``: cumulative statistics from one pass
-            over training data first.
-        predict: From outputs to predictions (e.g. a mean over exits). Default: the task's output.
-        private: Overlay each client's kept entries (personal layers) before testing on its data.
-        program: Run on each client's training data before testing on its data (fine-tuning).
-        states: Weights of a client's own version by its id, created on access; ``state`` then is
-            one of them.
-        current: Entries of ``state`` that are not overlaid: clients' kept values are of an earlier
-            round.
+        statistics: ``stored`` uses the running statistics of the state; ``recompute`` first
+            computes cumulative statistics in one pass over training data.
+        predict: Maps outputs to predictions (e.g. a mean over exits). Default: the task's output.
+        private: Overlay each client's private entries (personal layers) before testing on its data.
+        program: Run this on each client's training data before testing on its data (fine-tuning).
+        states: Client id → weights of the client's own version, created on access; ``state`` is
+            then one of them.
+        current: Entries of ``state`` that are not overlaid, because the clients' private values are
+            from an earlier round.
     """
 
     name: str
@@ -103,8 +103,8 @@ def option(
         least: The smallest value.
         above: An exclusive lower bound.
         most: The largest value.
-        later: Whether the option is newer than recorded runs: its default is then not recorded, so
-            that they stay the same experiment.
+        later: Whether the option was added after runs were recorded. Its default is then not
+            recorded, so that those runs still count as the same experiment.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Strategy(ABC):
 
     One run calls ``init``, then ``survey`` and ``surveyed`` once, then in every round ``begin``,
     ``send`` for each sampled client, ``examine`` for each result, ``receive``, and ``evaluated``
-    where the model is tested.
+    if the model is tested.
     """
 
     paper: ClassVar[str] = ""
@@ -154,7 +154,7 @@ class Strategy(ABC):
     """Named sets of options, for sources that use one name for different algorithms."""
 
     needs_global: ClassVar[bool] = True
-    """Whether clients' models must be parts of a global one."""
+    """Whether clients' models must be parts of a global model."""
 
     averages: ClassVar[bool] = False
     """Whether all results of clients enter the server's state by ``covered_mean`` or
@@ -201,7 +201,7 @@ class Strategy(ABC):
 
     @classmethod
     def help_notes(cls) -> tuple[str, str]:
-        """Return two sentences: what its clients may be, and what it requires."""
+        """Return two sentences, on the supported clients and on the requirements."""
         return (
             f"Clients: {'; '.join(SERVES[kind] for kind in cls.serves) or 'any'}.",
             f"Requires: {', '.join(cls.requirements()) or 'nothing else'}.",
@@ -257,15 +257,16 @@ class Strategy(ABC):
     def examine(self, world: World, result: Result) -> State | None:
         """Examine the result of a client before the server uses it.
 
-        This runs in the process of the client's work, several at a time: values that ``receive``
-        needs and that depend on one result are best computed here. The strategy and the world are
-        those at the start of that process, in this round or an earlier one.
+        This runs in the process of the client's work, in parallel for several clients. Compute
+        values here that ``receive`` needs and that depend on one result only. Strategy and world
+        are those at the start of that process, in this round or an earlier one.
 
         Returns:
-            Tensors by name, which ``receive`` gets as ``result.findings``; None for none.
+            Tensors by name, which ``receive`` gets as ``result.findings``, or None.
 
         Raises:
-            RejectedUpdate: If it does not fit the task; the round continues without this client.
+            RejectedUpdate: If the result does not fit the task. The round continues without this
+                client.
         """
         return None
 
@@ -283,9 +284,10 @@ class Strategy(ABC):
     def receive(
         self, world: World, state: ServerState, results: Iterable[Result], round: int
     ) -> ServerState:
-        """Return the state after a round. ``results`` is a stream: one update in memory at a time.
+        """Return the state after a round.
 
-        There may be fewer results than sampled clients, or none.
+        ``results`` is a stream, with one update in memory at a time. There may be fewer results
+        than sampled clients, or none.
         """
 
     @abstractmethod

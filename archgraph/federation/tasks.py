@@ -30,7 +30,8 @@ class Examples(NamedTuple):
         inputs: Arguments of the model in its order; batch axis first.
         targets: Classes ``[batch, ...]``, where ``-100`` is ignored; labels or numbers.
         ids: Position of each example in the client's data ``[batch]``: stable over rounds.
-        all_count: Whether every target is known to count, so that no step waits for its device.
+        all_count: Whether every target is known to count (none is ignored), so that training steps
+            need not wait for the device.
     """
 
     inputs: tuple[Tensor, ...]
@@ -40,11 +41,11 @@ class Examples(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """Normalisation of images that were bytes.
+    """Normalisation of images that were stored as bytes.
 
     Attributes:
-        mean: Mean of each channel that was subtracted, ``[channel]``.
-        std: Standard deviation that they were divided by.
+        mean: Mean that was subtracted from each channel, ``[channel]``.
+        std: Standard deviation by which each channel was then divided, ``[channel]``.
     """
 
     mean: Tensor
@@ -63,9 +64,9 @@ class ClientData(Protocol):
         """Targets per class, label or word; empty if targets are not classes."""
 
     def batches(self, generator: torch.Generator | None, size: int) -> Iterator[Examples]:
-        """Yield minibatches of one pass, in a drawn order; without a generator in data order.
+        """Yield the minibatches of one pass in random order, or without a generator in data order.
 
-        A remainder of one example joins the batch before it: batch statistics need two.
+        A remainder of one example joins the previous batch, since batch statistics need two.
         """
 
 
@@ -88,7 +89,7 @@ class Work:
         state: Its full state: the sent entries, overlaid with the client's private ones. This and
             all other tensors are on ``device``.
         data: The client's training data.
-        local: How to train.
+        local: Options of local training.
         generator: Source of all randomness of this client in this round. The engine seeds torch's
             own generator (dropout) from it before it calls the program.
         keep: Private tensors of the client in addition to its state.
@@ -149,9 +150,9 @@ class Outcome:
         keep: Replaces the client's private tensors other than its state.
         others: States of the additional models.
         extras: Tensors for the server.
-        metrics: Numbers for the record. ``macs``: multiply–accumulates of the forward passes, for a
-            program that does not always run the whole model; the record says three times as many,
-            for forward and backward passes.
+        metrics: Numbers for the record. A program that does not always run the whole model reports
+            ``macs``, the multiply–accumulates of its forward passes; three times as many are
+            recorded, for forward and backward passes.
     """
 
     state: State
@@ -175,17 +176,17 @@ class Task:
     Attributes:
         client: Id of the recipient.
         graph: Architecture of the model.
-        state: Its weights. Entries of ``private`` may be omitted where the client has them.
+        state: Its weights. Entries of ``private`` may be omitted if the client has them.
         program: The program to run.
-        private: Entries that stay with the client from round to round and are never returned. A
-            later task with one of them must give it the same shape. Frozen ones (``ag.frozen``) are
-            not stored per client, since they never change: every task sends them.
+        private: Entries that stay with the client from round to round and are never returned. Their
+            shapes must be the same in later tasks. Frozen entries (``ag.frozen``) are not stored
+            per client, since they never change: every task sends them.
         unmerged: Other entries that the server does not merge: they are returned, but ignored.
-        transfer: Linear map from the global state to this model's; the result has it, too.
-        indexed: Entries that are 0 outside a mask: bytes count only their other numbers, when sent
-            to the client with four bytes for the position of each.
-        known: Entries of ``private`` that the client has from an earlier task, unchanged since:
-            bytes do not count them.
+        transfer: Linear map from the global state to this model's state; also in the result.
+        indexed: Entries that are 0 outside a mask. Only their nonzero numbers count as bytes; when
+            sent to the client, each with four more bytes for its position.
+        known: Entries of ``private`` that the client has unchanged from an earlier task, which do
+            not count as bytes.
         others: Additional models by name; all of their state is sent and returned.
         extras: Tensors that are not weights.
         values: Plain values.
@@ -207,7 +208,7 @@ class Task:
     known: frozenset[str] = frozenset()
 
     def result(self, outcome: Outcome, examples: int, counted: float | None = None) -> Result:
-        """Return the part of an outcome that the server sees, without private entries."""
+        """Return the part of an outcome for the server, without private entries."""
         return Result(
             client=self.client,
             state={k: v for k, v in outcome.state.items() if k not in self.private},
@@ -239,9 +240,9 @@ class Result:
         unmerged: Entries that are not merged: ``Task.private`` and ``Task.unmerged``.
         transfer: Transfer of the task.
         indexed: Entries of the task of which only nonzero numbers count as sent.
-        findings: Values that ``Strategy.examine`` computed from the other fields; never from a
+        findings: Values that ``Strategy.examine`` computed from the other fields; never sent by a
             client.
-        counted: Weight of these examples in the loss (:attr:`.Client.counted`). Default: each is 1.
+        counted: Weight of these examples in the loss (:attr:`.Client.counted`). Default: 1 each.
     """
 
     client: int
@@ -265,7 +266,8 @@ class Result:
                 result.
 
         Raises:
-            RunError: If a function does not return a positive number, or it is none of the three.
+            RunError: If ``weights`` is none of these, or a function does not return a positive
+                number.
         """
         match weights:
             case "examples":

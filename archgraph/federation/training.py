@@ -26,7 +26,7 @@ from archgraph.states.updates import all_finite, finite
 def optimiser(
     local: LocalOptions, parameters: Iterable[Tensor], round: int, rounds: int
 ) -> torch.optim.Optimizer:
-    """Return the optimiser for one round; its state does not outlive the round."""
+    """Return a new optimiser for one round; its state is not kept after the round."""
     steps: torch.optim.Optimizer = local.chosen.make({"params": parameters})
     if local.over is None:
         _set(steps, local.settings_at(round, rounds, 1, 1))
@@ -48,9 +48,9 @@ def module_of(
     layer to layer.
 
     Args:
-        model: An architecture with weights, or the work that has them.
-        device: Its device; a work has its own.
-        training: The mode of all of its parts. Default: the mode in which the model was traced.
+        model: An architecture with weights, or the work that contains them.
+        device: Device of the module. Default: that of the work.
+        training: Mode of all modules. Default: the mode in which the model was traced.
     """
     device = model.device if isinstance(model, Work) else device
     # Moved before it is copied: allocation on a device is faster.
@@ -59,7 +59,7 @@ def module_of(
 
 
 def by_examples(batch: Examples) -> Tensor:
-    """Count a minibatch by its examples, for a loss without targets."""
+    """Return the number of examples as the weight of a minibatch, for a loss without targets."""
     return torch.tensor(len(batch.ids))
 
 
@@ -73,9 +73,9 @@ def descend(
 ) -> dict[str, float]:
     """Minimise a loss over the client's data: local training with the client's options.
 
-    1. Draw the share of the data that a round uses.
-    2. For each step take as many minibatches as it accumulates. Their losses, with FedProx's term,
-       are weighted by their targets (`counts`); then `revise`, clipping and the step are applied.
+    1. Draw the share of the data that the round uses.
+    2. For each step, take as many minibatches as it accumulates. Weight their losses (with
+       FedProx's term) by their targets (`counts`); then apply `revise`, clipping and the step.
 
     Args:
         work: Data, options, randomness.

@@ -22,10 +22,10 @@ def transform_images(
 ) -> Tensor:
     """Transform each image of a minibatch separately.
 
-    1. Normalisation is undone: values are between 0 and 1, as the transforms expect.
-    2. The transforms are applied in order to each image. Their draws come from PyTorch's own
-       generator, which the engine seeds for each client and round.
-    3. Images are normalised again.
+    1. Undo normalisation, so that values are between 0 and 1, as the transforms expect.
+    2. Apply the transforms in order to each image. They draw from PyTorch's global generator, which
+       the engine seeds for each client and round.
+    3. Normalise the images again.
 
     Args:
         images: ``[batch, channel, height, width]``.

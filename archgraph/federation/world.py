@@ -1,4 +1,4 @@
-"""Participants of a run: tiers, clients, the world; and the source of its randomness."""
+"""Participants of a run (tiers, clients, the world), and its source of randomness."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def seeded(seed: int, *labels: int | str) -> torch.Generator:
-    """Return a generator that depends on seed and labels only, not on earlier draws.
+    """Return a generator that depends only on seed and labels, not on earlier draws.
 
     A run that is resumed at round 7 therefore draws the same numbers as the uninterrupted run.
 
@@ -53,9 +53,9 @@ class Tier:
     Attributes:
         name: Its name in the family.
         graph: The architecture.
-        transfer: Linear map from the global state to this architecture's.
-        source: Origin of its initial weights: the global state, or its own model's weights.
-        own: Whether ``source`` is a state of this architecture already.
+        transfer: Linear map from the global state to the state of this architecture.
+        source: Origin of its initial weights: the global state, or the weights of its own model.
+        own: Whether ``source`` is already a state of this architecture.
         count: Number of clients of this tier in the family.
     """
 
@@ -78,7 +78,7 @@ class Tier:
 
 
 class Uncounted(tuple[int, ...]):
-    """Unknown numbers of examples per class, of a stream or another machine; reading fails."""
+    """Unknown numbers of examples per class, of a stream or on another machine; reading raises."""
 
     def __iter__(self) -> Iterator[int]:
         """Refuse."""
@@ -105,14 +105,14 @@ class Client:
         id: Position in ``World.clients``.
         name: Name of its tier in the family.
         examples: Number of training examples.
-        histogram: Training targets per class; over the vocabulary for text. Empty where targets
-            are not classes.
-        of: The client that trains this model in addition to its own, on its own data. Default: this
-            is a client of the family. Strategies treat an additional model as a separate, untested
-            client.
-        counted: Total weight of its training targets in its loss: without ignored ones, each by the
-            weight of its class. Results of a client with weight 0 are not passed on. Default: every
-            example counts 1.
+        histogram: Training targets per class (for text, per token of the vocabulary). Empty if
+            targets are not classes.
+        of: For an additional model, the client that trains it on its own data in addition to its
+            own model. Default: this is a client of the family. Strategies treat an additional model
+            as a separate, untested client.
+        counted: Total weight of its training targets in its loss: ignored targets count 0, others
+            the weight of their class. Results of a client with weight 0 are not passed on. Default:
+            every example counts 1.
     """
 
     id: int
@@ -124,12 +124,12 @@ class Client:
 
     @property
     def weight(self) -> float:
-        """Its weight among clients that are weighted by examples."""
+        """The client's weight if clients are weighted by examples."""
         return self.examples if self.counted is None else self.counted
 
     @property
     def owner(self) -> int:
-        """Client that owns the data."""
+        """Id of the client that owns the data."""
         return self.id if self.of is None else self.of
 
 
@@ -138,13 +138,13 @@ class World:
     """Everything that stays the same during a run.
 
     Attributes:
-        graph: The global architecture; empty where clients only have their own models (see
+        graph: The global architecture; empty if clients only have their own models (see
             ``Strategy.needs_global``).
         state: Its initial weights.
         clients: The clients, by id: those of the family, followed by the additional models that
             some train.
         tiers: The architectures, in the family's order.
-        classes: Number of classes (of words, for text); 0 where targets are not classes.
+        classes: Number of classes (for text, of tokens); 0 if targets are not classes.
         rounds: Number of rounds.
         seed: Seed of the run; see :func:`seeded`.
         device: Device of server-side computation.
@@ -154,8 +154,8 @@ class World:
         learning: The learning task.
         server: The optimiser that follows the means. Default: none.
         public: Examples that every client has in addition to its own. Default: none.
-        wait: Bytes of results that may wait until several are merged at once; these must not change
-            after the next one was requested. Default: each is merged on arrival.
+        wait: Bytes of results that may be held to merge several at once. Results must then not be
+            modified after the next one was requested. Default: each is merged on arrival.
     """
 
     graph: ArchGraph

@@ -1,26 +1,26 @@
-"""Running strategies on Flower: the server's loop as a ServerApp, a client as a ClientApp.
+"""Running experiments on Flower: the server's loop as a ServerApp, a client as a ClientApp.
 
-In: an experiment. Out: its ``Run``, with the bits of a local run where the machines are alike.
+Input: an experiment. Output: its ``Run``, bit-identical to a local run on the same kind of machine.
 
-1. ``simulation``: the nodes are Ray's processes, each of which prepares the experiment from its
-   text; the server is a thread here. ``deployment``: server and nodes read it from the app that
-   ``starter`` wrote, models included; each machine's configuration says where its data and device
-   are.
+1. ``simulation``: the nodes are Ray processes, each of which prepares the experiment from its text;
+   the server is a thread of this process. ``deployment``: server and nodes read the experiment and
+   its models from the app that ``starter`` wrote; each machine's configuration sets its data and
+   device.
 2. ``server``: ``Nodes`` is the ``Elsewhere`` of :mod:`archgraph.engine.rounds`. A node is asked
-   once which client it is. The tasks of a round leave together; their replies are read one by one.
-3. ``records``: what travels. Architectures are YAML, weights safetensors, ``programs`` the names of
-   classes with plain fields.
-4. ``client``: a node does the engine's ``ClientWork``; ``keeping`` stores what its client keeps.
+   once which client it is. All tasks of a round are sent together; their replies are read in turn.
+3. ``records``: the messages. Architectures are sent as YAML, weights as safetensors, and
+   ``programs`` as names of classes with plain fields.
+4. ``client``: a node does the engine's ``ClientWork``; ``keeping`` stores the client's private
+   state.
 
-- Only the clients' work runs on Flower. Loop, checks, tests and run folder are the engine's:
-  Flower's own strategies refuse updates of different shapes and cannot resume a run.
-- Nothing that arrives is executed. A node makes values of ``archgraph.federation``,
-  ``archgraph.states`` and the module of its own strategy, and no others.
-- What a node keeps of a round is pending until the next task says which update the server took: a
-  round that is repeated or refused leaves no trace.
+- Only the clients' work runs on Flower. Loop, checks, tests and run folder are those of the engine:
+  Flower's strategies refuse updates of different shapes and cannot resume a run.
+- No received code is executed. A node only creates values of ``archgraph.federation``,
+  ``archgraph.states`` and the module of its own strategy.
+- A client's private state is pending until the next task names the last update that the server
+  accepted. A round that is repeated or refused therefore has no effect on it.
 
-The modules import ``flwr`` (extra ``flower``); nothing else of archgraph does, and it is not
-imported before an experiment asks for it.
+Only these modules import ``flwr`` (extra ``flower``), and only when an experiment needs it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from archgraph.engine.experiment import Experiment
     from archgraph.engine.local import Run
 
-# Flower and Ray report their use to their makers unless they are told not to, and Ray's processes
-# give way to all others: on a busy machine they would never be ready.
+# Disable the telemetry of Flower and Ray. Ray's processes have the lowest priority by default: on a
+# busy machine they would never be ready.
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 def simulate(experiment: Experiment, *, data: object = None, **options: Any) -> Run:
-    """Run an experiment in Flower's simulation; see :func:`.simulation.run_simulated`.
+    """Run an experiment in Flower's simulation. See :func:`.simulation.run_simulated`.
 
     Raises:
         RunError: If the extra ``flower`` is not installed, or Flower cannot run the experiment.

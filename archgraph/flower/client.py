@@ -1,9 +1,9 @@
-"""A client on Flower: does the tasks that a server sends to its node.
+"""A client on Flower, which runs the tasks that the server sends to its node.
 
-What the client keeps from round to round is held by the server (simulation), or never leaves the
-node's context (deployment). There the update of a round stays pending until the server says, with
-the next task, which was the last one that it took: so a round that is repeated, or refused, leaves
-no trace in what is kept.
+The private state of a client is stored by the server (simulation), or never leaves the context of
+its node (deployment). In a node, the private state of a round is pending until the next task names
+the last round whose update the server accepted. A round that is repeated or refused therefore has
+no effect on it.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ def client_app(
 ) -> ClientApp:
     """Return the ClientApp of an experiment.
 
-    A node's configuration says which client of the experiment it is: ``partition-id``.
+    A node's configuration sets which client of the experiment it is: ``partition-id``.
 
     Args:
-        experiment: The experiment with the client's data, from the context of its node.
-        file: Returns the path at which the node stores what its client keeps, or None to store it
-            in the context alone. Default: in the context alone.
-        rows: Returns what the server is told of a client's rows, where its node alone has them.
-            Default: nothing.
+        experiment: Returns the experiment with the client's data, from the context of its node.
+        file: Returns the path of the file for the client's private state, or None to store it only
+            in the context. Default: only in the context.
+        rows: Returns the facts about a client's rows that the node sends to the server, if only
+            this node has them. Default: no facts.
     """
     app = ClientApp()
 
     @app.query()
     def who(message: Message, context: Context) -> Message:
-        # What is wrong here is known before the first round, with its file and line.
+        # Errors are reported before the first round, with file and line.
         came = attempted(lambda: experiment(context))
         trouble = str(came.reason)[:LONGEST] if isinstance(came, Died) else ""
         said = {**installed_here(), "client": client_of(context.node_config), "trouble": trouble}
@@ -73,12 +73,12 @@ def client_app(
             if path is not None:
                 restore(context, path)
             came = answer(setup, message.content, context)
-            # Before the reply leaves: the server may accept an update that a crash would lose here.
+            # Before replying: a crash must not lose the state of an update that the server accepts.
             if path is not None:
                 store(context, path)
             return came
 
-        # Whatever it dies of is recorded by the server, and the round goes on.
+        # The server records any failure, and the round continues.
         content = reply_record(client_of(context.node_config), attempted(answered))
         return Message(content, reply_to=message)
 
@@ -89,8 +89,8 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned
     """Do a task and return its outcome, which the server checks.
 
     Raises:
-        RunError: If the task is of another version, for another client, or follows rounds of which
-            the node has lost what it kept.
+        RunError: If the task is from another version or for another client, or if the node has lost
+            the private state of earlier rounds.
     """
     _agree(content, context)
     task, number, private, confirmed = read_task(content, _trusted(setup))
@@ -98,7 +98,7 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned
     work = ClientWork(setup)
     try:
         outcome = work.outcome(Assignment(number, task, before))
-        if private is None:  # the server never sees what stays here
+        if private is None:  # the node checks its private state, which the server never sees
             work.check(task, outcome)
     except RejectedUpdate as error:
         return Returned(refused=reason(error))
@@ -113,7 +113,7 @@ def answer(setup: Experiment, content: RecordDict, context: Context) -> Returned
 
 
 def client_of(configuration: Mapping[str, Json]) -> int:
-    """Return which client a node is by its configuration; -1 if it does not say.
+    """Return the client of a node from its configuration; -1 if it is not set.
 
     >>> client_of({"partition-id": 3}), client_of({})
     (3, -1)
@@ -127,7 +127,7 @@ def _agree(content: RecordDict, context: Context) -> None:
     client = client_of(context.node_config)
     if said["format"] != FORMAT:
         raise RunError(
-            "server and node use different formats of messages",
+            "server and node use different message formats",
             found=said["format"],
             expected=FORMAT,
             hint="install the same archgraph on the server and on its nodes",
@@ -137,19 +137,19 @@ def _agree(content: RecordDict, context: Context) -> None:
 
 
 def _trusted(setup: Experiment) -> Trusted:
-    """Modules whose programs the node runs: its own strategy's."""
+    """Return the modules whose programs the node runs: those of its own strategy."""
     return frozenset({type(setup.strategy).__module__})
 
 
 def _confirmed(context: Context, confirmed: int) -> ClientState:
-    """Return what the node holds of its client after the last update that the server accepted.
+    """Return the client's private state after the last update that the server accepted.
 
     Raises:
-        RunError: If the node does not hold it.
+        RunError: If the node does not have it.
     """
     state = context.state
     pending = round_of(context, PENDING)
-    # Only now: the server may have refused the update, or died before it recorded the round.
+    # Only now: the server may have refused the update, or crashed before it recorded the round.
     if pending == confirmed and pending >= 0:
         state[KEPT], state[f"{KEPT}-round"] = state[PENDING], state[f"{PENDING}-round"]
     last = round_of(context, KEPT)
@@ -157,9 +157,9 @@ def _confirmed(context: Context, confirmed: int) -> ClientState:
         return ClientState()
     if last != confirmed:
         raise RunError(
-            "the node has lost what its client kept",
-            found="nothing" if last < 0 else f"that of round {last}",
+            "the node has lost the private state of its client",
+            found="none" if last < 0 else f"that of round {last}",
             expected=f"that of round {confirmed}",
-            hint="begin the run anew, or resume it on the nodes that it ran on",
+            hint="start a new run, or resume this one on the nodes that it ran on",
         )
     return ClientState.from_flat(of_record(state[KEPT]))

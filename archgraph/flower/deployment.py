@@ -1,7 +1,7 @@
-"""Flower's deployment: a server and its nodes, each on a machine of its own.
+"""Flower's deployment: a server and its nodes, each on its own machine.
 
-Both read the experiment from the app that Flower brings to them (:mod:`.starter` writes it). The
-server's run configuration and a node's own configuration say what differs between machines.
+All read the experiment from the app that Flower distributes (:mod:`.starter` writes it). The run
+configuration of the server and the configuration of each node set what differs between machines.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from archgraph.record.folder import identity, resumable
 def deployed_server(file: Path) -> ServerApp:
     """Return the ServerApp of a resolved experiment.
 
-    The run's configuration says ``out`` (run folder), ``resume`` (go on with the run there),
-    ``private`` (who holds what clients keep: ``node`` or ``server``), ``join`` (seconds to wait
-    for nodes at the start), ``data`` (where the data is), ``device`` (instead of the experiment's)
-    and ``python`` (consent to run the code that the experiment names).
+    The run configuration has the keys ``out`` (run folder), ``resume`` (resume the run in that
+    folder), ``private`` (where the clients' private states are stored: ``node`` or ``server``),
+    ``join`` (seconds to wait for nodes at the start), ``data`` (path of the data), ``device``
+    (replaces that of the experiment) and ``python`` (consent to run the code that the experiment
+    names).
 
     Args:
-        file: The experiment, beside the module of the app.
+        file: The experiment, in the folder of the app's module.
     """
     app = ServerApp()
 
@@ -50,7 +51,7 @@ def deployed_server(file: Path) -> ServerApp:
         try:
             serve(grid, file, context.run_config)
         except ArchGraphError:
-            sys.tracebacklimit = 0  # in what Flower prints: the message says what is to be done
+            sys.tracebacklimit = 0  # Flower prints the error: its message is enough
             raise
 
     return app
@@ -68,7 +69,7 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Json]) -> None:
     out, join, rows = Path(str(asked["out"])), float(asked.get("join", JOIN)), None
     nodes = Nodes(grid, clients_in(file), holder, join=join)
     if form_beside(file):
-        nodes.meet(every=True)  # strategies ask how many examples each client has
+        nodes.meet(every=True)  # strategies need the number of examples of each client
         rows = tuple(sorted(nodes.rows.items()))
     experiment = machine_experiment(file, asked, rows)
     nodes.deadline = experiment.engine.deadline
@@ -79,12 +80,12 @@ def serve(grid: Grid, file: Path, asked: Mapping[str, Json]) -> None:
 def deployed_client(file: Path) -> ClientApp:
     """Return the ClientApp of a resolved experiment.
 
-    A node's configuration says ``partition-id`` (which client it is), and may say ``data``,
-    ``device`` and ``python`` as the server's does, and ``keep``: the folder in which it holds what
-    the client keeps. Without one, that is lost with the node's process, and where a run is resumed.
+    A node's configuration needs ``partition-id`` (the number of its client). Optional keys are
+    ``data``, ``device`` and ``python``, as for the server, and ``keep``: a folder for the client's
+    private state, which is otherwise lost when the node's process ends or a run is resumed.
 
     Args:
-        file: The experiment, beside the module of the app.
+        file: The experiment, in the folder of the app's module.
     """
     return client_app(
         lambda context: client_experiment(file, context.node_config),
@@ -94,7 +95,7 @@ def deployed_client(file: Path) -> ClientApp:
 
 
 def client_experiment(file: Path, configuration: Mapping[str, Json]) -> Experiment:
-    """Return the experiment as a node has it: with all training examples, or its own alone.
+    """Return the experiment of a node: with all training examples, or only those of its client.
 
     Raises:
         ArchGraphError: As :func:`archgraph.engine.prepare`.
@@ -110,7 +111,7 @@ def client_experiment(file: Path, configuration: Mapping[str, Json]) -> Experime
 
 
 def rows_report(file: Path, configuration: Mapping[str, Json]) -> dict[str, Json]:
-    """Return what the server is told of a node's rows; nothing where every machine has all."""
+    """Return the facts about a node's rows for the server; empty if every machine has all rows."""
     if not form_beside(file):
         return {}
     data = own_data(file, str(configuration.get("data", "")))
@@ -121,20 +122,20 @@ def rows_report(file: Path, configuration: Mapping[str, Json]) -> dict[str, Json
 
 
 def _kept(context: Context, experiment: Experiment) -> Path | None:
-    """Return the file for what a client keeps, one per client and experiment.
+    """Return the file for a client's private state, one per client and experiment.
 
     None if the node's configuration has no ``keep``.
     """
     asked = context.node_config
     if not asked.get("keep"):
         return None
-    # As the server tells run folders apart: a prolonged run goes on with what its nodes hold.
+    # By the identity of the run folder, so that a run with more rounds finds its nodes' states.
     name = f"{identity(json_safe(experiment.facts))[:16]}-{client_of(asked)}.safetensors"
     return Path(str(asked["keep"])) / name
 
 
 def form_beside(file: Path) -> DataForm | None:
-    """Return the form of the rows that nodes hold alone; None where every machine has all rows."""
+    """Return the form of the rows if each node has only its own; None if every machine has all."""
     form = file.with_name(FORM)
     return DataForm.load(form.read_text(encoding="utf-8")) if form.exists() else None
 
@@ -145,23 +146,23 @@ def own_data(file: Path, path: str) -> Dataset:
     """Read a node's own rows.
 
     Raises:
-        DataError: If the configuration does not say where they are, or as :meth:`DataForm.read`.
+        DataError: If the configuration does not name their path, or as :meth:`DataForm.read`.
     """
     form, spec = form_beside(file), load_experiment(file)
     if form is None or not path:
         raise DataError(
-            "does not say where the node's rows are",
+            "does not name the path of the node's rows",
             where="data",
             hint="start the node with --node-config 'partition-id=0 data=\"/path/of/its/rows\"'",
         )
     if not Path(path).exists():
-        raise DataError("is not there", where=path, found="no file or folder of this name")
+        raise DataError("does not exist", where=path, found="no file or folder with this name")
     return form.read(spec.data, path, None if spec.task is None else spec.task.kind)
 
 
 @functools.lru_cache(maxsize=1)
 def clients_in(file: Path) -> int:
-    """Return the number of an experiment's clients, further models among them."""
+    """Return the number of an experiment's clients, including extra models."""
     spec = load_experiment(file)
     names = [member.name for member in family_of(spec).clients for _ in range(member.count)]
     return len(names) + sum(len((spec.also or {}).get(name, ())) for name in names)
@@ -197,13 +198,13 @@ def machine_experiment(
     rows: tuple[tuple[int, ClientRows], ...] | None = None,
     alone: Dataset | None = None,
 ) -> Experiment:
-    """Return an experiment as a machine's configuration says: `data`, `device`, `python`.
+    """Return an experiment with the `data`, `device` and `python` of a machine's configuration.
 
     Args:
         file: The experiment.
         asked: The configuration.
-        rows: What clients have on machines of their own.
-        alone: What this machine has of it. Default: it is the server.
+        rows: Facts about the rows of each client whose node alone has them.
+        alone: The client's rows on this machine, if it is a node. Default: it is the server.
 
     Raises:
         ArchGraphError: As :func:`archgraph.engine.prepare`.

@@ -1,6 +1,6 @@
-"""What a node holds of its client in a file, which outlives its process and the server's.
+"""A client's private state in a file of its node, which outlives the processes of node and server.
 
-Flower gives a new run an empty context: without the file, a run that is resumed finds nothing.
+Flower gives a new run an empty context: without the file, a resumed run would not find the state.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from archgraph.files import write
 from archgraph.flower.records import as_record, of_record
 from archgraph.states import wire
 
-# Names of what a client keeps in its node's context: confirmed by the server, and not yet.
+# Records of a client's private state in its node's context: confirmed by the server, and pending.
 KEPT, PENDING = "archgraph-kept", "archgraph-pending"
 
 
 def restore(context: Context, file: Path) -> None:
-    """Take up what the file holds where the context holds nothing."""
+    """Read the records that the context lacks from the file."""
     if round_of(context, PENDING) >= 0 or round_of(context, KEPT) >= 0 or not file.is_file():
         return
     for record, stored in wire.decode(file.read_bytes()).items():
@@ -27,7 +27,7 @@ def restore(context: Context, file: Path) -> None:
 
 
 def store(context: Context, file: Path) -> None:
-    """Write what the context holds."""
+    """Write the records of the context to the file."""
     rounds = {record: round_of(context, record) for record in (KEPT, PENDING)}
     content = {
         record: {"round": number, "tensors": of_record(context.state[record])}
@@ -38,6 +38,6 @@ def store(context: Context, file: Path) -> None:
 
 
 def round_of(context: Context, record: str) -> int:
-    """Return the round of which the context holds a record, or -1 if it holds none."""
+    """Return the round of a record in the context, or -1 if there is none."""
     said = context.state.get(f"{record}-round")
     return int(said["round"]) if isinstance(said, ConfigRecord) else -1

@@ -1,8 +1,8 @@
-"""Programs as plain values, never as pickles: a node makes only those that it trusts.
+"""Programs as plain values, never as pickles: a node only creates programs that it trusts.
 
-A program is a frozen dataclass of plain values, architectures and further such values. It travels
-as the names of its classes with their fields; a node looks these up in archgraph's own federation
-and in the module of the strategy that it was started with.
+A program is a frozen dataclass of plain values, architectures and other such dataclasses. It is
+sent as the names of its classes with their fields. A node looks these up in
+``archgraph.federation`` and in the module of the strategy that it was started with.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from archgraph.language.yaml import parse_document
 from archgraph.plain import Json
 
 Trusted = frozenset[str]
-"""Modules whose classes and functions a program may be made of, beside ``LIBRARY``."""
+"""Modules whose classes and functions a program may use, in addition to ``LIBRARY``."""
 
-# Packages of archgraph that hold what programs are made of.
+# Packages of archgraph whose classes and functions programs may use.
 LIBRARY = ("archgraph.federation.", "archgraph.states.")
 
 
@@ -33,8 +33,8 @@ def as_plain(value: object) -> Json:
     """Convert a program, or a part of one, to plain values.
 
     Raises:
-        RunError: If a part is neither plain nor a frozen dataclass, a named tuple, an architecture
-            or a function of a module.
+        RunError: If a part is neither a plain value nor a frozen dataclass, a named tuple, an
+            architecture or a function of a module.
 
     Example:
         >>> from archgraph.federation import Train
@@ -54,7 +54,7 @@ def as_plain(value: object) -> Json:
         fields = [field.name for field in dataclasses.fields(value) if field.init]
         return _value(type(value), {name: getattr(value, name) for name in fields})
     raise RunError(
-        "a part of a program cannot travel to another machine",
+        "a part of a program cannot be sent to another machine",
         found=type(value).__name__,
         expected="plain values, frozen dataclasses, architectures",
         hint="send tensors as `Task.extras`",
@@ -66,7 +66,7 @@ def _value(kind: type, fields: Mapping[str, object]) -> Json:
     return {"class": path, "fields": {name: as_plain(item) for name, item in fields.items()}}
 
 
-# How values that JSON lacks are written: their type, a key, what stands under it.
+# Values that JSON lacks: their type, a key, and the function that writes the value of this key.
 _FORMS: list[tuple[type, str, Callable[[Any], Json]]] = [
     (ArchGraph, "graph", flat.dump),
     (torch.dtype, "dtype", lambda dtype: str(dtype).removeprefix("torch.")),
@@ -79,10 +79,10 @@ _FORMS: list[tuple[type, str, Callable[[Any], Json]]] = [
 
 
 def as_program(plain: Json, trusted: Trusted) -> Any:
-    """Make a program of what :func:`as_plain` wrote, and of nothing that is not trusted.
+    """Create a program from the plain values of :func:`as_plain`; refuse untrusted names.
 
     Raises:
-        RunError: If it names something outside the trusted modules, or no value of this form.
+        RunError: If it names something outside the trusted modules, or is malformed.
     """
     if not isinstance(plain, dict):
         return plain
@@ -121,7 +121,7 @@ def _named(name: str, trusted: Trusted, suits: Callable[[object], bool]) -> Any:
             hint="start the node with the experiment of the server",
         )
     value = getattr(importlib.import_module(module), inside, None)
-    # What a trusted module has imported from elsewhere is not its own, and so not trusted.
+    # Names that a trusted module has imported from other modules are not trusted.
     if not suits(value) or getattr(value, "__module__", None) != module:
         raise RunError("not a program", where="the server's program", found=name)
     return value

@@ -1,7 +1,7 @@
-"""Tasks and what comes back as Flower's records: architectures as text, weights as safetensors.
+"""Tasks and replies as Flower records: architectures as text, weights as safetensors.
 
-What a node receives or returns is data from another machine: it is read into plain values and
-tensors, and nothing of it is executed.
+Messages are data from another machine: they are read into plain values and tensors, and nothing in
+them is executed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from archgraph.states import wire
 
 # Version of the messages; server and nodes must agree.
 FORMAT = 4
-# A record holds one message (archgraph.states.wire), as one array: Flower sends arrays in pieces.
+# A record contains one message (archgraph.states.wire) as one array: Flower sends arrays in chunks.
 BODY = "message"
 
 
 def installed_here() -> dict[str, Json]:
-    """Return what a server and its nodes tell one another of what is installed."""
+    """Return the installed versions, which server and nodes exchange."""
     installed = {"archgraph": version(), "flwr": flwr.__version__}
     torches = {"torch": str(torch.__version__), "python": platform.python_version()}
     return {"format": FORMAT, **installed, **torches}
 
 
 def versions_apart(theirs: Mapping[str, Json]) -> str:
-    """Say how a node's versions keep it out of a run; empty if they do not.
+    """Return why the versions of a node exclude it from a run; empty if they do not.
 
     Example:
         >>> versions_apart(installed_here())
@@ -61,8 +61,8 @@ def versions_apart(theirs: Mapping[str, Json]) -> str:
                 RunError(
                     "other versions",
                     found=f"{name} {actual}",
-                    expected=f"{name} {ours[key]}, as at the server",
-                    hint=f"{install_command('flwr', release)} there, then start it again",
+                    expected=f"{name} {ours[key]}, as on the server",
+                    hint=f"{install_command('flwr', release)} there, then start the node again",
                 )
             )
     return ""
@@ -90,12 +90,12 @@ def of_record(record: ArrayRecord) -> Any:
 
 
 def task_record(task: Task, round: int, private: ClientState | None, confirmed: int) -> RecordDict:
-    """Build the record that a node is sent.
+    """Build the record for a node.
 
     Args:
-        task: What its client is to do.
-        round: Counted from 1; 0 for the survey.
-        private: What the client keeps, if the server holds it; None if the node does.
+        task: The task of its client.
+        round: The round, counted from 1; 0 for the survey.
+        private: The client's private state, if the server stores it; None if the node does.
         confirmed: The last round in which the server accepted an update of the client; -1 if none.
     """
     body = {
@@ -121,7 +121,7 @@ def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, ClientS
     """Read the arguments of :func:`task_record` back from its record.
 
     Raises:
-        RunError: If it is of another version of archgraph, or names a program that is not trusted.
+        RunError: If it is from another version of archgraph, or names an untrusted program.
     """
     said, body = content["task"], of_record(content["body"])
     task = Task(
@@ -145,7 +145,7 @@ def read_task(content: RecordDict, trusted: Trusted) -> tuple[Task, int, ClientS
 def reply_record(client: int, came: Returned | Died) -> RecordDict:
     """Build the record that a node returns for a client's work, or for its failure."""
     if isinstance(came, Died):
-        came = Died(came.reason)  # the error itself, and where it arose, stay at the node
+        came = Died(came.reason)  # the error itself, with its traceback, stays on the node
     return RecordDict({"result": ConfigRecord({"client": client}), "body": as_record(came)})
 
 
@@ -161,7 +161,7 @@ def read_reply(content: RecordDict, client: int) -> Returned | Died:
         what = f"{type(error).__name__}: {error}"
         raise RejectedUpdate("not a reply to a task", found=what) from error
     if said != client:
-        raise RejectedUpdate("the reply of another client", found=said, expected=client)
+        raise RejectedUpdate("reply of another client", found=said, expected=client)
     if not isinstance(came, Returned | Died):
         raise RejectedUpdate("not a reply to a task", found=type(came).__name__)
     return came

@@ -1,7 +1,7 @@
-"""The server on Flower: tasks go out as messages, replies come back in the order of the clients.
+"""The server on Flower: sends tasks as messages and reads replies in the order of the clients.
 
-The round loop, its strategy, checks, tests and run folder are those of the local engine. Which node
-is which client is asked once of every node; a node that comes later is asked when it is there.
+The round loop, its strategy, checks, tests and run folder are those of the local engine. Every node
+is asked once which client it is; a node that connects later is asked then.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from archgraph.processes.reasons import LONGEST, printable
 from archgraph.record.client import CONFIRMED, ClientState
 from archgraph.tables import plural
 
-# Seconds between two looks for a reply: at first, and at most.
+# Interval of polling for a reply, in seconds: at first, and at most.
 SOON, LATE = 0.005, 0.25
-# Seconds within which nodes must say who they are, and in which they may still join at the start.
+# Seconds in which nodes must answer which client they are, and may join at the start.
 ASKED, JOIN = 600.0, 120.0
-# Seconds of waiting before it is said; then it is said whenever they have doubled.
+# Seconds of waiting before the first report; later reports follow whenever the time has doubled.
 PATIENCE = 10.0
-# Flower forgets a node's process that is not ready in time, and starts the next one: for ever on a
-# machine that is too slow. Nothing of that reaches the server.
+# If a node's process is not ready in time, Flower drops it and starts the next one: forever, if the
+# machine is too slow. The server is not notified.
 SLOW = (
-    "Flower starts a process there for every message and gives it 30 s: on a busy machine it is "
-    "never ready, and the node's log says `task-token authentication failed`"
+    "Flower starts a process there for every message and allows it 30 s: on a busy machine it is "
+    "never ready, and the node's log has `task-token authentication failed`"
 )
 
 
@@ -51,13 +51,13 @@ class NodeError(ArchGraphError):
 
 
 class Reminder:
-    """Says when a wait is worth a line: after `PATIENCE` seconds, and whenever these double."""
+    """Schedules reports of a wait: after `PATIENCE` seconds, and whenever the time has doubled."""
 
     def __init__(self) -> None:
         self.since, self._next = time.monotonic(), PATIENCE
 
     def due(self) -> float:
-        """Return the seconds of waiting if they are worth a line, else 0."""
+        """Return the seconds of waiting if a report is due, else 0."""
         seconds = time.monotonic() - self.since
         if seconds < self._next:
             return 0.0
@@ -76,13 +76,13 @@ class Nodes:
     """The clients of an experiment on the nodes of a grid.
 
     Attributes:
-        grid: Where the nodes are.
+        grid: Flower's grid of nodes.
         clients: Number of clients of the experiment.
-        holder: Who holds what clients keep.
-        deadline: Seconds after which a client of a round is left out; None: any.
+        holder: Where the private states of clients are stored: ``node`` or ``server``.
+        deadline: Seconds after which a client is skipped in a round; None if there is no deadline.
         join: Seconds that a run waits for its nodes at the start.
-        tell: Where it is said whom the server waits for, and which nodes it cannot use.
-        rows: What each client's node has said of its rows, where these are its own.
+        tell: Prints which clients the server waits for, and which nodes it cannot use.
+        rows: Facts about the rows of each client, sent by its node, if only the node has them.
     """
 
     grid: Grid
@@ -93,8 +93,8 @@ class Nodes:
     tell: Callable[[str], None] = _aloud
     rows: dict[int, ClientRows] = field(default_factory=dict)
     _node: dict[int, int] = field(default_factory=dict)
-    # Nodes that were asked who they are; those that have not answered yet, by message; the clients
-    # that others would be, and why they are not.
+    # Nodes that were asked which client they are; nodes that have not answered yet, by message;
+    # refused nodes, with their client and the reason.
     _asked: set[int] = field(default_factory=set)
     _silent: dict[str, tuple[int, Reminder]] = field(default_factory=dict)
     _refused: dict[int, tuple[Json, str]] = field(default_factory=dict)
@@ -102,27 +102,27 @@ class Nodes:
 
     @classmethod
     def of(cls, grid: Grid, experiment: Experiment) -> Self:
-        """Return the nodes that an experiment asks for."""
+        """Return the nodes with the settings of an experiment."""
         clients, deadline = len(experiment.world.clients), experiment.engine.deadline
         return cls(grid, clients, deadline=deadline)
 
     def __call__(
         self, round: int, tasks: Iterable[Task], private: Mapping[int, ClientState]
     ) -> Iterator[Working]:
-        """Send all tasks, then wait for each in turn."""
+        """Send all tasks, then wait for each reply in turn."""
         self.meet()
-        # All at once: nodes work side by side while the replies are read one by one.
+        # All at once: nodes work in parallel while replies are read one by one.
         sent = [(task, self._send(task, round, private), Reminder()) for task in tasks]
         for task, message, wait in sent:
             yield task, functools.partial(self._outcome, task, message, wait, round)
 
     def events(self) -> list[dict[str, Json]]:
-        """Return what is new of nodes since it was asked for last, for the record of a round."""
+        """Return the events of nodes since the last call, for the record of a round."""
         new, self._events = self._events, []
         return new
 
     def _note(self, event: str, text: str, **facts: Json) -> None:
-        """Say what happened to a node, and record it."""
+        """Print and record an event of a node."""
         self.tell(text)
         self._events.append({"event": event, **facts})
 
@@ -142,16 +142,16 @@ class Nodes:
         message = Message(content, node, MessageType.TRAIN, ttl=self.deadline, group_id=str(round))
         if [*self.grid.push_messages([message])]:
             return message
-        return NodeError("the message was not taken", where=f"node {node}")
+        return NodeError("the message was not accepted", where=f"node {node}")
 
     def _outcome(
         self, task: Task, message: Message | NodeError, wait: Reminder, round: int
     ) -> Outcome:
-        """Return what came back for a task, and say what did not.
+        """Return the outcome of a task; print a message if there is none.
 
         Raises:
-            NodeError: If the node failed, or there is no reply in time.
-            RejectedUpdate: If the reply is not one to this task.
+            NodeError: If the node failed, or did not reply in time.
+            RejectedUpdate: If the reply does not belong to this task.
         """
         try:
             return self._received(task, message, wait, round)
@@ -167,7 +167,7 @@ class Nodes:
         if isinstance(message, NodeError):
             raise message
         came = read_reply(self._reply(task.client, message, wait, round), task.client)
-        # A node writes these texts: what it says may be long, or not text at all.
+        # These texts are from the node: they may be long, or not text at all.
         if isinstance(came, Died):
             raise NodeError(str(came.reason)[:LONGEST])
         if came.refused is not None:
@@ -180,7 +180,7 @@ class Nodes:
         return outcome
 
     def _reply(self, client: int, message: Message, wait: Reminder, round: int) -> RecordDict:
-        """Wait for the reply to a message and return its content; say how long it takes."""
+        """Wait for the reply to a message and return its content; report long waits."""
         identity, pause, late = message.metadata.message_id, SOON, False
         node = message.metadata.dst_node_id
         while True:
@@ -199,34 +199,34 @@ class Nodes:
                 late = True
                 self.tell(self._waiting(round, client, node, seconds))
             time.sleep(pause)
-            # Fast clients are not kept waiting, and slow ones are not asked too often.
+            # Poll fast clients quickly, and slow ones not too often.
             pause = min(pause * 1.5, LATE)
 
     def _waiting(self, round: int, client: int, node: int, seconds: float) -> str:
-        text = f"round {round}: waiting for client {client} (node {node}) since {seconds:.0f} s"
+        text = f"round {round}: waiting for client {client} (node {node}) for {seconds:.0f} s"
         if node in set(self.grid.get_node_ids()):
             return text
         end = "" if self.deadline is None else f"; the deadline is {self.deadline:g} s"
-        return f"{text}: it is not connected any more, and is given up after a minute or two{end}"
+        return f"{text}: it is no longer connected, and is dropped after a minute or two{end}"
 
     def meet(self, *, every: bool = False) -> None:
-        """Ask new nodes which client they are; at the start, wait until all clients are there.
+        """Ask new nodes which client they are; at the start, wait for all clients.
 
-        1. A node is asked once; it may answer at any time.
-        2. The start ends when every client has a node (or, unless all are needed, has one that
-           cannot take part), or when the time to join is over and every connected node has
-           answered, at the latest after `ASKED` seconds.
-        3. Before a later round, nodes that have not answered yet join a later one.
+        1. Ask each node once; it may answer at any time.
+        2. Wait at the start until every client has a node (unless all are needed, nodes that cannot
+           take part count, too), or until the time to join is over and every connected node has
+           answered, at most `ASKED` seconds.
+        3. Do not wait before later rounds: nodes that have not answered yet join a later round.
 
         Args:
             every: Whether all clients are needed.
 
         Raises:
-            RunError: If no node is a client, or one is missing of which all are needed.
+            RunError: If no node is a client, or if all clients are needed and one is missing.
         """
         first, wait = not self._asked, Reminder()
         if not first:
-            self._asked -= self._refused.keys()  # what a node lacked may be there now
+            self._asked -= self._refused.keys()  # refused nodes may be ready now
         while True:
             self._ask(sorted(set(self.grid.get_node_ids()) - self._asked))  # 1
             self._hear()
@@ -236,31 +236,31 @@ class Nodes:
                 break
             if wait.due():
                 self.tell(self._awaited(missing, seconds))
-                # A node that has died without a word may answer the next time.
+                # A node that crashed without an answer may answer the next time.
                 self._asked -= {node for node, (who, _) in self._refused.items() if who is None}
             time.sleep(LATE)
         absent = self._missing()
         if not self._node or (every and absent):
             raise self._unmet(absent)
         if first and absent:
-            text = f"begins without {plural(len(absent), 'client')}: {listed(absent)}"
-            self._note("missing", f"{text}; they join when they come", clients=absent)
+            text = f"starts without {plural(len(absent), 'client')}: {listed(absent)}"
+            self._note("missing", f"{text}; they join when they connect", clients=absent)
 
     def _missing(self, every: bool = True) -> list[int]:
-        """Return the clients without a node; unless all are needed, those that may still come."""
+        """Return the clients without a node; unless all are needed, those that may still join."""
         lost = set() if every else {client for client, _ in self._refused.values()}
         return [i for i in range(self.clients) if i not in self._node and i not in lost]
 
     def _awaited(self, missing: list[int], seconds: float) -> str:
-        """Say whom the start waits for, and for how long."""
-        left = f"{self.join - seconds:.0f} s are left (join={self.join:g})"
+        """Describe which clients the start waits for, and for how long."""
+        left = f"{self.join - seconds:.0f} s left (join={self.join:g})"
         if seconds > self.join:
-            left = f"nodes that are connected have {ASKED - seconds:.0f} s to answer"
+            left = f"connected nodes have {ASKED - seconds:.0f} s to answer"
         count = f"{plural(len(missing), 'client')} of {self.clients}"
         return f"waiting for {count}: {listed(missing)}; {left}"
 
     def _unmet(self, absent: list[int]) -> RunError:
-        """Return the error of a run that lacks clients, with what their nodes say."""
+        """Return the error for a run without some clients, with the reasons of their nodes."""
         reasons = [f"node {node}: {why}" for node, (_, why) in self._refused.items()]
         reasons += [f"node {node}: no answer; {SLOW}" for node, _ in self._silent.values()]
         missing_ids = listed(absent) if self._node else f"0...{self.clients - 1}"
@@ -269,11 +269,11 @@ class Nodes:
             where="engine: flower",
             found="; ".join(reasons) or plural(len(self._asked), "node"),
             expected=f"nodes with partition-id {missing_ids}",
-            hint="a node whose key or certificate is wrong never arrives here: its own log says so",
+            hint="a node with a wrong key or certificate never connects: check the log of the node",
         )
 
     def _ask(self, nodes: Iterable[int]) -> None:
-        """Ask nodes who they are."""
+        """Ask nodes which client they are."""
         for node in nodes:
             self._asked.add(node)
             content = RecordDict({"who": ConfigRecord(installed_here())})
@@ -282,7 +282,7 @@ class Nodes:
                 self._silent[message.metadata.message_id] = node, Reminder()
 
     def _hear(self) -> None:
-        """Read the answers of nodes that were asked who they are."""
+        """Read the answers of nodes."""
         if not self._silent:
             return
         for reply in self.grid.pull_messages(list(self._silent)):
@@ -297,10 +297,10 @@ class Nodes:
                 self._asked.discard(node)
 
     def _introduce(self, node: int, reply: Message) -> None:
-        """Note which client a node is, or why it is not one; of two that say the same, the later.
+        """Register a node as its client, in place of an earlier node, or refuse it.
 
-        1. It must be of this version, be a client of this run, and have what it needs.
-        2. Another version of PyTorch may round otherwise: that is said.
+        1. It must have this version, be a client of this run, and have its data and code.
+        2. Mention another version of PyTorch, which may round differently.
         """
         if reply.has_error():
             self._refuse(node, None, reply.error.reason)
@@ -316,24 +316,24 @@ class Nodes:
         client = int(who["client"])
         rows = ClientRows.read(reply.content["rows"]) if "rows" in reply.content else None
         if rows is not None and self.rows.setdefault(client, rows) != rows:
-            self._refuse(node, client, "its rows have changed: begin the run anew to use them")
+            self._refuse(node, client, "its rows have changed: start a new run to use them")
             return
         self._refused.pop(node, None)
         before, self._node[client] = self._node.get(client), node
         text, facts = f"client {client} is on node {node}", {"client": client, "node": str(node)}
         if rows is not None:
             text += f", with {plural(rows.examples, 'example')}{rows.by_label}"
-        if before is not None:  # a node that was started anew takes its client over
+        if before is not None:  # a restarted node takes its client over
             text += f", no longer on node {before}"
             if before in set(self.grid.get_node_ids()):
-                text += "; both are connected: start each with a partition-id of its own"
+                text += "; both are connected: start each with its own partition-id"
         ours = installed_here()["torch"]
         if who["torch"] != ours:  # step 2
             text += f"; it has PyTorch {who['torch']}, the server {ours}: figures may differ"
         self._note("joined", text, **facts)
 
     def _refuse(self, node: int, client: Json, reason: str) -> None:
-        if self._refused.get(node) != (client, reason):  # said once
+        if self._refused.get(node) != (client, reason):  # report each reason once
             self._refused[node] = client, reason
             who = f"node {node}" if client in (None, -1) else f"node {node} (client {client})"
             text = f"{who} cannot take part: {reason}"
@@ -341,7 +341,7 @@ class Nodes:
 
 
 def _unknown(who: Mapping[str, Json], clients: int) -> str:
-    """Return what is wrong with the number of a node's client; empty if nothing is."""
+    """Return the error in the number of a node's client; empty if it is valid."""
     client = who.get("client")
     if isinstance(client, int) and client in range(clients):
         return ""
@@ -351,6 +351,6 @@ def _unknown(who: Mapping[str, Json], clients: int) -> str:
             where="partition-id",
             found="none" if client == -1 else client,
             expected=f"0...{clients - 1}",
-            hint="start the node with --node-config 'partition-id=0', say",
+            hint="start the node with, for example, --node-config 'partition-id=0'",
         )
     )

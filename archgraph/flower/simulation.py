@@ -1,6 +1,6 @@
-"""Flower's simulation: the clients in Ray's processes, on this machine or on a cluster.
+"""Flower's simulation: clients in Ray processes, on this machine or on a cluster.
 
-Every process prepares the experiment itself, once, from its text; the server is a thread here.
+Every process prepares the experiment once from its text; the server is a thread of this process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
     """Run an experiment in Flower's simulation.
 
     Args:
-        experiment: What is run; its clients read it anew, each process once.
+        experiment: The experiment. Each client process reads it again, once.
         python: Consent to run the Python code that it names.
         options: As for :func:`archgraph.engine.execute`.
 
@@ -47,7 +47,7 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         nodes = _Stoppable.of(grid, experiment)
-        nodes.ended, nodes.join = ended, ASKED  # all of them come, however slow the machine is
+        nodes.ended, nodes.join = ended, ASKED  # all nodes join, however slow the machine is
         if not options.get("progress", True):
             nodes.tell = lambda text: None
         runs.append(execute(experiment, elsewhere=nodes, **options))
@@ -60,14 +60,16 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
             backend_config=_resources(experiment.engine),
         )
     except RuntimeError as error:
-        # Flower wraps what its server raises.
+        # Flower wraps the errors of its server.
         cause = error.__cause__ or error
         if isinstance(cause, ArchGraphError):
             raise cause from error
         raise RunError(
-            "Flower's simulation ended before the run did",
+            "Flower's simulation ended before the run",
             found=f"{type(cause).__name__}: {cause}".split("\n")[0],
-            hint="`--resume` goes on after the last checkpoint; `engine: local` needs no Ray",
+            hint=(
+                "`--resume` continues after the last checkpoint; `engine: local` works without Ray"
+            ),
         ) from error
     finally:
         ended.set()
@@ -75,10 +77,9 @@ def run_simulated(experiment: Experiment, *, python: bool = False, **options: An
 
 
 def _resources(engine: EngineSpec) -> dict[str, dict[str, Json]]:
-    """Request a processor for each client and, on devices, its share of one.
+    """Request a CPU for each client and, on devices, its share of a device.
 
-    Ray uses all processors that there are, or as many as ``workers`` says. It shows a client's
-    process only the device that is its own.
+    Ray uses all CPUs, or ``workers`` of them. A client's process only sees its own device.
     """
     on_device = engine.kind_of_device != "cpu"
     devices, workers = len(engine.devices), engine.workers
@@ -92,12 +93,12 @@ def _resources(engine: EngineSpec) -> dict[str, dict[str, Json]]:
 
 
 class _Stoppable(Nodes):
-    """Nodes whose server is a thread, which an interrupt of the main one must end."""
+    """Nodes whose server is a thread that must end if the main thread is interrupted."""
 
     ended: threading.Event
 
     def _note(self, event: str, text: str, **facts: Json) -> None:
-        if event != "joined":  # thousands of nodes on this machine
+        if event != "joined":  # there may be thousands of nodes on this machine
             super()._note(event, text, **facts)
 
     def __call__(
@@ -112,6 +113,6 @@ class _Stoppable(Nodes):
 @functools.lru_cache(maxsize=2)
 def _prepared(text: str, python: bool) -> Experiment:
     spec = load_experiment(YAML(typ="safe", pure=True).load(text))
-    # Ray shows a process its own device alone, whatever number that has elsewhere.
+    # Ray shows a process only its own device, whatever its number on the machine.
     engine = spec.engine.model_copy(update={"device": spec.engine.kind_of_device})
     return prepare(spec.model_copy(update={"engine": engine}), python=python)

@@ -1,4 +1,4 @@
-"""A Flower app from an experiment: what ``flwr run`` sends to a SuperLink and its SuperNodes."""
+"""Creation of a Flower app, which ``flwr run`` sends to a SuperLink and its SuperNodes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from archgraph.language.data import NamedData
 from archgraph.language.yaml import is_onnx, read_document
 from archgraph.plain import Json
 
-# A name of an app: letters, digits and hyphens after a letter, and no longer.
+# Longest name of an app, which is a letter followed by letters, digits and hyphens.
 LONGEST_NAME = 32
 
-# What the app's files say, but for the names in braces.
+# Templates of the app's files, with placeholders in braces.
 TEMPLATES = Path(__file__).parent / "app"
 
-# What a node's configuration says of its data, where it has its own rows and where it has all.
+# The part of a node's configuration about its data, if it has only its own rows, or all rows.
 ROWS = {"own": ' data="/path/of/its/rows"', "all": ""}
 
-# Beside the experiment in an app whose nodes hold their own rows alone.
+# File in the folder of the experiment, in an app whose nodes only have their own rows.
 FORM = "form.json"
 
 
@@ -45,30 +45,31 @@ def write_app(
     """Write an app that runs an experiment on Flower's deployment.
 
     Args:
-        experiment: A file, or what was read from one.
-        folder: Where; it must not exist or be empty.
-        data_root: Folder of the data on this machine; each other machine names its own.
-        own_rows: Whether each node has its client's rows alone, which no other machine sees; the
-            form of the experiment's data goes into the app. Default: every machine has all rows.
+        experiment: An experiment file, or a parsed experiment.
+        folder: Folder for the app, which must be new or empty.
+        data_root: Folder of the data on this machine; other machines set their own.
+        own_rows: If True, each node only has the rows of its client, which other machines never
+            see, and the app contains the form of the data. By default, every machine has all rows.
         python: Consent to run the Python code that the experiment names.
 
     Returns:
-        The files: project, server, client, experiment as resolved, commands; form of the rows.
+        The files: project, server, client, resolved experiment, README with the commands, and the
+        form of the rows.
 
     Raises:
-        ArchGraphError: If the experiment cannot run, or the folder holds something.
+        ArchGraphError: If the experiment cannot run, or the folder is not empty.
     """
     target = Path(folder)
     _check_empty(target)
     spec = experiment if isinstance(experiment, ExperimentSpec) else load_experiment(experiment)
-    if own_rows:  # a partition of rows that each node has already
+    if own_rows:  # the nodes' rows are the partition
         spec = spec.model_copy(update={"data": spec.data.model_copy(update={"partition": None})})
     setup = prepare(spec, data_root=data_root, rows={} if own_rows else None, python=python)
     for where, value in (("engine.memory", setup.engine.memory), ("weights", spec.weights)):
         if value is not None:
             with spec.locating(where.partition(".")[0]):
                 raise RunError(
-                    "an app of Flower's cannot say this to its nodes",
+                    "cannot be used in a Flower app",
                     where=where,
                     hint="remove it",
                 )
@@ -101,21 +102,21 @@ def write_app(
 
 
 def _check_empty(target: Path) -> None:
-    """Raise if a folder holds something, or is a file."""
+    """Raise if a folder is not empty, or is a file."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError("is not empty", where=str(target), hint="name a folder that does not exist")
 
 
 def _filled(template: str, **values: object) -> str:
-    """Return the text of a template with values in place of its names."""
+    """Fill in the placeholders of a template."""
     text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
     return text.format(distribution=DISTRIBUTION, **values)
 
 
 def _anywhere(spec: ExperimentSpec) -> ExperimentSpec:
-    """Embed an experiment's models, and drop the folder that its data has on this machine."""
+    """Embed an experiment's models, and drop the folder of its data on this machine."""
     family, data = family_of(spec), spec.data
-    # Other machines have neither the files of this one nor its folders.
+    # Other machines do not have the files and folders of this one.
     members = [m.model_copy(update={"model": _in_place(m.model)}) for m in family.clients]
     family = family.model_copy(update={"model": _in_place(family.model), "clients": tuple(members)})
     if isinstance(data, NamedData):
@@ -124,7 +125,7 @@ def _anywhere(spec: ExperimentSpec) -> ExperimentSpec:
 
 
 def _in_place(model: str | dict[str, Json] | None) -> str | dict[str, Json] | None:
-    """Replace the path of a model file by the file's content; return other models as they are.
+    """Replace the path of a model file by the file's content; return other models unchanged.
 
     Raises:
         RunError: If it is an ONNX file.
@@ -135,7 +136,7 @@ def _in_place(model: str | dict[str, Json] | None) -> str | dict[str, Json] | No
         return model
     if is_onnx(model):
         raise RunError(
-            "Flower does not carry ONNX files",
+            "ONNX files cannot be sent by Flower",
             where=model,
             hint="`ag.save(ag.load(file).graph, 'model.yaml')` writes the architecture as YAML",
         )

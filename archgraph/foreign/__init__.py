@@ -1,23 +1,25 @@
-"""Folders of other libraries: a network goes back to where its model came from, and adapters too.
+"""Export to the libraries that models come from: transformers, timm, and PEFT for adapters.
 
-In: a rewritten graph, its state, and the original: a model of transformers or its folder, or a name
-in timm. Out: a folder for ``from_pretrained``, a file for ``timm.create_model``, a folder for PEFT.
+Input: a rewritten graph, its state, and the original: a model of transformers or its folder, or a
+name in timm. Output: a folder for ``from_pretrained``, a file for ``timm.create_model``, a folder
+for PEFT.
 
-1. ``search``: which arguments of the class give these shapes? The class is asked: its network is
-   made on the meta device, numbers in its configuration are changed one after the other, and
-   dimensions that still differ are counted.
-2. ``fit``: of the arguments with these shapes the first that compute the same. A model in memory is
-   compared by results on random weights (``compare``); one in a folder, which may not fit into
-   memory, operator by operator (``graph_comparison``).
-3. ``transformers_folder`` and ``timm_model`` write it. ``folder_weights`` knows the names in a
+1. ``search`` finds arguments of the class that give the network's shapes. It constructs the class
+   on the meta device, changes numbers in its configuration one at a time, and counts the
+   dimensions that still differ.
+2. ``fit`` takes the first of these arguments with which the class computes the same. A model in
+   memory is compared by its results with random weights (``compare``); a model in a folder, which
+   may not fit into memory, operator by operator (``graph_comparison``).
+3. ``transformers_folder`` and ``timm_model`` write it. ``folder_weights`` resolves the names in a
    folder, ``shards`` copies rows from file to file. ``peft_folder`` writes and reads adapters,
-   found by form; ``peft_names`` knows the names that tensors have in a model of PEFT's.
+   which it recognises by their operators; ``peft_names`` resolves the names in a PEFT model.
 
-- There is no table of what entries of configurations mean: it would need a row for each of 400
-  classes of transformers and change with each version.
-- Shapes are not enough: a BERT has no tensor in which its number of heads shows.
-- Layers are numbered without gaps. What forward does not read comes from the original.
-- From folder to folder only the rows that are being copied are in memory.
+- There is no table of the meaning of configuration entries: it would need a row for each of 400
+  classes of transformers, and would change with each version.
+- Shapes are not enough: no tensor of a BERT depends on its number of heads.
+- Layers are numbered without gaps. Tensors that forward does not read come from the original.
+- When copying from folder to folder, only the current rows are in memory.
 
-transformers and timm are imported by the functions that need them; of PEFT only its format is used.
+transformers and timm are imported by the functions that need them. PEFT is not imported: only its
+file format is used.
 """

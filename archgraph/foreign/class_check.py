@@ -1,4 +1,4 @@
-"""Ask the class of a model whether it can be constructed as a network."""
+"""Check whether the class of a model can construct a rewritten network."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from archgraph.states.rewritten import Rewritten
 
 
 def class_check(like: object) -> Callable[[Rewritten], Arguments]:
-    """Return a function that finds the arguments by which a class constructs a network.
+    """Return a function that finds the arguments with which a class constructs a network.
 
-    It raises a RewriteError for a network that the class has not.
+    The function raises a RewriteError if the class cannot construct the network.
 
     Args:
-        like: The model that was traced, of transformers, or its folder. Or the call that constructs
-            it, of transformers or ``functools.partial(timm.create_model, name, …)``.
+        like: The traced model of transformers, or its folder. Or a partial call that constructs
+            it, such as ``functools.partial(timm.create_model, name, …)``.
 
     Raises:
         GraphError: If it is none of these.
     """
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay
+    with torch.random.fork_rng(devices=[]):  # keep the caller's random state
         if isinstance(like, functools.partial):
             if like.func.__module__.partition(".")[0] == "timm":
                 beside = timm_fit(*like.args, **like.keywords)

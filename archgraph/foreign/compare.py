@@ -1,4 +1,4 @@
-"""Whether a module computes what a graph computes: asked with random weights."""
+"""Check with random weights whether a module computes the same as a graph."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from archgraph.module.build import build, state_dict
 from archgraph.ops.schema import torch_dtype
 from archgraph.rewrites.laws import random_inputs, random_state
 
-# Of the largest value: far above the rounding of single precision, far below another function.
+# Relative to the largest value: far above float32 rounding, far below differences of functions.
 TOLERANCE = 1e-5
 
 
 class FunctionComparison:
-    """A graph with random weights, and what it computes in eval mode.
+    """A graph with random weights, and its results in eval mode.
 
-    The weights have natural scale: in those of a fresh network, attention is even, and a wrong
-    number of heads would not show.
+    The weights have natural scale (:func:`archgraph.rewrites.laws.random_state`). With freshly
+    initialised weights, attention is nearly uniform, and a wrong number of heads would not be
+    noticed.
 
     Args:
         graph: The graph.
-        names: Names in the modules by those in the graph.
+        names: Name in the graph → name in the module.
     """
 
     def __init__(self, graph: ArchGraph, names: Mapping[str, str]) -> None:
@@ -40,15 +41,15 @@ class FunctionComparison:
             self._expected = build(graph, state).eval()(**self._inputs)
 
     def __call__(self, module: nn.Module) -> bool:
-        """Return whether a module computes the same; its weights are overwritten."""
+        """Return whether a module computes the same. Its weights are overwritten."""
         module.load_state_dict(self._state, strict=False)
         with torch.no_grad():
             actual = module.eval()(**self._inputs)
         expected = self._expected
-        if isinstance(expected, Mapping):  # a cache for the next call is not part of the graph
+        if isinstance(expected, Mapping):  # the graph does not return a cache
             expected, actual = dict(expected), {key: actual.get(key) for key in expected}
         ones, others = _tensors(expected), _tensors(actual)
-        if isinstance(expected, Tensor):  # a wrapper may return one of several results
+        if isinstance(expected, Tensor):  # a wrapper may return only one of several results
             return any(_close(expected, other) for other in others)
         return len(ones) == len(others) and all(map(_close, ones, others))
 

@@ -1,4 +1,4 @@
-"""A graph beside the class that its model came from: which arguments the class needs for it."""
+"""Find the arguments with which the original model's class constructs a rewritten network."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from archgraph.layout.layouts import AxisRef, Layout, leaves
 from archgraph.module.build import state_dict
 from archgraph.states import State
 
-# Configurations of the right shapes whose results are compared before the search is given up.
+# Number of configurations with the right shapes that are compared before the search gives up.
 COMPARED = 64
-# What configurations of transformers may lack and many classes read with a default.
+# An entry that configurations of transformers may lack; many classes then use a default.
 OPEN = "head_dim"
 
 
 class Fit:
-    """A graph beside the class that its model came from.
+    """A graph and the class of its original model.
 
     Attributes:
-        label: What the arguments are called in errors: the name of a class.
+        label: Name of the class, for errors.
         start: The arguments of the original model.
-        names: Names in the class by those in the graph, for all that the class has.
-        target: Shapes by the names that the class gives.
-        owner: Leaves of the graph by their names, aliases among them.
+        names: Name in the graph → name in the class, for all tensors that the class has.
+        target: Shapes that the class must have, by its names.
+        owner: Leaves of the graph by their names and aliases.
 
     Args:
         graph: The network.
-        model: The original model, which may be without weights.
+        model: The original model, with or without weights.
         start: Its arguments.
         make: Constructs the network of some arguments.
         label: See above.
-        derived: Entries of the arguments that the class computes where they are missing.
-        origins: Leaves of the original that those of the network come from, where known.
+        derived: Entries of the arguments that the class computes if they are missing.
+        origins: Leaves of the original from which those of the network come, if known.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Fit:
         params = [graph.param[name] for name in graph.state_names]
         shapes = {name: p.shape for p in params for name in (p.name, *p.aliases)}
         original = self._original = shapes_of(model)
-        # Tables that a class computes are buffers which its state lacks.
+        # Tables that a class computes are non-persistent buffers: its state lacks them.
         computed = {name for name, _ in model.named_buffers()} - original.keys()
-        # What forward does not read is not cut with the rest.
+        # Leaves that forward does not read are not cut with the others.
         unread = {p.name for p in graph.params if not graph.leaf_users[p.name]}
-        # A layer more is as those before it.
+        # An added layer has the same tensors as the others.
         alike = {unnumbered(name) for name in original}
         self._wrapper = _wrapper(shapes, alike)
         bare = {name.removeprefix(self._wrapper): name for name in self._in_order(shapes)}
@@ -93,24 +93,25 @@ class Fit:
         foreign = sorted(n for n, new in self.names.items() if unnumbered(new) not in alike)
         if foreign:
             raise RewriteError(
-                f"{type(model).__name__} has no such tensor",
+                f"{type(model).__name__} does not have this tensor",
                 where=foreign[0],
                 found=listed(foreign),
-                hint="adapters are written with ag.to_peft; fold what else was added",
+                hint="write adapters with ag.to_peft; fold other added layers with ag.fold",
             )
         self.target: StateShapes = {n: shapes[k] for k, n in self.names.items()}
 
     def arguments(
         self, same: Callable[[nn.Module], bool] | None = None, most: int = COMPARED
     ) -> Arguments:
-        """Return the first arguments that give these shapes and the same function.
+        """Find the first arguments with which the class has these shapes and the same function.
 
         Args:
-            same: Whether a module computes what the graph does. Default: with random weights.
-            most: How many modules are asked about.
+            same: Returns whether a module computes the same as the graph. Default: compare them
+                with random weights.
+            most: Largest number of modules to compare.
 
         Raises:
-            RewriteError: If there are none; says which axis is in the way.
+            RewriteError: If there are none; names the axis in the way.
         """
         same = same or FunctionComparison(self.graph, self.names)
         tried = list[tuple[Arguments, Exception | None]]()
@@ -120,17 +121,17 @@ class Fit:
                     if same(self.module(arguments)):
                         return arguments
                     tried.append((arguments, None))
-                except Exception as error:  # whatever a class raises for what it was given
+                except Exception as error:  # a class may raise anything for these arguments
                     tried.append((arguments, error))
         if not tried:
             raise self._other_shapes(search)
-        arguments, cause = min(tried, key=lambda pair: pair[1] is not None)  # one that runs, if any
+        arguments, cause = min(tried, key=lambda pair: pair[1] is not None)  # prefer one that runs
         raise self._other_function(arguments, cause) from cause
 
     def module(self, arguments: Arguments) -> nn.Module:
-        """Construct the network of some arguments in the types of the original model.
+        """Construct the network for some arguments in the dtypes of the original model.
 
-        The caller's random numbers stay.
+        The caller's random state is preserved.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -141,16 +142,16 @@ class Fit:
         return net
 
     def filled(self, arguments: Arguments, state: State) -> nn.Module:
-        """Construct the network of some arguments, with the weights.
+        """Construct the network for some arguments and load the weights.
 
-        What forward does not read comes from the original model, where it has the same shape. Where
-        it has another one, a parameter is zero, and a buffer is computed by the class.
+        Tensors that forward does not read come from the original model if they have the same shape.
+        Otherwise parameters are zero, and buffers keep the values that the class computes.
         """
         net = self.module(arguments)
         full, spare = net.state_dict(keep_vars=True), self.model.state_dict()
         tensors = state_dict(self.graph, state)
         values = {new: tensors[name] for name, new in self.names.items()}
-        read = {id(full[name]) for name in values}  # also under names that only the class has
+        read = {id(full[name]) for name in values}  # includes names that only the class has
         for name in full.keys() - values.keys():
             if name in spare and spare[name].shape == full[name].shape:
                 values[name] = spare[name]
@@ -170,7 +171,7 @@ class Fit:
         return sorted(names, key=lambda name: turn.get(self.owner[name], len(turn)))
 
     def _remaining(self) -> dict[str, list[int]]:
-        """Return the number that each layer had in the original, by the module that holds them."""
+        """Return the original numbers of the remaining layers, by the module that contains them."""
         origin: dict[tuple[str, str], int] = {}
         for name in self._in_order(self.names):
             source = self._origins.get(name, name).removeprefix(self._wrapper).split(".")
@@ -188,10 +189,10 @@ class Fit:
             return shapes_of(self.module(arguments))
 
     def _searches(self) -> Iterator[ArgumentSearch]:
-        """Yield a search from the arguments of the original, then one that starts with one more.
+        """Yield a search that starts from the original arguments, then one with an added entry.
 
-        The value of ``OPEN`` that changes no shape is the default of the class; the search can
-        change it. If several values change none, the class does not read the entry.
+        If one value of ``OPEN`` leaves all shapes unchanged, it is the default of the class, and
+        the search can change it. If several values do, the class does not read the entry.
 
         Raises:
             RewriteError: If the class refuses the arguments of the original.
@@ -200,7 +201,7 @@ class Fit:
             self._meta(self.start)
         except Exception as error:  # whatever a class raises
             raise RewriteError(
-                f"{self.label} cannot be constructed without memory from its own arguments",
+                f"{self.label} cannot be constructed on the meta device from its own arguments",
                 found=f"{type(error).__name__}: {error}",
             ) from error
         first = ArgumentSearch(
@@ -217,26 +218,26 @@ class Fit:
             yield replace(first, start=equal[0])
 
     def _other_function(self, arguments: Arguments, error: Exception | None) -> RewriteError:
-        """Return an error about arguments that give the right shapes."""
+        """Return the error for arguments that give the right shapes but another function."""
         wrong = unequal_sizes(self.target, self._original)
         block = extra_child(self.target, self._original)
         where = str(self._layout(*next(iter(wrong)))) if wrong else block
         if error is not None:
             return RewriteError(
-                f"no {self.label} of these shapes runs",
+                f"no {self.label} with these shapes runs",
                 where=where,
                 found=f"{type(error).__name__}: {error}, {self._entries(arguments)}",
             )
         return RewriteError(
-            f"every {self.label} of these shapes computes something else",
+            f"every {self.label} with these shapes computes something else",
             where=where,
             found=self._entries(arguments),
-            hint="the class computes from its sizes what the network keeps of the uncut one (a "
-            "scale of attention or of an embedding) or has positions in another order",
+            hint="the class derives a value from its sizes that the network keeps from the uncut "
+            "model (a scale of attention or of an embedding), or has positions in another order",
         )
 
     def _other_shapes(self, search: ArgumentSearch) -> RewriteError:
-        """Return an error that says which axis or block is in the way of the nearest arguments."""
+        """Return an error that names the axis or block in which the nearest arguments differ."""
         nearest = search.nearest()
         shapes = search.shapes(nearest) or {}
         ranks = {name: len(shape) for name, shape in shapes.items()}
@@ -256,28 +257,28 @@ class Fit:
             return error
         if lacking:
             return RewriteError(
-                f"no {self.label} has this tensor beside the others",
+                f"no {self.label} has this tensor together with the others",
                 where=lacking[0],
                 found=listed(lacking),
                 expected=self._entries(nearest),
-                hint="leave out the same blocks wherever the class repeats them",
+                hint="skip the same blocks wherever the class repeats them",
             )
         return RewriteError(
             f"every {self.label} has this block",
             where=extra_child(self.target, shapes),
             expected=self._entries(nearest),
-            hint="no entry says how many there are: leave out none of them",
+            hint="no entry sets their number: do not skip any of them",
         )
 
     def _tied(
         self, search: ArgumentSearch, shapes: StateShapes, wrong: tuple[str, int]
     ) -> tuple[Route, list[Layout]]:
-        """Return an entry that sets a dimension, and the uncut dimensions that it sets as well.
+        """Return an entry that sets a dimension, and the uncut dimensions that it also sets.
 
         Args:
             search: The search that came nearest.
-            shapes: The nearest ones.
-            wrong: The tensor, and its dimension.
+            shapes: Shapes of its nearest arguments.
+            wrong: A tensor, and its dimension.
         """
         nearest = search.nearest()
         for way, value in numbers_in(nearest):
@@ -294,9 +295,9 @@ class Fit:
         return (), []
 
     def _way_out(self, wrong: Layout, entry: Route, tied: Sequence[Layout]) -> str:
-        """Return what helps where the class sets an axis together with uncut ones.
+        """Return a hint for an axis that the class sets together with uncut axes.
 
-        Those have to be cut as well, unless a result of the network pins one.
+        The uncut axes must also be cut, unless a result of the network pins one of them.
         """
         if not tied:
             return "ag.save writes the network as it is"
@@ -314,12 +315,12 @@ class Fit:
         return f"{both}; cut both by one factor"
 
     def _entries(self, arguments: Arguments) -> str:
-        """Return what arguments are, in words."""
+        """Describe arguments by their changes."""
         changes = listed(f"{k}: {v}" for k, v in self.changes(arguments).items())
         return f"in the nearest configuration ({changes or 'the original one'})"
 
     def _layout(self, tensor: str, dim: int) -> Layout:
-        """Return the axes of a dimension of a tensor that the class names."""
+        """Return the axes of a dimension of a tensor, by its name in the class."""
         return axes(self.graph).of(self.owner[self._leaves[tensor]])[dim]
 
 
@@ -328,7 +329,7 @@ def _axes_of(layout: Layout) -> list[AxisRef]:
 
 
 def _wrapper(names: Collection[str], known: Collection[str]) -> str:
-    """Return the path at which a wrapper holds a model, whose tensors have known names.
+    """Return the path of a model with known tensor names inside a wrapper.
 
     >>> _wrapper(["net.layer.0.weight", "net.norm.weight"], {"layer.#.weight", "norm.weight"})
     'net.'
@@ -344,7 +345,7 @@ def _tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def unnumbered(name: str) -> str:
-    """Return a name without the numbers of layers.
+    """Replace the numbers of layers in a name by ``#``.
 
     >>> unnumbered("layers.11.mlp.fc1.out")
     'layers.#.mlp.fc1.out'

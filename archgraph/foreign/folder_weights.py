@@ -1,4 +1,4 @@
-"""The weights of a folder of transformers under the names of its model."""
+"""The weights of a transformers folder under the names of its model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 
 class FolderWeights(LazyState):
-    """The weights of a folder under the names of its model.
+    """The weights of a transformers folder under the names of its model.
 
-    Files have other names where they are of another version of the class, of its body alone, or
-    keep experts one by one; transformers' own tables say which tensor they become. What several
-    tensors of the files become together is computed as a whole, and the last one is kept.
+    Names in files differ if the files are from another version of the class, contain only its base
+    model, or store experts separately. The tables of transformers map them to the model's tensors.
+    A tensor that is computed from several tensors of the files is computed at once; the last one is
+    cached.
 
     Attributes:
         shards: The tensors of the files.
-        unused: Names in the files that the model has not.
+        unused: Names in the files that the model does not have.
 
     Args:
         folder: The folder.
@@ -36,7 +37,7 @@ class FolderWeights(LazyState):
 
     Raises:
         GraphError: If the files lack weights of the model, have them in another shape, or have
-            different values for weights that are one.
+            different values for tied weights.
     """
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
@@ -72,7 +73,7 @@ class FolderWeights(LazyState):
                     "has no weights for a parameter of its model",
                     where=str(folder),
                     found=listed(sorted(set(parameters) - set(types))),
-                    hint="load it by its class, which draws them, and save that model",
+                    hint="load it with its class, which initialises them, and save that model",
                 )
             for name in present[1:]:
                 self._check_equal(folder, present[0], name, types)
@@ -83,10 +84,10 @@ class FolderWeights(LazyState):
     def _sources(
         self, model: PreTrainedModel
     ) -> Iterator[tuple[Callable[..., Mapping[str, Tensor]] | None, str, list[str]]]:
-        """Yield how tensors of the files become some of the model, and their names.
+        """Yield a conversion, the model's name, and the names in the files that it converts.
 
-        1. Each name is renamed, once with the tables and, if the model has no such tensor, without.
-        2. Names that one conversion joins are gathered, in the order of transformers.
+        1. Rename each tensor with the tables; keep its name if only that exists in the model.
+        2. Collect the names that one conversion joins, in the order of transformers.
         """
         try:
             from transformers import core_model_loading as loading
@@ -137,14 +138,14 @@ class FolderWeights(LazyState):
     ) -> Callable[[int, int], Tensor]:
         def rows(start: int, stop: int) -> Tensor:
             if self._last is None or self._last[0] != group:
-                self._last = None  # freed before the next one is computed
+                self._last = None  # freed before the next tensor is computed
                 self._last = group, convert(self.shards)
             return self._last[1][name][start:stop]
 
         return rows
 
     def _check_equal(self, folder: Path, one: str, other: str, types: Mapping[str, Tensor]) -> None:
-        """Check that two names of one weight have the same values, as transformers does."""
+        """Check that two names of a tied weight have equal values, as transformers does."""
         names = {one: types[one], other: types[other]}
         both = LazyState(names, lambda name, start, stop: self._read[name](start, stop))
         pairs = zip(both.bands(one), both.bands(other), strict=True)

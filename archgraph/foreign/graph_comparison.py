@@ -1,4 +1,4 @@
-"""Whether two graphs compute the same by their operators: exact, and without any weights."""
+"""Check exactly, by operators and without weights, whether two graphs compute the same."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ from archgraph.graph.ir import (
 from archgraph.ops.constants import constant_tensor
 from archgraph.ops.table import draws
 
-# Operators that keep the order of numbers where they repeat none.
+# Operators that keep the order of elements unless they repeat some.
 _RESHAPES = frozenset(
     f"aten.{name}" for name in ("reshape", "view", "unsqueeze", "squeeze.dim", "expand")
 )
-# Of the larger number: scales and tables that were computed in another order.
+# Relative to the larger number: scales and tables may be computed in another order.
 ROUNDING = 1e-6
 
 
 def first_unequal(graph: ArchGraph, other: ArchGraph, names: Mapping[str, str]) -> str | None:
-    """Return the first operator that another graph lacks; None if both compute the same.
+    """Return the first operator that the other graph lacks; None if both compute the same.
 
-    1. The results of both graphs are paired, then, from the results backwards, the operands of
-       operators that are paired.
-    2. A pair has one operator with equal numbers and one type. No operator of the graph is in two
-       pairs, nor one of the other graph that draws random numbers: drawn once is not drawn twice.
-    3. Paired leaves are one tensor by their names, or have equal values.
-    4. Reshapes of one result to one shape are equal, in however many steps; to its own, none.
+    1. Pair the results of both graphs; then, from the results backwards, the operands of paired
+       operators.
+    2. The operators of a pair are the same, with equal numbers and the same type. No operator of
+       the graph is in two pairs, and no operator of the other graph that draws random numbers:
+       drawing once is not drawing twice.
+    3. Paired leaves have matching names, or equal values.
+    4. Reshapes of a result to the same shape are equal, however many steps they take; a reshape to
+       its own shape is ignored.
 
-    Graphs that compute the same by other operators count as different.
+    Graphs that compute the same with other operators count as different.
 
     Args:
         graph: The graph whose leaves ``names`` renames.
-        other: The graph that it is compared with.
-        names: Names in the other graph by those in this one.
+        other: The graph to compare it with.
+        names: Name in ``graph`` → name in ``other``.
     """
     both, pairs = _Pair(graph, other, names), dict[str, str]()
     waiting = both.results(graph.outputs, other.outputs)  # 1
@@ -72,8 +74,8 @@ class _Pair:
 
     Attributes:
         graph: The graph whose leaves ``names`` renames.
-        other: The graph that it is compared with.
-        names: Names in the other graph by those in this one.
+        other: The graph to compare it with.
+        names: Name in ``graph`` → name in ``other``.
     """
 
     graph: ArchGraph
@@ -81,7 +83,7 @@ class _Pair:
     names: Mapping[str, str]
 
     def operands(self, name: str, mate: str) -> list[tuple[str, str]] | None:
-        """Return the operands of two operators in pairs; None if these compute something else."""
+        """Return the operands of two operators in pairs; None if the operators differ."""
         one, two = self.graph.node[name], self.other.node[mate]
         roots = _base(self.graph, name), _base(self.other, mate)  # 4
         if one.type == two.type and roots != (name, mate):
@@ -90,7 +92,7 @@ class _Pair:
         return self.results(Record(one.args), Record(two.args)) if same else None
 
     def results(self, a: Value, b: Value) -> list[tuple[str, str]] | None:
-        """Return the results that two values hold in pairs; None if anything else differs."""
+        """Return the results that two values contain, in pairs; None if anything else differs."""
         results = []
         for x, y in _side_by_side(a, b):
             match x, y:
@@ -109,9 +111,9 @@ class _Pair:
 
 
 def _base(graph: ArchGraph, name: str) -> str:
-    """Return the operator whose numbers a reshape, or several in a row, only moves."""
+    """Return the operator whose result one or several consecutive reshapes only rearrange."""
     while (node := graph.node[name]).op in _RESHAPES:
-        operands = [*node.uses()]  # none of a leaf
+        operands = [*node.uses()]  # empty for a leaf
         if not operands or not _as_many(graph.node[operands[0]].type, node.type):
             break
         name = operands[0]
@@ -119,7 +121,7 @@ def _base(graph: ArchGraph, name: str) -> str:
 
 
 def _as_many(a: object, b: object) -> bool:
-    """Return whether a reshape only moves numbers: nothing is repeated."""
+    """Return whether a reshape keeps the number of elements: nothing is repeated."""
     if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dtype != b.dtype:
         return False
     fixed = [math.prod(s for s in t.shape if isinstance(s, int)) for t in (a, b)]
@@ -130,7 +132,7 @@ def _as_many(a: object, b: object) -> bool:
 def _same_leaf(leaf: Param, mate: Param, names: Mapping[str, str]) -> bool:
     if any(names.get(n) in (mate.name, *mate.aliases) for n in (leaf.name, *leaf.aliases)):
         return leaf.shape == mate.shape
-    # Weights are known by their names alone; what the class computes has a value.
+    # Weights are compared by their names alone; tables that the class computes by value.
     return leaf.value is not None and _same_constant(leaf.value, mate.value)
 
 
@@ -142,7 +144,7 @@ def _same_constant(a: Constant, b: Constant | None) -> bool:
 
 
 def _side_by_side(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:
-    """Yield the scalars of two values side by side; the values where their forms differ."""
+    """Yield pairs of scalars of two values; where their forms differ, the values themselves."""
     match a, b:
         case tuple(), tuple() if len(a) == len(b):
             for x, y in zip(a, b, strict=True):

@@ -1,4 +1,4 @@
-"""Low-rank adapters as PEFT writes and reads them."""
+"""Low-rank adapters in the file format of PEFT."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from archgraph.states import State
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MODEL = "config.json"
 PREFIX = "base_model.model."
-# How names of classes end; PEFT's task, an argument that its models for the task have, and the
-# modules that it then trains whole.
+# Suffix of a class name → PEFT's task, an argument that PEFT's models for this task take, and the
+# modules that PEFT then trains as a whole.
 _TASKS = {
     "ForSequenceClassification": ("SEQ_CLS", "input_ids", ("classifier", "score")),
     "ForTokenClassification": ("TOKEN_CLS", "input_ids", ("classifier", "score")),
@@ -48,22 +48,22 @@ _TASKS = {
     "ForConditionalGeneration": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
     "ForSeq2SeqLM": ("SEQ_2_SEQ_LM", "decoder_input_ids", ()),
 }
-# Entries of a configuration that may be set; another one may change what adapters compute.
+# Entries of a configuration that may be set; other entries may change what adapters compute.
 _KNOWN = {
-    # They are read here.
+    # Read by this module.
     "peft_type", "lora_alpha", "alpha_pattern", "use_rslora", "lora_dropout", "init_lora_weights",
     "bias", "modules_to_save", "base_model_name_or_path",
-    # The tensors tell as much.
+    # Also known from the tensors.
     "r", "rank_pattern", "target_modules", "exclude_modules", "layers_to_transform",
     "layers_pattern", "fan_in_fan_out", "ensure_weight_tying",
-    # The function does not depend on them.
+    # No effect on the function.
     "peft_version", "task_type", "auto_mapping", "revision", "inference_mode", "megatron_core",
     "qalora_group_size", "loftq_config", "eva_config", "corda_config", "velora_config",
 }  # fmt: skip
-# Beginnings of adapters that PEFT subtracts from the weights of the base.
+# Initialisations of adapters that PEFT subtracts from the weights of the base.
 _SUBTRACTED = ("pissa", "olora", "corda", "loftq", "lora_ga")
-_HINT = "train_only leaves it out; ag.fold makes a model without adapters"
-# How names of the two factors end: of a layer, and of an embedding.
+_HINT = "freeze it with train_only, or merge the adapters with ag.fold"
+# Suffixes of the names of both factors: for layers, and for embeddings.
 _ENDS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 _FACTORS = _ENDS[0] + _ENDS[1]
 
@@ -77,34 +77,34 @@ def to_peft(
     base: str = "",
     task_type: str = "",
 ) -> None:
-    """Write the low-rank adapters of a network as a folder that PEFT loads.
+    """Write the low-rank adapters of a network as a folder that PEFT can load.
 
-    Beside adapters it holds what else is trained in a network where some is frozen: layers that are
-    trained whole (a classifier, say), biases, if all are trained or those of the layers with
-    adapters, and running statistics.
+    If some parameters of the network are frozen, the folder also contains the other trained
+    tensors: layers that are trained as a whole (such as a classifier), biases (if all biases are
+    trained, or those of all layers with adapters), and running statistics.
 
-    1. What was traced from a model of PEFT's gets the names of the author's class.
-    2. Layers with adapters get the numbers that they have in the base.
-    3. Beside adapters, what is trained is a bias or part of a module that is saved.
-    4. What the folder lacks has to be in the base.
+    1. If the network was traced from a PEFT model, restore the names of the author's class.
+    2. Number layers with adapters as in the base.
+    3. Save the other trained tensors as biases or as parts of whole modules.
+    4. Check that the base contains all tensors that the folder lacks.
 
     Args:
-        graph: A network with adapters, of :func:`archgraph.add_lora` or of PEFT.
+        graph: A network with adapters of :func:`archgraph.add_lora` or of PEFT.
         state: Its weights.
-        folder: Where ``adapter_config.json`` and ``adapter_model.safetensors`` are written.
-        base: Name or folder of the model that they belong to. Layers get the numbers that they
-            have in a folder; beside a name they keep theirs. A network that lacks some blocks, or
-            repeats some, needs one of the two: the folder that :func:`archgraph.to_transformers`
-            wrote of it, or the original. PEFT knows layers by their numbers alone. A folder's
-            weights are compared with those of the network that the adapters' folder lacks.
-        task_type: PEFT's word for the task, ``CAUSAL_LM``, say. Default: the task of the model's
-            class; none where PEFT would train a head for it (``classifier``) that is frozen here.
+        folder: Folder to write ``adapter_config.json`` and ``adapter_model.safetensors`` to.
+        base: Name or folder of the model that the adapters belong to. With a folder, layers are
+            numbered as in its model; with a name, they keep their numbers. A network that lacks or
+            repeats some blocks needs a base, since PEFT identifies layers by their numbers: the
+            folder that :func:`archgraph.to_transformers` wrote for it, or the original. The weights
+            of a base folder are compared with the network's weights that are not saved here.
+        task_type: PEFT's name for the task, such as ``CAUSAL_LM``. Default: the task of the model's
+            class; none if PEFT would train a head for it (``classifier``) that is frozen here.
 
     Raises:
-        RewriteError: If the network has no low-rank adapters, or some that compute something else
-            (DoRA), or their dropouts differ; if its layers are not numbered without gaps and there
-            is no base, the folder lacks their layers or has other weights; if a layer's weight is
-            trained beside its adapter.
+        RewriteError: If the network has no low-rank adapters, or adapters of another kind (DoRA),
+            or their dropouts differ; if its layers are not numbered without gaps and there is no
+            base; if the base lacks their layers or has other weights; if a layer's weight is
+            trained in addition to its adapter.
         GraphError: If the state does not fit the graph.
 
     Example:
@@ -117,7 +117,7 @@ def to_peft(
         >>> again.graph == ag.train_only(graph, "*lora.*").graph
         True
 
-    Source: Hu et al., *LoRA*, ICLR 2022; the format is PEFT's.
+    Source: Hu et al., *LoRA*, ICLR 2022; the file format is that of PEFT.
     """
     from safetensors.torch import save
 
@@ -130,7 +130,9 @@ def to_peft(
     bias, apart, modules = _trained(graph, branches, names)  # 3
     if both := [path for path in layers if _within(f"{path}.", modules)]:
         raise RewriteError(
-            "is trained beside its adapter: PEFT keeps one of them", where=both[0], hint=_HINT
+            "is trained in addition to its adapter, but PEFT saves only one of them",
+            where=both[0],
+            hint=_HINT,
         )
     factors = _leaves(branches)
     saved = [n for n in tensors if n in apart or _within(names[n], modules)]
@@ -138,12 +140,12 @@ def to_peft(
     lacking = {names[n]: t for n, t in tensors.items() if n in parameters}
     if model is not None and (other := model.first_unlike(lacking)):  # 4
         raise RewriteError(
-            "is not the base's: beside it, the adapters would compute something else",
+            "differs from the base, with which the adapters would compute something else",
             where=other,
-            found=f"a weight that {base} lacks, or has with other values",
-            hint="of a model that was trained beyond its adapters (flora, say) write ag.fold's "
-            "result by ag.to_transformers; a layer that was drawn: save the model before the run "
-            "and name that folder, or let train_only train the layer",
+            found=f"a weight that {base} lacks or has with other values",
+            hint="if more than adapters was trained (as by flora), write the result of ag.fold "
+            "with ag.to_transformers; if a layer was initialised at random, save the model before "
+            "the run and pass that folder, or train the layer with train_only",
         )
     result = {_wrapped(names[n], layers): tensors[n] for n in saved}
     for path, branch in layers.items():
@@ -167,30 +169,30 @@ def to_peft(
 def from_peft(
     graph: ArchGraph, state: State, folder: str | os.PathLike[str], *, base: str = ""
 ) -> Traced:
-    """Read adapters that PEFT, or :func:`to_peft`, wrote, into a network.
+    """Add the adapters in a folder, written by PEFT or :func:`to_peft`, to a network.
 
-    1. Layers of the folder get the numbers that they have in the network.
-    2. Layers get adapters, those of one rank and scale at a time.
-    3. Other tensors of the folder replace those of the state.
-    4. What PEFT trains is trainable, and all else is frozen: the adapters, modules that the folder
-       holds whole, and the biases that its configuration says. Weights of the base, which PEFT
-       writes beside adapters of an embedding or of a language model's head, stay frozen.
+    1. Map the layers of the folder to those of the network.
+    2. Add the adapters, those of the same rank and scale together.
+    3. Replace tensors of the state by the other tensors of the folder.
+    4. Make trainable what PEFT trains, and freeze the rest. PEFT trains adapters, modules that the
+       folder contains as a whole, and the biases that its configuration names. Weights of the base
+       that PEFT saves with adapters of an embedding or of a language model's head stay frozen.
 
     Args:
         graph: The model without adapters.
         state: Its weights.
         folder: A folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
-        base: Name or folder of the model beside which the adapters were trained, as for
-            :func:`to_peft`. Default: the folder that their configuration names, if it is there.
+        base: Name or folder of the model with which the adapters were trained, as for
+            :func:`to_peft`. Default: the folder that their configuration names, if it exists.
 
     Returns:
-        The graph with adapters and its state.
+        The graph with adapters, and its state.
 
     Raises:
-        GraphError: If the folder lacks a file, is of another kind of adapter, or has a tensor for
-            which the graph has no layer.
+        GraphError: If the folder lacks a file, contains another kind of adapter, or has a tensor
+            for which the graph does not have a layer.
         RewriteError: If layers of the graph are not numbered without gaps and there is no base, or
-            a layer cannot have an adapter.
+            if an adapter cannot be added to a layer.
 
     Example:
         >>> import torch, archgraph as ag
@@ -202,7 +204,7 @@ def from_peft(
     layers = {key: re.split(r"\.lora_|\.\w+$", key)[0] for key in tensors}
     owners = {name: p.name for p in graph.params for name in (p.name, *p.aliases)}
     model = _folder_model(base or config.get("base_model_name_or_path"))
-    # Where there is a base, the layers have its numbers.
+    # With a base, layers are numbered as in the base.
     names = _names_in(base, model, graph, owners, () if base or model else layers.values())  # 1
     paths = _paths(names, layers.values())
     downs, ups = (
@@ -212,10 +214,10 @@ def from_peft(
     rest = {k: paths[v] + k.removeprefix(v) for k, v in layers.items() if not k.endswith(_FACTORS)}
     odd = [key for key, name in rest.items() if name not in owners]
     if odd := odd or sorted(downs.keys() ^ ups.keys()):
-        raise GraphError("is not a tensor of low-rank adapters or of the graph", where=odd[0])
+        raise GraphError("belongs neither to a low-rank adapter nor to the graph", where=odd[0])
     new, factors = _with_adapters(graph, config, (downs, ups), paths)  # 2
     every = state_dict(graph, state) | factors | {n: tensors[k] for k, n in rest.items()}  # 3
-    state_dict(new, every)  # checks shapes, and that tied weights are still equal
+    state_dict(new, every)  # checks shapes, and that tied weights are equal
     trained = [graph.param[owners[n]] for key, n in rest.items() if _is_trained(key, config)]
     parameters = {*factors, *(p.name for p in trained if p.role == "parameter")}
     new = train_only(new, sorted(parameters)).graph  # 4
@@ -223,19 +225,19 @@ def from_peft(
 
 
 def _paths(names: Mapping[str, str], layers: Iterable[str]) -> dict[str, str]:
-    """Return the layers of a graph by those of the base, from the names in it."""
+    """Return name of a layer in the base → its name in the graph."""
     ours = {new: old for old, new in names.items() if new.endswith(".")}
     return {layer: _module(ours.get(f"{layer}.", f"{layer}.")) for layer in layers}
 
 
 def _is_trained(name: str, config: Mapping[str, Json]) -> bool:
-    """Return whether PEFT trains what a folder holds beside adapters."""
+    """Return whether PEFT trains a tensor of a folder that does not belong to an adapter."""
     biases = ".bias" if config.get("bias", "none") != "none" else ()
     return name.endswith(biases) or _within(name, config.get("modules_to_save") or ())
 
 
 def _folder_model(base: str | None) -> FolderModel | None:
-    """Return the model of a base that is a folder; None of a name, and if there is no base."""
+    """Return the model of a base folder; None if the base is a name, or there is none."""
     return FolderModel(base) if base and (Path(base) / MODEL).is_file() else None
 
 
@@ -245,15 +247,15 @@ def _with_adapters(
     factors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     paths: Mapping[str, str],
 ) -> tuple[ArchGraph, dict[str, Tensor]]:
-    """Return a graph with adapters, and their tensors.
+    """Add adapters to a graph; return it with the tensors of the adapters.
 
-    An alpha is that of the first pattern which the end of a layer's name matches.
+    A layer's alpha is that of the first pattern that matches the end of its name.
 
     Args:
         graph: The graph.
         config: PEFT's configuration.
-        factors: Both factors of each adapter, by layer of the base.
-        paths: Layers of the graph by those of the base.
+        factors: Both factors of each adapter, by the name of the layer in the base.
+        paths: Name of a layer in the base → its name in the graph.
     """
     downs, ups = factors
     groups: dict[tuple[int, float], list[str]] = {}
@@ -278,7 +280,7 @@ def _read(folder: Path) -> tuple[Mapping[str, Json], dict[str, Tensor]]:
     """Return the configuration of a folder, and its tensors by their names in the base.
 
     Raises:
-        GraphError: If it lacks a file, or its adapters compute something else than is read here.
+        GraphError: If it lacks a file, or its adapters are not plain low-rank adapters.
     """
     from safetensors.torch import load_file
 
@@ -295,7 +297,7 @@ def _read(folder: Path) -> tuple[Mapping[str, Json], dict[str, Tensor]]:
         raise GraphError("is another kind of adapter", where=where, found=kind, expected="LORA")
     if special := [key for key, value in config.items() if value and key not in _KNOWN]:
         raise GraphError(
-            "computes more than low-rank adapters do", where=where, found=listed(special)
+            "sets more than plain low-rank adapters", where=where, found=listed(special)
         )
     start = str(config.get("init_lora_weights")).lower()
     if start == "mica":
@@ -304,21 +306,22 @@ def _read(folder: Path) -> tuple[Mapping[str, Json], dict[str, Tensor]]:
         )
     if start.startswith(_SUBTRACTED):
         raise GraphError(
-            "the adapters belong to a changed base: PEFT subtracted their initial product from its "
-            "weights",
+            "the adapters belong to a modified base: PEFT subtracted their initial product from "
+            "its weights",
             where=where,
             found=f"init_lora_weights: {start}",
-            hint="save_pretrained(…, path_initial_model_for_weight_conversion=…) writes plain ones",
+            hint="save_pretrained(…, path_initial_model_for_weight_conversion=…) writes plain "
+            "adapters",
         )
-    # Of biases PEFT also saves those of modules that saved ones replace, and those of the latter.
+    # PEFT also saves biases of modules that it has replaced, and of their replacements.
     inner = re.compile(r"\.(original_module|modules_to_save)\.")
-    with opened(folder / WEIGHTS):  # which names the file in errors
+    with opened(folder / WEIGHTS):  # names the file in errors
         stored = {k.removeprefix(PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
     return config, {author_name(k): v for k, v in stored.items() if not inner.search(k)}
 
 
 def _config(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> dict[str, Json]:
-    """Return PEFT's configuration of adapters by layer; the commonest rank and scale are its own.
+    """Return PEFT's configuration of some adapters, with the commonest rank and scale as default.
 
     Raises:
         RewriteError: If adapters have different dropouts.
@@ -343,25 +346,25 @@ def _config(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> dict[str, Jso
 def _task(
     graph: ArchGraph, asked: str, names: Collection[str], modules: Sequence[str]
 ) -> str | None:
-    """Return PEFT's word for a task; by default that of the model's class, if PEFT trains no more.
+    """Return PEFT's name for a task; by default that of the model's class, unless a head is frozen.
 
     Args:
         graph: The network, whose label is the name of its class.
-        asked: The task; may be empty.
+        asked: The requested task, or empty.
         names: Names in the base.
-        modules: Modules of it that are trained whole.
+        modules: Modules of the base that are trained as a whole.
 
     Raises:
-        RewriteError: If PEFT trains a head for the task that is asked for, and it is frozen.
+        RewriteError: If PEFT trains a head for the requested task that is frozen here.
     """
     for ending, (task, argument, heads) in _TASKS.items():
         frozen = [n for n in names if _within(n, heads) and not _within(n, modules)]
         if frozen and task == asked:
             raise RewriteError(
-                "PEFT trains this for the task, and it is frozen",
+                "is frozen, but PEFT trains it for this task",
                 where=frozen[0],
                 found=f"task_type {task}",
-                hint="train_only trains it; without task_type PEFT leaves it alone",
+                hint="train it with train_only; without task_type, PEFT does not train it",
             )
         if (
             not asked
@@ -374,10 +377,10 @@ def _task(
 
 
 def _adapters(graph: ArchGraph) -> dict[str, SideBranch]:
-    """Return the low-rank adapters of a network by the layer that they stand beside.
+    """Return the low-rank adapters of a network by their layer.
 
     Raises:
-        RewriteError: If there are none, or others of PEFT's.
+        RewriteError: If there are none, or PEFT adapters of another kind.
     """
     branches = {_layer(graph, b): b for b in low_rank_branches(graph)}
     factors = _leaves(branches)
@@ -385,18 +388,18 @@ def _adapters(graph: ArchGraph) -> dict[str, SideBranch]:
         raise RewriteError(
             "belongs to an adapter that is not a plain low-rank one",
             where=others[0],
-            hint="DoRA, a bias of an adapter and a second adapter of a layer are not written; "
-            "adapters of embeddings are: save_pretrained of PEFT, then ag.from_peft",
+            hint="DoRA, a bias of an adapter and a second adapter of a layer are not supported; "
+            "for adapters of embeddings, use save_pretrained of PEFT, then ag.from_peft",
         )
     if not branches:
-        raise RewriteError("has no low-rank adapters", hint="ag.add_lora gives a model some")
+        raise RewriteError("has no low-rank adapters", hint="add some with ag.add_lora")
     for path, branch in branches.items():
         users = graph.leaf_users.get(branch.weight, ())  # some layers have no weight
         if len({graph.node[user].scope for user in users}) > 1:
             raise RewriteError(
-                "stands beside a tied weight, of which PEFT changes another module",
+                "adapts a tied weight, for which PEFT changes another module",
                 where=path,
-                hint="ag.fold makes a model without adapters",
+                hint="merge the adapters with ag.fold",
             )
     return branches
 
@@ -408,15 +411,16 @@ def _leaves(branches: Mapping[str, SideBranch]) -> set[str]:
 def _trained(
     graph: ArchGraph, branches: Mapping[str, SideBranch], names: Mapping[str, str]
 ) -> tuple[str, set[str], list[str]]:
-    """Return what is trained beside adapters.
+    """Return the trained tensors that do not belong to adapters.
 
-    1. Where nothing is frozen, all is trained: then the model itself is to be written.
-    2. Biases by themselves, if all are trained or those of the layers with adapters.
-    3. All else by modules: by the outermost one that is trained whole and has operators of its own
-       (a list of modules has none, and PEFT cannot replace one), or else by the tensor's own.
-    4. Of a tied weight under each of its names: PEFT replaces modules one by one.
-    5. Running statistics change beside frozen weights, too: by themselves, since PEFT would train
-       the module.
+    1. If no parameter is frozen, return none: the whole model must be written instead.
+    2. Save biases individually, if all are trained, or those of all layers with adapters.
+    3. Save all other tensors by module: the outermost module that is trained as a whole and has its
+       own operators (a list of modules has none, and PEFT cannot replace it), or else the tensor's
+       own module.
+    4. Save a tied weight under each of its names: PEFT replaces modules one by one.
+    5. Save running statistics individually: they change even if the weights are frozen, and PEFT
+       would train the whole module.
 
     Args:
         graph: The network.
@@ -424,11 +428,11 @@ def _trained(
         names: Names in the base.
 
     Returns:
-        PEFT's word for the biases, the tensors that are saved by themselves, and the modules that
-        are saved whole, by their names in the base.
+        PEFT's setting for biases, the tensors to save individually, and the modules to save as a
+        whole, by their names in the base.
 
     Raises:
-        RewriteError: If a parameter that is trained is in no module.
+        RewriteError: If a trained parameter does not belong to a module.
     """
     adapters = _leaves(branches)
     params = [p for p in graph.params if p.role == "parameter" and p.name not in adapters]
@@ -439,7 +443,9 @@ def _trained(
     leaves = _names(p for p in params if p.trainable and p.name not in biases)  # 4
     if alone := [leaf for leaf in leaves if not _module(leaf)]:
         raise RewriteError(
-            "is trained, but in no module: PEFT saves modules", where=min(alone), hint=_HINT
+            "is trained, but not part of a module: PEFT only saves modules",
+            where=min(alone),
+            hint=_HINT,
         )
     called = {n.scope for n in graph.nodes}.difference(*map(_modules, frozen))
     modules = {_outermost(leaf, called, names) for leaf in leaves}  # 3
@@ -448,16 +454,16 @@ def _trained(
 
 
 def _outermost(leaf: str, modules: Container[str], names: Mapping[str, str]) -> str:
-    """Return the outermost of some modules that a tensor is in, or else its own, in the base."""
+    """Return the outermost of some modules that contain a tensor, or else its own, in the base."""
     module = next((path for path in _modules(leaf) if path in modules), _module(leaf))
     return ".".join(names[leaf].split(".")[: module.count(".") + 1])
 
 
 def _trained_biases(params: Collection[Param], layers: Iterable[str]) -> tuple[str, frozenset[str]]:
-    """Return PEFT's word for which biases are trained beside frozen weights, and their names.
+    """Return PEFT's setting for biases that are trained while weights are frozen, and their names.
 
     Args:
-        params: All parameters but those of adapters.
+        params: All parameters except those of adapters.
         layers: Modules that have adapters.
     """
     biases = {p.name for p in params if f".{p.name}".endswith(".bias")}
@@ -470,7 +476,7 @@ def _trained_biases(params: Collection[Param], layers: Iterable[str]) -> tuple[s
 
 
 def _with_dropout(graph: ArchGraph, branches: Iterable[SideBranch], p: float) -> ArchGraph:
-    """Return the graph with a dropout before some adapters, as in PEFT: not of embeddings."""
+    """Add a dropout before adapters, as PEFT does; embeddings do not get one."""
     heads = {branch.nodes[0] for branch in branches if p and not branch.rank_dim}
     names, nodes = set(graph.node), list[Node]()
     for node in graph.nodes:
@@ -484,10 +490,11 @@ def _with_dropout(graph: ArchGraph, branches: Iterable[SideBranch], p: float) ->
 
 
 def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> Value:
-    """Return the dropout before every adapter; an embedding has none.
+    """Return the common dropout before all adapters; embeddings have none.
 
     Raises:
-        RewriteError: If they differ, or something else stands before one: PEFT knows one number.
+        RewriteError: If dropouts differ, or another operator precedes an adapter: PEFT has one
+            dropout rate for all.
     """
     values: dict[Value, str] = {}
     for path, branch in layers.items():
@@ -495,7 +502,7 @@ def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> Value:
         before = [*itertools.takewhile(lambda node: row(node.op).linear_map is None, nodes)]
         if [node.op for node in before] not in ([], ["aten.dropout"]):
             raise RewriteError(
-                "something else than a dropout stands before an adapter",
+                "an operator other than dropout precedes an adapter",
                 where=path,
                 found=", ".join(node.op for node in before),
             )
@@ -503,7 +510,7 @@ def _dropout(graph: ArchGraph, layers: Mapping[str, SideBranch]) -> Value:
             values.setdefault(before[0].arg("p") if before else 0.0, path)
     if len(values) > 1:
         raise RewriteError(
-            "adapters have different dropouts: PEFT knows one for all",
+            "adapters have different dropouts, but PEFT has one for all",
             found=", ".join(f"{p} ({path})" for p, path in values.items()),
         )
     return next(iter(values), 0.0)
@@ -516,24 +523,27 @@ def _names_in(
     tensors: Collection[str],
     paths: Iterable[str],
 ) -> Mapping[str, str]:
-    """Return the names that tensors and modules (``h.0.``) have in the model of the adapters.
+    """Return the names of tensors and modules (``h.0.``) in the model of the adapters.
 
-    1. Beside the name of a model they stay as they are.
-    2. Without one they do too, if layers are numbered from 0 in the order in which they are read.
-    3. In a folder's model, as many layers as ours have its numbers in that order. Where it has
-       more, ours among them, it is the original of a network without some blocks: ours stay.
-    4. Where it has just our numbers, but we read them in another order, either may be meant: they
-       stay unless the folder's model computes what the network does with those of 3.
+    1. If the base is a name, keep the network's names.
+    2. Without a base, keep them, too, if layers are numbered from 0 in the order in which they are
+       read.
+    3. If a folder's model has equally many layers, take its numbers in this order. If it has more,
+       including the network's numbers, it is the original of a network that lacks some blocks:
+       keep the names.
+    4. If it has the same numbers, but the network reads them in another order, the numbers are
+       ambiguous: keep the names unless the folder's model computes the same as the network with
+       the numbers of 3.
 
     Args:
-        base: Name or folder of the model; may be empty.
-        model: That of the folder, or of the one that the adapters name.
+        base: Name or folder of the base; may be empty.
+        model: The model of the base folder, or of the folder that the adapters name.
         graph: The network.
         tensors: Names of its tensors, in order.
-        paths: Modules that have adapters, or may have them.
+        paths: Modules that have adapters, or may get them.
 
     Raises:
-        RewriteError: If layers have numbers that no model has, or the folder lacks one of them.
+        RewriteError: If layers are not numbered without gaps, or the folder lacks a layer.
     """
     read = dict.fromkeys(leaf for node in graph.nodes for leaf in node.leaves())
     every = dict.fromkeys([*(name for name in read if name in tensors), *tensors])
@@ -544,7 +554,7 @@ def _names_in(
         if not base:
             _check_numbers(every, paths)  # 2
         return same  # 1
-    # Of the class, not of its file: transformers stores some models under older names.
+    # The names in the class, not in its file: transformers stores some models under older names.
     new = numbered_as(every, model.model.state_dict())  # 3
     if new != same and {*new.values()} == {*same.values()}:  # 4
         bare, _ = without(graph, low_rank_branches(graph))
@@ -566,8 +576,8 @@ def _check_numbers(names: Iterable[str], paths: Iterable[str]) -> None:
                 "layers are not numbered from 0 in the order in which they are read",
                 where=prefix.rstrip("."),
                 found=listed(numbers, 12),
-                hint="of a network without some blocks, or with more, base= names the folder "
-                "that ag.to_transformers wrote, or the model whose numbers these are",
+                hint="for a network that lacks or repeats blocks, pass base=, the folder that "
+                "ag.to_transformers wrote, or the model that these numbers belong to",
             )
 
 
@@ -576,7 +586,7 @@ def _names(params: Iterable[Param]) -> set[str]:
 
 
 def _wrapped(name: str, layers: Container[str]) -> str:
-    """Return the name of a tensor where PEFT has put layers that have an adapter into others."""
+    """Return the name of a tensor in a model of PEFT, which wraps layers that have adapters."""
     layer, _, leaf = name.rpartition(".")
     return f"{layer}.base_layer.{leaf}" if layer in layers else name
 
@@ -586,21 +596,21 @@ def _module(name: str) -> str:
 
 
 def _modules(name: str) -> list[str]:
-    """Return the modules that a tensor or module is in, the outermost first."""
+    """Return the modules that contain a tensor or module, the outermost first."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def _within(name: str, modules: Iterable[str]) -> bool:
-    """Return whether PEFT takes a name as inside of modules, which it knows by how paths end."""
+    """Return whether a name is inside one of some modules, which PEFT matches by path suffix."""
     return any(path.endswith(module) for path in _modules(name) for module in modules)
 
 
 def _layer(graph: ArchGraph, branch: SideBranch) -> str:
-    """Return the path of the layer that an adapter stands beside."""
+    """Return the path of the layer that has an adapter."""
     return _module(branch.weight) or graph.node[branch.base].scope
 
 
 def _plain(number: float) -> float | int:
-    """Return a whole number as one, as PEFT writes it."""
+    """Convert a whole number to int, as PEFT writes it."""
     return int(number) if math.isclose(number, round(number), rel_tol=1e-12) else number

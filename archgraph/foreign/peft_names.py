@@ -1,4 +1,4 @@
-"""Names that PEFT gives to what it wraps, and those of the author's class."""
+"""Conversion of names in a PEFT model to those in the author's class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from archgraph.graph.ir import ArchGraph, Leaf
 from archgraph.states import State
 
-# Modules of PEFT around a model, around a layer with an adapter, around one that is trained whole.
+# PEFT's wrappers of a model, of a layer with an adapter, and of a module trained as a whole.
 _WRAPPERS = re.compile(
     r"^(?:.*\.)?base_model\.model(?:\.|$)"
     r"|\.(?:base_layer|original_module|modules_to_save\.[^.]+)(?=\.|$)"
@@ -21,7 +21,7 @@ ADAPTER = ".lora_"
 
 
 def author_name(name: str) -> str:
-    """Return the name that a tensor or module of PEFT's has in the author's class.
+    """Return the name in the author's class of a tensor or module in a PEFT model.
 
     >>> author_name("base_model.model.h.0.query.base_layer.weight")
     'h.0.query.weight'
@@ -32,13 +32,13 @@ def author_name(name: str) -> str:
 
 
 def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
-    """Return a graph and its state under the names of the author's class.
+    """Rename the leaves of a PEFT model's graph and state to the names of the author's class.
 
-    Adapters lose PEFT's prefix only. Of leaves that have one name now, forward reads one: the
-    others go.
+    Adapters only lose PEFT's prefix. If several leaves get the same name, the one that forward
+    reads is kept.
 
     Args:
-        graph: The graph of a model that PEFT has wrapped. Another one is returned as it is.
+        graph: The graph of a PEFT model. Other graphs are returned unchanged.
         state: Its state.
     """
     names = _author_names(graph)
@@ -62,10 +62,10 @@ def unwrapped(graph: ArchGraph, state: State) -> tuple[ArchGraph, State]:
 
 
 def _author_names(graph: ArchGraph) -> dict[str, list[str]]:
-    """Return the names of leaves in the author's class, those that forward reads last.
+    """Return the names of leaves in the author's class; leaves that forward reads come last.
 
-    1. Adapters that forward does not read, which are not active, have none.
-    2. A module that PEFT has replaced gives no name to a weight that has others (tied ones).
+    1. Skip inactive adapters, which forward does not read.
+    2. Ignore a weight's name in a module that PEFT has replaced, if the weight has other names.
     """
     return {
         p.name: [author_name(n) for n in (p.name, *p.aliases) if ".original_module." not in n]
@@ -76,12 +76,12 @@ def _author_names(graph: ArchGraph) -> dict[str, list[str]]:
 
 
 def author_model(model: Any) -> Any:
-    """Return a model of transformers as its class makes it, with the weights, without PEFT's parts.
+    """Return a model of transformers with its weights, but without PEFT's wrappers.
 
     Args:
-        model: The model. One that PEFT has not changed is returned as it is.
+        model: The model. It is returned unchanged if PEFT has not wrapped it.
     """
-    # A module that is trained whole stands behind the one that it replaces.
+    # A module trained as a whole follows the module that it replaces, whose name it takes.
     tensors = {author_name(name): tensor for name, tensor in model.state_dict().items()}
     if tensors.keys() == model.state_dict().keys():
         return model

@@ -1,7 +1,7 @@
-"""Which arguments give a network of these shapes: found by trying, without a table of models.
+"""Search by trial for arguments that give a network with certain shapes.
 
-A configuration is a tree of plain values. What it means is known to its class alone, which is
-therefore asked: its network is constructed without memory and its shapes are compared.
+A configuration is a tree of plain values, whose meaning only its class knows. The search therefore
+constructs the class's network on the meta device and compares shapes. There is no table of models.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from archgraph.errors import RewriteError
 StateShapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Route: TypeAlias = tuple[str | int, ...]
 Arguments: TypeAlias = dict[str, Any]  # a configuration: as free as JSON
-# A missing tensor weighs more than one of another shape, which still may become the right one.
+# A missing tensor costs more than one of another shape, whose shape may still become right.
 MISSING, EXTRA = 8, 4
-# Up to this, numbers are rates of dropout, deviations of weights and the like.
+# Numbers up to this are dropout rates, standard deviations of weights and the like, and ignored.
 RATE = 0.1
-# Fields that are changed together where the shapes do not tell which.
+# Largest number of fields that are changed together if shapes do not determine them.
 TOGETHER = 3
-# Pairs of changes that are tried at once where no single one helps.
+# Pairs of changes that are tried if no single change helps.
 PAIRS = 200
 
 
 def values_in(value: Any, way: Route = ()) -> Iterator[tuple[Route, Any]]:
-    """Yield the parts of a configuration, each before its own ones, with the way to each.
+    """Yield the parts of a configuration with their paths, each part before its children.
 
     >>> list(values_in({"depths": [2, 3]}))
     [((), {'depths': [2, 3]}), (('depths',), [2, 3]), (('depths', 0), 2), (('depths', 1), 3)]
@@ -41,7 +41,7 @@ def values_in(value: Any, way: Route = ()) -> Iterator[tuple[Route, Any]]:
 
 
 def numbers_in(arguments: object) -> Iterator[tuple[Route, int | float | None]]:
-    """Yield the numbers of a configuration, and what is left open, with the way to each.
+    """Yield the numbers and unset entries (None) of a configuration with their paths.
 
     >>> list(numbers_in({"depths": [2, 3], "ratio": 4.0, "bias": True, "drop": 0.1}))
     [(('depths', 0), 2), (('depths', 1), 3), (('ratio',), 4.0)]
@@ -53,7 +53,7 @@ def numbers_in(arguments: object) -> Iterator[tuple[Route, int | float | None]]:
 
 
 def items_of(value: object) -> Iterable[tuple[Any, Any]]:
-    """Return the entries of a part of a configuration, by name or index; none of a plain value."""
+    """Return the entries of a part of a configuration, by name or index; a plain value has none."""
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, list | tuple):
@@ -62,7 +62,7 @@ def items_of(value: object) -> Iterable[tuple[Any, Any]]:
 
 
 def changed(value: Any, way: Route, new: object) -> Any:
-    """Return a configuration with another value at one place.
+    """Return a configuration with another value at a path.
 
     >>> changed({"depths": [2, 3]}, ("depths", 1), 1)
     {'depths': [2, 1]}
@@ -76,14 +76,14 @@ def changed(value: Any, way: Route, new: object) -> Any:
 
 
 def get(value: Any, way: Route) -> Any:
-    """Return what stands at a place of a configuration; None where it has no such place."""
+    """Return the value at a path of a configuration; None if the path does not exist."""
     for step in way:
         value = dict(items_of(value)).get(step)
     return value
 
 
 def runs(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the numbered children of each module that has some, in order.
+    """Return the numbered children of each module that has some, in order of their numbers.
 
     >>> runs({"h.0.a.weight": 0, "h.2.a.weight": 0, "head.weight": 0})
     {'h.': ['0', '2']}
@@ -95,7 +95,7 @@ def runs(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def runs_as_used(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the numbered children of each module in the order in which they come.
+    """Return the numbered children of each module in order of appearance.
 
     >>> runs_as_used(["h.2.a.weight", "h.0.a.weight"])
     {'h.': ['2', '0']}
@@ -108,10 +108,10 @@ def runs_as_used(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def renumbered(names: Iterable[str], original: set[str]) -> dict[str, str]:
-    """Return the names that layers have once they are numbered without gaps.
+    """Renumber layers without gaps: return old → new names.
 
-    Where the original numbers its children 0, 1, 2 and the names have 0 and 2 alone, these become
-    0 and 1. Where a child was added, all are numbered in the order in which they come.
+    If the original numbers children 0, 1, 2, and only 0 and 2 are left, they become 0 and 1. If a
+    child was added, all are numbered in order of appearance.
 
     >>> renumbered(["h.0.w", "h.2.w"], {"h.0.w", "h.1.w", "h.2.w"})
     {'h.0.w': 'h.0.w', 'h.2.w': 'h.1.w'}
@@ -137,7 +137,7 @@ def renumbered(names: Iterable[str], original: set[str]) -> dict[str, str]:
 
 
 def _renamed(name: str, numbers: Mapping[tuple[str, str], str]) -> str:
-    """Return a name with other numbers, by the names before them and the old ones."""
+    """Replace the numbers in a name; new numbers are looked up by prefix and old number."""
     parts, prefix = list[str](), ""
     for part in name.split("."):
         parts.append(numbers.get((prefix, part), part))
@@ -146,13 +146,13 @@ def _renamed(name: str, numbers: Mapping[tuple[str, str], str]) -> str:
 
 
 def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
-    """Return the names that layers have in a model which numbers them in the order of ours.
+    """Return the names of layers in another model that numbers them in the same order.
 
-    Where the model has more of them, ours among these, they keep their numbers; so do names that it
-    does not number.
+    If the model has more layers, including these numbers, layers keep their numbers. Names without
+    numbers stay.
 
     Raises:
-        RewriteError: If the model has fewer of them, or lacks a number of ours.
+        RewriteError: If the model has fewer layers, or lacks one of the numbers.
 
     >>> numbered_as(["h.0.w", "h.4.w", "h.2.w"], ["h.0.w", "h.1.w", "h.2.w"])
     {'h.0.w': 'h.0.w', 'h.4.w': 'h.1.w', 'h.2.w': 'h.2.w'}
@@ -167,10 +167,10 @@ def numbered_as(names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
             new |= {(prefix, old): one for old, one in zip(numbers, order, strict=True)}
         elif lacking := sorted(set(numbers) - set(order), key=int):
             raise RewriteError(
-                "the base model has no such layer",
+                "the base model does not have this layer",
                 where=prefix + lacking[0],
                 found=f"{len(order)} layers in it, {len(numbers)} in the network",
-                hint="name the folder that ag.to_transformers wrote of this network",
+                hint="pass the folder that ag.to_transformers wrote for this network",
             )
     return {name: _renamed(name, new) for name in names}
 
@@ -189,7 +189,7 @@ def unequal_sizes(
 
 
 def distance_to(target: StateShapes, shapes: StateShapes) -> int:
-    """Return how far a network is from the one that is looked for; 0 where all shapes are equal."""
+    """Return the distance between a network's shapes and the target; 0 if all are equal."""
     missing = sum(len(shapes.get(n, (None,) * 9)) != len(s) for n, s in target.items())
     extra = len(shapes.keys() - target.keys())
     return MISSING * missing + EXTRA * extra + len(unequal_sizes(target, shapes))
@@ -198,7 +198,7 @@ def distance_to(target: StateShapes, shapes: StateShapes) -> int:
 def extra_child(target: StateShapes, shapes: StateShapes) -> str | None:
     """Return the first numbered child that one of two networks lacks; None if there is none.
 
-    What forward does not read may be left out of a graph, a layer may not.
+    Tensors that forward does not read may be missing in a graph; a layer may not.
 
     >>> extra_child({"h.0.w": (2,)}, {"h.0.w": (2,), "h.1.w": (2,)})
     'h.1'
@@ -211,7 +211,7 @@ def extra_child(target: StateShapes, shapes: StateShapes) -> str | None:
 
 
 def differences(before: Any, after: Any, way: Route = ()) -> Iterator[tuple[Route, Any]]:
-    """Yield what a configuration has instead of another one's values, with the way to each.
+    """Yield the values of ``after`` that differ from those of ``before``, with their paths.
 
     >>> [*differences({"depths": (2, 2), "kinds": ["a", "b"]}, {"depths": (2, 1), "kinds": ["b"]})]
     [(('depths', 1), 1), (('kinds',), ['b'])]
@@ -227,14 +227,14 @@ def differences(before: Any, after: Any, way: Route = ()) -> Iterator[tuple[Rout
 
 @dataclass
 class ArgumentSearch:
-    """The search for a configuration.
+    """Search for a configuration.
 
     Attributes:
-        make: Constructs the network of a configuration without memory and returns its shapes.
-        start: The configuration that the network had before it was rewritten.
-        target: Shapes by the names that the class gives.
-        remaining: Number in the original of each layer, by the module that holds them.
-        derived: Entries of the start that the class computes itself where they are missing.
+        make: Constructs the network of a configuration on the meta device and returns its shapes.
+        start: The configuration of the original network.
+        target: Shapes to reach, by their names in the class.
+        remaining: Original numbers of the remaining layers, by the module that contains them.
+        derived: Entries of ``start`` that the class computes if they are missing.
     """
 
     make: Callable[[Arguments], StateShapes]
@@ -245,21 +245,21 @@ class ArgumentSearch:
     _tried: dict[str, StateShapes | None] = field(default_factory=dict)
 
     def shapes(self, arguments: Arguments) -> StateShapes | None:
-        """Return the shapes of a configuration's network; None where the class refuses it."""
+        """Return the shapes of a configuration's network; None if the class refuses it."""
         key = repr(arguments)
         if key not in self._tried:
             try:
                 self._tried[key] = self.make(arguments)
-            except Exception:  # whatever a class raises for values that do not go together
+            except Exception:  # a class may raise anything for inconsistent values
                 self._tried[key] = None
         return self._tried[key]
 
     def nearest(self) -> Arguments:
-        """Return the configuration whose shapes are nearest to those that are looked for.
+        """Return the configuration whose shapes are nearest to the target.
 
-        1. Of all single changes the one is made that leaves the least to change.
-        2. Values that equal a size are tried before those that scale with it or are left open.
-        3. Where no single change helps, two that scale alike are made together.
+        1. Make the single change that reduces the distance most; repeat.
+        2. Try values that equal a size before values that scale with it or are unset.
+        3. If no single change helps, try two changes by the same ratio together.
         """
         here = self.start
         while rest := self._distance(here):
@@ -273,14 +273,14 @@ class ArgumentSearch:
         return here
 
     def fitting(self) -> Iterator[Arguments]:
-        """Yield the configurations with these shapes, first the one with the fewest changes.
+        """Yield configurations with the target's shapes, the one with the fewest changes first.
 
-        Some values, such as number and size of heads, show in shapes only as a product. They are
+        Some values, such as number and size of heads, affect shapes only by their product. They are
         changed together: all by one ratio, or a few at a time.
 
-        1. The nearest configuration comes first.
-        2. A value that alone changes a dimension of which no other value is part stays.
-        3. What is left is combined.
+        1. Yield the nearest configuration.
+        2. Fix values that change a dimension on which no other value has an effect.
+        3. Combine changes of the other values.
         """
         first = self.nearest()
         goal = self.shapes(first) or {}
@@ -317,7 +317,7 @@ class ArgumentSearch:
         return float("inf") if shapes is None else distance_to(self.target, shapes)
 
     def _pairs_of_sizes(self, arguments: Arguments) -> set[tuple[int, int]]:
-        """Return sizes with those that they should become: of dimensions, and numbers of layers."""
+        """Return pairs of actual and target sizes: of dimensions, and numbers of layers."""
         shapes = self.shapes(arguments) or {}
         pairs = set(unequal_sizes(self.target, shapes).values())
         goal = runs(self.target)
@@ -328,7 +328,7 @@ class ArgumentSearch:
         }
 
     def _equal(self, arguments: Arguments) -> Iterator[Arguments]:
-        """Yield what results if a number that equals a size becomes the wanted one."""
+        """Yield configurations in which a number that equals a size becomes the target size."""
         for has, goal in sorted(self._pairs_of_sizes(arguments)):
             for way, value in numbers_in(arguments):
                 if value == has:
@@ -337,9 +337,9 @@ class ArgumentSearch:
                     yield from self._with_lists(result, has, goal)
 
     def _with_lists(self, arguments: Arguments, has: int, goal: int) -> Iterator[Arguments]:
-        """Yield configurations whose lists per layer keep the items of the layers that remain.
+        """Yield configurations whose lists per layer only have items of the remaining layers.
 
-        Lists that the class computes, of names of stages, say, are then left to it.
+        Entries that the class computes, such as lists of stage names, are removed.
         """
         for remaining in self.remaining.values():
             if len(remaining) != goal:
@@ -354,9 +354,10 @@ class ArgumentSearch:
             yield {k: v for k, v in arguments.items() if k not in self.derived}
 
     def _scaled(self, arguments: Arguments) -> Iterator[Arguments]:
-        """Yield what results if a number scales as a size does, or one that is open is given.
+        """Yield configurations in which a number scales as a size does, or an unset entry is set.
 
-        A size may be what others leave: it scales as those that are right already, or inversely.
+        A size may be the quotient of others: it scales as sizes that are already right, or
+        inversely.
         """
         ratios = self._ratios(arguments) | self._ratios(self.start)
         ratios |= {1 / ratio for ratio in ratios if ratio}
@@ -390,7 +391,7 @@ class ArgumentSearch:
     def _options(
         self, first: Arguments, goal: StateShapes
     ) -> dict[tuple[Route, int], set[tuple[str, int]]]:
-        """Return the dimensions that other values of numbers would change, each alone."""
+        """Return possible new values of numbers, with the dimensions that each changes."""
         result = {}
         for way, new, _ in self._moves(self.start, {Fraction(1), *self._ratios(self.start)}):
             if not isinstance(new, int) or get(first, way) in (None, new):
@@ -402,7 +403,7 @@ class ArgumentSearch:
 
 
 def _is_list(value: object) -> bool:
-    """Return whether a value is a list of alike items; a pair of a list and a number is not."""
+    """Return whether a value is a list of items of one kind; a pair of list and number is not."""
     return (
         isinstance(value, list | tuple) and len({isinstance(v, list | tuple) for v in value}) == 1
     )

@@ -1,7 +1,7 @@
-"""Folders of safetensors files: read a few rows at a time, and written shard by shard.
+"""Folders of safetensors files: reading a few rows at a time, writing shard by shard.
 
-Nothing but the rows that are being copied is in memory. The format of a file: eight bytes with the
-length of its header, the header as JSON (dtype, shape and bytes of each tensor), then the bytes.
+Only the rows that are being copied are in memory. Format of a file: eight bytes with the length of
+the header, the header as JSON (dtype, shape and byte range of each tensor), then the data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from archgraph.files import sync
 from archgraph.states.lazy import LazyState
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_SHARD = 5_000_000_000  # bytes, as transformers has it
+MAX_SHARD = 5_000_000_000  # bytes, the default of transformers
 
 _DTYPES = {
     "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
@@ -36,15 +36,15 @@ class Shards(LazyState):
     """The tensors of a folder, under the names in its files.
 
     Attributes:
-        files: The files that hold them.
+        files: The files that contain them.
 
     Raises:
-        GraphError: If there are none, or the index does not say what the files hold.
+        GraphError: If there are none, or the index does not match the files.
     """
 
     def __init__(self, folder: Path) -> None:
         index = None
-        if not (folder / SINGLE).is_file():  # as transformers looks for them
+        if not (folder / SINGLE).is_file():  # the order in which transformers looks for them
             index = _index(folder)
         self.files = sorted(
             {folder / name for name in index.values()} if index else {folder / SINGLE}
@@ -65,22 +65,22 @@ class Shards(LazyState):
             wrong = sorted(name for name, _ in set(actual.items()) ^ set(index.items()))
             if wrong:
                 raise GraphError(
-                    "does not say what the files hold",
+                    "does not match the files",
                     where=str(folder / INDEX),
                     found=f"{wrong[0]} in {index.get(wrong[0], 'no file')}",
                     expected=actual.get(wrong[0], "no file"),
-                    hint="write the index anew",
+                    hint="rewrite the index",
                 )
         super().__init__(types, self._read)
 
     @property
     def shard_size(self) -> int:
-        """Bytes of the largest shard; of a single file the usual limit."""
+        """Bytes of the largest shard; for a single file, the default limit."""
         sizes = [file.stat().st_size for file in self.files]
         return min(MAX_SHARD, max(sizes)) if len(sizes) > 1 else MAX_SHARD
 
     def _read(self, name: str, start: int, stop: int) -> Tensor:
-        with opened(self._file[name]) as file:  # a mapping, of which these rows are read
+        with opened(self._file[name]) as file:  # memory-mapped: only these rows are read
             if not self.types[name].dim():
                 return file.get_tensor(name)
             return file.get_slice(name)[start:stop]
@@ -100,14 +100,14 @@ def _index(folder: Path) -> dict[str, str]:
         raise GraphError("is not an index", where=str(path), found=error) from error
     outside = sorted(v for v in names.values() if Path(v).name != v)
     if outside:
-        raise GraphError("names a file outside of its folder", where=str(path), found=outside[0])
+        raise GraphError("names a file outside its folder", where=str(path), found=outside[0])
     return names
 
 
 def _types(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file without their numbers."""
+    """Return the tensors of a file without their data."""
     result = {}
-    with opened(file) as tensors:  # checks the header, and that the bytes are there
+    with opened(file) as tensors:  # checks the header, and that the file is complete
         for name in tensors.keys():
             part = tensors.get_slice(name)
             dtype = _DTYPES.get(part.get_dtype())
@@ -124,10 +124,10 @@ def _types(file: Path) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """Open a file to read from it.
+    """Open a file for reading.
 
     Raises:
-        GraphError: If it cannot be read: that is not an error of writing what is read.
+        GraphError: If it cannot be read, to distinguish this from errors of writing the data.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -139,7 +139,7 @@ def opened(file: Path) -> Iterator[Any]:
 
 
 def write_shards(folder: Path, state: LazyState, max_shard_size: int = MAX_SHARD) -> None:
-    """Write a state as ``model.safetensors``, or as shards with an index, tensor by tensor."""
+    """Write a state tensor by tensor as ``model.safetensors``, or as shards with an index."""
     shards = [*_shards(state.types, max_shard_size)]
     count = len(shards)
     files = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
@@ -155,7 +155,7 @@ def write_shards(folder: Path, state: LazyState, max_shard_size: int = MAX_SHARD
 
 
 def _shards(types: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
-    """Yield the tensors of each shard: as many as fit, in order; a larger one is alone."""
+    """Yield the tensors of each shard: as many as fit, in order; a larger tensor has its own."""
     names: list[str] = []
     size = 0
     for name, like in types.items():
@@ -168,7 +168,7 @@ def _shards(types: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
 
 
 def _write(file: Path, state: LazyState, names: list[str]) -> None:
-    # Wide numbers first: each tensor then starts where its numbers may.
+    # Wide dtypes first, so that each tensor is aligned to its element size.
     order = sorted(names, key=lambda name: -state.types[name].element_size())
     ends = [0, *itertools.accumulate(state.types[name].nbytes for name in order)]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -1,4 +1,4 @@
-"""Weights that ``timm.create_model`` loads, and its arguments, from a graph that was rewritten."""
+"""Export of a rewritten graph for ``timm.create_model``: a file of weights, and arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from archgraph.hints import optional_module
 from archgraph.ops.schema import torch_dtype
 from archgraph.states import State
 
-# Arguments of create_model that name weights.
+# Arguments of create_model that select weights.
 _WEIGHTS = {"pretrained", "checkpoint_path"}
 
 
@@ -31,25 +31,25 @@ _WEIGHTS = {"pretrained", "checkpoint_path"}
 def to_timm(
     graph: ArchGraph, /, state: State, name: str, file: str | os.PathLike[str], **args: Any
 ) -> dict[str, Any]:
-    """Write a cut or shortened network as weights that ``timm.create_model`` loads.
+    """Write a cut or shortened network as weights for ``timm.create_model``.
 
-    The arguments are found by trying, as :func:`archgraph.to_transformers` finds a configuration,
-    from those that the class of the model was constructed with.
+    The arguments are found by trial, as :func:`archgraph.to_transformers` finds a configuration,
+    starting from those with which the model's class was constructed.
 
     Args:
-        graph: The network, of a model of timm that was traced and rewritten.
+        graph: The network: a traced and rewritten model of timm.
         state: Its weights.
         name: Name of the original model in timm.
         file: The safetensors file to write.
-        **args: Arguments that the original model was created with.
+        **args: Arguments with which the original model was created.
 
     Returns:
-        Arguments, without those that load weights:
-        ``timm.create_model(name, checkpoint_path=file, **arguments)`` is the network.
+        Arguments of the network, without those that load weights. Load it with
+        ``timm.create_model(name, checkpoint_path=file, **arguments)``.
 
     Raises:
-        RewriteError: If no arguments give these shapes; says which axis is in the way.
-        GraphError: If timm is not installed or has no such model; if the state does not fit.
+        RewriteError: If no arguments give these shapes; names the axis in the way.
+        GraphError: If timm is not installed or does not have this model; if the state does not fit.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -67,18 +67,18 @@ def to_timm(
 
 
 def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
-    """Return what sets a graph beside the class of a model of timm.
+    """Return a function that fits a graph to the class of a timm model.
 
     Args:
         name: Name of the model.
-        **args: Arguments that it was created with.
+        **args: Arguments with which it was created.
 
     Raises:
-        GraphError: If timm is not installed or has no such model.
+        GraphError: If timm is not installed or does not have this model.
     """
     timm = optional_module("timm")
     if not timm.is_model(name):
-        raise GraphError("timm has no such model", found=name)
+        raise GraphError("timm does not have this model", found=name)
     model = timm.create_model(name, **args)
     with _recorded(type(model)) as calls:
         timm.create_model(name, **_without_weights(args))
@@ -96,12 +96,12 @@ def timm_fit(name: str, **args: Any) -> Callable[[ArchGraph], Fit]:
 
 
 def _without_weights(args: Arguments) -> Arguments:
-    """Return the arguments but for those that load weights, which fit the original alone."""
+    """Return the arguments without those that load weights, which only fit the original."""
     return {key: value for key, value in args.items() if key not in _WEIGHTS}
 
 
 def _changed(start: Arguments, arguments: Arguments) -> Arguments:
-    """Return the arguments that are no longer what they were."""
+    """Return the arguments that have changed."""
     return {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in arguments.items()
@@ -111,9 +111,9 @@ def _changed(start: Arguments, arguments: Arguments) -> Arguments:
 
 @contextlib.contextmanager
 def _recorded(kind: type[nn.Module]) -> Iterator[list[Arguments]]:
-    """Record the arguments with which a class is constructed, defaults included.
+    """Record the arguments with which a class is constructed, including defaults.
 
-    An entry point of timm adds its own to those that it is given, and keeps them nowhere.
+    An entry point of timm adds arguments of its own, but does not store them.
     """
     construct, calls = kind.__init__, list[Arguments]()
     signature = inspect.signature(construct)
@@ -123,7 +123,7 @@ def _recorded(kind: type[nn.Module]) -> Iterator[list[Arguments]]:
         bound.apply_defaults()
         values: Arguments = {}
         for key, value in {**bound.arguments, **kwargs}.items():
-            # Where a class reads a configuration, its fields are arguments, too.
+            # If a class takes a configuration, its fields are arguments, too.
             values |= vars(value) if dataclasses.is_dataclass(type(value)) else {key: value}
         calls.append({k: v for k, v in values.items() if not isinstance(v, nn.Module | dict)})
         construct(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Folders of transformers: read as a graph with its weights, and written from one."""
+"""Folders of transformers: reading them as graphs with weights, and writing them from graphs."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-# Length of the example of a text model: no size of a weight follows from it.
+# Length of the example for a text model; no size of a weight depends on it.
 WORDS = 16
-# Configurations of the right shapes that are traced before the search is given up.
+# Number of configurations with the right shapes that are traced before the search gives up.
 TRACED = 16
-# Endings of weights, which are not copied with the other files of a folder.
+# Suffixes of weight files, which are not copied with the other files of a folder.
 _WEIGHTS = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".pkl",
 }  # fmt: skip
@@ -53,7 +53,7 @@ def _transformers() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide warnings about configurations that are only tried, and the bar of writing."""
+    """Hide warnings about configurations that are only tried, and the progress bar of writing."""
     _transformers()
     from transformers.utils import logging
 
@@ -70,24 +70,24 @@ def _quiet() -> Iterator[None]:
 def from_transformers(
     folder: str | os.PathLike[str], **inputs: Tensor
 ) -> tuple[ArchGraph, LazyState]:
-    """Read the graph of a folder of transformers from its configuration; weights stay in the files.
+    """Read the graph of a transformers folder from its configuration; weights stay in the files.
 
-    The class that ``config.json`` names, one of transformers' own, is constructed without memory
-    for its parameters and traced in the configuration's dtype. Nothing is downloaded, no pickle is
-    opened, and no code in the folder is run. The graph is not verified, since that needs numbers.
+    The transformers class that ``config.json`` names is constructed without memory for its
+    parameters and traced in the configuration's dtype. Nothing is downloaded, no pickle is opened,
+    and no code in the folder is executed. The graph is not verified, which would need the weights.
 
     Args:
         folder: A folder with ``config.json`` and weights in safetensors, in one file or in shards.
-        **inputs: Example inputs of ``forward``. Default: words, or an image of the size that the
-            configuration names.
+        **inputs: Example inputs of ``forward``. Default: tokens, or an image of the size in the
+            configuration.
 
     Returns:
-        The graph, and the weights as a state that reads each from its file when it is asked for.
+        The graph, and its weights as a state that reads each tensor from its file on access.
 
     Raises:
-        GraphError: If the folder is not one of a model, lacks weights, or is quantised; if nothing
-            says what the model takes.
-        TraceError: If the class cannot be captured.
+        GraphError: If the folder does not contain a model, lacks weights, or is quantised; if the
+            inputs of the model are unknown.
+        TraceError: If the class cannot be traced.
 
     Example:
         >>> from_transformers("no/folder")
@@ -97,7 +97,7 @@ def from_transformers(
     original = FolderModel(folder)
     weights = FolderWeights(original.folder, original.model)
     graph = original.trace(inputs or original.example())
-    # One note instead of two about a model that was only constructed without memory.
+    # One note instead of two about a model without memory.
     notes = [
         note
         for note in graph.notes
@@ -105,7 +105,7 @@ def from_transformers(
     ]
     notes.append("not verified: the weights stay in their files")
     if weights.unused:
-        notes.append(f"the folder has tensors that the model has not: {listed(weights.unused)}")
+        notes.append(f"the folder has tensors that the model lacks: {listed(weights.unused)}")
     lacking = {n: b for n, b in original.model.named_buffers() if n not in weights.types}
     types = {n: weights.types.get(n, lacking.get(n)) for n in graph.state_names}
     state = LazyState(
@@ -124,37 +124,40 @@ def to_transformers(
     *,
     max_shard_size: int | None = None,
 ) -> dict[str, Any]:
-    r"""Write a cut, shortened or lengthened network as a folder that ``from_pretrained`` loads.
+    r"""Write a cut, shortened or lengthened network as a folder for ``from_pretrained``.
 
-    The configuration is found by trying: numbers of the original one that equal, or scale with,
-    sizes that were cut and numbers of layers are changed until the class has the network's tensors
-    in their shapes and computes the same: with random weights, or, of a folder, by the same
-    operators. Layers are numbered without gaps. Weights keep their dtype.
+    The configuration is found by trial. Numbers of the original configuration that equal, or scale
+    with, the sizes that were cut and the number of layers are changed until the class has the
+    network's tensors in their shapes and computes the same. A model in memory is compared with
+    random weights, a folder by operators. Layers are numbered without gaps. Weights keep their
+    dtype.
 
-    A model that returns hidden states pins its width. Trace a wrapper that returns logits alone,
+    A model that returns hidden states pins its width. Trace a wrapper that returns only logits,
     with the arguments of the model's ``forward``, and pass the model itself here.
 
-    From folder to folder nothing but the rows that are being copied is in memory, if the state is
-    one that :func:`archgraph.from_transformers` reads: ``state.through(small.transfer)``. Tensors
-    keep the dtype of their file, and files beside the weights (a tokenizer, say) are copied.
+    With a state of :func:`archgraph.from_transformers`, ``state.through(small.transfer)``, only the
+    rows that are being copied from folder to folder are in memory. Tensors keep the dtype of their
+    file, and other files of the folder (such as a tokenizer) are copied.
 
     Args:
-        graph: The network, of a model that was traced and rewritten.
+        graph: The network: a traced and rewritten model.
         state: Its weights.
-        like: The model that was traced, or its folder. PEFT may have wrapped the model.
-        folder: Where ``config.json`` and the weights are written; where the original is a folder,
-            a new one.
-        max_shard_size: Bytes of a file of weights. Default: as in the original folder, 5 GB.
+        like: The traced model, or its folder. The model may be wrapped by PEFT.
+        folder: Folder to write ``config.json`` and the weights to. If the original is a folder,
+            this must be a new one.
+        max_shard_size: Largest size of a file of weights, in bytes. Default: as in the original
+            folder, at most 5 GB.
 
     Returns:
-        Entries of the configuration that differ from the original's: by name, in lists by index,
-        lists of another length whole.
+        Entries of the configuration that differ from the original: by name, in lists by index;
+        lists of another length as a whole.
 
     Raises:
-        RewriteError: If no configuration of the class has these shapes, or one has them and
-            computes something else; names the axis or block in the way, and what was tried.
+        RewriteError: If no configuration of the class has these shapes, or those that have them
+            compute something else; names the axis or block in the way, and the nearest
+            configuration.
         GraphError: If the state does not fit the graph, or the folder's model is not readable.
-        RunError: If the folder holds something, or cannot be written.
+        RunError: If the folder is not empty, or cannot be written.
 
     Example:
         >>> from archgraph.graph.text import parse
@@ -185,13 +188,13 @@ def to_transformers(
 
 @_quiet()
 def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Arguments]]:
-    """Return a function that finds the configuration of a network.
+    """Return a function that finds the configuration for a network.
 
     Args:
         like: The original model, or its folder.
 
     Raises:
-        GraphError: If it is neither.
+        GraphError: If ``like`` is neither.
     """
     if isinstance(like, str | os.PathLike):
         like = FolderModel(like)
@@ -201,8 +204,8 @@ def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Argume
             "is not a model of transformers",
             where="like",
             found=type(like).__name__,
-            expected="the model that was traced, or its folder",
-            hint="of timm, ag.fit takes functools.partial(timm.create_model, name, …); "
+            expected="the traced model, or its folder",
+            hint="for timm, ag.fit takes functools.partial(timm.create_model, name, …); "
             "ag.to_timm writes",
         )
     folder = like if isinstance(like, FolderModel) else None
@@ -237,29 +240,29 @@ def transformers_finder(like: object) -> Callable[[GraphLike], tuple[Fit, Argume
 
 
 def _check_spare(graph: ArchGraph, state: State, model: nn.Module) -> None:
-    """Refuse a tensor that neither the network nor its class has: it would be left out."""
+    """Raise if neither the network nor its class has a tensor of the state: it would be lost."""
     known = {name for p in graph.params for name in (p.name, *p.aliases)} | {
         *map(author_name, model.state_dict())
     }
     if spare := [name for name in state if name not in known]:
         raise GraphError(
-            "has no place in the network",
+            "is not a tensor of the network",
             where=spare[0],
-            found=f"{listed(spare)} in the state, neither in the graph nor in the class",
-            hint="fold adapters first, and write both: folded = ag.fold(graph, state), then "
-            "ag.to_transformers(folded.graph, folded.state, …)",
+            found=f"{listed(spare)} in the state, but neither in the graph nor in the class",
+            hint="fold adapters first and write both results: folded = ag.fold(graph, state), "
+            "then ag.to_transformers(folded.graph, folded.state, …)",
         )
 
 
 class FolderModel:
-    """A model of a folder whose parameters have no memory.
+    """The model of a folder, without memory for its parameters.
 
     Attributes:
         folder: The folder.
-        model: The model: parameters on the meta device, buffers as the class computes them.
+        model: The model, with parameters on the meta device and buffers as computed by the class.
 
     Raises:
-        GraphError: If it is not a folder of a model whose weights are plain tensors.
+        GraphError: If the folder does not contain a model, or a quantised one.
     """
 
     def __init__(self, like: str | os.PathLike[str]) -> None:
@@ -276,25 +279,25 @@ class FolderModel:
             raise GraphError("is not a configuration", where=where, found=error) from error
         if getattr(config, "quantization_config", None) is not None:
             raise GraphError(
-                "is of a quantised model",
+                "belongs to a quantised model",
                 where=where,
                 found="quantization_config",
-                hint="cut the original, then quantise",
+                hint="cut the original model, then quantise it",
             )
         names = config.architectures or ()
         kind = getattr(transformers, names[0], None) if names else None
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             raise GraphError(
-                "names no class of transformers in architectures", where=where, found=names
+                "does not name a transformers class in `architectures`", where=where, found=names
             )
         self._kind: type[PreTrainedModel] = kind
         self.model = self.make(config)
 
     def make(self, config: PretrainedConfig) -> PreTrainedModel:
         """Construct the model of a configuration, in the dtype in which it would be loaded."""
-        # The class's own: a configuration may name code of another package, or of a repository.
+        # The default of the class: a configuration may name code of another package or repository.
         config._attn_implementation = None
-        if hasattr(config, "_experts_implementation"):  # others have operators outside of ATen
+        if hasattr(config, "_experts_implementation"):  # others use operators outside ATen
             config._experts_implementation = "batched_mm"
         dtype = getattr(config, "dtype", None) or torch.get_default_dtype()
         before = torch.get_default_dtype()
@@ -309,7 +312,7 @@ class FolderModel:
         """Return example inputs.
 
         Raises:
-            GraphError: If nothing says what the model takes.
+            GraphError: If the inputs of the model are unknown.
         """
         name, config = self.model.main_input_name, self.model.config
         words = getattr(config, "text_config", config)
@@ -319,7 +322,7 @@ class FolderModel:
             most = getattr(words, "max_position_embeddings", None) or WORDS
             length = min(most, WORDS) if most > 0 else WORDS
             inputs |= {name: torch.zeros(2, length, dtype=torch.int64) for name in names}
-        # Images that stand among the words need words of their own: a text does without them.
+        # Images among the tokens need special tokens: use an example without images.
         beside = "image" in self.model.input_modalities and not hasattr(config, "image_token_id")
         images = (
             getattr(config, "vision_config", config) if beside or name == "pixel_values" else None
@@ -330,19 +333,19 @@ class FolderModel:
         if name in inputs:
             return inputs
         raise GraphError(
-            "does not say which inputs the model takes",
+            "does not specify the inputs of the model",
             where=str(self.folder / CONFIG),
             found=name,
-            hint="ag.from_transformers(folder, NAME=tensor) takes an example",
+            hint="pass an example: ag.from_transformers(folder, NAME=tensor)",
         )
 
     def trace(
         self, inputs: Mapping[str, Any], model: nn.Module | None = None, *, train: bool = False
     ) -> ArchGraph:
-        """Trace the model, or another one, without verification."""
+        """Trace this model, or another one, without verification."""
         model = model or self.model
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TraceWarning)  # they are notes of the graph
+            warnings.simplefilter("ignore", TraceWarning)  # the graph has them as notes
             return trace(model, train=train, strict=False, verify=False, **inputs).graph
 
     @_quiet()
@@ -353,13 +356,13 @@ class FolderModel:
         inputs: Mapping[str, Any],
         model: nn.Module | None = None,
     ) -> bool:
-        """Return whether the model, or another one, computes what a graph does, by operators.
+        """Return whether a graph computes the same as this model, or another one, by operators.
 
-        A run's graph has what training does, too: dropouts, which evaluation alone lacks.
+        The graph of a run also has the operators of training, such as dropout.
 
         Args:
             graph: The graph.
-            names: Names of tensors in the model by those in the graph.
+            names: Name of a tensor in the graph → its name in the model.
             inputs: Inputs of the graph.
             model: The other model.
         """
@@ -367,12 +370,12 @@ class FolderModel:
         return any(first_unequal(graph, one, names) is None for one in traced)
 
     def first_unlike(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Return the first tensor that the files lack or have with other values, if there is one.
+        """Return the first tensor that the files lack or have with other values; None if all agree.
 
-        Weights in other files than safetensors are not read.
+        Only weights in safetensors files are read.
 
         Args:
-            tensors: By their names in the class.
+            tensors: Tensors by their names in the class.
 
         Raises:
             GraphError: If the files cannot be read, or lack weights of the model.
@@ -391,7 +394,7 @@ def _rewrite_folder(
     folder: Path,
     max_shard_size: int | None,
 ) -> dict[str, Any]:
-    """Write a network of a folder as another one, tensor by tensor."""
+    """Write a network that was read from a folder to another folder, tensor by tensor."""
     fit, arguments = transformers_finder(original)(graph)
     net = original.make(type(original.model.config).from_dict(arguments))
     weights = FolderWeights(original.folder, original.model)
@@ -428,11 +431,11 @@ def _rewrite_folder(
 
 
 def _arranged(net: nn.Module, fit: Fit, state: LazyState, weights: FolderWeights) -> LazyState:
-    """Return the weights of a class in its order, each once, under its names.
+    """Return the weights of a class, each once, in its order and under its names.
 
-    1. A weight comes from the network, whatever name of it the network has.
-    2. What forward does not read comes from the original, where it has the same shape.
-    3. Where it has another one, a parameter is zero, and a buffer is computed by the class.
+    1. Take a weight from the network, under any of its names.
+    2. Take tensors that forward does not read from the original, if they have the same shape.
+    3. Otherwise parameters are zero, and buffers keep the values that the class computes.
     """
     leaf = {new: fit.owner[name] for name, new in fit.names.items()}
     tensors = dict(net.named_parameters(remove_duplicate=False))
@@ -468,7 +471,7 @@ class _Arranged(LazyState):
         )
 
     def bands(self, name: str) -> Iterator[Tensor]:
-        """Compute a tensor as the state that it comes from does."""
+        """Yield a tensor in the bands of its original state."""
         state, old = self._sources[name]
         return state.bands(old)
 
@@ -478,22 +481,23 @@ def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:
 
 
 def check_new(folder: Path, original: Path) -> None:
-    """Check that a folder is another than the original, and empty.
+    """Check that a folder is empty and is not the original folder.
 
     Raises:
-        RunError: If it is not.
+        RunError: If this is not the case.
     """
     if folder.resolve() == original.resolve():
-        raise RunError("is the folder that is read", where=str(folder), expected="another one")
+        raise RunError("is the original folder", where=str(folder), expected="another one")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError("holds something", where=str(folder), expected="a new folder")
+        raise RunError("is not empty", where=str(folder), expected="a new folder")
 
 
 @contextlib.contextmanager
 def _without_memory() -> Iterator[None]:
-    """Move each parameter to the meta device as soon as it is assigned; buffers have values.
+    """Move each parameter to the meta device as soon as it is assigned; buffers keep their values.
 
-    A graph needs what a class computes of its sizes (tables of frequencies), and no weights.
+    A graph needs the tables that a class computes from its sizes (such as frequencies), but no
+    weights.
     """
     register = nn.Module.register_parameter
 
@@ -509,11 +513,11 @@ def _without_memory() -> Iterator[None]:
 
 
 def _derived(config: type[PretrainedConfig], start: Arguments) -> frozenset[str]:
-    """Return the lists that a configuration computes itself where they are missing."""
+    """Return the lists that a configuration computes itself if they are missing."""
     rest = dict(start)
     for key in [k for k, v in rest.items() if isinstance(v, list | tuple)]:
         fewer = {k: v for k, v in rest.items() if k != key}
-        with contextlib.suppress(Exception):  # a class may need it
+        with contextlib.suppress(Exception):  # a class may require the list
             if config.from_dict(fewer).to_dict() == start:
                 rest = fewer
     return frozenset(start.keys() - rest.keys())

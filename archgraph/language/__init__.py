@@ -9,18 +9,18 @@ an ``ExperimentSpec``; in the other direction, graphs and models as files.
    (``data``, ``task``, ``local``, ``aggregate``, ``privacy``, ``server``, …). Classes of libraries
    are ``named``. ``linked`` reads the files that a file names; ``mistakes`` puts pydantic's errors
    into words.
-3. ``loading`` makes graphs. *Authored* models (blocks and sections) go through ``lowering``, which
+3. ``loading`` builds graphs. *Authored* models (blocks and sections) go through ``lowering``, which
    appends ``steps`` to a ``draft``; *flat* ones list every operator (``flat``); *python* ones are
    imported and traced (``python``). ONNX files and saved folders are read here, too.
 4. ``rewriting`` applies rewrites in the order of their registry. Families become graphs in
    :mod:`archgraph.federation`.
 5. ``save`` writes the flat form or a folder (``saved``), ``exporting`` the format of the file's
-   ending.
+   suffix.
 
 A file runs code only through ``python:``, and only with the caller's consent (``consent``);
-archgraph's own models and strategies need none. Every error names file, line and key. A draft
-appends the operators that a trace would capture, so that tracing the built module gives the graph
-back. Validation, JSON schema and ``help`` come from the same models and tables. Names are imported
+archgraph's own models and strategies do not need consent. Every error names file, line and key. A
+draft appends the operators that a trace would capture, so that tracing the built module gives the
+same graph. Validation, JSON schema and ``help`` use the same models and tables. Names are imported
 on first use.
 """
 

@@ -1,7 +1,7 @@
-"""How a round's updates become one: rules that limit the influence of a few clients on the mean.
+"""Aggregation rules of a round, which limit the influence of a few clients on the mean.
 
-Every rule is a row of :data:`RULES`. From it come the key of an experiment with its validation and
-JSON schema, a topic of ``archgraph help``, and a row of the table in the docs.
+Every rule is a row of :data:`RULES`. The row defines the key of an experiment with its validation
+and JSON schema, a topic of ``archgraph help``, and a row of the table in the docs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Below one half, so that some clients are always left.
 Minority = Annotated[float, Field(ge=0, lt=0.5)]
 Quorum = Annotated[
-    Count, Field(description="clients that have to cover a value for it to change; else it stays")
+    Count, Field(description="number of clients that must cover a value; otherwise it stays")
 ]
 
 
@@ -42,7 +42,7 @@ class MedianOptions(Base):
     quorum: Quorum = 1
 
     def cut(self, count: int) -> int:
-        """Return how many of `count` values to drop at each end: all but the middle one or two."""
+        """Return the number of values to drop at each end: all except the middle one or two."""
         return max((count - 1) // 2, 0)
 
 
@@ -50,12 +50,12 @@ class TrimmedMeanOptions(Base):
     """Options of ``trimmed_mean``."""
 
     share: Minority = Field(
-        description="share of the values of a position that is dropped at each end, rounded down"
+        description="share of a position's values that is dropped at each end, rounded down"
     )
     quorum: Quorum = 1
 
     def cut(self, count: int) -> int:
-        """Return how many of `count` values to drop at each end.
+        """Return the number of values to drop at each end, out of `count`.
 
         Example:
             >>> [TrimmedMeanOptions(share=0.29).cut(n) for n in (3, 4, 100)]
@@ -79,7 +79,7 @@ TrimmedMeanChoice = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule as files, help and docs know it.
+    """A row of the table of rules, for files, help and docs.
 
     Attributes:
         name: Name of the key.
@@ -121,7 +121,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "median",
         MedianOptions,
-        "Take the median of the values that clients have for a position; weights do not count.",
+        "Take the median of the clients' values at a position; weights do not count.",
         "{quorum: 3}",
         "where more than half of the clients that cover a position are honest, the result lies "
         "between honest values",
@@ -131,8 +131,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "trimmed_mean",
         TrimmedMeanChoice,
-        "Drop the smallest and largest values that clients have for a position, and take the "
-        "mean of the others; weights do not count.",
+        "Drop the smallest and largest values of the clients at a position, and take the mean of "
+        "the others; weights do not count.",
         "0.2",
         "if at most as many clients are malicious as are dropped at each end, the result lies "
         "between honest values",

@@ -45,17 +45,17 @@ class Verdict:
 def verdicts(paths: Iterable[str | os.PathLike[str]], *, python: bool = False) -> Iterator[Verdict]:
     r"""Check files of every kind, one verdict each, in order.
 
-    Graphs are made and checked, families resolved with all their clients, strategies configured.
-    Everything that a run refuses before its first round is refused here, too. Your own data is
-    read. The files of known data sets are not read: zeros of their form replace them.
+    Builds and checks graphs, resolves families with all their clients, and configures strategies.
+    Finds every mistake that a run would report before its first round. Your own data is read. The
+    files of known data sets are not read: they are replaced by zeros of the same form.
 
     Args:
-        paths: Files, or folders whose YAML files are checked, folders below included.
-        python: Consent to run the Python code that files name. Without it only archgraph's code
-            runs, and such models are only checked for their form.
+        paths: Files, or folders, whose YAML files are checked recursively.
+        python: Consent to run the Python code that files name. Without it, only the form of files
+            that name such code is checked.
 
     Raises:
-        SpecError: If a path does not exist, or a folder holds no such file.
+        SpecError: If a path does not exist, or a folder does not contain a YAML file.
 
     Example:
         >>> import tempfile

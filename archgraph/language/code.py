@@ -1,4 +1,4 @@
-"""The user's code that files name: its modules, and their digests."""
+"""Digests of the modules of user code that files name."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from archgraph.plain import digest
 
 
 def users_code(names: Iterable[str]) -> dict[str, str]:
-    """Return digests of the modules that Python names refer to, by module, without comments.
+    """Return digests of the user modules that Python names refer to; comments do not count.
 
-    Modules that they import count, too, and the packages that they are in. Installed packages,
-    including archgraph, do not: records contain their versions. Without consent the result is
+    Modules that these import, and the packages that contain them, are included. Installed packages,
+    including archgraph, are not: records contain their versions. Without consent, the result is
     empty.
 
     >>> users_code(["torch.nn:Linear"])

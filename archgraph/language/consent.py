@@ -1,6 +1,6 @@
-"""Consent to run code that a file names: given by the caller who loads the file, never by the file.
+"""Consent to run code that a file names, given by the caller who loads the file, never by the file.
 
-Folders are not trusted either: that would trust everyone who can write into them.
+Folders cannot be trusted either: this would trust everyone who can write to them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from archgraph.plain import Json
 
 _PACKAGE = "archgraph"
 PYTHON = "python:"
-"""Prefix of a name where its key is not ``python``."""
+"""Prefix of names of code in keys other than ``python``."""
 # A context variable, so that consent ends with its block, also in threads and tasks.
 _GIVEN: ContextVar[bool] = ContextVar("python", default=False)
 
 
 @contextlib.contextmanager
 def allowed(python: bool = True) -> Iterator[None]:
-    """Allow files, inside this context, to name Python code, which is imported and called.
+    """Allow files to name Python code inside this context; the code is imported and called.
 
     Args:
-        python: If False, nothing changes: consent that a caller has given stays.
+        python: If False, do nothing: consent of an outer context stays.
 
     Example:
         >>> with allowed():
@@ -47,13 +47,13 @@ def consent_given() -> bool:
 
 
 def needs_consent(name: str, base: type) -> bool:
-    """Return whether running the object of a name needs consent that was not given.
+    """Return whether running a named object needs consent that was not given.
 
-    archgraph's own classes need none.
+    Classes of archgraph do not need consent.
 
     Args:
         name: ``package.module:path``.
-        base: Base class of the classes of archgraph that do not need consent.
+        base: Base class of those classes of archgraph that do not need consent.
 
     Example:
         >>> import torch

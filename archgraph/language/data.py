@@ -40,7 +40,7 @@ DataShares = (
 
 
 Alpha = Annotated[
-    float, Field(gt=0, description="concentration: the smaller, the more unequal are the classes")
+    float, Field(gt=0, description="concentration; smaller values give more unequal classes")
 ]
 
 
@@ -56,9 +56,9 @@ class DirichletSpec(Base):
 
     scheme: Literal["dirichlet"] = Field(description="the scheme")
     alpha: Alpha = 0.5
-    min_size: Count = Field(default=10, description="least number of examples of a client")
+    min_size: Count = Field(default=10, description="smallest number of examples of a client")
     balanced: bool = Field(
-        default=False, description="a client that already has its equal part gets no more"
+        default=False, description="a client that has its equal part does not get more examples"
     )
     shares: DataShares = None
 
@@ -78,8 +78,8 @@ class ClassesSpec(Base):
     per_client: Count = Field(default=2, description="classes of a client")
     assignment: Literal["first-deterministic", "deterministic", "random"] = Field(
         default="first-deterministic",
-        description="which classes: the first in turn and the others drawn, all in turn, or all "
-        "drawn; examples of a class that no client gets are dropped, with a note",
+        description="choice of classes: the first in turn and the others drawn, all in turn, or "
+        "all drawn; examples of a class that no client gets are dropped, with a note",
     )
     shares: DataShares = None
 
@@ -131,11 +131,11 @@ class NamedData(DataSpec):
     limit: Count | None = Field(default=None, description="maximum examples of each split")
     bptt: Count = Field(default=64, description="length of a text window, tokens")
     length: Count | None = Field(
-        default=None, description="tokens of a pair of sentences, padding among them; default: 128"
+        default=None, description="tokens of a pair of sentences, including padding; default: 128"
     )
     vocabulary: Count | None = Field(
         default=None,
-        description="most tokens of the vocabulary learned from pairs of sentences; default: 8192",
+        description="largest size of the vocabulary learned from pairs of sentences; default: 8192",
     )
     tokenizer: str | None = Field(
         default=None,
@@ -160,8 +160,8 @@ class PythonData(DataSpec):
     )
     cache: bool = Field(
         default=False,
-        description="read the items of torch datasets once; false: again in every pass, so that "
-        "random transforms are drawn again",
+        description="read the items of torch datasets once; false: read them again in every pass, "
+        "so that random transforms are drawn again",
     )
 
 
@@ -202,7 +202,7 @@ TextLength = Annotated[
 TextColumns = Annotated[
     str | Annotated[tuple[str, ...], Field(min_length=2, max_length=2)] | None,
     Field(
-        description="the column of texts that models see as tokens, or two columns as pairs, "
+        description="the column of texts, which models get as tokens, or two columns as pairs, "
         "`[premise, hypothesis]`; with `tokenizer` and `length`",
         examples=["review"],
     ),
@@ -286,8 +286,8 @@ class TableData(DataSpec):
     target: Target = None
     columns: tuple[str, ...] | dict[str, ColumnKind] | None = Field(
         default=None,
-        description="the columns that models see, or a mapping from them to their types; default: "
-        "all others. "
+        description="the input columns, or a mapping from columns to their types; default: all "
+        "others. "
         "A category becomes a column of 0 and 1 for each of its values",
     )
     text: TextColumns = None
@@ -298,8 +298,8 @@ class TableData(DataSpec):
     )
     standardise: bool = Field(
         default=True,
-        description="subtract from numbers their mean over the rows that are trained on (not those "
-        "that `validation` holds out), and divide them by their standard deviation",
+        description="subtract the mean of numbers over the training rows (without those that "
+        "`validation` holds out), and divide by their standard deviation",
     )
     separator: Annotated[str, Field(min_length=1, max_length=1)] = Field(
         default=",", description="separator of the columns of a CSV file"
@@ -325,7 +325,7 @@ class HuggingFaceData(DataSpec):
     )
     inputs: str | dict[str, str] | None = Field(
         default=None,
-        description="the column that models see; or several, by the names of the models' inputs",
+        description="the input column; or several, by the names of the models' inputs",
     )
     text: TextColumns = None
     tokenizer: TokenizerPath = None

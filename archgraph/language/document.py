@@ -1,4 +1,4 @@
-"""A file that was read: plain data, and the line of each part of it."""
+"""A parsed file: plain data, with the line of each part."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Document:
     texts: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
 
     def where(self, loc: Place) -> str:
-        """Return file, line and key of a place, or the line of its nearest existing parent."""
+        """Return file, line and key of a place; the line of the nearest parent if it is missing."""
         known = loc
         while known and known not in self.lines:
             known = known[:-1]
@@ -79,8 +79,8 @@ class Document:
     def locating(self, *loc: Key) -> Iterator[None]:
         """Prefix errors raised inside with the file and line of a place.
 
-        An error whose own place is a key below (``strategy.fedavg.weights``) points at that line;
-        one that points into the file already stays as it is.
+        If the error's own place is a key below (``strategy.fedavg.weights``), it points at the line
+        of this key. An error that already points into the file is unchanged.
         """
         try:
             yield
@@ -139,7 +139,7 @@ class Document:
 
 
 class FromFile(Base):
-    """The content of a file, and where it was read; equal contents are equal, wherever they are."""
+    """The content of a file, and its location, which does not count in comparisons."""
 
     _document: Document | None = pydantic.PrivateAttr(None)
     _changed: frozenset[str] = pydantic.PrivateAttr(frozenset())
@@ -157,14 +157,14 @@ class FromFile(Base):
         return preformatted(repr(self).strip("<>"), str(self).splitlines())
 
     def summary(self) -> str:
-        """Say in a few words what the file is about."""
+        """Summarise the file in a few words."""
         return str(getattr(self, "name", ""))
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and dict(self) == dict(other)
 
     def document_of(self, loc: Place) -> Document:
-        """Return the document that a place is read from: the file, or the current values."""
+        """Return the document that contains a place: the file, or the current values."""
         if self._document is not None and loc[0] not in self._changed:
             return self._document
         # Changed in Python: the line of the file would point at a value that no longer holds.
@@ -178,7 +178,7 @@ class FromFile(Base):
         return self
 
     def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some values changed; errors do not point at lines for these."""
+        """Return a copy with some values changed, for which errors do not point at lines."""
         copy = super().model_copy(update=update, deep=deep)
         copy._changed = self._changed | frozenset(update or ())
         return copy
@@ -203,7 +203,7 @@ def beside(
     """Resolve a file or folder name, absolute or relative to the file that names it.
 
     Raises:
-        SpecError: If there is none.
+        SpecError: If it does not exist.
     """
     try:
         path = (Path(document.file).parent / Path(name).expanduser()).resolve()

@@ -1,4 +1,4 @@
-"""A graph while it grows: operators are appended in canonical form, their shapes inferred at once.
+"""Graphs under construction: operators are appended in canonical form with inferred shapes.
 
 Drafts append the operators that :func:`archgraph.capture.trace.trace` would capture, so that
 tracing the built module gives the same graph back.
@@ -39,11 +39,11 @@ NO_SIZES: Mapping[str, OpenSize] = MappingProxyType({})
 
 @dataclass
 class GraphDraft:
-    """Nodes and leaves so far.
+    """A graph under construction.
 
     Attributes:
-        nodes: By name, in order.
-        leaves: By name, in order of creation.
+        nodes: Nodes by name, in order.
+        leaves: Leaves by name, in order of creation.
         updates: Values that forward assigns to buffers.
         sizes: Open sizes of its inputs except the batch, by name.
     """
@@ -73,7 +73,7 @@ class GraphDraft:
         """Append a parameter, buffer or constant.
 
         Raises:
-            GraphError: If there is one of that name, or it would be too large.
+            GraphError: If a leaf with this name exists, or the leaf is too large.
         """
         if name in self.leaves:
             raise GraphError("there are two leaves of one name", found=name)

@@ -64,7 +64,7 @@ class AttackSpec(Base):
 
 
 class EvaluateSpec(Base):
-    """When and how the server evaluates."""
+    """Settings of evaluation."""
 
     every: Count = Field(default=1, description="rounds between two evaluations")
     after: Annotated[float, Field(gt=0)] | None = Field(
@@ -84,15 +84,15 @@ class EvaluateSpec(Base):
     )
     answers: Literal[True] | None = Field(
         default=None,
-        description="true: records which test examples each model classified correctly, so that "
-        "studies can resample them (one class for each example)",
+        description="true: record which test examples each model classified correctly, so that "
+        "studies can resample them (one class per example)",
         examples=[True],
     )
     batch: Count = Field(default=256, description="examples in a batch of a test")
     statistics: Count | None = Field(
         default=None,
-        description="training examples from which static norm statistics are computed, in pieces "
-        "of equal size, 256 at most; default: all",
+        description="number of training examples for static norm statistics, which are computed "
+        "in batches of equal size, at most 256; default: all",
     )
 
     def due(self, round: int, rounds: int) -> bool:
@@ -116,7 +116,7 @@ LOCAL = "local"
 
 @functools.cache
 def installed_engines() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return the engines besides ``local``, by name."""
+    """Return the engines other than ``local``, by name."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENGINES)}
 
 
@@ -135,7 +135,7 @@ EngineName = Annotated[
 
 
 class EngineSpec(Base):
-    """Where the clients run."""
+    """Settings of the engine that runs the clients."""
 
     kind: EngineName = Field(
         default="local",
@@ -144,25 +144,25 @@ class EngineSpec(Base):
     )
     device: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         default="cpu",
-        description="cpu, or a device of PyTorch such as cuda; a list: clients train on all of "
-        "them side by side, a process on each",
+        description="cpu, or a PyTorch device such as cuda; with a list, clients train on all "
+        "devices in parallel, one process per device",
         examples=["cuda", ["cuda:0", "cuda:1"]],
     )
     workers: Count | None = Field(
         default=None,
-        description="processes of one thread each that train clients side by side; 1: all in one "
-        "process; default: as many as PyTorch has threads, if clients train for 0.02 s or longer; "
-        "on devices: one per device",
+        description="single-threaded processes that train clients in parallel; 1: everything in "
+        "one process; default: as many as PyTorch has threads, if clients train for 0.02 s or "
+        "longer; on devices, one per device",
         examples=[4],
     )
     deadline: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="seconds that a client of a round may take; default: no limit",
+        description="time limit for a client in a round, in seconds; default: no limit",
         examples=[60.0],
     )
     memory: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="megabytes that the process of a client may need for itself; default: no limit",
+        description="memory limit for a client's own process, in megabytes; default: no limit",
         examples=[2000.0],
     )
 
@@ -228,10 +228,10 @@ def _entry_points(path: tuple[str, ...]) -> importlib.metadata.EntryPoints:
 
 
 def installed_strategy(name: str) -> importlib.metadata.EntryPoint:
-    """Return the entry point that offers a strategy of a name.
+    """Return the entry point of the strategy with a name.
 
     Raises:
-        SpecError: If there is none, or packages offer different ones under this name.
+        SpecError: If there is none, or packages offer different strategies under this name.
 
     Example:
         >>> installed_strategy("fedavg").value
@@ -299,7 +299,7 @@ _NOT_PRIVATE = {
 
 
 class ExperimentSpec(FromFile):
-    """Data, a family, a strategy, and how long."""
+    """An experiment: data, a family, a strategy, and a number of rounds."""
 
     archgraph: Version = 1
     name: str = Field(description="name of the run and of its folder")
@@ -320,15 +320,15 @@ class ExperimentSpec(FromFile):
     )
     rounds: Count = Field(description="number of rounds")
     sample: Share | Count = Field(
-        default=1.0, description="clients in a round: a number, or a share written with a point"
+        default=1.0, description="clients per round: a number, or a share with a decimal point"
     )
     also: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] | None = Field(
         default=None,
         min_length=1,
-        description="by tier, further tiers whose models its clients train in addition to their "
+        description="tier → further tiers whose models its clients train in addition to their "
         "own, e.g. "
-        "{strong: [weak]} (RecipFL, §5.1): each is an update with the weight of the client's own; "
-        "a client is tested only on its own model",
+        "{strong: [weak]} (RecipFL, §5.1); each gives an update with the weight of the client's "
+        "own; a client is tested only on its own model",
         examples=[{"strong": ["weak"]}],
     )
     patience: Count = Field(
@@ -337,8 +337,8 @@ class ExperimentSpec(FromFile):
     bound: Annotated[float, Field(ge=1)] | None = Field(
         default=None,
         description="largest allowed change of a client's weights, as a multiple of the round's "
-        "median; larger ones are refused. The updates of a round wait on disk until all have "
-        "arrived",
+        "median; larger updates are refused. The updates of a round are stored on disk until all "
+        "have arrived",
         examples=[3.0],
     )
     aggregate: Aggregate | None = Field(
@@ -354,22 +354,22 @@ class ExperimentSpec(FromFile):
     public: Count | NamedData | None = Field(
         default=None,
         description="examples that every client has in addition to its own (FedMD): a number of "
-        "training examples, which are taken before `data.partition` divides the others, or another "
-        "known data set of the same form, e.g. {dataset: mnist, limit: 500}; default: none",
+        "training examples, taken before `data.partition` divides the others, or another known "
+        "data set of the same form, e.g. {dataset: mnist, limit: 500}; default: none",
         examples=[200],
     )
-    local: Local = Field(default=LocalOptions(), description="how clients train")
+    local: Local = Field(default=LocalOptions(), description="options of local training")
     server: Server | None = Field(
         default=None,
         description="an optimiser that follows the clients' mean; default: the mean itself is used",
         examples=[{"optimiser": "adam", "lr": 0.01}],
     )
     attack: AttackSpec | None = Field(default=None, description="malicious clients")
-    evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="when the server evaluates")
-    engine: Engine = Field(default=EngineSpec(), description="where the clients run")
+    evaluate: EvaluateSpec = Field(default=EvaluateSpec(), description="settings of evaluation")
+    engine: Engine = Field(default=EngineSpec(), description="settings of the engine")
     trackers: tuple[NamedChoice, ...] = Field(
         default=(),
-        description="where every round is reported in addition to metrics.jsonl: console, csv, "
+        description="trackers of every round in addition to metrics.jsonl: console, csv, "
         "tensorboard; with options, e.g. {csv: {path: figures.csv}}",
         examples=[["tensorboard"]],
     )

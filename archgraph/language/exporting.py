@@ -1,4 +1,4 @@
-"""Export: a model with its weights in the form of another program, by the file's ending."""
+"""Export of a model with its weights for other programs, in the format of the file's suffix."""
 
 from __future__ import annotations
 
@@ -32,29 +32,30 @@ def export(
     optimize: bool = False,
     verify: bool = True,
 ) -> Path:
-    """Write a model with its weights in the format of the path's ending.
+    """Export a model with its weights, in the format of the path's suffix.
 
-    - ``.onnx``: model and weights for evaluation. The batch size stays free, initializers have the
-      names of the state's entries, and :func:`archgraph.load` restores the same graph and state.
-    - ``.pt2``: the program of evaluation with its weights, for ``torch.export.load``.
+    - ``.onnx``: model and weights in evaluation mode. The batch size stays open, initializers have
+      the names of the state's entries, and :func:`archgraph.load` restores the same graph and
+      state.
+    - ``.pt2``: the program in evaluation mode with its weights, for ``torch.export.load``.
     - ``.safetensors``: only the weights, under the names of the traced model.
-    - none: a folder, as :func:`archgraph.save` writes it.
+    - no suffix: a folder, as written by :func:`archgraph.save`.
 
     Args:
-        graph: Any graph: a global one, a client's, a part of a split.
+        graph: Any graph: a global model, a client's model, or a part of a split.
         state: Its weights, by leaf name.
-        path: Where to write; an existing file is replaced.
-        weights: For ONNX: in the same file, or in one of the same name with ``.data`` next to it,
-            which models of 2 GiB and more need.
+        path: Path of the file. An existing file is replaced.
+        weights: For ONNX: store weights inside the file, or in a second file with the suffix
+            ``.data`` next to it, which models of 2 GiB and more need.
         optimize: For ONNX: fold constants and merge operators for deployment. Weights then lose
             their names, and the file cannot be loaded as the same graph.
-        verify: For ONNX: run the file in onnxruntime for two batch sizes before it gets its name,
-            and compare the results with PyTorch's.
+        verify: For ONNX: run the file in onnxruntime for two batch sizes before it is moved to its
+            path, and compare the results with PyTorch.
 
     Raises:
-        GraphError: If the graph cannot be expressed in ONNX, or the file computes something else,
-            or the state is not one of the graph; nothing is written then.
-        SpecError: If the path has another ending.
+        GraphError: If the graph cannot be expressed in ONNX, the file computes something else, or
+            the state does not belong to the graph. Nothing is written then.
+        SpecError: If the path has another suffix.
         RunError: If the extra ``onnx`` is not installed, or the file cannot be written.
 
     Example:

@@ -1,7 +1,7 @@
 """``$name`` in a spec: the value of a parameter, or integer arithmetic over such values.
 
-Integers, names, ``+ - * // %``, unary minus and parentheses; nothing is called, nothing else is
-looked up.
+Supports integers, names, ``+ - * // %``, unary minus and parentheses. Nothing is called, and no
+other names are looked up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
 
 
 def is_expression(value: object) -> bool:
-    """Return whether a YAML value has to be evaluated.
+    """Return whether a YAML value is an expression that must be evaluated.
 
     >>> is_expression("$width * 6"), is_expression("16 * 6"), is_expression("relu")
     (True, True, False)
@@ -58,7 +58,7 @@ def evaluate(text: str, values: Mapping[str, ParamValue]) -> ParamValue:
         values: Parameters by name.
 
     Raises:
-        Mistake: If it cannot be understood, names an unknown parameter, or leaves the 31 bits.
+        Mistake: If it is malformed, names an unknown parameter, or exceeds 31 bits.
 
     Example:
         >>> evaluate("$width * 6 // $parts", {"width": 16, "parts": 2})

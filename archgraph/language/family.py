@@ -80,11 +80,10 @@ class _Client(Base):
 
 
 class MemberSpec(Rewrites, _Client):
-    """One kind of client: how its architecture comes from the global one.
+    """One kind of client, and how its architecture is derived from the global one.
 
-    Without ``model`` and ``choose`` it starts from the global architecture; with ``choose`` from
-    the family's model with other choices; with ``model`` from its own model. The rewrites are
-    applied to that.
+    It starts from the global architecture, with ``choose`` from the family's model with other
+    choices, or with ``model`` from its own model. The rewrites are applied to this architecture.
     """
 
     @pydantic.model_validator(mode="after")
@@ -138,7 +137,7 @@ class FamilySpec(FromFile):
 
     @property
     def weights(self) -> dict[Place, dict[str, torch.Tensor]]:
-        """Weights of models that no file holds, by the place of the model."""
+        """Weights of models that were passed in Python, by the place of the model."""
         return self._weights
 
     def sources(self) -> Iterator[Document]:

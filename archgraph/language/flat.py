@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class FlatModel(Base):
-    """Any graph, written out: the format of ``archgraph.save``."""
+    """A graph written node by node, in the format of ``archgraph.save``."""
 
     archgraph: Version
     name: str = ""
@@ -74,7 +74,7 @@ def dump(graph: ArchGraph) -> str:
     r"""Render a graph as flat YAML.
 
     Raises:
-        GraphError: If a name in the graph does not survive being written.
+        GraphError: If a name in the graph cannot be written without loss.
 
     Example:
         >>> from archgraph.graph.text import parse
@@ -160,10 +160,10 @@ def _line(document: Document, key: str, here: Callable[[str], bool]) -> int:
 
 
 def read_flat(document: Document) -> ArchGraph:
-    """Parse the graph of a flat file; checks its syntax, but not its laws.
+    """Parse the graph of a flat file. Checks its syntax, but not its laws.
 
     Raises:
-        SpecError: If a key or a line cannot be understood.
+        SpecError: If a key or a line cannot be parsed.
     """
     flat = document.validate(FlatModel)
     graph = ArchGraph(

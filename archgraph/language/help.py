@@ -1,6 +1,6 @@
-"""Help on the spec language: one sentence, the options and one example per operator and key.
+"""Help on the spec language: a sentence, the options and an example per operator and key.
 
-Sentences, types, ranges and defaults come from the models that read the files; ``archgraph help
+Sentences, types, ranges and defaults are those of the models that read the files. ``archgraph help
 NAME`` and the page about the language print the same topics.
 """
 
@@ -153,10 +153,10 @@ def topic(name: str) -> Topic:
 
     Args:
         name: E.g. ``conv``, ``take``, ``fedavg``, ``local``; ``local.lr`` for one key of ``local``,
-            or ``lr`` where no other mapping has such a key.
+            or ``lr`` if no other mapping has this key.
 
     Raises:
-        SpecError: If there is nothing of that name.
+        SpecError: If the name is unknown.
 
     Example:
         >>> [option.default for option in topic("local.epochs").options]

@@ -1,4 +1,4 @@
-"""Kinds of files: how each is recognised, described, explained and checked.
+"""Kinds of files, with functions that recognise, describe, explain and check each.
 
 A package adds one by an entry point of the group ``archgraph.files`` whose value is a
 :class:`FileKind`. The imports of a kind happen when it is first used.
@@ -44,7 +44,7 @@ class FileKind:
         schema: Returns its JSON schema.
         mappings: Returns the pydantic models of its mappings by topic, for ``archgraph help``.
         check: Called with a path and a cache that one check of many files shares; returns a summary
-            of the file, or raises its error. The summary ends in :data:`NOT_IMPORTED` where Python
+            of the file, or raises its error. The summary ends in :data:`NOT_IMPORTED` if Python
             code was not run and only the form was checked.
     """
 
@@ -61,7 +61,7 @@ def file_kinds() -> Mapping[str, FileKind]:
     """Return the installed kinds of files by name, by rank.
 
     Raises:
-        SpecError: If two packages bring kinds of the same name.
+        SpecError: If two packages define kinds with the same name.
 
     Example:
         >>> list(file_kinds())

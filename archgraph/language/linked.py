@@ -31,14 +31,14 @@ FirstWeights: TypeAlias = dict[str, torch.Tensor]
 
 
 def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySpec:
-    r"""Read a family file; :func:`archgraph.federation.family.resolve` makes its graphs.
+    r"""Read a family file; :func:`archgraph.federation.family.resolve` builds its graphs.
 
     Args:
         path: The file, or a dict with the same keys, where a model may be a graph or the result of
             ``ag.trace``: then its weights are the initial ones.
 
     Raises:
-        SpecError: If it cannot be understood, with file, line and key.
+        SpecError: If it is invalid, with file, line and key.
 
     Example:
         >>> from archgraph.graph.text import parse
@@ -56,14 +56,14 @@ def load_family(path: str | os.PathLike[str] | Mapping[str, object]) -> FamilySp
 
 
 def load_experiment(path: str | os.PathLike[str] | Mapping[str, object]) -> ExperimentSpec:
-    r"""Read an experiment file, and the family that it names; or take a dict with the same keys.
+    r"""Read an experiment file and the family that it names, or a dict with the same keys.
 
     Args:
         path: The file, or a dict with the same keys, where a model may be a graph or the result of
             ``ag.trace``: then its weights are the initial ones.
 
     Raises:
-        SpecError: If either cannot be understood, with file, line and key.
+        SpecError: If either is invalid, with file, line and key.
 
     Example:
         >>> from archgraph.graph.text import parse

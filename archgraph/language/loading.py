@@ -1,4 +1,4 @@
-"""Model files of any form as graphs, and graphs as files."""
+"""Reading of model files of any form as graphs, and writing of graphs."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ WEIGHTS = (".onnx", ".safetensors", ".pt", ".pt2", ".pth")
 def save(model: GraphLike | torch.nn.Module, path: str | os.PathLike[str]) -> None:
     r"""Write an architecture as flat YAML, or a model with its weights as a folder.
 
-    The law: :func:`archgraph.load` returns what was saved. A folder has ``model.yaml``,
-    ``model.safetensors`` and ``archgraph.json``, and appears once all of it is written.
+    :func:`archgraph.load` returns exactly what was saved. A folder contains ``model.yaml``,
+    ``model.safetensors`` and ``archgraph.json``, and only appears when all of it is written.
 
     Args:
-        model: A graph; for a folder a model with weights: the result of :func:`archgraph.trace`, or
-            a module that :func:`archgraph.build` returned.
-        path: A file that ends in ``.yaml``, or a folder. An earlier save there is replaced.
+        model: A graph; for a folder, a model with weights: the result of :func:`archgraph.trace`,
+            or a module returned by :func:`archgraph.build`.
+        path: A file with the suffix ``.yaml``, or a folder. An earlier save is replaced.
 
     Raises:
-        GraphError: If a name in the graph does not survive being written, or the weights are not
-            those of the graph.
-        SpecError: If the file's ending is one of weights, a graph without weights is to be saved as
-            a folder, or the folder has other files.
+        GraphError: If a name in the graph cannot be written without loss, or the weights do not fit
+            the graph.
+        SpecError: If the file has the suffix of a weights file, a graph without weights is to be
+            saved as a folder, or the folder has other files.
         RunError: If it cannot be written.
 
     Example:
@@ -100,12 +100,12 @@ def check_ending(path: str | os.PathLike[str]) -> None:
 
 
 def load_graph(path: str | os.PathLike[str], choices: Choices | None = None) -> ArchGraph:
-    """Return the architecture in a model file of any form, or of a folder of transformers.
+    """Return the architecture in a model file of any form, or in a transformers folder.
 
     Raises:
         SpecError: If it cannot be understood, with file, line and key.
         TraceError: If it names a Python model that cannot be captured.
-        GraphError: If a folder is not one of a model of transformers.
+        GraphError: If a folder is not a transformers folder.
     """
     if is_transformers(Path(path)):
         return load_folder(path)[0]
@@ -113,12 +113,12 @@ def load_graph(path: str | os.PathLike[str], choices: Choices | None = None) -> 
 
 
 def load_folder(path: str | os.PathLike[str]) -> tuple[ArchGraph, LazyState]:
-    """Return the graph of a folder of transformers and its weights, which stay in their files.
+    """Return the graph of a transformers folder and its weights, which stay in their files.
 
-    The class is one of transformers, so that no code in the folder is run.
+    The class is one of the transformers package: no code in the folder is run.
 
     Raises:
-        GraphError: If it is not one of a model.
+        GraphError: If it is not the folder of a model.
         TraceError: If its class cannot be captured.
     """
     # Tracing loads torch.export: most files do not need it.

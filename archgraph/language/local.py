@@ -1,4 +1,4 @@
-"""Options of local training, as written in a spec and read by local training."""
+"""Options of local training, as written in a spec."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _course(optimiser: LibraryClass, schedule: LibraryClass, rounds: int, steps:
 
 
 class LocalOptions(Base):
-    """How clients train; for a kind of client, the keys that replace the run's.
+    """Options of local training; for a kind of client, the keys that replace those of the run.
 
     Example:
         >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
@@ -63,13 +63,13 @@ class LocalOptions(Base):
     batch: Count = Field(default=32, description="examples in a minibatch")
     accumulate: Annotated[int, Field(ge=2)] | None = Field(
         default=None,
-        description="minibatches whose gradients are averaged for one step, each by its examples; "
-        "default: 1",
+        description="number of minibatches whose gradients are averaged for one step, weighted by "
+        "their examples; default: 1",
         examples=[4],
     )
     optimiser: Annotated[LibraryClass, library_class("optimiser"), WRITTEN] | None = Field(
         default=None,
-        description="a class of torch.optim with its arguments; its state does not outlive the "
+        description="a class of torch.optim with its arguments; its state is reset in every "
         "round; default: SGD, with `lr`, `momentum` and `weight_decay`",
         examples=[{"AdamW": {"lr": 0.001, "betas": [0.9, 0.99]}}],
     )
@@ -87,15 +87,14 @@ class LocalOptions(Base):
     schedule: Annotated[LibraryClass, library_class("schedule"), WRITTEN] | None = Field(
         default=None,
         description="a class of torch.optim.lr_scheduler with its arguments, in which $rounds is "
-        "the number of rounds and $steps the steps per round; default: a constant rate",
+        "the number of rounds and $steps the number of steps per round; default: a constant rate",
         examples=[{"MultiStepLR": {"milestones": ["$rounds * 30 // 100"]}}],
     )
     over: Literal["round", "run"] | None = Field(
         default=None,
-        description="the schedule advances with every step: once through each round (`round`; "
-        "where a method trains in parts, as FedRep does head and body, through each part), or "
-        "once through the run (`run`); default: once through the run, and the rate changes only "
-        "between rounds",
+        description="span of a schedule that advances with every step: each round (`round`; if a "
+        "method trains in parts, like head and body in FedRep, each part), or the whole run "
+        "(`run`); default: the whole run, and the rate changes only between rounds",
         examples=["round"],
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
@@ -106,14 +105,14 @@ class LocalOptions(Base):
     )
     loss: Annotated[LibraryClass, library_class("loss"), WRITTEN] | None = Field(
         default=None,
-        description="a class of torch.nn with its arguments, which training minimises instead of "
+        description="a class of torch.nn with its arguments, used as the training loss in place of "
         "the task's loss; default: the task's loss",
         examples=[{"CrossEntropyLoss": {"label_smoothing": 0.1}}],
     )
     proximal: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="μ of FedProx, with any strategy: μ/2 · ‖w − w_0‖² is added to the loss, w_0 "
-        "being the weights at the start of the round's training; default: not added",
+        description="μ of FedProx, with any strategy: adds μ/2 · ‖w − w_0‖² to the loss, where w_0 "
+        "are the weights at the start of training in the round; default: not added",
         examples=[0.01],
     )
     transforms: Annotated[tuple[_Transform, ...], Field(min_length=1)] | None = Field(
@@ -124,13 +123,13 @@ class LocalOptions(Base):
     )
     precision: Literal["bf16"] | None = Field(
         default=None,
-        description="bf16: matrix products and convolutions of training are computed in bfloat16, "
-        "tests and weights are not; default: the weights' own type",
+        description="bf16: compute matrix products and convolutions in training in bfloat16, but "
+        "not tests and weights; default: the type of the weights",
         examples=["bf16"],
     )
 
     def consistent(self) -> LocalOptions:
-        """Return these options of a run or of a client, after checking that the keys go together.
+        """Check that the options of a run or of a client are consistent, and return them.
 
         Raises:
             Mistake: If one of them would be ignored.
@@ -161,7 +160,7 @@ class LocalOptions(Base):
         return self.model_dump(mode="json", exclude_none=True)
 
     def tuning(self) -> LocalOptions:
-        """Return the options of tuning before a test, which belongs to no round.
+        """Return the options of tuning before a test, which is not part of a round.
 
         Every step is at the optimiser's rate, on all examples, without the proximal term.
         """
@@ -169,12 +168,12 @@ class LocalOptions(Base):
         return self.model_copy(update={**of_rounds, "fraction": 1.0})
 
     def changed(self, changes: LocalOptions) -> LocalOptions:
-        """Return these options with those of a kind of client in their place.
+        """Return these options, overridden by those of a kind of client.
 
-        Another optimiser replaces all of this one.
+        Another optimiser replaces this one with all its arguments.
 
         Raises:
-            Mistake: If the two do not go together.
+            Mistake: If the result is inconsistent.
 
         >>> run = LocalOptions(lr=0.1, batch=8)
         >>> kind = run.changed(LocalOptions(lr=0.01))
@@ -186,13 +185,13 @@ class LocalOptions(Base):
         return self.model_copy(update={**anew, **said}).consistent()
 
     def settings_at(self, round: int, rounds: int, step: int, steps: int) -> dict[str, Json]:
-        """Return the values that the schedule sets in the optimiser for a step; empty without one.
+        """Return the values that the schedule sets in the optimiser at a step; empty if none.
 
         Args:
             round: The round, counted from 1.
-            rounds: All rounds.
-            step: The step in the round, counted from 1; without `over` it does not matter.
-            steps: All steps of the round.
+            rounds: Number of rounds.
+            step: The step in the round, counted from 1; ignored without `over`.
+            steps: Number of steps in the round.
         """
         if self.schedule is None:
             return {}

@@ -1,8 +1,8 @@
 """Classes of libraries that a file names, with keyword arguments: ``{AdamW: {lr: 0.001}}``.
 
-A key has a role, and a row of :data:`ROLES` lists the classes it may name: public subclasses of a
-base class in a few modules. Nothing else is imported and no attribute path is followed. Arguments
-are plain data, checked against the class's signature; the library's documentation describes them.
+A key has a role, and a row of :data:`ROLES` lists the classes that it may name: public subclasses
+of a base class in a few modules. Nothing else is imported, and attribute paths are not followed.
+Arguments are plain data, checked against the class's signature; see the library's documentation.
 (jsonargparse is unsuitable: it imports a named object before it refuses it.)
 """
 
@@ -42,13 +42,13 @@ _TRIAL: Mapping[RoleName, Mapping[str, int]] = {"schedule": {"rounds": 1000, "st
 
 @dataclass(frozen=True)
 class ClassRole:
-    """Which classes a key may name.
+    """The classes that a key may name.
 
     Attributes:
-        modules: Modules whose public names they are.
+        modules: Modules in which they are public.
         base: Their base class, ``module:name``.
         supplied: Arguments that the run supplies.
-        closed: Arguments that a file must not set: how numbers are computed.
+        closed: Arguments that a file must not set, since they affect how numbers are computed.
         refused: Classes that cannot be used, with reasons.
         install: How to install the library.
     """
@@ -166,11 +166,11 @@ class LibraryClass:
 
 
 def library_class(role: RoleName, also: tuple[str, ...] = ()) -> pydantic.PlainValidator:
-    """Return a reader of classes of a role: a name, or a name with arguments.
+    """Return a validator for classes of a role, written as a name or a name with arguments.
 
     Args:
         role: The role.
-        also: Other allowed names, which stay text.
+        also: Other allowed names, which are kept as text.
     """
     return pydantic.PlainValidator(
         functools.partial(_read, role, also),

@@ -38,13 +38,13 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.
 
 
 def capture(document: Document, spec: PythonModel) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """Import, construct and trace a model; the caller's random numbers stay as they were.
+    """Import, construct and trace a model; the caller's random state is preserved.
 
-    A model ``….from_pretrained`` comes with the weights of its folder, from safetensors only.
+    A model ``….from_pretrained`` is loaded with the weights of its folder, only from safetensors.
 
     Raises:
         SpecError: If it cannot be imported or constructed, or its folder has no such weights.
-        TraceError: If it cannot be captured.
+        TraceError: If it cannot be traced.
     """
     from archgraph.capture.trace import trace  # torch.export and sympy: most files need neither
 

@@ -1,4 +1,4 @@
-"""Several rewrites at once, with the keys of a family's file."""
+"""Applying several rewrites, with the keys of a family file."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from archgraph.states.importance import Importance
 
 @takes_graph
 def rewrite(graph: ArchGraph, /, *, verify: bool = False, **rewrites: object) -> Rewritten:
-    """Apply several rewrites: the keys of a client in a family's file, as keywords.
+    """Apply several rewrites, passed as keywords like the keys of a client in a family file.
 
     They are applied in the order of ``archgraph help``, whatever the order of the keywords: depth
-    before width, width before what is added. For another order compose single rewrites by ``>>``.
+    before width, width before additions. For another order, compose single rewrites with ``>>``.
 
     Args:
         graph: The architecture.
-        verify: Run the law of each rewrite that has one.
-        **rewrites: Values by the name of a rewrite, as in a file: the function's first argument,
-            a mapping of its options, or True. ``python`` maps rewrites of your own,
+        verify: Check the law of each rewrite that has one.
+        **rewrites: Name of a rewrite → value as in a file: the function's first argument, a mapping
+            of its options, or True. ``python`` maps your own rewrites,
             ``"package.module:function"``, to such values. None and False are ignored.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A folder that holds a model: its architecture, its weights, and a file that identifies it."""
+"""Saved folders of models: architecture, weights, and a file that identifies the folder."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def weights_of(model: Any) -> State | None:
 
 
 def save_folder(graph: ArchGraph, state: State, folder: Path) -> Path:
-    """Write a model as a folder, whole or not at all.
+    """Write a model as a folder, atomically.
 
     Raises:
-        GraphError: If the weights are not those of the graph.
-        SpecError: If the folder holds something else.
+        GraphError: If the weights do not fit the graph.
+        SpecError: If the folder contains other files.
         RunError: If it cannot be written.
     """
     from safetensors.torch import save_file
@@ -67,7 +67,7 @@ def save_folder(graph: ArchGraph, state: State, folder: Path) -> Path:
         folder.is_dir() and {file.name for file in folder.iterdir()} <= others
     ):
         expected = "a new folder, or one that ag.save wrote"
-        raise SpecError("holds something else", where=str(folder), expected=expected)
+        raise SpecError("contains other files", where=str(folder), expected=expected)
     # Copies: safetensors refuses tensors that share memory.
     tensors = {n: state[n].detach().cpu().clone().contiguous() for n in graph.state_names}
     mark = {"archgraph": version(), "format": FORMAT, "digest": graph.digest}

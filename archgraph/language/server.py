@@ -25,7 +25,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ServerSpec(Base):
-    """An optimiser at the server: it takes the change of the mean of the clients as a gradient.
+    """An optimiser at the server, which uses the change of the clients' mean as a gradient.
 
     Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, Algorithm 2; momentum: Hsu,
     Qi, Brown, *Measuring the Effects of Non-Identical Data Distribution*, 2019.
@@ -36,7 +36,7 @@ class ServerSpec(Base):
         "FedAdagrad"
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="η: the server's rate; default: 1 with momentum, else 0.1"
+        default=None, description="η: server learning rate; default: 1 with momentum, else 0.1"
     )
     momentum: Decay | None = Field(
         default=None,
@@ -88,7 +88,7 @@ class ServerSpec(Base):
 
     @property
     def values(self) -> dict[str, Json]:
-        """Its options, defaults included.
+        """The options of the optimiser, including defaults.
 
         >>> ServerSpec(optimiser="momentum", lr=0.5).values
         {'lr': 0.5, 'momentum': 0.9}

@@ -12,10 +12,10 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 
 
 class ValidationSpec(Base):
-    """Held-out training examples, and the selection by them."""
+    """Held-out training examples, and selection of a round by them."""
 
     clients: Part = Field(
-        description="share of every client's examples that it does not train on", examples=[0.1]
+        description="share of every client's examples that is held out", examples=[0.1]
     )
     keep: Literal["last", "best"] = Field(
         default="last",
@@ -23,11 +23,11 @@ class ValidationSpec(Base):
     )
     patience: Count | None = Field(
         default=None,
-        description="consecutive tests without a better figure that end the run; default: no limit",
+        description="stop after this many consecutive tests without improvement; default: no limit",
     )
     metric: str | None = Field(
         default=None,
-        description="the figure that selects; default: the task's first metric",
+        description="metric of the selection; default: the task's first metric",
         examples=["loss"],
     )
     of: Literal["global", "worst", "local"] = Field(

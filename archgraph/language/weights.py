@@ -21,8 +21,8 @@ class WeightsSpec(Base):
     )
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = Field(
         default=None,
-        description="prefix of its SHA-256, which is compared; such a file need not exist for a "
-        "check",
+        description="prefix of its SHA-256, which is verified; with it, `check` does not need the "
+        "file",
     )
     published: str = Field(
         default="",
@@ -31,8 +31,8 @@ class WeightsSpec(Base):
     )
     rename: dict[_Text, _Text] = Field(
         default={},
-        description="the file's names of tensors, or their prefixes up to a point, and the "
-        "model's names for them; `*` stands for any text on both sides",
+        description="names of tensors in the file, or prefixes up to a dot → their names in the "
+        "model; `*` stands for any text on both sides",
     )
     fresh: tuple[_Text, ...] = Field(
         default=(),

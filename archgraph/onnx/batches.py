@@ -1,4 +1,4 @@
-"""Batches of a size that a file does not state: is each example computed alone?"""
+"""Check that a graph is right for batch sizes and open sizes other than those of its file."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ TensorsByName: TypeAlias = Mapping[str, Tensor]
 def check_batches(
     graph: ArchGraph, state: TensorsByName, module: OnnxModule, path: Path, batch: int | None
 ) -> None:
-    """Refuse a graph that computes for two batches something else than the file says.
+    """Raise if a graph computes something else than its file for a batch of twice the size.
 
-    A file for one batch size (or one that says so in a reshape) is taken for any on request, which
-    is right only if batches do not meet: two of them then give what each gives alone.
+    A file for a fixed batch size (or with a batch size in a reshape) can be read for any size on
+    request. This is right only if examples do not interact: a batch of two parts must give the
+    results of both parts.
 
-    1. If the file is for any batch and its nodes take two examples as they are, the graph must give
-       what they give.
-    2. Else two batches must give what each gives alone,
-    3. the first one what onnxruntime gives for it, if the file has a number for it,
-    4. and 2. must hold for large inputs, too: a bound may act on those only.
+    1. If the file is for any batch size and its nodes accept two examples, the graph must give the
+       same results as the nodes.
+    2. Otherwise both parts together must give the same results as each part alone.
+    3. If the file has a fixed batch size, the first part must give the results of onnxruntime.
+    4. Condition 2 must also hold for large inputs: a bound may only affect these.
 
     Args:
-        graph: What became of the file.
+        graph: The graph read from the file.
         state: Its weights.
         module: The file's nodes.
         path: The file.
-        batch: Number of examples that the file is for; None where it says none.
+        batch: Number of examples that the file is for; None if it is open.
 
     Raises:
-        SpecError: If it does.
+        SpecError: If the results differ.
     """
     if not any(_batch_axes(node.type) for node in _inputs(graph)):
         return
@@ -67,18 +68,18 @@ def check_batches(
             expected = run_session(open_session(path), [*first.values()])
             same = _all_close(_computed(built, first, where), expected, graph)
         if same and (large := _large(both)):  # 4.
-            with contextlib.suppress(SpecError):  # numbers that a table does not have
+            with contextlib.suppress(SpecError):  # indices beyond a table
                 same = _apart(graph, built, large, _computed(built, large, where), where)
     if not same:
         raise SpecError(
-            "is a file for one batch size, and its examples meet: two give other results than one",
+            "is for a fixed batch size, and its examples interact: two give other results than one",
             where=where,
-            hint="export it with an open batch, and without sizes of a batch in reshapes",
+            hint="export it with an open batch size, and without batch sizes in reshapes",
         )
 
 
 def are_apart(graph: ArchGraph, state: TensorsByName, where: str) -> bool:
-    """Return whether examples along the axis that is taken for the batch are computed alone."""
+    """Return whether examples along the presumed batch axis are computed independently."""
     built, both = build(graph, state).eval(), random_inputs(graph)
     _check_results(graph, where, {BATCH_WORD: 2})
     return _apart(graph, built, both, _computed(built, both, where), where)
@@ -87,12 +88,12 @@ def are_apart(graph: ArchGraph, state: TensorsByName, where: str) -> bool:
 def check_sizes(
     graph: ArchGraph, state: TensorsByName, module: OnnxModule, where: str, batch: int | None
 ) -> None:
-    """Refuse a graph that computes something else than the file's nodes at other open sizes.
+    """Raise if a graph computes something else than the file's nodes at other open sizes.
 
-    Its nodes run on examples of the batch size that the file is for.
+    The nodes run on examples of the file's batch size.
 
     Raises:
-        SpecError: If it does.
+        SpecError: If the results differ.
     """
     if not (sizes := other_sizes(graph)):
         return
@@ -101,7 +102,7 @@ def check_sizes(
     _check_results(graph, where, {**sizes, BATCH_WORD: batch or 2})
     expected = _computed_by_nodes(module, inputs)
     if expected is None or not _all_close(_computed(built, inputs, where), expected, graph):
-        message = "computes something else where sizes are others than in the example"
+        message = "computes something else for other sizes than those of the example"
         raise SpecError(
             message,
             where=where,
@@ -113,20 +114,20 @@ def check_sizes(
 def check_range(
     graph: ArchGraph, module: OnnxModule, where: str, values: Iterable[int], batch: int | None
 ) -> None:
-    """Refuse a graph that does not hold for sizes at which the file's nodes compute.
+    """Raise if a graph does not hold for some open sizes at which the file's nodes compute.
 
-    A map that is made smaller, larger again and joined with what it was, say, fits where its
-    height is a multiple of four, and no range has these alone.
+    For example, a map that is downsampled, upsampled and joined with the original only fits if its
+    height is a multiple of four, which a range of sizes cannot express.
 
     Args:
-        graph: What became of the file.
+        graph: The graph read from the file.
         module: The file's nodes.
         where: The file.
-        values: Of open sizes, at which the nodes are tried.
-        batch: Number of examples that the file is for; None where it says none.
+        values: Open sizes at which the nodes are tried.
+        batch: Number of examples that the file is for; None if it is open.
 
     Raises:
-        SpecError: If it does not; names the sizes that have to be given.
+        SpecError: If it does not; names the sizes that must be set.
     """
     opened = {name: size for name, size in open_sizes(graph).items() if name != BATCH_WORD}
     for value in values:
@@ -137,7 +138,7 @@ def check_range(
         if _computed_by_nodes(module, inputs) is not None:
             holds = ", ".join(outside)
             raise SpecError(
-                "no graph holds for all open sizes that the file takes",
+                "no graph holds for all open sizes that the file accepts",
                 where=where,
                 found=f"the graph holds for {holds}; the file also computes at {value}",
                 hint=give_sizes(opened),
@@ -145,12 +146,12 @@ def check_range(
 
 
 def give_sizes(names: Iterable[str]) -> str:
-    """Return the hint to give the sizes that a file leaves open."""
-    return f"say sizes that the file leaves open: {', '.join(f'{name}=N' for name in names)}"
+    """Return the hint to set the open sizes of a file."""
+    return f"set the open sizes of the file: {', '.join(f'{name}=N' for name in names)}"
 
 
 def _check_results(graph: ArchGraph, where: str, sizes: Mapping[str, int]) -> None:
-    """Refuse a graph of which one result is too large to be computed for a comparison.
+    """Raise if a result of an operator is too large to be computed for a comparison.
 
     Raises:
         SpecError: If one is; names its module.
@@ -161,7 +162,7 @@ def _check_results(graph: ArchGraph, where: str, sizes: Mapping[str, int]) -> No
         for type_ in node.types:
             if (elements := math.prod(size_at(size, sizes) for size in type_.shape)) > most:
                 raise SpecError(
-                    "has a result that is too large for a comparison of two examples",
+                    "has a result that is too large to compare two examples",
                     where=f"{where}: {node.scope or node.name}",
                     found=f"{elements:,} elements",
                     expected=f"at most {most:,}",
@@ -172,7 +173,7 @@ def _computed(module: torch.nn.Module, inputs: TensorsByName, where: str) -> lis
     """Compute the results of a graph.
 
     Raises:
-        SpecError: If they cannot be computed: an axis beyond the last one, say.
+        SpecError: If they cannot be computed, for example because an axis does not exist.
     """
     try:
         return outputs(module, inputs)
@@ -181,7 +182,7 @@ def _computed(module: torch.nn.Module, inputs: TensorsByName, where: str) -> lis
 
 
 def _computed_by_nodes(module: OnnxModule, inputs: TensorsByName) -> list[Tensor] | None:
-    """Compute what the file's nodes give for the sizes as they are; None if they reject them."""
+    """Compute the results of the file's nodes; None if they reject the sizes."""
     try:
         return outputs(module.eval(), inputs)
     except (RuntimeError, SpecError):
@@ -191,7 +192,7 @@ def _computed_by_nodes(module: OnnxModule, inputs: TensorsByName) -> list[Tensor
 def _apart(
     graph: ArchGraph, built: torch.nn.Module, both: TensorsByName, results: list[Tensor], where: str
 ) -> bool:
-    """Return whether two examples together give what each of them gives alone."""
+    """Return whether two examples together give the same results as each example alone."""
     parts = [_computed(built, one, where) for one in _halves(graph, both)]
     types = [graph.node[ref.name].type for ref in walk(graph.outputs) if isinstance(ref, Ref)]
     return all(
@@ -201,7 +202,7 @@ def _apart(
 
 
 def _large(inputs: TensorsByName) -> dict[str, Tensor]:
-    """Return other inputs, a hundred times as large, and whole numbers up to seven; {} if none."""
+    """Return inputs a hundred times as large, and whole numbers up to seven; {} if no inputs."""
     generator = torch.Generator().manual_seed(1)
     large = {
         name: x * 100
@@ -226,7 +227,7 @@ def _batch_axes(type_: object) -> list[int]:
 
 
 def _halves(graph: ArchGraph, both: TensorsByName) -> Iterator[dict[str, Tensor]]:
-    """Yield the inputs of each example alone; an input without a batch axis goes with both."""
+    """Yield the inputs of each half of a batch; an input without a batch axis belongs to both."""
     axes = [_batch_axes(node.type) for node in _inputs(graph)]
     for half in range(2):
         yield {
@@ -236,11 +237,11 @@ def _halves(graph: ArchGraph, both: TensorsByName) -> Iterator[dict[str, Tensor]
 
 
 def _joined(parts: tuple[Tensor, ...], type_: object) -> Tensor:
-    """Join the results of two examples; without a batch axis both must give the same."""
+    """Join the results of two examples; without a batch axis, both must be equal."""
     axes = _batch_axes(type_)
     if axes:
         return torch.cat(parts, axes[0])
-    return parts[0] if torch.equal(*parts) else parts[0].new_empty(0)  # which nothing is close to
+    return parts[0] if torch.equal(*parts) else parts[0].new_empty(0)  # not close to any result
 
 
 def _all_close(results: list[Tensor], expected: list[Tensor], graph: ArchGraph) -> bool:

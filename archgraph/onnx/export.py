@@ -1,6 +1,6 @@
-"""Export: a graph and its weights become an ONNX file, through PyTorch's own exporter.
+"""Export of a graph and its weights as an ONNX file, with PyTorch's exporter.
 
-A table of our own would repeat what onnxscript maintains for 500 operators. Without ``optimize``
+A separate table would repeat what onnxscript maintains for 500 operators. Without ``optimize``,
 every weight keeps its name; with it, norms are folded into other weights.
 """
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     import onnx_ir
 
-WEIGHTS_SUFFIX = ".data"  # of the file of weights, behind the model's name
+WEIGHTS_SUFFIX = ".data"  # appended to the model's name for the file of weights
 CONTROL = ("If", "Loop", "Scan")
 WeightsIn = Literal["inside", "beside"]
-# A value of onnxscript. PyTorch binds the types of translations from their annotations, so a
-# narrower one would refuse values.
+# A value of onnxscript. PyTorch takes the types of translations from their annotations, so a
+# narrower annotation would refuse values.
 OnnxValue: TypeAlias = Any
 
 
@@ -52,25 +52,25 @@ def export_onnx(
     optimize: bool = False,
     verify: bool = True,
 ) -> Path:
-    """Write a graph and its weights as an ONNX file that computes what it does in evaluation.
+    """Export a graph in evaluation mode, with its weights, as an ONNX file.
 
-    The batch size stays free, initializers have the names of the state's entries, and
-    :func:`archgraph.load` makes the same graph and state of the file again.
+    The batch size stays open, initializers have the names of the state's entries, and
+    :func:`archgraph.load` restores the same graph and state from the file.
 
     Args:
-        graph: Any graph: a global one, a client's, a part of a split.
+        graph: Any graph: a global model, a client's model, or a part of a split.
         state: Its weights, by leaf name.
-        path: Where to; an existing file is replaced.
-        weights: In the same file, or in one of the same name and ``.data`` beside it, which
-            models of 2 GiB and more need.
+        path: Path of the file. An existing file is replaced.
+        weights: ``"inside"`` to store weights in the same file, or ``"beside"`` to store them in a
+            second file with the suffix ``.data``, which models of 2 GiB and more need.
         optimize: Fold constants and merge operators for deployment. Weights then lose their names,
             and the file cannot be loaded as the same graph.
-        verify: Run the file in onnxruntime for two batch sizes before it gets its name, and
-            compare the results with PyTorch's.
+        verify: Run the file in onnxruntime for two batch sizes before it is moved to its path, and
+            compare the results with PyTorch.
 
     Raises:
-        GraphError: If the graph cannot be expressed in ONNX, or the file computes something else;
-            nothing is written then.
+        GraphError: If the graph cannot be expressed in ONNX, or the file computes something else.
+            Nothing is written then.
         SpecError: If the path does not end in ``.onnx``.
         RunError: If the extra ``onnx`` is not installed, or the file cannot be written.
 
@@ -87,7 +87,7 @@ def export_onnx(
         raise SpecError("must end in .onnx", where=str(path), hint=hint)
     require_packages("onnx", "onnxscript", *(["onnxruntime"] if verify else []))
     if weights not in get_args(WeightsIn):
-        raise GraphError("weights stand elsewhere", found=weights, expected="inside or beside")
+        raise GraphError("unknown option for weights", found=weights, expected="inside or beside")
     if any(tensor.is_meta for tensor in state.values()):
         hint = "load weights into the model before tracing it"
         raise GraphError("the state has no values to export", found="meta device", hint=hint)
@@ -102,7 +102,7 @@ def export_onnx(
             _write(model, draft, graph, beside=weights == "beside", mark=not optimize)
             if verify:
                 check_file(draft, module, str(target))
-            # The weights first: a model in place never lacks them.
+            # Weights first, so that a model is never in place without them.
             for file in sorted(Path(at).iterdir(), key=lambda f: f.name == target.name):
                 file.replace(target.parent / file.name)
     except OSError as error:
@@ -113,7 +113,7 @@ def export_onnx(
 
 
 def _evaluated(graph: ArchGraph) -> ArchGraph:
-    """Specialise a graph to evaluation; keep only those of its results that are tensors.
+    """Specialise a graph to evaluation, and drop results that are not tensors.
 
     Raises:
         GraphError: If it writes into buffers.
@@ -128,7 +128,7 @@ def _evaluated(graph: ArchGraph) -> ArchGraph:
 
 
 def _tensors(value: Value) -> Value:
-    """Drop from a tree what is not a tensor: numbers become None, places in tuples stay."""
+    """Drop values of a tree that are not tensors; in tuples they become None."""
     match value:
         case tuple():
             return tuple(map(_tensors, value))
@@ -141,7 +141,7 @@ def _tensors(value: Value) -> Value:
 
 
 def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
-    """Convert a graph in evaluation to a model with PyTorch's exporter."""
+    """Convert a graph in evaluation to an ONNX model with PyTorch's exporter."""
     names = {Polynomial.of(name) for name in open_sizes(graph)}
     inputs = [name for _, value in graph.inputs for name in refs(value)]
     stated = [
@@ -150,10 +150,10 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
     ]
     program = export_program(build(graph, state).eval(), (), random_inputs(graph), stated=stated)
     if BATCH_WORD in open_sizes(graph) and BATCH_WORD not in program.names.values():
-        raise GraphError("cannot be exported with a free batch size", found=program.fixed)
+        raise GraphError("cannot be exported with an open batch size", found=program.fixed)
     where = graph.name or None
     try:
-        with quiet(), torch.no_grad():  # else attention changes its strides on the way
+        with quiet(), torch.no_grad():  # with gradients, attention would change its strides
             exported = torch.onnx.export(
                 program.program,
                 dynamo=True,
@@ -161,15 +161,15 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
                 verbose=False,
                 custom_translation_table=_translations(),
             )
-    except Exception as error:  # of many kinds, for whatever an operator lacks
+    except Exception as error:  # the exporter raises many kinds of errors
         raise GraphError("cannot be expressed in ONNX", where=where, found=_cause(error)) from error
     assert exported is not None
     for node in exported.model.graph:
-        if node.op_type in CONTROL:  # of which onnxruntime may end the process
+        if node.op_type in CONTROL:  # onnxruntime may abort the process on control flow
             raise GraphError(
                 "cannot be expressed in ONNX",
                 where=where,
-                found=f"{node.op_type}, control flow, which would not be read again",
+                found=f"{node.op_type}: control flow could not be read again",
             )
     name_all(exported.model, graph, program.names)
     _check_open(exported.model, open_sizes(graph))
@@ -177,20 +177,20 @@ def _converted(graph: ArchGraph, state: State, optimize: bool) -> onnx_ir.Model:
 
 
 def _check_open(model: onnx_ir.Model, names: Iterable[str]) -> None:
-    """Raise if a size is not open any more: PyTorch's exporter unrolls recurrent layers, say."""
+    """Raise if an open size was fixed, as by PyTorch's exporter, which unrolls recurrent layers."""
     shapes = [value.shape or () for value in model.graph.inputs]
     dims = {str(getattr(dim, "value", dim)) for shape in shapes for dim in shape}
     for name in names:
         if name not in dims:
-            hint = f"give it a value first: ag.fix_sizes(graph, {{{name!r}: N}})"
+            hint = f"set it first: ag.fix_sizes(graph, {{{name!r}: N}})"
             raise GraphError("cannot be exported with an open size", found=name, hint=hint)
 
 
 def _translations() -> dict[Callable[..., object], Callable[..., object]]:
-    """Return what takes the place of wrong translations of PyTorch's exporter, by operator.
+    """Return replacements for wrong translations of PyTorch's exporter, by operator.
 
-    onnxscript 0.7 gives a convolution without a bias one of zeros, a three-dimensional one of two
-    dimensions (microsoft/onnxscript issue 2931).
+    onnxscript 0.7 adds a bias of zeros to a convolution without a bias. For a three-dimensional
+    convolution, this bias wrongly has two dimensions (microsoft/onnxscript issue 2931).
     """
     aten = torch.ops.aten
     operators = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
@@ -198,7 +198,7 @@ def _translations() -> dict[Callable[..., object], Callable[..., object]]:
 
 
 def _convolution(rank: int) -> Callable[..., object]:
-    """Return the translation of a convolution over so many axes."""
+    """Return the translation of a convolution over ``rank`` axes."""
     from onnxscript import opset18 as op
 
     def convolution(
@@ -226,7 +226,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _complete(model: onnx_ir.Model, graph: ArchGraph, state: State) -> None:
-    """Add what only training uses (counters, auxiliary heads): the file holds the whole state."""
+    """Add tensors that only training uses (counters, auxiliary heads) for the complete state."""
     import onnx_ir
     from onnx_ir import tensor_adapters
 
@@ -244,7 +244,7 @@ def _complete(model: onnx_ir.Model, graph: ArchGraph, state: State) -> None:
 
 
 def _write(model: onnx_ir.Model, path: Path, graph: ArchGraph, *, beside: bool, mark: bool) -> None:
-    """Write and check a model."""
+    """Write a model, and check it."""
     import onnx
     import onnx_ir
 

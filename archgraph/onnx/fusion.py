@@ -1,9 +1,9 @@
-"""Linear layers, norms, activations and attention that a file spells out become one operator.
+"""Fusion of linear layers, norms, activations and attention that a file decomposes into nodes.
 
-A spelling is replaced only where it is exactly one of :data:`SPELLINGS` and no other node reads a
-value inside it; else it stays as it is. Norms are then seen as norms, and constants of a spelling
-(a scale of scores, the ones of a norm of groups) are no weights that training changes. Only files
-are treated so: a module that is traced and built again has to be the same graph.
+A decomposition is replaced by one operator only if it exactly matches one of :data:`SPELLINGS` and
+no other node reads a value inside it. Norms are then recognised as norms, and constants of a
+decomposition (a scale of scores, the ones of a group norm) do not become trainable weights. This is
+only for files: a module that is traced and built again must give the same graph.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from archgraph.onnx.patterns import OnnxReader
 from archgraph.ops.idioms import SPELT_GELU, SPELT_GELU_TANH, SPELT_SILU
 from archgraph.ops.patterns import Pattern, PatternMatch, Variable, either, op
 
-# What the variables of a pattern stand for: names of values, numbers, attributes.
+# Values of a pattern's variables: names of values, numbers, attributes.
 Bindings: TypeAlias = Mapping[str, OnnxSetting]
 Options: TypeAlias = dict[str, OnnxSetting]
 OnnxMatch: TypeAlias = PatternMatch[OnnxSetting, OnnxStep]
 
 
 class SpeltForm(NamedTuple):
-    """One way to spell an operator out.
+    """One decomposition of an operator.
 
     Attributes:
-        kind: The operator, of ``ROWS`` or ``SPELT``.
-        pattern: What its result is compared with.
-        inputs: Variables that are its inputs; those without a value of the file are left out.
-        attributes: Its attributes; None where the operator computes something else after all.
+        kind: The operator, in ``ROWS`` or ``SPELT``.
+        pattern: Pattern to match with the result.
+        inputs: Variables that are its inputs; those without a value of the file are omitted.
+        attributes: Returns its attributes; None if the match computes something else.
         flat: Variables whose tensors become one-dimensional; no other node may read them.
     """
 
@@ -64,13 +64,13 @@ def _mean(x: Pattern) -> Pattern:
 
 
 def _moved(x: Pattern) -> Pattern:
-    """Return a pattern scaled by a weight and moved by a bias, if at all."""
+    """Return a pattern with an optional weight as factor and an optional bias."""
     scaled = op.Mul(x, Variable("w"))
     return either(op.Add(scaled, Variable("b")), scaled, x)
 
 
 def _along_last(values: Bindings, reader: OnnxReader) -> Options | None:
-    """Return the options of a norm whose weights lie along the last axis, or None."""
+    """Return the options of a norm with weights along the last axis, or None."""
     weights = [reader.stored[values[name]] for name in ("w", "b") if name in values]
     if any(w.dim() != 1 or w.shape != weights[0].shape for w in weights):
         return None
@@ -80,7 +80,7 @@ def _along_last(values: Bindings, reader: OnnxReader) -> Options | None:
 def _groups(values: Bindings, reader: OnnxReader) -> Options | None:
     """Return the options of a group norm, or None if it is not one.
 
-    The norm of each group must not scale or shift by itself, and the weights must lie along the
+    The norm of each group must not have its own scale or shift, and the weights must be along the
     second axis.
     """
     shape, ones, zeros = (reader.numbers(values[name]) for name in ("shape", "ones", "zeros"))
@@ -94,7 +94,7 @@ def _groups(values: Bindings, reader: OnnxReader) -> Options | None:
 
 
 def _matrix(values: Bindings, reader: OnnxReader) -> Options | None:
-    """Return no options, or None if there is a bias without one number for each output."""
+    """Return empty options, or None if there is a bias that does not have one number per output."""
     outputs = reader.stored[values["w"]].shape[:1]
     return {} if "b" not in values or reader.stored[values["b"]].shape == outputs else None
 
@@ -125,24 +125,24 @@ _hard_swish = either(
 
 
 def _scores(values: Bindings, reader: OnnxReader) -> Options | None:
-    """Return the options of attention scores, their constant factors merged into one scale.
+    """Return the options of attention scores, with constant factors merged into one scale.
 
     None unless the softmax runs over the last axis and no divisor is 0.
     """
     order = values.get("perm")
     axis = values["axis"] if values["axis"] is not None else -1 if reader.opset > 12 else 1
     if order is None:
-        if "perm" in values or axis != -1:  # a Transpose without an order turns all axes around
+        if "perm" in values or axis != -1:  # a Transpose without an order reverses all axes
             return None
     elif axis not in (-1, len(order) - 1):
         return None
-    # What is not a number yet is an input of the row, which multiplies by it.
+    # Factors that are not numbers yet are inputs of the row, which multiplies by them.
     numbers = [v if isinstance(v := values.get(name), float) else 1.0 for name in _factors]
     divisor = math.prod(numbers[3:])
     if not divisor:
         return None
     if order is not None:
-        # The row turns the last two axes itself: what is left of the order comes before.
+        # The row swaps the last two axes itself: apply the rest of the order before.
         order = [*order[:-2], order[-1], order[-2]]
         order = None if order == [*range(len(order))] else order
     scale, flat = math.prod(numbers[:3]) / divisor, reader.opset < 13
@@ -158,7 +158,7 @@ _keys = op.Shape("k")
 _size, _length = op.Slice(_keys, (-1,), (2**63 - 1,)), op.Slice(_keys, (-2,), (-1,))
 _turned = either(
     op.Transpose("k", perm="perm"),
-    op.Reshape(  # so PyTorch's exporter writes it, for any rank
+    op.Reshape(  # as PyTorch's exporter writes it, for any rank
         op.Transpose(op.Reshape("k", op.Concat((-1,), _length, _size, axis=0)), perm=(0, 2, 1)),
         op.Concat(op.Slice(_keys, (-(2**63),), (-2,)), _size, _length, axis=0),
     ),
@@ -207,14 +207,14 @@ def fuse(
     stored: dict[str, Tensor],
     opset: int,
 ) -> list[OnnxStep]:
-    """Replace the steps in which an operator is spelt out by one step of that operator.
+    """Replace the steps of a decomposed operator by one step of this operator.
 
     Args:
-        steps: All, in order.
+        steps: All steps, in order.
         results: Names of the file's results.
         known: Constants.
-        stored: Tensors; those that nothing reads any more are removed.
-        opset: The file's.
+        stored: Tensors; those that are no longer read are removed.
+        opset: The opset of the file.
     """
     reader = OnnxReader(
         {name: step for step in steps for name in step.outputs},
@@ -224,15 +224,15 @@ def fuse(
         opset,
     )
     reads = Counter(name for step in steps for name in step.inputs) + Counter(results)
-    gone: set[str] = set()  # first results of steps
+    gone: set[str] = set()  # first results of removed steps
     fused: dict[str, OnnxStep] = {}
-    # From behind: the largest spelling that ends in a step is seen before the parts of it.
+    # Backwards, so that the largest decomposition that ends in a step is seen before its parts.
     for step in reversed(steps):
         last = step.outputs[0]
         if last in gone:
             continue
         for spelling, matched, options in _spelt(step, reader, reads):
-            # What follows from shapes stays: others may read it.
+            # Values derived from shapes stay: other steps may read them.
             gone |= {*matched.steps} - {last, *reader.derived}
             fused[last] = _replaced(step, spelling, matched.values, options)
             for name in spelling.flat:
@@ -247,7 +247,7 @@ def fuse(
 def _spelt(
     step: OnnxStep, reader: OnnxReader, reads: Mapping[str, int]
 ) -> Iterator[tuple[SpeltForm, OnnxMatch, Options]]:
-    """Yield spellings of which a step is the last, what they match, and the operator's options."""
+    """Yield decompositions that end in a step, with their match and the operator's options."""
     for spelling in SPELLINGS:
         for matched in reader.matches(spelling.pattern, step.outputs[0], PatternMatch()):
             if not _alone(step, matched, reader, reads):
@@ -259,7 +259,7 @@ def _spelt(
 
 def _replaced(step: OnnxStep, spelling: SpeltForm, values: Bindings, options: Options) -> OnnxStep:
     operands = [values.get(name) for name in spelling.inputs]
-    inputs = tuple(v if isinstance(v, str) else "" for v in operands)  # numbers are in the options
+    inputs = tuple(v if isinstance(v, str) else "" for v in operands)  # numbers are options
     return dataclasses.replace(
         step,
         kind=spelling.kind,
@@ -272,7 +272,7 @@ def _replaced(step: OnnxStep, spelling: SpeltForm, values: Bindings, options: Op
 def _alone(
     step: OnnxStep, matched: OnnxMatch, reader: OnnxReader, reads: Mapping[str, int]
 ) -> bool:
-    """Return whether nothing else reads inner results, except those that follow from shapes."""
+    """Return whether no other step reads inner results, except those derived from shapes."""
     inside = Counter(name for s in matched.steps.values() for name in s.inputs)
     return all(
         reads[name] == inside[name]
@@ -282,7 +282,7 @@ def _alone(
 
 
 def _derived(steps: Sequence[OnnxStep], constants: Mapping[str, Known]) -> set[str]:
-    """Return the names of what follows from shapes and constants as the nodes are computed."""
+    """Return the names of values that follow from shapes and constants."""
     names = {"", *constants}
     for step in steps:
         types = step.row.types if step.row else ()

@@ -1,4 +1,4 @@
-"""Files of other programs: the nodes become a module, and the capture of it is the graph."""
+"""Import of files of other programs: their nodes become a module, which is captured as a graph."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import onnx
 
 OPEN = "open"  # instead of a number: any size
-RequestedSizes: TypeAlias = Mapping[str, int | str]  # of dimensions by name: a number, or OPEN
-OPEN_EXAMPLES = (24, 64, 224)  # values at which sizes that stay open are captured
-EXAMPLES = 2  # the batch of a capture: a size of 1 would be taken for one that broadcasts
+RequestedSizes: TypeAlias = Mapping[str, int | str]  # name of a dimension → a number, or OPEN
+OPEN_EXAMPLES = (24, 64, 224)  # values of open sizes for the capture
+EXAMPLES = 2  # batch size of the capture; a size of 1 could broadcast
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Dimensions:
     """The dimensions of a file's inputs.
 
     Attributes:
-        shapes: Of each input: a number, or the name of an open size, ``batch`` for the batch.
-        examples: Numbers that the file has for sizes that are open on request.
-        batch: Number of examples that the file is for; None where it says none.
-        note: Which dimension is the batch, if it is not the first one.
+        shapes: Shape of each input, of numbers and names of open sizes; ``batch`` is the batch.
+        examples: Numbers in the file for sizes that were opened on request.
+        batch: Number of examples that the file is for; None if it is open.
+        note: A note about which dimension is the batch, if it is not the first one.
     """
 
     shapes: Mapping[str, Sequence[int | str]]
@@ -58,13 +58,13 @@ class Dimensions:
 
     @property
     def fixed(self) -> str:
-        """Why the batch has one size; empty where it is open."""
+        """The reason why the batch size is fixed; empty if it is open."""
         if self.batch is None or any(BATCH_WORD in shape for shape in self.shapes.values()):
             return ""
         return f"the batch size is fixed: the file is for {self.batch}"
 
     def axes(self) -> dict[str, dict[int, str]]:
-        """Return the open axes of each input, without a batch that is the first axis."""
+        """Return the open axes of each input, except for a batch on the first axis."""
         return {
             label: {
                 axis: size
@@ -81,9 +81,9 @@ def capture_file(
     """Read the graph and the weights of a file that another program wrote.
 
     Args:
-        proto: What is in the file.
+        proto: The content of the file.
         path: The file.
-        sizes: Numbers for dimensions that it leaves open, ``"open"`` for those of a number.
+        sizes: Numbers for open dimensions of the file; ``"open"`` to open fixed dimensions.
 
     Raises:
         SpecError: If a node has no row, or a dimension cannot be open; names it.
@@ -113,7 +113,7 @@ def capture_file(
             if not second:
                 raise
     check_batches(traced.graph, traced.state, module, path, dims.batch)
-    # Lines of the operator table say nothing to who has the file; the scopes are its names.
+    # Source lines would be those of the operator table; the scopes are the names in the file.
     nodes = tuple(dataclasses.replace(node, source="") for node in traced.graph.nodes)
     return traced.graph.replace(
         nodes=nodes, notes=(*traced.graph.notes, *filter(None, (dims.note,)))
@@ -121,11 +121,11 @@ def capture_file(
 
 
 def _inputs(proto: onnx.ModelProto, weights: Collection[str]) -> list[onnx.ValueInfoProto]:
-    """Return a file's inputs; older files list their weights among them, too."""
+    """Return a file's inputs without weights, which older files list among them."""
     inputs = [item for item in proto.graph.input if item.name not in weights]
     for item in inputs:
         for dim in item.type.tensor_type.shape.dim:
-            if dim.dim_value < 0:  # so PaddlePaddle writes what is free
+            if dim.dim_value < 0:  # an open size, as PaddlePaddle writes it
                 dim.ClearField("dim_value")
     return inputs
 
@@ -139,12 +139,12 @@ def _captured(
 ) -> Traced:
     """Capture the nodes of a file.
 
-    1. Dimensions that stay open are captured under their names.
-    2. An example has to fit through all layers: the first value that does is one.
-    3. At other values, the graph computes what the nodes do, wherever these compute.
+    1. Capture open dimensions under their names.
+    2. Use the first example size that fits through all layers.
+    3. Check that graph and nodes compute the same at other sizes that the nodes accept.
 
     Raises:
-        SpecError: If they cannot be captured; says why no dimension can stay open.
+        SpecError: If they cannot be captured; gives the reason if a dimension cannot stay open.
     """
     name, opened = proto.graph.name or "OnnxModule", dims.opened
     axes = dims.axes() if any(dims.axes().values()) else {}  # 1.
@@ -174,21 +174,23 @@ def _captured(
 def _dimensions(
     inputs: Mapping[str, onnx.ValueInfoProto], sizes: RequestedSizes, *, second: bool = False
 ) -> Dimensions:
-    """Return the dimensions of a file's inputs, with what is asked of them.
+    """Return the dimensions of a file's inputs, with the requested sizes.
 
-    1. The first input's first dimension is the batch, and so are others of its name; where it has
-       none, first dimensions without a name; where it is a number, first dimensions of this number.
-    2. A dimension is open under its name, or under ``input_axis`` where it has none.
-    3. A number stays one unless it is asked to be open.
+    1. The batch is the first dimension of the first input, and all dimensions of the same name. If
+       it does not have a name, it is also the first dimension of other inputs that are without a
+       name; if it is a number, the first dimensions of this number.
+    2. An open dimension is named as in the file, or ``input_axis`` if it does not have a name.
+    3. A fixed dimension stays fixed unless it is requested to be open.
 
-    If ``second``, a name behind a first dimension of several is the batch: a sequence comes first.
+    If ``second``, a named second dimension after a fixed first dimension above 1 is the batch: the
+    sequence comes first.
 
     Raises:
-        SpecError: If a size is asked for that there is none of, or that the file has as another.
+        SpecError: If a requested dimension does not exist, or has another size in the file.
     """
     declared = _declared(inputs)
     asked = {_word(name): size for name, size in sizes.items()}
-    # Whoever says the batch's size means the first dimension.
+    # A request for the batch size refers to the first dimension.
     lead, note = _lead(declared, second and BATCH_WORD not in asked)
     if lead in asked:
         asked.setdefault(BATCH_WORD, asked.pop(str(lead)))
@@ -214,7 +216,7 @@ def _dimensions(
 
 
 def _declared(inputs: Mapping[str, onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
-    """Return the dimensions of each input, as the file has them: numbers, and names or none."""
+    """Return the dimensions of each input in the file: numbers, names, or empty names."""
     return {
         label: [
             dim.dim_value if dim.HasField("dim_value") else _word(dim.dim_param)
@@ -225,7 +227,7 @@ def _declared(inputs: Mapping[str, onnx.ValueInfoProto]) -> dict[str, list[int |
 
 
 def _lead(declared: Mapping[str, list[int | str]], second: bool) -> tuple[int | str | None, str]:
-    """Return the dimension of the first input that is the batch, and a note if it is the second."""
+    """Return the batch dimension of the first input, and a note if it is the second one."""
     first, behind = (*next(iter(declared.values()), []), None, None)[:2]
     if second and isinstance(first, int) and first > 1 and isinstance(behind, str) and behind:
         note = f"the batch is {behind}, the second dimension; the first one is {first} in the file"
@@ -234,7 +236,7 @@ def _lead(declared: Mapping[str, list[int | str]], second: bool) -> tuple[int | 
 
 
 def _word_of(dim: int | str, label: str, axis: int, lead: int | str | None) -> tuple[str, bool]:
-    """Return the word for a dimension of an input, and whether it is the batch."""
+    """Return the name of a dimension of an input, and whether it is the batch."""
     name = dim if isinstance(dim, str) else ""
     if dim == lead and (axis == 0 or name):
         return BATCH_WORD, True
@@ -242,7 +244,7 @@ def _word_of(dim: int | str, label: str, axis: int, lead: int | str | None) -> t
 
 
 def _check_size(word: str, size: int | str, dim: int | str) -> None:
-    """Check what is asked of a dimension.
+    """Check the requested size of a dimension.
 
     Raises:
         SpecError: If it is neither a size nor ``"open"``, or the file has another number.
@@ -255,12 +257,12 @@ def _check_size(word: str, size: int | str, dim: int | str) -> None:
             where=word,
             found=size,
             expected=dim,
-            hint=f"{word}: {OPEN} opens it, where the file allows that",
+            hint=f"{word}: {OPEN} opens it, if the file allows this",
         )
 
 
 def _word(text: str) -> str:
-    """Make an identifier of a dimension's name; empty for a name without letters, as ``?``."""
+    """Convert a dimension's name to an identifier; empty for a name without letters, like ``?``."""
     word = re.sub(r"\W", "_", text)
     if not word.strip("_"):
         return ""
@@ -269,9 +271,9 @@ def _word(text: str) -> str:
 
 
 def _cause(error: TraceError, module: OnnxModule, where: str) -> SpecError:
-    """Return the error of the node behind a failed capture.
+    """Return the error of the node that made a capture fail.
 
-    The node says more to who has the file than the line of ours that computes it.
+    The node is more informative for the user than the line of archgraph that computes it.
     """
     step = ""
     cause: BaseException | None = error
@@ -289,9 +291,9 @@ def _cause(error: TraceError, module: OnnxModule, where: str) -> SpecError:
 
 
 def _check_functions(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse functions that call functions for more nodes than a graph may have.
+    """Raise if nested functions expand to more nodes than a graph may have.
 
-    Each that calls the next one twice doubles the nodes: a small file would fill the memory.
+    If each function calls the next one twice, the nodes double: a small file could fill the memory.
     """
     bodies = {(f.domain, f.name): f for f in proto.functions}
     sizes: dict[tuple[str, str], float] = {}
@@ -299,7 +301,7 @@ def _check_functions(proto: onnx.ModelProto, where: str) -> None:
     def size(key: tuple[str, str], above: frozenset[tuple[str, str]]) -> float:
         if key not in bodies:
             return 1
-        if key in above or len(above) > LIMITS.value_depth:  # it calls itself, or many others
+        if key in above or len(above) > LIMITS.value_depth:  # recursion, or too deep
             return math.inf
         if key not in sizes:
             inside = above | {key}
@@ -309,7 +311,7 @@ def _check_functions(proto: onnx.ModelProto, where: str) -> None:
     nodes = sum(size((n.domain, n.op_type), frozenset()) for n in proto.graph.node)
     if nodes > LIMITS.nodes:
         raise SpecError(
-            "has functions of too many nodes",
+            "has functions with too many nodes",
             where=where,
             found=f"{nodes:,}",
             expected=f"at most {LIMITS.nodes:,}",
@@ -317,7 +319,7 @@ def _check_functions(proto: onnx.ModelProto, where: str) -> None:
 
 
 def _argument_names(names: tuple[str, ...]) -> list[str]:
-    """Convert names of inputs to distinct names of Python's arguments."""
+    """Convert names of inputs to distinct names of Python arguments."""
     words: list[str] = []
     for name in names:
         word = re.sub(r"\W", "_", name) or "_"
@@ -340,7 +342,7 @@ def _example(item: onnx.ValueInfoProto, shape: Sequence[int], where: str) -> tor
     elements = math.prod(shape) if min(shape, default=0) >= 0 else 0
     if not 0 < elements <= LIMITS.onnx_example_elements:
         raise SpecError(
-            "has no size to capture",
+            "does not have a size that can be captured",
             where=where,
             found=shape,
             expected=f"1 to {LIMITS.onnx_example_elements:,} elements",

@@ -1,8 +1,8 @@
-"""The mark: what an ONNX file that we wrote says about the graph that it was made of.
+"""The mark: metadata of an exported ONNX file from which its graph is restored.
 
-The graph stands in the file's metadata as text, beside a fingerprint of the operators that it
-became. Whoever changes the operators breaks the fingerprint: the text is no longer what the file
-computes. Weights may change; they are read from the file.
+The file's metadata contains the graph as text, and a fingerprint of the exported operators. If
+another program changes the operators, the fingerprint no longer matches, and neither does the
+text. Weights may change; they are read from the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GRAPH, FINGERPRINT = "archgraph.graph", "archgraph.fingerprint"
 
 
 def marks(graph: ArchGraph, proto: onnx.ModelProto, where: str) -> dict[str, str]:
-    """Return the metadata by which a file becomes its graph again."""
+    """Return the metadata from which the graph can be restored."""
     return {GRAPH: graph.text(), FINGERPRINT: _fingerprint(proto, graph.state_names, where)}
 
 
@@ -35,8 +35,8 @@ def marked_graph(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
     """Return the graph that a file was exported from; None if archgraph did not write it.
 
     Raises:
-        SpecError: If the file's operators are not those that the graph became, or the graph is
-            not one.
+        SpecError: If the file's operators have changed since the export, or the text is not a
+            graph.
     """
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     if GRAPH not in metadata:
@@ -45,7 +45,7 @@ def marked_graph(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
     check(graph)
     if metadata.get(FINGERPRINT) != _fingerprint(proto, graph.state_names, where):
         raise SpecError(
-            "has other operators than the graph in its metadata became",
+            "has other operators than the graph in its metadata",
             where=where,
             hint="it was changed after archgraph wrote it: export the graph again",
         )
@@ -53,9 +53,9 @@ def marked_graph(proto: onnx.ModelProto, where: str) -> ArchGraph | None:
 
 
 def _fingerprint(proto: onnx.ModelProto, weights: Collection[str], where: str) -> str:
-    """SHA-256 of all that a file computes, without the values of the weights.
+    """Return the SHA-256 of all that a file computes, without the values of the weights.
 
-    Constants count by their values, wherever they stand.
+    Constants count by their values, wherever they are stored.
     """
     digest = hashlib.sha256()
     names = set(weights)
@@ -65,7 +65,7 @@ def _fingerprint(proto: onnx.ModelProto, weights: Collection[str], where: str) -
     for item in main.initializer:
         digest.update(repr((item.name, item.data_type, [*item.dims])).encode())
         if item.name not in names:
-            # In the bytes that it has here: the file may store them in another field, or beside it.
+            # By its bytes in memory: the file may store them in another field, or in another file.
             value = stored_tensor(item, Path(where).parent, where)
             digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,8 +1,8 @@
-"""A module that computes what the nodes of an ONNX file say; capturing it makes the graph.
+"""A module that computes the nodes of an ONNX file, to be captured as a graph.
 
-Each node is one row of the operator table, called inside the module whose name the node's stands
-for, so that blocks and sections have names. What is known while the file is read (shapes, axes,
-constants) is folded on the way.
+Each node is computed by a row of the operator table, inside a module that follows from the node's
+name, so that blocks and sections have names. Values that are known while the file is read (shapes,
+axes, constants) are folded.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     import onnx
 
 DOMAINS = ("", "ai.onnx")
-KNOWN_ELEMENTS = 4096  # whole numbers of an initializer that may be a shape or axes
-STEP = "at the node "  # beginning of a note on an error
-NAME_SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's exporter writes a node's modules
-# Why operators without a row are refused; the others have none yet.
+KNOWN_ELEMENTS = 4096  # largest size of an integer initializer that may be a shape or axes
+STEP = "at the node "  # start of a note on an error
+NAME_SCOPES = "pkg.torch.onnx.name_scopes"  # metadata in which PyTorch's exporter writes modules
+# Reasons why operators are refused; other operators only lack a row.
 REFUSED = {
     name: reason
     for reason, names in {
         "control flow, which a graph does not have": "If Loop Scan",
         "a quantised operator": "QLinearConv QLinearMatMul QuantizeLinear DequantizeLinear "
         "ConvInteger MatMulInteger DynamicQuantizeLinear",
-        "an operator on sequences that are mapped, or on values that may be missing": "SequenceMap "
+        "a map over a sequence, or an operator on optional values": "SequenceMap "
         "Optional OptionalGetElement OptionalHasElement",
         "an operator on text or files": "StringConcat StringNormalizer StringSplit RegexFullMatch "
         "TfIdfVectorizer ImageDecoder",
@@ -56,7 +56,7 @@ REFUSED = {
 
 
 class OnnxPart(torch.nn.Module):
-    """A module of the file's hierarchy: it holds leaves, and calls what stands in it."""
+    """A module of the file's hierarchy, which contains leaves and computes rows."""
 
     def forward(self, compute: Callable[..., object], at: Attributes, *inputs: object) -> object:
         """Compute a row."""
@@ -68,20 +68,21 @@ class OnnxModule(OnnxPart):
 
     Attributes:
         inputs: Names of the file's inputs, in the order of ``forward``'s arguments.
-        steps: The nodes, without those that are folded, fused or read by nothing.
-        known: Constants that rows may need as NumPy's arrays.
-        leaves: Where the other tensors are, by name: paths of parameters and buffers.
+        steps: The nodes, without those that are folded, fused or unused.
+        known: Constants that rows may need as NumPy arrays.
+        leaves: Name of each other tensor → path of its parameter or buffer.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path, where: str) -> None:
-        """Read a file's nodes and tensors; refuse what has no row.
+        """Read a file's nodes and tensors; raise for nodes without a row.
 
-        1. Constant nodes and initializers are values; of the other nodes, those are steps that the
-           results are computed from.
-        2. Known is what is small and whole, of no axis, or needed as such by a node's row.
-        3. What follows from known values is folded.
-        4. Operators that are spelt out become one.
-        5. The stored values that are left are the network's leaves.
+        1. Read constant nodes and initializers as values, and the other nodes that the results
+           depend on as steps.
+        2. Treat values as known if they are small and integral, are scalars, or are needed as known
+           by a node's row.
+        3. Fold values that follow from known values.
+        4. Replace decomposed operators by one step.
+        5. Make the remaining stored values leaves of the network.
         """
         super().__init__()
         main = proto.graph
@@ -109,7 +110,7 @@ class OnnxModule(OnnxPart):
             self._part(step.module)
 
     def _read(self, main: onnx.GraphProto, folder: Path) -> dict[str, Tensor]:
-        """Read the steps that the results are computed from, and values; return those stored."""
+        """Read values, and the steps that the results depend on; return the stored tensors."""
         where = self.where
         stored = {item.name: stored_tensor(item, folder, where) for item in main.initializer}
         if main.sparse_initializer:
@@ -128,12 +129,12 @@ class OnnxModule(OnnxPart):
         return stored
 
     def _fold(self, stored: dict[str, Tensor], needed: Collection[str]) -> None:
-        """Compute what follows from constants alone; tensors of numbers among it are weights."""
+        """Compute values that depend only on constants; floating point tensors become weights."""
         rest, total = [], 0
         for step in self.steps:
             values = [self.known.get(name) for name in step.inputs]
             if step.kind == "Shape" and step.inputs[0] in stored:
-                # Of a weight, only the shape is read.
+                # Only the shape of a weight is read.
                 values = [np.empty(tuple(stored[step.inputs[0]].shape), bool)]
             elif step.kind not in FOLDS or any(v is None for v in values) or not values:
                 rest.append(step)
@@ -148,7 +149,7 @@ class OnnxModule(OnnxPart):
                     expected=f"at most {LIMITS.folded_bytes:,}",
                 )
             name = step.outputs[0]
-            # Zeros stay known: rows leave out biases of zeros.
+            # Zeros stay known, since rows omit biases of zeros.
             if value.dtype.kind == "f" and value.size > 1 and value.any() and name not in needed:
                 stored[name] = known_tensor(value)
             else:
@@ -156,10 +157,10 @@ class OnnxModule(OnnxPart):
         self.steps = rest
 
     def _computed(self, step: OnnxStep, values: Sequence[Known | None]) -> Known:
-        """Compute a step of known values.
+        """Compute a step from known values.
 
         Raises:
-            ArchGraphError: If it cannot be; names the step.
+            ArchGraphError: If it cannot be computed; names the step.
         """
         where = f"{self.where}: {step}"
         try:
@@ -170,13 +171,13 @@ class OnnxModule(OnnxPart):
             raise SpecError("cannot be computed", where=where, found=str(error)[:200]) from error
 
     def _place(self, stored: Mapping[str, Tensor]) -> None:
-        """Make of each tensor a parameter, a buffer or a constant."""
+        """Register each tensor as a parameter, a buffer or a constant."""
         buffers = {n for s in self.steps if s.row for n in s.inputs_at(s.row.buffers)}
         leaves: set[str] = set()
         modules: set[str] = set()
         for name, value in stored.items():
             path = _path(name)
-            if leaves.intersection(ancestors(path)):  # a leaf cannot hold another one
+            if leaves.intersection(ancestors(path)):  # a leaf cannot contain another one
                 path = path.replace(".", "_")
             while path in leaves | modules:
                 path += "_"
@@ -185,13 +186,13 @@ class OnnxModule(OnnxPart):
             self.leaves[name] = path
             part, last = self._part(path.rpartition(".")[0]), path.rpartition(".")[2]
             if value.is_floating_point() and name not in buffers:
-                # Not register_parameter, which refuses names of attributes of this class.
+                # Not register_parameter, which refuses names of this class's attributes.
                 part._parameters[last] = torch.nn.Parameter(value)
             else:
                 part.register_buffer(last, value, persistent=value.is_floating_point())
 
     def _part(self, path: str) -> OnnxPart:
-        """Return the module at a path, or the one around it where a leaf has its name."""
+        """Return the module at a path, or its parent if a leaf has the path."""
         at: OnnxPart = self
         for name in filter(None, path.split(".")):
             if name in at._parameters or name in at._buffers:
@@ -200,10 +201,10 @@ class OnnxModule(OnnxPart):
         return at
 
     def forward(self, **inputs: Tensor) -> object:  # type: ignore[override]
-        """Return the results by name, or the only one."""
+        """Return the results by name, or the only result."""
         env: dict[str, object] = {"": None, **self.known}
         env |= zip(self.inputs, inputs.values(), strict=True)
-        # Not getattr: a leaf may have the name of an attribute of this class.
+        # Not getattr: a leaf may have the name of this class's attribute.
         tensors = dict(self.named_parameters()) | dict(self.named_buffers())
         env |= {name: tensors[path] for name, path in self.leaves.items()}
         last = {name: i for i, step in enumerate(self.steps) for name in step.inputs if name}
@@ -212,11 +213,11 @@ class OnnxModule(OnnxPart):
                 results = self._compute(step, [env[name] for name in step.inputs])
             except ArchGraphError as error:
                 raise error.within(f"{self.where}: {step}") from error
-            except Exception as error:  # whatever torch raises; a capture may go on after it
+            except Exception as error:  # torch may raise anything; a capture may continue
                 error.add_note(f"{STEP}{step}")
                 raise
             env |= zip(step.outputs, results, strict=False)
-            for name in {*step.inputs}:  # what nothing reads again needs no memory
+            for name in {*step.inputs}:  # free values after their last use
                 if last.get(name) == i and name not in self.results:
                     del env[name]
         by_name = {name: self._result(name, env[name]) for name in self.results}
@@ -228,13 +229,13 @@ class OnnxModule(OnnxPart):
         return known_tensor(value) if isinstance(value, np.ndarray) else value
 
     def _compute(self, step: OnnxStep, values: list[object]) -> Sequence[object]:
-        """Compute a step: fold what is known, else give its row the inputs as it takes them."""
+        """Compute a step: fold it if its inputs are known, else call its row."""
         row, at = step.row, step.at(self.opset, self.training)
         types = row.types if row else ()
         is_known = all(
             v is None or isinstance(v, np.ndarray) or i in types for i, v in enumerate(values)
         )
-        # An array whose size is open is a tensor.
+        # An array of an open size is a tensor.
         sizes = values[slice(*SIZED_BY[step.kind])] if step.kind in SIZED_BY else ()
         if step.kind in FOLDS and is_known and not any(map(symbolic, sizes)):
             return (np.asarray(FOLDS[step.kind](at, *values)),)
@@ -249,7 +250,7 @@ class OnnxModule(OnnxPart):
     def _input(
         self, step: OnnxStep, row: OnnxRow, i: int, value: object, values: Sequence[object]
     ) -> object:
-        """Return an input as a row takes it: nothing, an array, a number or a tensor."""
+        """Return an input in the form that a row takes: None, an array, a number or a tensor."""
         if i in row.known and isinstance(value, Tensor):
             raise SpecError(
                 "depends on numbers that are computed from the input", found=step.inputs[i]
@@ -263,13 +264,13 @@ class OnnxModule(OnnxPart):
         if row.numbers and value.ndim == 0 and len(values) > 1:
             if step.kind != "Gather":
                 return value.item()
-            if i == 1:  # one row or column: a selection, which is told from an index by its type
+            if i == 1:  # selects one row or column; its type distinguishes it from an index
                 return value
         return known_tensor(value)
 
 
 def _read_steps(steps: Sequence[OnnxStep], results: Iterable[str]) -> list[OnnxStep]:
-    """Return the steps that the results are computed from."""
+    """Return the steps that the results depend on."""
     read, needed = {*results}, []
     for step in reversed(steps):
         if read & {*step.outputs}:
@@ -280,7 +281,7 @@ def _read_steps(steps: Sequence[OnnxStep], results: Iterable[str]) -> list[OnnxS
 
 @functools.cache
 def _reserved() -> frozenset[str]:
-    """Return the attributes that every module has: no part of it can have their names."""
+    """Return the attributes of every module, whose names submodules cannot have."""
     return frozenset(dir(OnnxPart()))
 
 
@@ -295,10 +296,10 @@ def _path(name: str) -> str:
 
 
 def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
-    """Read a node, if there is a row for it.
+    """Read a node.
 
     Raises:
-        SpecError: If not; says why.
+        SpecError: If there is no row for it; gives the reason.
     """
     name = node.name or f"#{index}"
     where = f"{where}: {node.op_type} {name}"
@@ -310,7 +311,7 @@ def _step(node: onnx.NodeProto, where: str, index: int, opset: int) -> OnnxStep:
     if row is None and node.op_type not in FOLDS:
         raise SpecError("is an operator without a row", where=where, **unknown(node.op_type, ROWS))
     if row is not None and opset < row.since:
-        raise SpecError(f"is of opset {opset}: {row.since} and later ones are read", where=where)
+        raise SpecError(f"has opset {opset}, but only {row.since} and later are read", where=where)
     return OnnxStep(
         node.name,
         node.op_type,
@@ -341,14 +342,14 @@ def _setting(item: onnx.AttributeProto, where: str) -> OnnxSetting:
 
 
 def _module_of(node: onnx.NodeProto) -> str:
-    """Return the module in which a node stands, according to what exporters write."""
+    """Return the module that a node belongs to, from the metadata or names of exporters."""
     for entry in node.metadata_props:
         if entry.key == NAME_SCOPES:
             scopes = re.findall(r"'([^']*)'", entry.value)  # the last one is the node itself
             return _path(scopes[-2]) if len(scopes) > 1 and scopes[-2] else ""
     path = ""
     for part in node.name.strip("/").split("/")[:-1]:
-        # PyTorch's older exporter repeats what stands above: /layer1/layer1.0/conv1/Conv
+        # PyTorch's older exporter repeats the parent: /layer1/layer1.0/conv1/Conv
         path = part if part.startswith(f"{path}.") or not path else f"{path}.{part}"
     return _path(path) if path else ""
 

@@ -1,8 +1,8 @@
-"""Values of a file, compared with patterns: expressions of :mod:`archgraph.ops.patterns`.
+"""Matching of a file's values with patterns: expressions of :mod:`archgraph.ops.patterns`.
 
-Variables are of these kinds: ``tensor``: a tensor of the file, by name. ``number``: a constant of
-one number, as that number. ``derived``: what follows from shapes and constants, by name if it is
-not a number yet; it may then be several numbers, which the row has to tell.
+Kinds of variables: ``tensor``: a tensor of the file, by name. ``number``: a constant with one
+number, as this number. ``derived``: a value that follows from shapes and constants, by name if it
+is not a number yet. It may then turn out to be several numbers, which the row must check.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from archgraph.onnx.operators.row import Known, OnnxSetting, OnnxStep
 from archgraph.ops.patterns import Applied, PatternReader
 
-FEW = 4096  # numbers of a tensor that is compared
-# Attributes that newer opsets have as inputs, in the order of these, behind the others.
+FEW = 4096  # largest size of a tensor that is compared
+# Attributes that are inputs in newer opsets, in this order, after the other inputs.
 AS_INPUTS = {"ReduceMean": ("axes",), "Clip": ("min", "max")}
 DEFAULTS: Mapping[tuple[str, str], OnnxSetting] = {
     ("ReduceMean", "keepdims"): 1,
@@ -33,14 +33,14 @@ DEFAULTS: Mapping[tuple[str, str], OnnxSetting] = {
 
 @dataclass(frozen=True)
 class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
-    """What is known of a file's values where patterns are matched.
+    """A file's values and steps, for matching patterns.
 
     Attributes:
-        producer: The step that computes a value.
+        producer: Name of a value → the step that computes it.
         known: Constants.
         stored: Tensors.
-        derived: What follows from shapes and constants, without these.
-        opset: The file's.
+        derived: Names of values that follow from shapes and constants, without these.
+        opset: The opset of the file.
     """
 
     producer: Mapping[str, OnnxStep]
@@ -52,14 +52,14 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
     def applied(
         self, operand: OnnxSetting, pattern: Applied
     ) -> tuple[list[OnnxSetting], dict[str, OnnxSetting], dict[str, OnnxStep]] | None:
-        """Return how the pattern's operator computes a value; None: another one does."""
+        """Return how the pattern's operator computes a value; None if another operator does."""
         step = self.producer.get(operand) if isinstance(operand, str) else None
         if step is None or step.kind.lower() != pattern.kind.lower():
             return None
         attributes = dict(step.attributes)
         names = [name for name in AS_INPUTS.get(step.kind, ()) if name in attributes]
         operands = [*step.inputs, *map(attributes.pop, names)]
-        # An attribute that the pattern leaves out must have its default: it changes the operator.
+        # An attribute that the pattern omits must have its default: it changes the operator.
         listed = pattern.options or {}
         defaults = {name: DEFAULTS.get((step.kind, name)) for name in {**attributes, **listed}}
         options = {
@@ -70,7 +70,7 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
         return operands, options, {step.outputs[0]: step}
 
     def admitted(self, kind: str, operand: OnnxSetting) -> OnnxSetting:
-        """Return what a variable of a kind stands for; None: the value is not of this kind."""
+        """Return the value of a variable of a kind; None if the operand is not of this kind."""
         if kind == "tensor":
             return operand if operand in self.stored else None
         number = self.number(operand)
@@ -79,7 +79,7 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
         return number
 
     def items(self, operand: OnnxSetting) -> list[float] | None:
-        """Return the numbers of a list."""
+        """Return the numbers of a list, or None."""
         return self.numbers(operand)
 
     def numbers(self, operand: OnnxSetting) -> list[float] | None:
@@ -87,13 +87,13 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
         array = self._constant(operand)
         if array is None or array.ndim > 1:
             return None
-        # 1e-5 for the number of single precision next to it
+        # 1e-5 for the nearest float32 number
         return [float(str(n)) if array.dtype.kind == "f" else n.item() for n in array.ravel()]
 
     def number(self, operand: OnnxSetting) -> float | None:
-        """Return the number of a constant that has only one, or None.
+        """Return the number of a constant that has only one number, or None.
 
-        A constant of more axes could add axes to the other operand, so it does not count.
+        A constant with more axes is not accepted, since it could add axes to the other operand.
         """
         numbers = self.numbers(operand)
         return float(numbers[0]) if numbers is not None and len(numbers) == 1 else None
@@ -102,10 +102,10 @@ class OnnxReader(PatternReader[OnnxSetting, OnnxStep]):
         value = self.known.get(operand) if isinstance(operand, str) else np.asarray(operand)
         if value is None and operand in self.stored and self.stored[operand].numel() <= FEW:
             value = as_array(self.stored[operand])
-        # An array of objects may hold the size of a batch, which is not a number yet.
+        # An array of objects may contain the batch size, which is not a number yet.
         return None if value is None or value.dtype == object else value
 
 
 def as_array(tensor: Tensor) -> Known:
-    """Convert a tensor to an array; NumPy lacks bfloat16."""
+    """Convert a tensor to an array, also from bfloat16, which NumPy lacks."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

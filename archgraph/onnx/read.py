@@ -1,4 +1,4 @@
-"""Reading: an ONNX file becomes a graph and its weights. Nothing of a file is executed."""
+"""Reading of ONNX files as graphs with weights. No code in a file is executed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def read_onnx(
     """Read the graph and the weights of an ONNX file.
 
     Args:
-        path: The file; one that :func:`archgraph.export` wrote becomes the same graph again.
-        sizes: Numbers for dimensions that it leaves open, and, of a file of another program,
-            ``"open"`` for those that it does not.
+        path: The file. If :func:`archgraph.export` wrote it, the same graph is restored.
+        sizes: Numbers for open dimensions of the file. For files of other programs also ``"open"``,
+            to open fixed dimensions.
 
     Raises:
-        SpecError: If it cannot be understood, with the name of what is not.
+        SpecError: If it cannot be read; names the node or dimension.
         RunError: If the extra ``onnx`` is not installed.
     """
     require_packages("onnx")
@@ -55,10 +55,10 @@ def read_onnx(
 
 
 def _weight(proto: onnx.TensorProto, param: Param, folder: Path, where: str) -> torch.Tensor:
-    """Read a weight of the type that the graph says."""
+    """Read a weight, and check that it has the type of the graph."""
     value = stored_tensor(proto, folder, where)
     if param.dtype.startswith("complex") and value.shape == (*param.shape, 2):
-        value = torch.view_as_complex(value)  # ONNX has no arithmetic of complex numbers
+        value = torch.view_as_complex(value)  # ONNX does not have complex arithmetic
     dtype = str(value.dtype).removeprefix("torch.")
     if (tuple(value.shape), dtype) != (param.shape, param.dtype):
         raise SpecError(
@@ -71,7 +71,7 @@ def _weight(proto: onnx.TensorProto, param: Param, folder: Path, where: str) -> 
 
 
 def _proto(path: Path) -> onnx.ModelProto:
-    """Read the message in a file, without weights that are stored beside it."""
+    """Read the message in a file, without weights in other files."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -82,7 +82,7 @@ def _proto(path: Path) -> onnx.ModelProto:
             raise SpecError(
                 "is too large", where=str(path), found=f"{size} bytes", expected=LIMITS.onnx_bytes
             )
-        # Weights beside the file are read one by one later, from its own folder only.
+        # Weights in other files are read one by one later, only from the file's own folder.
         proto = onnx.load(path, load_external_data=False)
         for tensor in proto.graph.initializer:
             file_beside(tensor, path.parent, str(path))

@@ -1,4 +1,4 @@
-"""ONNX files in onnxruntime: does a file compute what a module does?"""
+"""Comparison of ONNX files in onnxruntime with modules."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from archgraph.rewrites.laws import outputs, random_inputs, relative_difference
 if TYPE_CHECKING:
     import onnxruntime
 
-# Relative to the largest value of each result, by the coarsest of a graph's types.
+# Tolerance relative to the largest value of each result, by the least precise type of a graph.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
-BATCHES = (1, 3)  # neither is the example's
+BATCHES = (1, 3)  # neither is that of the example
 
 
 def tolerance(graph: ArchGraph) -> float:
-    """Return how far a file's results may be from those of its graph."""
+    """Return the largest allowed relative difference between a file's and its graph's results."""
     types = [p.dtype for p in graph.params] + [n.dtype for n in graph.nodes if n.op == "input"]
     return max((TOLERANCES[t] for t in types if t in TOLERANCES), default=TOLERANCES["float32"])
 
 
 def open_session(path: Path, name: str | None = None) -> onnxruntime.InferenceSession:
-    """Open a session of onnxruntime on the processor; it does not report what it optimises.
+    """Open a session of onnxruntime on the CPU, which only logs errors.
 
     Args:
         path: The file.
-        name: What errors call the file. Default: its path.
+        name: Name of the file in errors. Default: its path.
 
     Raises:
-        GraphError: If onnxruntime does not take the file.
+        GraphError: If onnxruntime refuses the file.
     """
     import onnxruntime
 
@@ -51,10 +51,10 @@ def open_session(path: Path, name: str | None = None) -> onnxruntime.InferenceSe
 
 @contextlib.contextmanager
 def _refusing(where: str) -> Iterator[None]:
-    """Convert what onnxruntime raises to a GraphError."""
+    """Convert errors of onnxruntime to a GraphError."""
     try:
         yield
-    except Exception as error:  # classes of its own, made in C++, without a common one
+    except Exception as error:  # its classes, defined in C++, do not have a common base
         reason, hint = str(error).split("\n")[0], "verify=False writes it for other programs"
         raise GraphError(
             "cannot be run by onnxruntime", where=where, found=reason, hint=hint
@@ -64,7 +64,7 @@ def _refusing(where: str) -> Iterator[None]:
 def run_session(
     session: onnxruntime.InferenceSession, tensors: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return the results of a session on input tensors, both in the file's order."""
+    """Run a session on input tensors; inputs and results are in the file's order."""
     results = session.run(
         None,
         {
@@ -78,8 +78,8 @@ def run_session(
 def distance(results: list[torch.Tensor], expected: list[torch.Tensor], allowed: float) -> float:
     """Return the largest difference, relative to the largest value of each result.
 
-    A hundredth of what is allowed counts as nothing, whatever the result's size: onnxruntime's
-    sigmoid is exact to 1e-7, and a result may be as small everywhere.
+    Absolute differences up to a hundredth of ``allowed`` are ignored: onnxruntime's sigmoid is
+    exact to 1e-7, and all values of a result may be this small.
     """
     gap = relative_difference(results, expected)
     if gap <= allowed:
@@ -94,10 +94,10 @@ def distance(results: list[torch.Tensor], expected: list[torch.Tensor], allowed:
 
 
 def check_file(path: Path, module: ArchModule, name: str) -> float:
-    """Measure how far a file is from a module, for two batch sizes and random inputs.
+    """Measure the difference between a file and a module, for two batch sizes and random inputs.
 
     Raises:
-        GraphError: If it is farther than rounding explains.
+        GraphError: If rounding does not explain the difference.
     """
     session, allowed = open_session(path, name), tolerance(module.arch)
     worst = 0.0
@@ -108,10 +108,10 @@ def check_file(path: Path, module: ArchModule, name: str) -> float:
         with _refusing(name):
             results = run_session(session, tensors)
         gap = distance(results, expected, allowed)
-        # The module against itself: what draws numbers anew differs from itself, too.
+        # Compare the module with itself: one that draws random numbers differs from itself, too.
         if gap > allowed and distance(outputs(module, inputs), expected, allowed) > allowed:
             raise GraphError(
-                "draws random numbers in evaluation; verify=False writes it uncompared", where=name
+                "draws random numbers in evaluation; verify=False skips the comparison", where=name
             )
         worst = max(worst, gap)
     if not worst <= allowed:  # NaN is not

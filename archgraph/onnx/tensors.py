@@ -1,4 +1,4 @@
-"""Tensors of ONNX files, inside the file or beside it in its own folder."""
+"""Tensors of ONNX files, inside the file or in another file of its folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from archgraph.ops.schema import torch_dtype
 if TYPE_CHECKING:
     import onnx
 
-# Types of ONNX that PyTorch has; the others (text, four bits) have no tensor.
+# Types of ONNX that PyTorch has; it lacks others (text, four bits).
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
     9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
@@ -25,7 +25,7 @@ DTYPES = {
 
 
 def dtype_of(number: int) -> torch.dtype:
-    """Return PyTorch's type for the number that ONNX gives a type.
+    """Return PyTorch's type for ONNX's number of a type.
 
     Raises:
         SpecError: If PyTorch lacks it.
@@ -46,11 +46,11 @@ def stored_tensor(proto: onnx.TensorProto, folder: Path, where: str) -> torch.Te
 
     Args:
         proto: The tensor.
-        folder: The file's, which must hold what stands beside it.
+        folder: The file's folder, in which external data must be.
         where: The file, for errors.
 
     Raises:
-        SpecError: If its type, size or place is not one that a graph may have.
+        SpecError: If its type, size or location is not allowed.
     """
     import onnx
 
@@ -78,13 +78,13 @@ def stored_tensor(proto: onnx.TensorProto, folder: Path, where: str) -> torch.Te
             raise SpecError("cannot be read", where=where, found=str(error)[:200]) from error
     if len(raw) != size:
         raise SpecError(f"has {len(raw)} bytes instead of {size}", where=where)
-    # PyTorch's frombuffer refuses an empty buffer, and warns of one that cannot be written.
+    # PyTorch's frombuffer refuses an empty buffer, and warns about a read-only one.
     flat = torch.frombuffer(bytearray(raw), dtype=dtype) if size else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)
 
 
 def file_beside(proto: onnx.TensorProto, folder: Path, where: str) -> Path | None:
-    """Return the file of the same folder that has the numbers of a tensor; None: its own file has.
+    """Return the external file that contains the data of a tensor; None if it is in its own file.
 
     Raises:
         SpecError: If it is in another folder, or missing.
@@ -96,23 +96,23 @@ def file_beside(proto: onnx.TensorProto, folder: Path, where: str) -> Path | Non
     name = next((e.value for e in proto.external_data if e.key == "location"), "")
     root = folder.resolve()
     file = (root / name).resolve() if "\0" not in name else root
-    # A file from elsewhere must not make this process read what it has no business with.
+    # An untrusted file must not make this process read other files.
     if not name or not file.is_relative_to(root) or file.is_dir():
         raise SpecError(
-            "has its weights outside of the file's folder", where=where, found=repr(name[:200])
+            "has its weights outside the file's folder", where=where, found=repr(name[:200])
         )
     if not file.is_file():
         raise SpecError(
             "lacks the file with its weights",
             where=where,
             expected=str(file)[:200],
-            hint="copy that file, too: it belongs beside this one, under the name that it had",
+            hint="copy that file into the same folder, too, under its original name",
         )
     return file
 
 
 def _beside(proto: onnx.TensorProto, file: Path, where: str, size: int) -> bytes:
-    """Read the bytes of a tensor in another file."""
+    """Read the bytes of a tensor from another file."""
     entries = {entry.key: entry.value for entry in proto.external_data}
     offset = entries.get("offset", "0")
     length = entries.get("length", str(size))

@@ -507,7 +507,7 @@ def test_weights_are_written_at_the_positions_that_were_chosen(here: Path, ask: 
     scores = {axis.name: [*range(axis.size)] for axis in archgraph.axes(graph).free}
     archgraph.Importance(scores, {}).save("scores.safetensors")
     words = ask.split()
-    hint = "--state FILE --weights FILE keeps the chosen positions"
+    hint = "add --state FILE --weights FILE to keep the chosen positions"
     alone = call(*words, "-o", "small.yaml")
     assert alone.exit_code == 0 and hint in alone.output, alone.output
     files = ("--state", "full.safetensors", "--weights", "w.safetensors")
@@ -530,7 +530,7 @@ def test_a_rewrite_tells_how_to_keep_positions_only_where_it_chose_some(here: Pa
     for chosen in ("shares=0.5", f"positions={{{axis.name}: [1, 0]}}"):
         words = ("rewrite", "model.yaml", "--take", "shares=0.5", "--take", chosen)
         told = call(*words[: None if "positions" in chosen else 4], "-o", "cut.yaml").output
-        assert ("keeps the chosen positions" in told) == ("positions" in chosen)
+        assert ("to keep the chosen positions" in told) == ("positions" in chosen)
 
 
 def test_trace_says_what_cannot_be_captured(here: Path):
@@ -564,13 +564,13 @@ def test_a_model_that_branches_on_its_values_is_one_message(here: Path):
 def test_check_gives_a_verdict_per_file(here: Path):
     good = call("check", ".")
     assert good.exit_code == 0, good.output
-    assert good.output.splitlines()[-1] == "3 of 3 files are good"
+    assert good.output.splitlines()[-1] == "3 of 3 files are valid"
     (here / "bad.yaml").write_text(MODEL.replace("kernel", "kernal").replace("linear", "liner"))
     (here / "broken.yaml").write_text("sections: [")
     result = call("check", ".", "model.yaml")
     assert result.exit_code == 2
     assert "FAIL  bad.yaml  model" in result.output
-    assert "3 of 5 files are good" in result.stdout
+    assert "3 of 5 files are valid" in result.stdout
     # A reason stands below its file, also in `check > log`.
     at = result.stdout.splitlines().index("FAIL  bad.yaml  model")
     reason = result.stdout.splitlines()[at + 1]
@@ -622,7 +622,7 @@ def test_check_finds_what_would_stop_a_run(here: Path):
     length = EXPERIMENT.replace("limit: 200", "length: 20")
     assert "m.yaml:4: data.length: is not an option of digits" in verdict("m.yaml", length)
     assert verdict("m.yaml", model).startswith("form  m.yaml  model: made_here:Net not imported")
-    assert "checked with --python" in verdict("m.yaml", model)
+    assert "use --python" in verdict("m.yaml", model)
     family = "model: {python: 'made_here.Net', inputs: {x: [3]}}\nclients: [{name: a}]\n"
     assert "m.yaml:1: python: is not the name of a callable" in verdict("m.yaml", family)
     family = "model: net.yaml\nclients:\n - {name: a, CHANGE}\n"

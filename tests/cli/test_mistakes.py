@@ -381,7 +381,7 @@ MISTAKES = {
         own(ROWS, table=TABLE.replace("0.14,", "n/a?,")),
         RUN,
         "experiment.yaml:6: data: rows.csv: row 2: a: is not a number; found 'n/a?'; expected a "
-        "number, such as -1.5 or 2e3; a column of categories is written columns: {a: "
+        "number, such as -1.5 or 2e3; for a column of categories, write columns: {a: "
         "category}",
     ),
     "more columns than the model takes": Mistake(

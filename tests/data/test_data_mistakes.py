@@ -237,12 +237,12 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "missing_value": (
         table(cell(5, 0, "")),
         "experiment.yaml:7: data: rows.csv: row 4: x0: a value is missing; found ''; 1 of 60 are "
-        "missing: fill them, remove the rows, or leave the column out",
+        "missing: fill them, remove the rows, or omit the column",
     ),
     "nan": (
         table(cell(7, 1, "NaN")),
         "experiment.yaml:7: data: rows.csv: row 6: x1: a value is missing; found 'NaN'; 1 of 60 "
-        "are missing: fill them, remove the rows, or leave the column out",
+        "are missing: fill them, remove the rows, or omit the column",
     ),
     "infinite": (
         table(cell(7, 1, "inf")),
@@ -251,19 +251,19 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "not_a_number": (
         table(cell(9, 0, "1,5".replace(",", "_")), columns={"x0": "number"}),
         "experiment.yaml:7: data: rows.csv: row 8: x0: is not a number; found '1_5'; expected a "
-        "number, such as -1.5 or 2e3; a column of categories is written columns: {x0: "
+        "number, such as -1.5 or 2e3; for a column of categories, write columns: {x0: "
         "category}",
     ),
     "one_odd_cell": (
         table(cell(9, 0, "?")),
         "experiment.yaml:7: data: rows.csv: row 8: x0: is not a number; found '?'; expected a "
-        "number, such as -1.5 or 2e3; a column of categories is written columns: {x0: "
+        "number, such as -1.5 or 2e3; for a column of categories, write columns: {x0: "
         "category}",
     ),
     "target_not_a_number": (
         table(cell(3, 2, "high"), task="regression"),
         "experiment.yaml:8: data: rows.csv: row 2: y: is not a number; found 'high'; expected a "
-        "number, such as -1.5 or 2e3; a class to be predicted is learned by task: classification",
+        "number, such as -1.5 or 2e3; to predict classes, write task: classification",
     ),
     "a_class_written_twice": (
         table(cell(5, 2, "00")),
@@ -300,24 +300,24 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a_time": (
         parquet("x", [datetime.datetime(2026, 1, day + 1) for day in range(8)]),
         "experiment.yaml:7: data: rows.parquet: row 1: x: is neither a number nor text; found "
-        "Timestamp; turn the column into numbers or text, or leave it out",
+        "Timestamp; turn the column into numbers or text, or omit it",
     ),
     "a_nested_column": (
         parquet("x", [None, *[[1, 2]] * 7]),
         "experiment.yaml:7: data: rows.parquet: row 2: x: is neither a number nor text; found "
-        "ndarray; turn the column into numbers or text, or leave it out",
+        "ndarray; turn the column into numbers or text, or omit it",
     ),
     "seconds_of_an_epoch": (
         parquet("x", range(1_700_000_000, 1_700_000_008), standardise=False),
         "experiment.yaml:7: data: rows.parquet: x: values become equal when they are rounded to "
-        "32 bits; found 1 different ones of 8; expected values that 32 bits tell apart; subtract "
-        "what they have in common, or use their logarithms",
+        "32 bits; found 1 of 8 different values; expected values that differ in 32 bits; subtract "
+        "a constant from them, or use their logarithms",
     ),
     "values_of_all_sizes": (
         parquet("x", [1, 2, 3, 4, 5, 6, 7, 10**12]),
         "experiment.yaml:7: data: rows.parquet: x: values become equal when they are rounded to "
-        "32 bits; found 2 different ones of 8; expected values that 32 bits tell apart; subtract "
-        "what they have in common, or use their logarithms",
+        "32 bits; found 2 of 8 different values; expected values that differ in 32 bits; subtract "
+        "a constant from them, or use their logarithms",
     ),
     "targets_of_an_epoch": (
         parquet(
@@ -328,51 +328,50 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
             task="regression",
         ),
         "experiment.yaml:8: data: rows.parquet: row 1: t: values become equal when they are "
-        "rounded to 32 bits; found 1 different ones of 8; expected values that 32 bits tell "
-        "apart; subtract what they have in common, or use their logarithms",
+        "rounded to 32 bits; found 1 of 8 different values; expected values that differ in 32 "
+        "bits; subtract a constant from them, or use their logarithms",
     ),
     "a_decimal_comma": (
         parquet("x", ["1,5", "2,25", "-3,0", "4,5", "5", "6,5", "7,5", "8,5"]),
         "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
-        "'1,5'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of categories "
-        "is written columns: {x: category}",
+        "'1,5'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; for a column of "
+        "categories, write columns: {x: category}",
     ),
     "a_decimal_comma_in_every_other_row": (
         parquet("x", ["1,5", "2"] * 4),
         "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
-        "'1,5'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of categories "
-        "is written columns: {x: category}",
+        "'1,5'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; for a column of "
+        "categories, write columns: {x: category}",
     ),
     "thousands_grouped_by_blanks": (
         parquet("x", ["1\u202f500", "12 000,5"] * 4),
         "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
-        "'1\\u202f500'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of "
-        "categories is written columns: {x: category}",
+        "'1\\u202f500'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; for a column of "
+        "categories, write columns: {x: category}",
     ),
     "a_currency": (
         parquet("x", ["$1.50", "$2", "$3", "\u22121"] * 2),
         "experiment.yaml:7: data: rows.parquet: row 1: x: is it a number or a category?; found "
-        "'$1.50'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; a column of categories "
-        "is written columns: {x: category}",
+        "'$1.50'; expected numbers such as 1.5 for 1,5 or 1234 for 1,234; for a column of "
+        "categories, write columns: {x: category}",
     ),
     "numbers_of_rows": (
         parquet(["__index_level_0__"], range(8)),
-        "experiment.yaml:8: data.table: numbers of rows are not a column to learn from; found "
-        "__index_level_0__; save the table without its index, or name the columns that models "
-        "shall see: columns: […]",
+        "experiment.yaml:8: data.table: row numbers are not a column to learn from; found "
+        "__index_level_0__; save the table without its index, or list the input columns: columns: "
+        "[…]",
     ),
     "percent": (
         parquet(["x", "t"], [0.5] * 8, ["5%", "7.5 %", "8%", "9%"] * 2, target="t"),
-        "experiment.yaml:7: data: rows.parquet: row 1: t: may mean several things; found '5%'; "
-        "expected whole numbers (classes), or a task that says what they are; write task: "
-        "classification, or task: regression; for an objective of yours task: {kind: regression, "
-        "objective: …}",
+        "experiment.yaml:7: data: rows.parquet: row 1: t: could have several meanings; found "
+        "'5%'; expected whole numbers (classes), or a task; write task: classification, or task: "
+        "regression; for your own objective, task: {kind: regression, objective: …}",
     ),
     "integers_of_19_digits": (
         parquet("x", range(2**62, 2**62 + 8)),
         "experiment.yaml:7: data: rows.parquet: row 1: x: values become equal when they are "
-        "rounded to 64 bits; found 1 different ones of 8; leave the column out, or subtract "
-        "what they have in common",
+        "rounded to 64 bits; found 1 of 8 different values; omit the column, or subtract a "
+        "constant from its values",
     ),
     "a_column_without_a_name": (
         table(lambda text: text.replace("x0", "", 1)),
@@ -389,7 +388,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "several_classes": (
         table(target=["y", "x0"], task="classification"),
-        "experiment.yaml:10: data.target: are several columns; found task: classification; "
+        "experiment.yaml:10: data.target: has several columns; found task: classification; "
         "expected one column, or task: regression or multilabel",
     ),
     "empty_table": (
@@ -417,9 +416,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "unequal_images": (
         images(bigger, size=None),
-        "experiment.yaml:7: data: images/2/0000.png: images differ in size; found 6 × 5; "
-        "expected 4 × 5, as the first one; scale them before; size: [HEIGHT, WIDTH] scales "
-        "those of a folder",
+        "experiment.yaml:7: data: images/2/0000.png: images differ in size; found 6 × 5; expected "
+        "4 × 5, as the first one; scale them to one size; for a folder, size: [HEIGHT, WIDTH] "
+        "does this",
     ),
     "empty_class": (
         images(lambda place: unlink(place, "1/*")),
@@ -494,13 +493,13 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "seconds_in_a_saved_set": (
         saved({"x": [[1.7e9 + n] for n in range(6)], "y": [0, 1] * 3}),
-        "experiment.yaml:7: data.huggingface: x: values become equal when they are rounded to "
-        "32 bits; found 1 different ones of 6; expected values that 32 bits tell apart; subtract "
-        "what they have in common, or use their logarithms",
+        "experiment.yaml:7: data.huggingface: x: values become equal when they are rounded to 32 "
+        "bits; found 1 of 6 different values; expected values that differ in 32 bits; subtract a "
+        "constant from them, or use their logarithms",
     ),
     "texts_as_inputs": (
         saved({"x": ["good", "bad"] * 3, "y": [0, 1] * 3}),
-        "experiment.yaml:7: data.huggingface: x: is not made of numbers; found text; "
+        "experiment.yaml:7: data.huggingface: x: does not consist of numbers; found text; "
         "instead of inputs write text: x, tokenizer: tokenizer.json, length: 128",
     ),
     "splits_of_other_classes": (
@@ -511,7 +510,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "an_image_of_16_bits": (
         deep_image,
-        "experiment.yaml:7: data: saved: row 1: x: image has more than 8 bits for a channel; "
+        "experiment.yaml:7: data: saved: row 1: x: image has more than 8 bits per channel; "
         "found I;16; convert it, or read the images with your own function: data: {python: …}",
     ),
     "no_such_function": (
@@ -538,10 +537,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "a_target_that_is_no_number": (
         table(cell(7, 2, "tbd"), columns=["x0", "x1"]),
-        "experiment.yaml:7: data: rows.csv: row 6: y: may mean several things; found 'tbd'; "
-        "expected whole numbers (classes), or a task that says what they are; write task: "
-        "classification, or task: regression; for an objective of yours task: {kind: regression, "
-        "objective: …}",
+        "experiment.yaml:7: data: rows.csv: row 6: y: could have several meanings; found 'tbd'; "
+        "expected whole numbers (classes), or a task; write task: classification, or task: "
+        "regression; for your own objective, task: {kind: regression, objective: …}",
     ),
     "other_classes_than_the_model": (
         table(cell(3, 2, "3"), columns=["x0", "x1"]),
@@ -551,8 +549,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "labels_out_of_range": (
         function("d = torch.rand(9, 2), torch.arange(9) - 4; return d, d"),
         "experiment.yaml:7: data.python: wrong_data:make: train: label out of range; found "
-        "-4…4; expected classes 0…4; classes count from 0; write -100 where a target counts for "
-        "nothing",
+        "-4…4; expected classes 0…4; classes count from 0; use -100 for targets to ignore",
     ),
     "unequal_numbers": (
         function("return (torch.rand(9, 2), torch.arange(8)), (torch.rand(9, 2), torch.arange(9))"),
@@ -561,10 +558,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "zero_one_floats": (
         function("d = torch.rand(9, 2), torch.ones(9, 3).tril(); return d, d"),
-        "experiment.yaml:7: data.python: wrong_data:make: targets: may mean several things; found "
-        "float32 [3]; expected whole numbers (the class of each example), or a task that says what "
-        "they are; write task: regression (numbers); of whole numbers task: classification; of 0 "
-        "and 1 task: multilabel",
+        "experiment.yaml:7: data.python: wrong_data:make: targets: could have several meanings; "
+        "found float32 [3]; expected whole numbers (the class of each example), or a task; write "
+        "task: regression (numbers), task: classification (whole numbers) or task: multilabel (0 "
+        "and 1)",
     ),
     "nan_in_tensor": (
         function("d = torch.full((9, 2), torch.nan), torch.arange(9) % 3; return d, d"),
@@ -617,14 +614,14 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     "a_loader": (
         (DataLoader(TensorDataset(*SPLIT)), SPLIT),
         "data: train: is not a split of a data set; found DataLoader; expected a torch dataset "
-        "with __len__ and __getitem__, or a pair (inputs, targets); pass loader.dataset: "
-        "batches follow from the experiment",
+        "with __len__ and __getitem__, or a pair (inputs, targets); pass loader.dataset: the "
+        "experiment sets the batches",
     ),
     "a_stream": (
         (Stream(), SPLIT),
-        "data: train: is not a split of a data set; found Stream; expected a torch dataset "
-        "with __len__ and __getitem__, or a pair (inputs, targets); give streams by client: "
-        "{client: stream}",
+        "data: train: is not a split of a data set; found Stream; expected a torch dataset with "
+        "__len__ and __getitem__, or a pair (inputs, targets); pass streams by client: {client: "
+        "stream}",
     ),
     "unequal_items": (
         (Uneven(*SPLIT), SPLIT),
@@ -633,7 +630,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "three_values": (
         (TensorDataset(X, X, Y), SPLIT),
-        "data: train: is not a pair (input, target); found tuple of 3; several inputs are a "
+        "data: train: is not a pair (input, target); found tuple of 3; pass several inputs as a "
         "mapping by the names of the model's inputs: ({'ids': …, 'mask': …}, target)",
     ),
     "no_clients": (
@@ -646,7 +643,8 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "targets_as_text": (
         ((X.numpy(), np.array(["a"] * 9)), SPLIT),
-        "data: test: targets differ from those to train on; found int64 []; expected text []",
+        "data: test: targets differ from those of the train split; found int64 []; expected text "
+        "[]",
     ),
     "one_class_only": (
         ((X, Y * 0), (X, Y * 0)),
@@ -655,19 +653,21 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     "too_large_a_class": (
         ((X, Y * 10**9), SPLIT),
         "data: too many classes; found class 2000000000; expected at most 1048576 classes, "
-        "counted from 0; numbers to be predicted are floating point numbers",
+        "counted from 0; to predict numbers, use floating point numbers",
     ),
     "test_of_another_shape": (
         (SPLIT, (X[:, :1], Y)),
-        "data: test: inputs differ from those to train on; found float32 [1]; expected float32 [2]",
+        "data: test: inputs differ from those of the train split; found float32 [1]; expected "
+        "float32 [2]",
     ),
     "test_with_other_targets": (
         (SPLIT, (X, torch.rand(9))),
-        "data: test: targets differ from those to train on; found float32 []; expected int64 []",
+        "data: test: targets differ from those of the train split; found float32 []; expected "
+        "int64 []",
     ),
     "test_with_other_inputs": (
         (({"a": X, "b": X}, Y), ({"a": X, "c": X}, Y)),
-        "data: test: inputs have other names than those to train on; found a, c; expected a, b",
+        "data: test: inputs have other names than in the train split; found a, c; expected a, b",
     ),
     "infinite_target": (
         ((X, X[:, 0] / 0), SPLIT),
@@ -676,14 +676,14 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "seconds_of_an_epoch": (
         ((X.double() + 1.7e9, Y), SPLIT),
-        "data: train: values become equal when they are rounded to 32 bits; found 1 different "
-        "ones of 9; expected values that 32 bits tell apart; subtract what they have in common, "
+        "data: train: values become equal when they are rounded to 32 bits; found 1 of 9 "
+        "different values; expected values that differ in 32 bits; subtract a constant from them, "
         "or use their logarithms",
     ),
     "complex_inputs": (
         ((X + 1j, Y), SPLIT),
         "data: train: are complex numbers; found complex64 [9, 2]; expected real numbers; "
-        "torch.view_as_real(x) has real and imaginary part on a last axis of 2",
+        "torch.view_as_real(x) puts real and imaginary part on a last axis of size 2",
     ),
     "another_number_of_classes": (
         ((X, Y), (X, Y + 1)),

@@ -401,7 +401,7 @@ def test_true_and_false_are_classes_and_a_constant_column_becomes_zero(tmp_path)
     columns = {"x": np.full(20, 7.0), "y": np.arange(20) % 4 == 0}
     parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
     spec = TableData(table=str(tmp_path / "t.parquet"), target="y")
-    with pytest.raises(DataError, match=r"y: may mean several things; found True"):
+    with pytest.raises(DataError, match=r"y: could have several meanings; found True"):
         read_data(spec)
     data = read_data(spec, "classification")
     assert (data.train.targets.dtype, data.labels) == (torch.int64, ("False", "True"))
@@ -413,7 +413,7 @@ def test_an_image_of_16_bits_is_refused(tmp_path):
 
     write_images(tmp_path, pictures(), np.arange(30) % 3)
     Image.fromarray(np.zeros((4, 5), np.uint16)).save(tmp_path / "0" / "0000.png")
-    with pytest.raises(DataError, match=r"0000.png: image has more than 8 bits for a channel"):
+    with pytest.raises(DataError, match=r"0000.png: image has more than 8 bits per channel"):
         read_data(FolderData(folder=str(tmp_path)))
 
 
@@ -499,7 +499,7 @@ def test_a_file_of_test_rows_needs_only_what_is_asked_for(tmp_path):
     with pytest.raises(DataError, match=r"test.csv: row 2: y: is not a number; found '\?'"):
         values = {**said, "columns": ("x0",)}
         read_data(TableData(**values), "regression")  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="leaves models no column to see"):
+    with pytest.raises(DataError, match="leaves no input columns"):
         read_data(TableData(**said, columns=()))  # type: ignore[arg-type]
 
 
@@ -573,7 +573,7 @@ def test_a_saved_set_with_names_of_classes_and_maps(tmp_path):
     Arrow.from_dict(columns, features=kinds).save_to_disk(tmp_path / "saved")
     one = HuggingFaceData(huggingface=str(tmp_path / "saved"), inputs="x", target="y")
     assert (read_data(one).classes, read_data(one).labels[2]) == (3, "never")
-    with pytest.raises(DataError, match=r"several things; found int64 \[2, 2\].*: segmentation"):
+    with pytest.raises(DataError, match=r"several meanings; found int64 \[2, 2\].*: segmentation"):
         read_data(one.model_copy(update={"target": "at"}))
     maps = read_data(one.model_copy(update={"target": "at"}), "segmentation")
     assert maps.train.targets.shape[1:] == (2, 2) and maps.classes == 3
@@ -720,7 +720,7 @@ def test_items_that_are_read_once_are_noted_where_they_change(source: str) -> No
         assert cached.notes == tested.notes == ()
         return
     (note,), (other,) = cached.notes, tested.notes
-    assert note.startswith("data: train: items differ") and "all rounds see the same values" in note
+    assert note.startswith("data: train: items differ") and "all rounds use the same values" in note
     assert other == note.replace("train:", "test:")
 
 

@@ -122,7 +122,7 @@ def test_without_a_task_whole_numbers_are_classes_and_all_else_asks(about: str) 
         targets = dataset_of((part, part)).train.targets
         assert targets.dtype == torch.int64 and torch.equal(targets, form.meant.long())
         return
-    with pytest.raises(ag.DataError, match="may mean several things") as caught:
+    with pytest.raises(ag.DataError, match="could have several meanings") as caught:
         dataset_of((part, part))
     assert f"task: {form.task}" in str(caught.value)
 

@@ -67,8 +67,8 @@ def test_only_one_class_per_example_can_be_divided_by_classes(targets):
 @pytest.mark.parametrize(
     ("targets", "classes", "message"),
     [
-        (torch.zeros(6), 2, "targets are of another type.*found torch.float32.*since there are 2"),
-        (torch.zeros(6, dtype=torch.int64), None, "targets are of another type.*float32, since"),
+        (torch.zeros(6), 2, "targets have another type.*found torch.float32.*since there are 2"),
+        (torch.zeros(6, dtype=torch.int64), None, "targets have another type.*float32, since"),
         (
             torch.tensor([0, 1, 2, 0, 1, 2]),
             2,

@@ -353,7 +353,7 @@ def test_a_set_in_memory_is_read_as_a_saved_one(files, tmp_path):
         ),
         (one, None, 'is not a data set; found Dataset; .*: data={"huggingface": dataset'),
         (both, None, 'is not a data set; found DatasetDict; .*: data={"huggingface": dataset'),
-        ((one, one), None, 'of a data set of Hugging Face .*: data={"huggingface": dataset'),
+        ((one, one), None, 'for a data set of Hugging Face.*: data={"huggingface": dataset'),
     ):
         with pytest.raises((DataError, SpecError), match=message):
             data_from_python(value, task)
@@ -515,17 +515,17 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "no_padding": (
         tokenizer(without_padding),
-        "data: t.json: the tokenizer has no padding token; expected a setting for it, or a special "
-        "token [PAD], <pad>; before it is saved: tokenizer.enable_padding(",
+        "data: t.json: the tokenizer has no padding token; expected a padding setting, or a "
+        "special token [PAD], <pad>; before saving it, call tokenizer.enable_padding(",
     ),
     "padding_of_another_token": (
         tokenizer(with_padding_of_another_token),
-        "data: t.json: the padding token has the number of another token; found [PAD] as number 1; "
-        "expected number 0; enable_padding(",
+        "data: t.json: the number of the padding token belongs to another token; found [PAD] as "
+        "number 1; expected number 0; call enable_padding(",
     ),
     "no_template": (
         lambda folder: {"tokenizer": "b.json", "text": ["review", "other"]},
-        "data: b.json: puts nothing between the two texts of a pair; set its post_processor",
+        "data: b.json: does not separate the two texts of a pair; set its post_processor",
     ),
     "tokenizer_alone": (told(text=None), "data.tokenizer: is for texts; found no `text`; name the"),
     "no_such_text": (
@@ -560,7 +560,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "next_token_of_classes": (
         told(task="next_token"),
-        "data: rows.csv: row 1: label: may mean several things; found 'good'; expected whole",
+        "data: rows.csv: row 1: label: could have several meanings; found 'good'; expected whole",
     ),
     "classes_without_target": (
         told(task="regression", target=None),

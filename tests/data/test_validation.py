@@ -243,5 +243,7 @@ def test_mistakes(spec, said, message):
 
 
 def test_figures_of_clients_that_there_are_not_are_said(spec):
-    with pytest.raises(ag.RunError, match=r"validation\.of: the models do not have this figure"):
+    with pytest.raises(
+        ag.RunError, match=(r"validation\.of: this metric is not measured for these models")
+    ):
         ag.run(spec("{clients: 0.1, keep: best, of: local}"), data=rows(), progress=False)

@@ -252,7 +252,7 @@ def test_a_note_counts_the_examples_of_classes_without_an_owner(assignment):
     assert not run(CLASSES, spec(6, data={"partition": everything}, rounds=1)).notes
     # The help lists them in the order of the values.
     text = ClassesSpec.model_fields["assignment"].description or ""
-    said = "which classes: the first in turn and the others drawn, all in turn, or all drawn"
+    said = "choice of classes: the first in turn and the others drawn, all in turn, or all drawn"
     assert text.startswith(said)
     if assignment != "random":
         assert [0 in owned[0], 1 in owned[1]] == [True, True]

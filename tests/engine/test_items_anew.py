@@ -183,24 +183,26 @@ def test_a_stream_with_a_generator_of_its_own_is_noted():
 
 STREAMS: dict[str, tuple[Any, str]] = {
     "no number of examples": (
-        lambda: dataset_of(({"a": Stream()}, split())), "expected examples of a pass.*examples=1000"
+        lambda: dataset_of(({"a": Stream()}, split())),
+        "expected the number of examples in a pass.*examples=1000",
     ),
     "an iterator": (
-        lambda: dataset_of(({"a": iter(Stream())}, split()), examples=9), "ends once.*function"
+        lambda: dataset_of(({"a": iter(Stream())}, split()), examples=9),
+        "ends after one pass.*function",
     ),
     "not by client": (
-        lambda: dataset_of((Stream(), split()), examples=9), "give streams by client"
+        lambda: dataset_of((Stream(), split()), examples=9), "pass streams by client"
     ),
     "one of two": (
         lambda: dataset_of(({"a": Stream(), "b": split()}, split()), examples=9),
-        "train: b: is not a stream, as others are",
+        "train: b: is not a stream, but other clients have streams",
     ),
     "examples of no stream": (
-        lambda: dataset_of((split(), split()), examples=9), "counts those of streams"
+        lambda: dataset_of((split(), split()), examples=9), "is for streams only"
     ),
     "other examples": (
         lambda: dataset_of(({"a": Stream(width=5)}, split()), examples=9),
-        r"differ from those to test on; found float32 \[5\]; expected float32 \[6\]",
+        r"differ from those of the test split; found float32 \[5\]; expected float32 \[6\]",
     ),
     "too short": (
         lambda: dataset_of(({"a": Stream(length=5)}, split()), examples=9),

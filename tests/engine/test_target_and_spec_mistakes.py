@@ -30,41 +30,41 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         FLOATS,
         None,
         1,
-        "data: targets: may mean several things; found float32 []; expected whole numbers (the "
-        "class of each example), or a task that says what they are; write task: regression "
-        "(numbers); of whole numbers task: classification; of 0 and 1 task: multilabel",
+        "data: targets: could have several meanings; found float32 []; expected whole numbers "
+        "(the class of each example), or a task; write task: regression (numbers), task: "
+        "classification (whole numbers) or task: multilabel (0 and 1)",
     ),
     "several labels as floats": (
         SEVERAL.float(),
         None,
         3,
-        "data: targets: may mean several things; found float32 [3]; expected whole numbers (the "
-        "class of each example), or a task that says what they are; write task: regression "
-        "(numbers); of whole numbers task: classification; of 0 and 1 task: multilabel",
+        "data: targets: could have several meanings; found float32 [3]; expected whole numbers "
+        "(the class of each example), or a task; write task: regression (numbers), task: "
+        "classification (whole numbers) or task: multilabel (0 and 1)",
     ),
     "several labels as integers": (
         SEVERAL,
         None,
         3,
-        "data: targets: may mean several things; found int64 [3]; expected whole numbers "
-        "(the class of each example), or a task that says what they are; write task: "
-        "segmentation or task: next_token (a class at each place), or task: multilabel (0"
-        " or 1 for each label); of one-hot rows targets.argmax(1) are classes",
+        "data: targets: could have several meanings; found int64 [3]; expected whole numbers (the "
+        "class of each example), or a task; write task: segmentation or task: next_token (a class "
+        "at each position), or task: multilabel (0 or 1 for each label); for one-hot rows, "
+        "targets.argmax(1) gives the classes",
     ),
     "true and false": (
         TRUE,
         None,
         1,
-        "data: targets: may mean several things; found bool []; expected whole numbers (the "
-        "class of each example), or a task that says what they are; write task: classification "
-        "(two classes), task: multilabel (labels), or task: segmentation",
+        "data: targets: could have several meanings; found bool []; expected whole numbers (the "
+        "class of each example), or a task; write task: classification (two classes), task: "
+        "multilabel (labels), or task: segmentation",
     ),
     "words": (
         ["a", "b"] * (N // 2),
         None,
         2,
-        "data: targets: may mean several things; found text []; expected whole numbers (the "
-        "class of each example), or a task that says what they are; write task: classification",
+        "data: targets: could have several meanings; found text []; expected whole numbers (the "
+        "class of each example), or a task; write task: classification",
     ),
     "classes from 1": (
         ONE + 1,
@@ -78,8 +78,8 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         torch.where(ONE == 2, -2, ONE),
         None,
         3,
-        "data: train: label out of range; found -2…1; expected classes 0…1; classes count "
-        "from 0; write -100 where a target counts for nothing",
+        "data: train: label out of range; found -2…1; expected classes 0…1; classes count from 0; "
+        "use -100 for targets to ignore",
     ),
     "one output for three classes": (
         ONE,
@@ -101,15 +101,14 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         None,
         1,
         "data: train: targets: are complex numbers; found complex64 [24]; expected real "
-        "numbers; torch.view_as_real(x) has real and imaginary part on a last axis of 2",
+        "numbers; torch.view_as_real(x) puts real and imaginary part on a last axis of size 2",
     ),
     "masked numbers": (
         HIDDEN,
         None,
         1,
-        "data: train: targets: has masked values, which are no data; found MaskedArray "
-        "[24]; remove these examples, or fill them: array.filled(0); the class -100 "
-        "counts for nothing",
+        "data: train: targets: has masked values; found MaskedArray [24]; remove these examples, "
+        "or fill them: array.filled(0); targets of class -100 are ignored",
     ),
     "a missing class": (
         pd.Series(["a", None] * (N // 2), dtype=object),
@@ -142,14 +141,14 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         ["a", ""] * (N // 2),
         "classification",
         2,
-        "data: targets[1]: the name of a class is empty; write a name in its place, 'none' say, "
-        "or remove these examples",
+        "data: targets[1]: the name of a class is empty; replace it by a name such as 'none', or "
+        "remove these examples",
     ),
     "words on two axes": (
         np.array([["a", "b"]] * N),
         "classification",
         2,
-        "data: targets: are text on several axes; found text [2]; expected one name for each "
+        "data: targets: are text with several axes; found text [2]; expected one name for each "
         "example",
     ),
     "lists of unequal length": (
@@ -163,25 +162,25 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         pd.date_range("2020-01-01", periods=N),
         None,
         1,
-        "data: train: targets: is not made of numbers that 64 bits with a sign hold; "
-        "found DatetimeIndex, datetime64[us]; of dates count from the first: (dates - "
-        "dates.min()) / np.timedelta64(1, 'D')",
+        "data: train: targets: has values that do not fit into signed 64-bit numbers; found "
+        "DatetimeIndex, datetime64[us]; for dates, count days: (dates - dates.min()) / "
+        "np.timedelta64(1, 'D')",
     ),
     "spans of time": (
         pd.to_timedelta(range(N), unit="h"),
         None,
         1,
-        "data: train: targets: is not made of numbers that 64 bits with a sign hold; "
-        "found TimedeltaIndex, timedelta64[us]; of dates count from the first: (dates - "
-        "dates.min()) / np.timedelta64(1, 'D')",
+        "data: train: targets: has values that do not fit into signed 64-bit numbers; found "
+        "TimedeltaIndex, timedelta64[us]; for dates, count days: (dates - dates.min()) / "
+        "np.timedelta64(1, 'D')",
     ),
     "identifiers of 64 bits": (
         np.arange(N, dtype=np.uint64) + np.uint64(2**63),
         None,
         1,
-        "data: train: targets: is not made of numbers that 64 bits with a sign hold; "
-        "found ndarray [24], uint64; of dates count from the first: (dates - dates.min())"
-        " / np.timedelta64(1, 'D')",
+        "data: train: targets: has values that do not fit into signed 64-bit numbers; "
+        "found ndarray [24], uint64; for dates, count days: (dates - dates.min()) / "
+        "np.timedelta64(1, 'D')",
     ),
     "one-hot rows": (
         HOT,
@@ -214,17 +213,17 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         ["a", "b"] * (N // 2),
         "regression",
         1,
-        "data: targets: are text, which regression does not learn; found 'a'; text names "
-        "classes: write task: classification",
+        "data: targets: are text, which task: regression does not learn; found 'a'; texts are "
+        "names of classes: write task: classification",
     ),
     "a table of two columns": (
         pd.DataFrame({"y": ONE, "z": ONE}),
         None,
         3,
-        "data: targets: may mean several things; found int64 [2]; expected whole numbers "
-        "(the class of each example), or a task that says what they are; write task: "
-        "segmentation or task: next_token (a class at each place), or task: multilabel (0"
-        " or 1 for each label); of one-hot rows targets.argmax(1) are classes",
+        "data: targets: could have several meanings; found int64 [2]; expected whole numbers (the "
+        "class of each example), or a task; write task: segmentation or task: next_token (a class "
+        "at each position), or task: multilabel (0 or 1 for each label); for one-hot rows, "
+        "targets.argmax(1) gives the classes",
     ),
     "a table of two columns as next tokens": (
         pd.DataFrame({"y": ONE, "z": ONE}),
@@ -240,16 +239,16 @@ TARGETS: dict[str, tuple[Any, str | None, int, str]] = {
         None,
         3,
         "data: train[0]: target: is a dictionary; found boxes, labels; expected one tensor for "
-        "each example; pad its tensors to one, of the same shape for all examples, which an "
-        'objective of yours takes apart: task: {objective: "python:losses:mine"}',
+        "each example; pad its tensors to one of the same shape for all examples, and take it "
+        'apart in your own objective: task: {objective: "python:losses:mine"}',
     ),
     "a list of dictionaries for an example": (
         Items(lambda _: [BOXES, BOXES]),
         "regression",
         3,
         "data: train[0]: target: is a dictionary; found boxes, labels; expected one tensor for "
-        "each example; pad its tensors to one, of the same shape for all examples, which an "
-        'objective of yours takes apart: task: {objective: "python:losses:mine"}',
+        "each example; pad its tensors to one of the same shape for all examples, and take it "
+        'apart in your own objective: task: {objective: "python:losses:mine"}',
     ),
     "a tuple of tensors": (
         Items(lambda i: (ONE[i], INPUTS[i])),
@@ -474,7 +473,7 @@ SPECS = {
         "data: {dataset: digits}",
         "data: {table: rows.csv, target: b, test: rest.csv}",
         "experiment.yaml:6: data: rest.csv: row 1: b: a value is missing; found nan; 2 of 20 are "
-        "missing: fill them, remove the rows, or leave the column out",
+        "missing: fill them, remove the rows, or omit the column",
     ),
 }
 

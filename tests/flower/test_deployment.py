@@ -123,7 +123,7 @@ def test_an_app_says_what_python_code_its_machines_need(write, tmp_path, monkeyp
     file = write("heterofl", strategy={"python": "flower_mine:Mine"}, rounds=1)
     write_app(file, tmp_path / "mine", python=True)
     said = (tmp_path / "mine" / "README.md").read_text()
-    assert "only: `flower_mine:Mine`." in said and said.count("python=true") == 1
+    assert "consent: `flower_mine:Mine`." in said and said.count("python=true") == 1
     write_app(write("heterofl"), tmp_path / "own")
     assert "python" not in (tmp_path / "own" / "README.md").read_text()
 
@@ -149,11 +149,11 @@ def test_an_app_goes_on_with_what_its_nodes_have_in_files(write, tmp_path):
 
 
 def test_an_app_refuses_what_flower_does_not_carry(write, tmp_path):
-    with pytest.raises(RunError, match=r"engine\.memory: an app of Flower's cannot say this"):
+    with pytest.raises(RunError, match=r"engine\.memory: cannot be used in a Flower app"):
         write_app(write("heterofl", engine={"memory": 9}), tmp_path / "app")
     graph = ag.load(tmp_path / "model.yaml")
     save_file(ag.build(graph).state_dict(), tmp_path / "first.safetensors")
-    with pytest.raises(RunError, match=r"weights: an app of Flower's cannot say this"):
+    with pytest.raises(RunError, match=r"weights: cannot be used in a Flower app"):
         file = write("heterofl", weights={"file": str(tmp_path / "first.safetensors")})
         write_app(file, tmp_path / "app")
 

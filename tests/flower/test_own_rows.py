@@ -147,7 +147,7 @@ def test_a_strategy_that_reads_label_counts_says_so(app, tmp_path):
     [
         ("Rom", r"south\.csv: row 2: city: is not one of the known .* found 'Paris'"),
         ("site", r"data\.columns: there is no such column; found 'dose'"),
-        ("", r"south\.csv: is not there"),
+        ("", r"south\.csv: does not exist"),
     ],
 )
 def test_rows_that_do_not_fit_are_named_before_the_first_round(app, tmp_path, change, expected):
@@ -185,7 +185,9 @@ def test_the_servers_data_are_those_that_the_app_was_written_with(app, tmp_path)
     file = app()
     rows = (tmp_path / "all.csv").read_text().splitlines()
     (tmp_path / "all.csv").write_text("\n".join(rows[:-1]))
-    with pytest.raises(DataError, match="mean differ from those that the app was written with"):
+    with pytest.raises(
+        DataError, match=("mean differ from those of the data that the app was created with")
+    ):
         serve(nodes(file), file, {"out": str(tmp_path / "run")})
 
 

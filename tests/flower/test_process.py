@@ -125,7 +125,7 @@ FAULTS = {
     "bytes": (garbage, "damaged message; found"),
     "half a reply": (without_body, "not a reply to a task; found KeyError"),
     "value": (another_value, "not a reply to a task; found dict"),
-    "client": (of_another, "the reply of another client; found 0; expected 1"),
+    "client": (of_another, "reply of another client; found 0; expected 1"),
     "further model": (
         outcome(lambda returned: replace(returned, others={"teacher": {}})),
         "other models than the task's; found teacher; expected none",
@@ -217,7 +217,7 @@ def test_nodes_that_lost_what_their_clients_kept_say_so(write, tmp_path):
     on_flower(write("fedin", rounds=1), private="node", out=tmp_path / "out")
     with pytest.raises(RunError, match="every client failed") as caught:
         on_flower(write("fedin"), private="node", out=tmp_path / "out", resume=True)
-    assert "the node has lost what its client kept; found nothing; expected that of round 1" in str(
+    assert "lost the private state of its client; found none; expected that of round 1" in str(
         caught.value
     )
 

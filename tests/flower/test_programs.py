@@ -57,7 +57,7 @@ def test_what_is_not_a_value_is_not_made(plain):
 
 
 def test_what_cannot_travel_is_named_at_the_server():
-    with pytest.raises(RunError, match="cannot travel to another machine; found partial"):
+    with pytest.raises(RunError, match="cannot be sent to another machine; found partial"):
         as_plain(Train(TaskLoss(predict=functools.partial(max))))
 
 

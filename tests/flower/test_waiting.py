@@ -90,7 +90,7 @@ def run(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable
 def test_a_late_reply_is_waited_for_by_name(run):
     line, said = run({(2, "train"): 45.0})
     assert [text for text in said if "waiting" in text] == [
-        f"round 1: waiting for client 1 (node 2) since {seconds} s" for seconds in (10, 20, 40)
+        f"round 1: waiting for client 1 (node 2) for {seconds} s" for seconds in (10, 20, 40)
     ]
     assert "round 1: client 1 has answered after 45 s" in said
     (waited,) = [event for event in line["nodes"] if event["event"] == "waited"]
@@ -99,7 +99,7 @@ def test_a_late_reply_is_waited_for_by_name(run):
 
 def test_a_node_that_is_gone_is_said_to_be(run):
     _, said = run({(2, "train"): 25.0}, gone=[2])
-    assert "since 20 s: it is not connected any more, and is given up after" in said[-2]
+    assert "for 20 s: it is no longer connected, and is dropped after" in said[-2]
 
 
 def test_a_node_that_never_gets_ready_is_said_to_be_and_why_it_may(run):
@@ -113,9 +113,9 @@ def test_a_node_that_never_gets_ready_is_said_to_be_and_why_it_may(run):
 def test_a_run_says_without_whom_it_begins(run):
     line, said = run({}, clients=1, join=25.0)
     assert said[1:4] == [
-        "waiting for 1 client of 2: 1; 15 s are left (join=25)",
-        "waiting for 1 client of 2: 1; 5 s are left (join=25)",
-        "begins without 1 client: 1; they join when they come",
+        "waiting for 1 client of 2: 1; 15 s left (join=25)",
+        "waiting for 1 client of 2: 1; 5 s left (join=25)",
+        "starts without 1 client: 1; they join when they connect",
     ]
     assert said[4] == "round 1: client 1 failed: no node is this client; expected partition-id=1"
     assert [event["event"] for event in line["nodes"]] == ["joined", "missing"]
@@ -126,7 +126,7 @@ def test_a_run_says_without_whom_it_begins(run):
     [
         ("archgraph", "0.0.1", "other versions; found archgraph 0.0.1; expected archgraph "),
         ("format", 3, "other versions; found messages of format 3; expected"),
-        ("trouble", "rows.csv: is not there", "rows.csv: is not there"),
+        ("trouble", "rows.csv: does not exist", "rows.csv: does not exist"),
     ],
 )
 def test_a_node_that_cannot_take_part_is_named_at_once_and_in_the_record(run, key, value, expected):
@@ -150,7 +150,7 @@ def test_two_nodes_of_one_client_and_another_pytorch_are_said(run):
         return reply
 
     _, said = run({}, change, join=0.0)
-    assert "; both are connected: start each with a partition-id of its own" in said[1]
+    assert "; both are connected: start each with its own partition-id" in said[1]
     assert "; it has PyTorch 0.9, the server " in said[1]
 
 

@@ -220,13 +220,16 @@ def test_what_is_not_the_folder_of_a_model_is_refused(tmp_path):
 
     index = "model.safetensors.index.json"
     refused("has no weights in safetensors", lambda f: (f / index).unlink())
-    refused("does not say what the files hold", edit(index, lambda v: v["weight_map"].popitem()))
+    refused("does not match the files", edit(index, lambda v: v["weight_map"].popitem()))
     refused(
-        "names a file outside of its folder",
+        "names a file outside its folder",
         edit(index, lambda v: v["weight_map"].update({"x": "../x.safetensors"})),
     )
     refused("is not a safetensors file", lambda f: min(f.glob("*.safetensors")).write_bytes(b"1"))
-    refused("names no class", edit("config.json", lambda v: v.update(architectures=["os"])))
+    refused(
+        "does not name a transformers class",
+        edit("config.json", lambda v: v.update(architectures=["os"])),
+    )
     refused("has another shape", edit("config.json", lambda v: v.update(intermediate_size=20)))
     refused(
         "quantised",
@@ -273,11 +276,11 @@ def test_a_file_that_vanishes_is_not_an_error_of_writing(tmp_path):
 def test_the_output_is_a_new_folder(tmp_path):
     saved("llama", tmp_path / "a")
     graph, state = ag.from_transformers(tmp_path / "a")
-    with pytest.raises(ag.RunError, match="is the folder that is read"):
+    with pytest.raises(ag.RunError, match="is the original folder"):
         ag.to_transformers(graph, state, tmp_path / "a", tmp_path / "x" / ".." / "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.txt").write_text("mine")
-    with pytest.raises(ag.RunError, match="holds something"):
+    with pytest.raises(ag.RunError, match="is not empty"):
         ag.to_transformers(graph, state, tmp_path / "a", tmp_path / "b")
     assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
 

@@ -219,7 +219,7 @@ def test_dropouts_that_peft_cannot_say_are_refused(tmp_path):
 
     for second, message in (
         (torch.nn.Dropout(0.5), r"different dropouts.* found 0\.1 \(0\.layer\), 0\.5 \(1\.layer"),
-        (torch.nn.ReLU(), r"1\.layer: something else than a dropout .* found aten\.relu"),
+        (torch.nn.ReLU(), r"1\.layer: an operator other than dropout .* found aten\.relu"),
     ):
         net = torch.nn.Sequential(Adapted(torch.nn.Dropout(0.1)), Adapted(second))
         graph, state = captured(net, torch.zeros(2, 4))
@@ -281,7 +281,7 @@ def test_adapters_of_a_shorter_network_have_the_numbers_of_its_folder(tmp_path):
         without = ag.build(adapted.graph, bare).eval()(**net.kwargs)["logits"]
         assert float((expected - without).abs().max()) > 1e-3
     more = ag.add_lora(graph, 2, "*.query")
-    with pytest.raises(ag.RewriteError, match="the base model has no such layer"):
+    with pytest.raises(ag.RewriteError, match="the base model does not have this layer"):
         ag.to_peft(more, more.transfer.pull(state), tmp_path / "a", base=str(tmp_path / "short"))
 
 
@@ -418,8 +418,8 @@ def test_what_training_changed_beside_adapters_goes_along(trained, tmp_path):
 @pytest.mark.parametrize(
     ("trained", "message"),
     [
-        ("first.weight", "first: is trained beside its adapter"),
-        ("bare", "bare: is trained, but in"),
+        ("first.weight", "first: is trained in addition to its adapter"),
+        ("bare", "bare: is trained, but not part of"),
     ],
 )
 def test_what_peft_cannot_save_beside_adapters_is_refused(trained, message, tmp_path):
@@ -479,14 +479,16 @@ def test_adapters_that_peft_subtracted_from_the_base_are_refused(tmp_path):
     config = peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights="pissa")
     peft.get_peft_model(copy.deepcopy(net.model), config).save_pretrained(tmp_path)
     with pytest.raises(
-        ag.GraphError, match=r"belong to a changed base: .* found init_lora_weights: pissa"
+        ag.GraphError, match=r"belong to a modified base: .* found init_lora_weights: pissa"
     ):
         ag.from_peft(graph, state, tmp_path)
 
 
 def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
     _, graph, state = traced("bert")
-    with pytest.raises(ag.RewriteError, match=r"has no low-rank adapters; ag\.add_lora"):
+    with pytest.raises(
+        ag.RewriteError, match=r"has no low-rank adapters; add some with ag\.add_lora"
+    ):
         ag.to_peft(graph, state, tmp_path)
     adapted, transfer = ag.add_lora(graph, 2, "*.query")
     ag.to_peft(adapted, transfer.pull(state), tmp_path)
@@ -494,14 +496,14 @@ def test_what_is_no_low_rank_adapter_is_refused(tmp_path):
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"use_dora": True}))
     with pytest.raises(
-        ag.GraphError, match="computes more than low-rank adapters do; found use_dora"
+        ag.GraphError, match="sets more than plain low-rank adapters; found use_dora"
     ):
         ag.from_peft(graph, state, tmp_path)
     file.write_text(json.dumps(config | {"peft_type": "IA3"}))
     with pytest.raises(ag.GraphError, match="another kind of adapter; found IA3; expected LORA"):
         ag.from_peft(graph, state, tmp_path)
     for change, found in (
-        ({"an_option_of_tomorrow": [1]}, r"computes more .* found an_option_of_tomorrow"),
+        ({"an_option_of_tomorrow": [1]}, r"sets more .* found an_option_of_tomorrow"),
         ({"init_lora_weights": "mica"}, r"one factor .* is frozen; found init_lora_weights: mica"),
         ({"layers_to_transform": "no JSON"}, r"adapter_config\.json: is not JSON"),
     ):
@@ -531,13 +533,15 @@ def test_a_base_with_other_weights_is_refused(tmp_path):
     net.model.save_pretrained(tmp_path / "base")
     adapted, full = randomised(graph, state)
     base, weight = str(tmp_path / "base"), "bert.encoder.layer.1.attention.self.query.weight"
-    with pytest.raises(ag.RewriteError, match=rf"{weight}: is not the base's.* write ag\.fold's"):
+    with pytest.raises(
+        ag.RewriteError, match=rf"{weight}: differs from the base.* result of ag\.fold"
+    ):
         ag.to_peft(adapted, full | {weight: full[weight] + 1}, tmp_path / "adapter", base=base)
     transformers.BertForMaskedLM(net.model.config).save_pretrained(tmp_path / "body")
     body = transformers.BertForMaskedLM.from_pretrained(tmp_path / "body").state_dict()
     of_body = {name: body.get(name, value) for name, value in full.items()}
     with pytest.raises(
-        ag.RewriteError, match=r"bert\.pooler\.dense\.\w+: is not the base's.* drawn"
+        ag.RewriteError, match=r"bert\.pooler\.dense\.\w+: differs from the base.* at random"
     ):
         ag.to_peft(
             ag.train_only(adapted, ["*.lora.*", "classifier.*"]).graph,

@@ -236,7 +236,7 @@ LLAMA = "LlamaForCausalLM", json.dumps(DECODER)
             {"target_modules": ["embed_tokens"]},
             "embed_tokens.weight: .* its weight is tied to that of another layer",
         ),
-        (LLAMA, {"target_modules": ["q_proj"], "init_lora_weights": "OLoRA"}, "a changed base"),
+        (LLAMA, {"target_modules": ["q_proj"], "init_lora_weights": "OLoRA"}, "a modified base"),
     ],
     ids=["DoRA", "biases of adapters", "single tokens", "tied", "OLoRA"],
 )  # fmt: skip
@@ -253,7 +253,7 @@ def test_a_wrapped_model_with_another_kind_of_adapter_is_refused(tmp_path):
     dora = ag.trace(wrapped(model, target_modules=["query"], use_dora=True), train=False, **inputs)
     with pytest.raises(ag.RewriteError, match=r"query\.lora_\w+\.default\S*: .* DoRA"):
         ag.to_peft(*pair(dora), tmp_path)
-    with pytest.raises(ag.RewriteError, match=r"has no such tensor; found .*lora_magnitude"):
+    with pytest.raises(ag.RewriteError, match=r"does not have this tensor; found .*lora_magnitude"):
         ag.to_transformers(*fold(dora), model, tmp_path / "out")
     two = wrapped(model, target_modules=["query"])
     two.add_adapter(
@@ -272,7 +272,7 @@ def test_an_adapter_beside_a_tied_head_is_refused(tmp_path):
     """It was written for the embedding, and PEFT read none for the head."""
     model, inputs = model_of(LLAMA[0], json.dumps({**DECODER, "tie_word_embeddings": True}))
     here = ag.trace(wrapped(model, target_modules=["lm_head"]), train=False, **inputs)
-    with pytest.raises(ag.RewriteError, match="stands beside a tied weight"):
+    with pytest.raises(ag.RewriteError, match="adapts a tied weight"):
         ag.to_peft(*pair(here), tmp_path)
 
 
@@ -315,7 +315,9 @@ def test_the_task_is_that_of_the_class_or_of_the_argument(tmp_path):
     assert written(head) == ("SEQ_CLS", ["classifier"])
     assert written(half) == (None, ["classifier.dense"])
     assert written(frozen, task_type="FEATURE_EXTRACTION") == ("FEATURE_EXTRACTION", None)
-    with pytest.raises(ag.RewriteError, match=r"classifier\S+: PEFT trains this .* SEQ_CLS"):
+    with pytest.raises(
+        ag.RewriteError, match=r"classifier\S+: is frozen, but PEFT trains it .* SEQ_CLS"
+    ):
         written(half, task_type="SEQ_CLS")
 
 

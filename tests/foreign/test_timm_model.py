@@ -89,5 +89,5 @@ def test_a_residual_network_keeps_its_stem(tmp_path):
         ag.RewriteError, match=r"conv1\.out\[32\]: no ResNet of timm has these shapes"
     ):
         ag.to_timm(small, transfer.pull(state), "resnet18", file, num_classes=5)
-    with pytest.raises(ag.GraphError, match="timm has no such model; found resnet19"):
+    with pytest.raises(ag.GraphError, match="timm does not have this model; found resnet19"):
         ag.to_timm(graph, state, "resnet19", file)

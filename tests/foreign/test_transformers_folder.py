@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[str, Cut, str]] = {
     ),
     "the size of heads": (
         "llama", lambda g: half(g, "head_dim", "value_dim"),
-        r"q_proj\.head_dim\[2\]\S*: every LlamaConfig of these shapes computes something else",
+        r"q_proj\.head_dim\[2\]\S*: every LlamaConfig with these shapes computes something else",
     ),
     "the first of blocks that are not alike": (
         "t5", lambda g: ag.take(g, {"*EncDecAttention*heads": 0.5}),
@@ -199,9 +199,13 @@ def test_where_no_configuration_exists_the_axis_is_named(case, tmp_path):
 def test_what_the_class_lacks_is_refused(tmp_path):
     net, graph, state = traced("bert")
     adapted, transfer = ag.add_lora(graph, 2, "*.query")
-    with pytest.raises(ag.RewriteError, match=r"has no such tensor; found .*lora.*ag\.to_peft"):
+    with pytest.raises(
+        ag.RewriteError, match=r"does not have this tensor; found .*lora.*ag\.to_peft"
+    ):
         ag.to_transformers(adapted, transfer.pull(state), net.model, tmp_path)
-    with pytest.raises(ag.GraphError, match=r"has no place in the network; found .*lora.*ag\.fold"):
+    with pytest.raises(
+        ag.GraphError, match=r"is not a tensor of the network; found .*lora.*ag\.fold"
+    ):
         ag.to_transformers(graph, transfer.pull(state), net.model, tmp_path)
     with pytest.raises(ag.GraphError, match=r"names a folder that does not exist"):
         ag.to_transformers(graph, state, tmp_path / "nowhere", tmp_path)

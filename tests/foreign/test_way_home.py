@@ -221,11 +221,11 @@ REASONS = {
     "depth": (
         lambda g: ag.skip(g, "layers.1"),
         r"layers\.2: every Net has this block; expected in the nearest configuration "
-        r"\(the original one\); no entry says how many",
+        r"\(the original one\); no entry sets their number",
     ),
     "forward": (
         lambda g: ag.take(g, 0.5),
-        r"stem\.out\[2\]: no Net of these shapes runs; found ValueError: the width is not 4, in "
+        r"stem\.out\[2\]: no Net with these shapes runs; found ValueError: the width is not 4, in "
         r"the nearest configuration \(width: 2\)",
     ),
 }
@@ -253,7 +253,7 @@ def test_arguments_that_run_are_named_before_those_that_do_not():
             raise ValueError("the first one does not run")
         return False
 
-    message = r"every Net of these shapes computes something else; .*\(width: 2, parts: 2\)"
+    message = r"every Net with these shapes computes something else; .*\(width: 2, parts: 2\)"
     with pytest.raises(ag.RewriteError, match=message):
         fit.arguments(same)
 
@@ -266,5 +266,7 @@ def test_a_class_that_cannot_be_constructed_without_memory_says_so():
         return Blocks(**arguments)
 
     fit = Fit(ag.take(graph, 0.5).graph, Blocks(), {"width": 4}, make, label="Net")
-    with pytest.raises(ag.RewriteError, match=r"Net cannot be constructed without memory .* meta"):
+    with pytest.raises(
+        ag.RewriteError, match=r"Net cannot be constructed on the meta device .* meta"
+    ):
         fit.arguments()

@@ -118,7 +118,7 @@ def test_the_page_and_the_list_name_every_topic() -> None:
         ("fedfa.percentile", ["fedfa (strategies)", "percentile", "0.95"]),
         ("experiment", ["mapping: a strategy's name to its options"]),
         ("local.lr", ["local (experiment files)", "required without `optimiser`"]),
-        ("sample", ["experiment (experiment files)", "clients in a round"]),
+        ("sample", ["experiment (experiment files)", "clients per round"]),
     ],
 )
 def test_help_lists_what_may_be_written(name: str, words: list[str]) -> None:

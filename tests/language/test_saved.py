@@ -81,7 +81,7 @@ def test_what_cannot_be_saved_says_why(traced, tmp_path):
         ag.save(nn.Linear(2, 2), tmp_path / "m")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    with pytest.raises(SpecError, match="holds something else"):
+    with pytest.raises(SpecError, match="contains other files"):
         ag.save(traced, tmp_path / "notes")
     assert (tmp_path / "notes" / "a.txt").read_text() == "mine"
 

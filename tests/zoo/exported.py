@@ -27,7 +27,7 @@ from tests.zoo.report import Checks, Findings
 from tests.zoo.tables import Row, rounded, told
 
 BESIDE = 2**30  # bytes of weights above which they stand beside the file
-REFUSED = ("cannot be expressed in ONNX", "cannot be exported with a free batch size")
+REFUSED = ("cannot be expressed in ONNX", "cannot be exported with an open batch size")
 
 
 @dataclass(frozen=True)

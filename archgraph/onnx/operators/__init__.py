@@ -1,4 +1,4 @@
-"""The operators of ONNX that become a graph: one row each."""
+"""Table of supported ONNX operators, one row each."""
 
 from archgraph.onnx.operators.attention import ATTENTION
 from archgraph.onnx.operators.images import IMAGES

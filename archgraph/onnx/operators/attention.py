@@ -1,4 +1,4 @@
-"""The row of attention, as PyTorch's exporter writes it."""
+"""Row of the attention operator, as PyTorch's exporter writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
 
-# What would change the scores, and its default.
+# Attributes that change the scores, and their defaults.
 _OPTIONS = {
     "softcap": 0.0,
     "softmax_precision": None,
@@ -26,21 +26,21 @@ def _attention(
     """Compute attention of ``[batch, head, position, feature]``.
 
     Raises:
-        SpecError: If it has a cache, lengths, or scores as results.
+        SpecError: If it has a cache, lengths, or scores among its results.
     """
     for name, default in _OPTIONS.items():
         at.refuse(name, default)
     if at.outputs > 1 or any(one is not None for one in rest) or q.dim() != 4:
         raise SpecError(
-            "is attention of another form",
-            expected="queries of four axes, keys, values and a mask, and one result",
+            "is an unsupported form of attention",
+            expected="queries with four axes, keys, values and a mask, and one result",
         )
     if (groups := q.shape[1] // k.shape[1]) > 1:
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     causal, scale = bool(at.get("is_causal", 0)), at.get("scale")
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-    if mask.shape[-1] != k.shape[2]:  # one that ends early hides all behind it
+    if mask.shape[-1] != k.shape[2]:  # a shorter mask hides all positions after its end
         raise SpecError(
             "has a mask of another size", found=f"{mask.shape[-1]} positions", expected=k.shape[2]
         )

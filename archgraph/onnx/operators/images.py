@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, integers
 
-# Transformation and rounding of PyTorch's nearest position; the latter by whole factors alone.
+# Transformation and rounding of PyTorch's nearest mode; the second pair only for whole factors.
 _NEAREST = (["asymmetric", "floor"], ["half_pixel", "round_prefer_floor"])
 _SMOOTH = ("align_corners", "half_pixel", "pytorch_half_pixel")
 _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
 def _resize(at: Attributes, x: Tensor, *rest: Known | None) -> Tensor:
-    """Resize by the operator of PyTorch that says the same.
+    """Resize with the PyTorch operator that computes the same.
 
     Raises:
         SpecError: If there is none.
@@ -36,7 +36,7 @@ def _resize(at: Attributes, x: Tensor, *rest: Known | None) -> Tensor:
     if name is None:
         options = ", ".join(map(str, _options(at)))
         raise SpecError(
-            "resizes in a way that PyTorch has no operator for",
+            "resizes in a way for which PyTorch does not have an operator",
             found=f"{[*x.shape]} to {targets}, {options}",
         )
     corners = _options(at)[1] == "align_corners" or (None if name == "nearest" else False)
@@ -44,7 +44,7 @@ def _resize(at: Attributes, x: Tensor, *rest: Known | None) -> Tensor:
 
 
 def _options(at: Attributes) -> tuple[str, str, str]:
-    """Return mode, transformation of positions, and rounding; before opset 11 these are fixed."""
+    """Return mode, coordinate transformation and rounding, which are fixed before opset 11."""
     older = at.opset < 11
     return (
         at.get("mode", "nearest"),
@@ -56,7 +56,7 @@ def _options(at: Attributes) -> tuple[str, str, str]:
 def _sizes(
     at: Attributes, x: Tensor, scales: Known | None, sizes: list[int]
 ) -> tuple[dict[int, float | None], list[int]]:
-    """Return the factor of each axis that changes, None if its new size is given; and all sizes."""
+    """Return the factor of each axis that changes (None if its new size is set), and all sizes."""
     axes = [a % x.dim() for a in at.get("axes") or range(x.dim())]
     shares = [float(v) for v in np.ravel(scales)] if scales is not None else at.get("scales") or []
     targets: list[int] = list(x.shape)
@@ -65,15 +65,15 @@ def _sizes(
         targets = [_scaled(size, factors.get(axis, 1.0), axis) for axis, size in enumerate(x.shape)]
         return {axis: factor for axis, factor in factors.items() if factor != 1}, targets
     for axis, size in zip(axes, sizes, strict=True):
-        # Of a batch that is opened on request, the file has a number.
+        # The file has a number for a batch that is opened on request.
         targets[axis] = size if axis else _batch(x, size)
-    # Sizes that follow from open ones are compared as expressions: `==` would fix them.
+    # Sizes that depend on open sizes are compared as expressions: `==` would fix them.
     same = [statically_known_true(a == b) for a, b in zip(targets, x.shape, strict=True)]
     return {axis: None for axis in axes if not same[axis]}, targets
 
 
 def _batch(x: Tensor, size: int) -> int:
-    """Return the new size of a batch; that of the tensor where it is open in it alone."""
+    """Return the new size of the batch: that of the tensor if only the tensor's is open."""
     opened = isinstance(x.shape[0], torch.SymInt) and not isinstance(size, torch.SymInt)
     return x.shape[0] if opened else size
 
@@ -81,7 +81,7 @@ def _batch(x: Tensor, size: int) -> int:
 def _scaled(size: int, factor: float, axis: int) -> int:
     """Return a size times a factor."""
     if not isinstance(size, torch.SymInt):
-        # In the file's single precision: rounding decides between two sizes.
+        # In float32, as in the file: rounding may decide between two sizes.
         return int(size * np.float32(factor))
     if factor != 1 and not (axis and float(factor).is_integer()):
         raise SpecError("resizes an open size", found=factor, expected="a whole number")
@@ -91,8 +91,8 @@ def _scaled(size: int, factor: float, axis: int) -> int:
 def _native(
     at: Attributes, x: Tensor, factors: Mapping[int, float | None], targets: list[int]
 ) -> str | None:
-    """Return the mode in which PyTorch computes the same, or None if it has none."""
-    # Up to the rounding of a factor, which may be that of two sizes.
+    """Return PyTorch's mode that computes the same, or None."""
+    # Up to rounding of a factor, which may be the quotient of two sizes.
     exact = all(
         factor is None or math.isclose(targets[axis], x.shape[axis] * factor, rel_tol=1e-6)
         for axis, factor in factors.items()
@@ -109,7 +109,7 @@ def _native(
 
 
 def _smooth(at: Attributes, x: Tensor) -> str | None:
-    """Return the mode in which PyTorch interpolates the same, or None if it has none."""
+    """Return PyTorch's mode that interpolates in the same way, or None."""
     mode, transformation, _ = _options(at)
     if not x.is_floating_point() or transformation not in _SMOOTH:
         return None

@@ -1,6 +1,6 @@
-"""Operators on what is known while a file is read: sizes, axes and constants, with NumPy.
+"""Operators on values that are known while a file is read (sizes, axes, constants), in NumPy.
 
-Sizes of a batch are symbols, so arrays of sizes hold Python objects; every function here is plain
+The batch size is a symbol, so arrays of sizes contain Python objects. All functions here only do
 arithmetic and indexing on them.
 """
 
@@ -27,16 +27,16 @@ def _div(a: Known, b: Known) -> Known:
     if a.dtype.kind not in "iuO":
         return np.divide(a, b)
     quotient = np.floor_divide(a, b)
-    if symbolic(a) or symbolic(b):  # sizes of a batch, which are above 0
+    if symbolic(a) or symbolic(b):  # batch sizes, which are positive
         return quotient
-    # ONNX drops what is behind the point; NumPy rounds down, which differs below 0.
+    # ONNX rounds towards zero; NumPy rounds down, which differs for negative numbers.
     return quotient + ((quotient < 0) & (quotient * b != a))
 
 
 def _cast(at: Attributes, x: Known) -> Known:
     import onnx
 
-    # Sizes are whole numbers already; converting a symbol would fix the size of the batch.
+    # Sizes are already integers; converting a symbol would fix the batch size.
     if x.dtype == object and at.need("to") in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
         return x
     return x.astype(onnx.helper.tensor_dtype_to_np_dtype(at.need("to")))
@@ -67,12 +67,12 @@ def _squeeze(at: Attributes, x: Known, axes: Known | None = None) -> Known:
 def _filled(at: Attributes, shape: Known) -> Known:
     value = at.get("value")
     fill = np.zeros(1, np.float32) if value is None else np.ravel(value)
-    # By bytes: a weight of one value may be as large as VGG's.
+    # Limit bytes: a constant weight may be as large as one of VGG.
     return np.full(_bounded(integers(shape), LIMITS.folded_bytes // fill.itemsize), fill[0])
 
 
 def _bounded(shape: Sequence[int], most: int = LIMITS.folded_elements) -> list[int]:
-    """Return the sizes of a constant, unless it has too many elements."""
+    """Return the sizes of a constant; raise if it has too many elements."""
     sizes = [*shape]
     if min(sizes, default=0) < 0 or math.prod(int(size) for size in sizes) > most:
         raise SpecError("is too large", found=sizes, expected=f"at most {most:,} elements")
@@ -80,27 +80,27 @@ def _bounded(shape: Sequence[int], most: int = LIMITS.folded_elements) -> list[i
 
 
 def _elementwise(function: Callable[..., Known]) -> Folding:
-    """Wrap a function of arrays that are broadcast to one shape."""
+    """Wrap an elementwise function of arrays, with broadcasting."""
 
     def compute(at: Attributes, *arrays: Known) -> Known:
         _bounded(np.broadcast_shapes(*(np.shape(x) for x in arrays)))
-        with np.errstate(all="ignore"):  # overflows and divisions by 0 are what the file says
+        with np.errstate(all="ignore"):  # overflows and divisions by 0 are as in the file
             return _short(np.asarray(function(*map(_as_int64, arrays))))
 
     return compute
 
 
 def _short(value: Known) -> Known:
-    """Refuse a long expression of the size of a batch; return any other value as it is."""
+    """Raise for a long expression of the batch size; return other values unchanged."""
     if value.dtype == object:
         for item in value.ravel():
             if isinstance(item, torch.SymInt) and item.node.expr.count_ops() > LIMITS.batch_steps:
-                raise SpecError("computes too much from the size of the batch")
+                raise SpecError("computes an expression of the batch size that is too long")
     return value
 
 
 def _as_int64(value: Known) -> Known:
-    """Store sizes as whole numbers of 64 bits, which overflow as the file's do; symbols stay."""
+    """Convert sizes to int64, which overflow as in the file; symbols stay."""
     return value.astype(np.int64) if value.dtype == object and not symbolic(value) else value
 
 
@@ -154,7 +154,7 @@ FOLDS: dict[str, Folding] = {
     "Identity": lambda at, x: x,
     "Cast": _cast,
     "CastLike": _cast_like,
-    # Sizes are Python's: each may be the symbol of the batch.
+    # Sizes are Python objects: each may be the symbol of the batch size.
     "Size": lambda at, x: np.array(x.size, dtype=object),
     "Shape": lambda at, x: np.array(x.shape[at.get("start", 0) : at.get("end")], dtype=object),
     "Concat": _concat,
@@ -173,26 +173,26 @@ FOLDS: dict[str, Folding] = {
 }
 
 
-# Inputs, first and behind the last, that decide the size of what a fold gives.
+# Slice of the inputs that determine the size of a fold's result.
 SIZED_BY = {"Slice": (1, None), "ConstantOfShape": (0, 1), "Range": (0, None), "Expand": (1, 2)}
 
 
 def symbolic(value: object) -> bool:
-    """Return whether a known value holds an open size."""
+    """Return whether a known value contains an open size."""
     return isinstance(value, np.ndarray) and any(
         isinstance(item, torch.SymInt) for item in value.ravel() if value.dtype == object
     )
 
 
 def known_tensor(value: Known) -> Tensor:
-    """Convert a known value to a tensor; a size of a batch in it stays symbolic."""
+    """Convert a known value to a tensor; batch sizes in it stay symbolic."""
     if symbolic(value):
         return torch.stack(
             [torch.scalar_tensor(item, dtype=torch.int64) for item in value.ravel()]
         ).reshape(value.shape)
     if value.dtype == object:
         value = value.astype(np.int64)
-    if value.dtype.name == "bfloat16":  # PyTorch does not take this type from NumPy
+    if value.dtype.name == "bfloat16":  # PyTorch cannot convert this type from NumPy
         return torch.from_numpy(np.array(value).view(np.int16)).view(torch.bfloat16)
-    # What NumPy repeats without storing it (a stride of 0) is stored first.
+    # Copy values that NumPy repeats without storing them (a stride of 0).
     return torch.from_numpy(value if value.flags.writeable else np.array(value))

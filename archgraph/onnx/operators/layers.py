@@ -1,4 +1,4 @@
-"""Rows of operators that have weights: convolutions, products, norms; and pooling."""
+"""Rows of operators with weights (convolutions, products, norms), and of pooling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
 
-# By the number of axes of a window.
+# Number of axes of a window → function.
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -20,7 +20,7 @@ _MEAN: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: 
 
 
 def _window(at: Attributes, x: Tensor, kernel: list[int]) -> tuple[list[int], ...]:
-    """Return strides, dilations, padding before and behind, for each axis of a window."""
+    """Return strides, dilations, and padding before and after, for each axis of a window."""
     n = len(kernel)
     strides = list(at.get("strides") or [1] * n)
     dilations = list(at.get("dilations") or [1] * n)
@@ -47,7 +47,7 @@ def _padded(x: Tensor, before: list[int], after: list[int], value: float) -> Ten
 
 def _conv(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     strides, dilations, before, after = _window(at, x, list(weight.shape[2:]))
-    if before != after:  # PyTorch pads both sides alike
+    if before != after:  # PyTorch pads both sides equally
         x, before = _padded(x, before, after, 0.0), [0] * len(before)
     return _CONV[len(strides)](x, weight, bias, strides, before, dilations, at.get("group", 1))
 
@@ -58,7 +58,7 @@ def _transposed(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None =
     kernel = list(weight.shape[2:])
     strides, dilations, before, after = _window(at, x, kernel)
     extra = list(at.get("output_padding") or [0] * len(kernel))
-    # PyTorch cuts both sides alike: by the smaller padding here, by the rest below.
+    # PyTorch cuts both sides equally: by the smaller padding here, by the rest below.
     both = [*map(min, before, after)]
     y = _TRANSPOSED[len(strides)](
         x, weight, bias, strides, both, extra, at.get("group", 1), dilations
@@ -71,18 +71,18 @@ def _transposed(at: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None =
 
 def _max_pool(at: Attributes, x: Tensor) -> Tensor:
     if at.outputs > 1:
-        raise SpecError("returns positions of a maximum, which ONNX counts otherwise")
+        raise SpecError("returns positions of a maximum, which ONNX counts in another way")
     kernel = list(at.need("kernel_shape"))
     strides, dilations, before, after = _window(at, x, kernel)
-    ends: list[int] = []  # where the padding behind begins, of what is padded here
-    # PyTorch pads both sides alike, by half a window at most.
+    ends: list[int] = []  # start of the padding after the input, on axes that are padded here
+    # PyTorch pads both sides equally, and by at most half a window.
     if before != after or any(b > k // 2 for b, k in zip(before, kernel, strict=True)):
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
         ends = [int(size) + b for size, b in zip(x.shape[2:], before, strict=True)]
         x, before = _padded(x, before, after, lowest), [0] * len(before)
     y = _MAX[len(kernel)](x, kernel, strides, before, dilations, bool(at.get("ceil_mode", 0)))
     for axis, (end, stride) in enumerate(zip(ends, strides, strict=False), 2):
-        if (int(y.shape[axis]) - 1) * stride >= end:  # a window in the padding behind
+        if (int(y.shape[axis]) - 1) * stride >= end:  # a window inside the padding after the input
             y = y.narrow(axis, 0, int(y.shape[axis]) - 1)
     return y
 
@@ -106,7 +106,7 @@ def _mean_pool(at: Attributes, x: Tensor) -> Tensor:
 
 
 def _window_sum(x: Tensor, kernel: list[int], strides: list[int], dilations: list[int]) -> Tensor:
-    """Sum over windows, each channel by itself: as an example, in a convolution with ones."""
+    """Sum over windows of each channel, by a convolution with ones (channels as examples)."""
     ones = torch.ones(1, 1, *kernel, dtype=x.dtype)
     sums = _CONV[len(kernel)](x.flatten(0, 1).unsqueeze(1), ones, None, strides, 0, dilations)
     return sums.reshape(x.shape[0], x.shape[1], *sums.shape[2:])
@@ -120,7 +120,7 @@ def _gemm(at: Attributes, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tens
     alpha, beta = at.get("alpha", 1.0), at.get("beta", 1.0)
     a = a.t() if at.get("transA", 0) else a
     if alpha == 1 and beta == 1 and at.get("transB", 0) and (c is None or c.dim() == 1):
-        return F.linear(a, b, c)  # rules of axes know this form
+        return F.linear(a, b, c)  # the rules of axes know this form
     product = a @ (b.t() if at.get("transB", 0) else b)
     product = product * alpha if alpha != 1 else product
     return product if c is None else product + (c * beta if beta != 1 else c)
@@ -133,7 +133,7 @@ def _batch_norm(
     at.refuse("spatial", 1)
     if at.opset < 7 and not at.get("is_test", 0):
         raise SpecError("trains in evaluation")
-    momentum = round(1 - at.get("momentum", 0.9), 6)  # ONNX weighs the old value
+    momentum = round(1 - at.get("momentum", 0.9), 6)  # in ONNX, the weight of the old value
     return F.batch_norm(x, mean, var, w, b, at.training, momentum, at.get("epsilon", 1e-5))
 
 
@@ -143,7 +143,7 @@ def _instance_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def _group_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     groups = at.need("num_groups")
-    if w.shape[0] != x.shape[1]:  # opset 18: one for each group
+    if w.shape[0] != x.shape[1]:  # opset 18: one number per group
         w, b = (v.repeat_interleave(x.shape[1] // groups) for v in (w, b))
     return F.group_norm(x, groups, w, b, at.get("epsilon", 1e-5))
 

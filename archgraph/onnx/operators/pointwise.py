@@ -1,4 +1,4 @@
-"""Rows of operators that work position by position."""
+"""Rows of elementwise operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _prelu(at: Attributes, x: Tensor, slope: Tensor) -> Tensor:
     if slope.numel() == 1:
         return F.prelu(x, slope.reshape(1))
     aligned = [1] * (x.dim() - slope.dim()) + list(slope.shape)
-    # Opset 6 counts slopes by channels; later ones broadcast them from behind, like any operand.
+    # Opset 6 has a slope per channel; later opsets broadcast slopes like any operand.
     channels = at.opset < 7 or slope.numel() == aligned[1]
     if x.dim() > 1 and channels and slope.numel() == x.shape[1]:
         return F.prelu(x, slope.reshape(-1))
@@ -58,7 +58,7 @@ def _numeric(function: Callable[[Tensor, Number], Tensor]) -> OnnxRow:
 
 
 def _div(a: Tensor, b: Number) -> Tensor:
-    # Quotients of whole numbers are whole, and cut towards 0.
+    # Quotients of integers are integers, rounded towards 0.
     return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
 
 
@@ -67,7 +67,7 @@ def _mod(at: Attributes, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _power(at: Attributes, a: Number, b: Tensor) -> Tensor:
-    """Compute a power, which has the type of its base even if that is a number."""
+    """Compute a power, which has the type of its base, even if the base is a number."""
     if not isinstance(a, Tensor):
         alike = isinstance(a, float) == b.is_floating_point()
         a = torch.tensor(a, dtype=b.dtype if alike else None)
@@ -83,7 +83,7 @@ def _mean(at: Attributes, *inputs: Tensor) -> Tensor:
 
 
 def _clip(at: Attributes, x: Tensor, low: Known | None = None, high: Known | None = None) -> Tensor:
-    # Opset 6 has the bounds as attributes.
+    # In opset 6, the bounds are attributes.
     least = at.get("min") if low is None else low.item()
     most = at.get("max") if high is None else high.item()
     if least is None and most is None:
@@ -91,7 +91,7 @@ def _clip(at: Attributes, x: Tensor, low: Known | None = None, high: Known | Non
     if least == 0 and most is None and x.is_floating_point():
         return torch.relu(x)  # rewrites know this form
     if least is not None and most is not None:
-        least = min(least, most)  # of bounds that cross, the upper one counts
+        least = min(least, most)  # if bounds cross, the upper one counts
     return torch.clamp(x, least, most)
 
 

@@ -1,4 +1,4 @@
-"""Rows of recurrent layers, whose gates ONNX stacks in another order."""
+"""Rows of recurrent layers, whose gates have another order in ONNX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from archgraph.errors import SpecError
 from archgraph.onnx.operators.row import Attributes, OnnxRow, OnnxTable
 
-# Where PyTorch's gates stand among those of ONNX: LSTM i o f c → i f c o, GRU z r h → r z h.
+# Positions of PyTorch's gates in ONNX's order: LSTM i o f c → i f c o, GRU z r h → r z h.
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh
@@ -25,7 +25,7 @@ def _gates(kind: str, tensor: Tensor) -> Tensor:
 
 
 def _params(kind: str, way: int, w: Tensor, r: Tensor, b: Tensor | None) -> Iterator[Tensor]:
-    """Yield the weights of one direction as PyTorch's function takes them."""
+    """Yield the weights of one direction in the order of PyTorch's function."""
     yield _gates(kind, w[way])
     yield _gates(kind, r[way])
     if b is not None:
@@ -33,13 +33,13 @@ def _params(kind: str, way: int, w: Tensor, r: Tensor, b: Tensor | None) -> Iter
 
 
 def _layer(kind: str, at: Attributes, ways: int) -> Callable[..., tuple[Tensor, ...]]:
-    """Return PyTorch's function; refuse settings that it does not have."""
+    """Return PyTorch's function; raise for settings that it does not have."""
     at.refuse("input_forget", 0)
     at.refuse("clip", None)
     at.refuse("layout", 0)
     if kind == "GRU" and not at.get("linear_before_reset", 0):
         raise SpecError(
-            "resets before its linear part",
+            "applies the reset gate before its linear part",
             found="linear_before_reset=0",
             expected="linear_before_reset=1, as PyTorch exports it",
         )
@@ -54,9 +54,9 @@ def _layer(kind: str, at: Attributes, ways: int) -> Callable[..., tuple[Tensor, 
 def _check_sizes(
     kind: str, ways: int, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, *states: Tensor
 ) -> None:
-    """Refuse other sizes than a layer has.
+    """Raise unless inputs and weights have the sizes of a layer.
 
-    ``torch.lstm`` and its siblings check nothing: they read and write beyond the ends.
+    ``torch.lstm`` and similar functions do not check this: they would access memory out of bounds.
     """
     size = r.shape[-1]
     rows = len(_ORDER[kind]) * size
@@ -74,12 +74,12 @@ def _recurrent(
     lengths: Tensor | None = None, h: Tensor | None = None, c: Tensor | None = None,
     peepholes: Tensor | None = None,
 ) -> object:  # fmt: skip
-    """Compute a layer by PyTorch's own function.
+    """Compute a layer with PyTorch's function.
 
-    1. Refuse what PyTorch's layers do not have.
-    2. Bring inputs and states to PyTorch's axes, and the weights' gates to its order.
-    3. Run the layer, over the reversed sequence where ONNX walks backwards only.
-    4. Bring the results to ONNX's axes.
+    1. Raise for features that PyTorch's layers do not have.
+    2. Permute axes of inputs and states, and gates of the weights, to PyTorch's order.
+    3. Run the layer, on the reversed sequence if ONNX only runs backwards.
+    4. Permute the axes of the results to ONNX's order.
     """
     # 1.
     direction = at.get("direction", "forward")

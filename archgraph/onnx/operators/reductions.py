@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable, axes_of, integers
 
-# Of a tensor, axes, and whether the axes stay, with size 1.
+# Takes a tensor, axes, and whether the axes stay, with size 1.
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
 
 
@@ -20,14 +20,14 @@ def _reduce(function: Reduction) -> OnnxRow:
         if not over and at.get("noop_with_empty_axes", 0):
             return x
         over = over or list(range(x.dim()))
-        # PyTorch sums whole numbers in 64 bits, ONNX in their own type.
+        # PyTorch sums integers in 64 bits, ONNX in their own type.
         return function(x, over, bool(at.get("keepdims", 1))).to(x.dtype)
 
     return OnnxRow(compute, known=(1,))
 
 
 def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    # PyTorch's prod takes one axis; from behind, so that the others keep their numbers.
+    # PyTorch's prod takes one axis; start with the last, so that the others keep their numbers.
     for axis in sorted((a % x.dim() for a in axes), reverse=True):
         x = x.prod(axis, keep)
     return x
@@ -46,7 +46,7 @@ def _softmax(function: Callable[[Tensor, int], Tensor]) -> OnnxRow:
         axis = at.get("axis", -1 if at.opset > 12 else 1)
         if at.opset > 12 or axis % x.dim() == x.dim() - 1:
             return function(x, axis)
-        # Before opset 13 the axis is where x is flattened to a matrix, over whose rows it runs.
+        # Before opset 13, x is flattened to a matrix at the axis, and softmax runs over its rows.
         return function(x.flatten(axis), -1).reshape(x.shape)
 
     return OnnxRow(compute)
@@ -62,7 +62,7 @@ def _cumulative(function: Callable[[Tensor, int], Tensor]) -> OnnxRow:
 
 
 def _real(x: Tensor) -> Tensor:
-    """Convert to single precision what is not in double: whole numbers have no root."""
+    """Convert to float32 unless float64: roots of integers do not exist."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -1,4 +1,4 @@
-"""A row of the operator table: how one ONNX operator is computed with PyTorch."""
+"""Rows of the operator table: each computes one ONNX operator with PyTorch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from archgraph.errors import SpecError
 
-# What is known while a file is read: sizes (which may be those of a batch) and constants.
+# A value that is known while a file is read: sizes (including batch sizes) and constants.
 Known: TypeAlias = "np.ndarray[Any, Any]"
-# A number, a text, a tensor or a list of these: which one, the operator's definition says.
+# A number, a text, a tensor or a list of these, according to the operator's definition.
 OnnxSetting: TypeAlias = Any
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes of an operator, and what a row may ask about it beside its inputs."""
+    """Attributes of an operator, with further facts about the node that rows use."""
 
     values: Mapping[str, OnnxSetting]
     opset: int
@@ -32,17 +32,17 @@ class Attributes:
         return self.values.get(name, default)
 
     def need(self, name: str) -> OnnxSetting:
-        """Return an attribute that has no default.
+        """Return a required attribute.
 
         Raises:
-            SpecError: If it is not there.
+            SpecError: If it is missing.
         """
         if name not in self.values:
             raise SpecError("lacks an attribute", expected=name)
         return self.values[name]
 
     def refuse(self, name: str, default: object) -> None:
-        """Refuse an attribute whose value is not its default.
+        """Raise if an attribute does not have its default value.
 
         Raises:
             SpecError: If it has another value.
@@ -50,28 +50,28 @@ class Attributes:
         value = self.values.get(name, default)
         if value != default:
             raise SpecError(
-                "has an option that is not read", found=f"{name}={value!r}", expected=repr(default)
+                "has an unsupported option", found=f"{name}={value!r}", expected=repr(default)
             )
 
     def results(self, *values: Tensor | None) -> object:
-        """Return as many results as the node has: a tuple, or the only one."""
+        """Return as many results as the node has: a tuple, or a single result."""
         return values[: self.outputs] if self.outputs > 1 else values[0]
 
 
 @dataclass(frozen=True)
 class OnnxRow:
-    """How an operator is computed.
+    """The computation of an operator.
 
     Attributes:
-        compute: From attributes and inputs (``None`` where one is left out) to the result, or a
-            tuple of them.
+        compute: Maps attributes and inputs (``None`` for an omitted input) to the result, or a
+            tuple of results.
         known: Inputs that must be known while the file is read: shapes, axes, bounds.
-        numbers: Whether inputs of one number may be Python's.
+        numbers: Whether inputs with one number may be Python numbers.
         buffers: Inputs that are running statistics.
-        zeros: Inputs that say nothing where they are known to be zero, as PyTorch's exporter writes
-            biases that a layer lacks.
+        zeros: Inputs that are ignored if they are known to be zero: PyTorch's exporter writes a
+            bias of zeros for a layer without bias.
         types: Inputs of which only the type is read.
-        since: Oldest opset of which the row is right.
+        since: Oldest opset for which the row is right.
     """
 
     compute: Callable[..., object]
@@ -87,12 +87,12 @@ OnnxTable: TypeAlias = dict[str, OnnxRow]
 
 
 def bare(function: Callable[..., object], types: Sequence[int] = ()) -> OnnxRow:
-    """Return the row of an operator without attributes that PyTorch has under another name."""
+    """Return the row of an operator without attributes that is a function of PyTorch."""
     return OnnxRow(lambda at, *inputs: function(*inputs), types=types)
 
 
 def integers(value: Known | Sequence[int] | None) -> list[int]:
-    """List known sizes, axes or positions; nothing where they are left out.
+    """List known sizes, axes or positions; empty if the input is omitted.
 
     Raises:
         SpecError: If they depend on the data.
@@ -101,20 +101,20 @@ def integers(value: Known | Sequence[int] | None) -> list[int]:
         return []
     if isinstance(value, Tensor):
         raise SpecError("depends on numbers that are computed from the input")
-    # A symbol acts as a number; int() would fix the size of the batch to that of the example.
+    # A symbol acts as a number; int() would fix the batch size to that of the example.
     return [
         cast(int, item) if isinstance(item, torch.SymInt) else int(item) for item in np.ravel(value)
     ]
 
 
 def axes_of(at: Attributes, value: Known | None) -> list[int] | None:
-    """Return the axes, which older opsets give as an attribute; None where they are left out."""
+    """Return the axes, which are an attribute in older opsets; None if they are omitted."""
     axes = at.get("axes") if value is None else integers(value)
     return None if axes is None else list(axes)
 
 
 def slices_of(at: Attributes, *inputs: Known | None) -> Iterator[tuple[int, slice]]:
-    """Yield axis and slice of each part of a Slice, which opset 1 has as attributes."""
+    """Yield axis and slice of each part of a Slice, which are attributes in opset 1."""
     starts, ends, axes, steps = (*inputs, None, None, None, None)[:4]
     first = list(at.need("starts")) if starts is None else integers(starts)
     last = list(at.need("ends")) if ends is None else integers(ends)
@@ -126,7 +126,7 @@ def slices_of(at: Attributes, *inputs: Known | None) -> Iterator[tuple[int, slic
 
 @dataclass(frozen=True)
 class OnnxStep:
-    """A node of the file: its row, and where its inputs, attributes and module are."""
+    """A node of the file: its row, and its inputs, attributes and module."""
 
     name: str
     kind: str
@@ -140,7 +140,7 @@ class OnnxStep:
         return f"{self.kind} {self.name}".strip()
 
     def at(self, opset: int, training: bool = False) -> Attributes:
-        """Return what a row may ask about the node; results behind the last one with a name go."""
+        """Return the node's attributes for its row, without unnamed results at the end."""
         return Attributes(
             self.attributes,
             opset,
@@ -149,5 +149,5 @@ class OnnxStep:
         )
 
     def inputs_at(self, positions: Iterable[int]) -> list[str]:
-        """Return the names of the inputs at some positions; nodes may leave out the last ones."""
+        """Return the names of the inputs at some positions; nodes may omit the last inputs."""
         return [self.inputs[i] for i in positions if i < len(self.inputs)]

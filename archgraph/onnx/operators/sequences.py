@@ -1,6 +1,6 @@
 """Rows of operators on sequences of tensors.
 
-A sequence of tensors has a length that is known while a file is read: it is a Python list.
+The length of a sequence is known while a file is read: it is a Python list of tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _item(at: Attributes, items: list[Tensor], index: Known) -> Tensor:
     position, count = integers(index)[0], len(items)
     if not -count <= position < count:
         raise SpecError(
-            "is beyond a sequence", found=position, expected=f"from {-count} to {count - 1}"
+            "is outside a sequence", found=position, expected=f"from {-count} to {count - 1}"
         )
     return items[position]
 
@@ -27,7 +27,7 @@ def _split(at: Attributes, x: Tensor, sizes: Known | None = None) -> list[Tensor
     axis = at.get("axis", 0)
     if sizes is None:
         return list(x.split(1, axis)) if at.get("keepdims", 1) else list(x.unbind(axis))
-    # A scalar is the size of every part, a list has the size of each.
+    # A scalar is the size of all parts, a list has the size of each.
     return list(x.split(integers(sizes) if np.ndim(sizes) else integers(sizes)[0], axis))
 
 

@@ -1,4 +1,4 @@
-"""Rows of operators that move positions: reshapes, slices, joins, indexing."""
+"""Rows of operators that rearrange elements: reshapes, slices, concatenations, indexing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _reshape(at: Attributes, x: Tensor, shape: Known | None = None) -> Tensor:
         sizes = [x.shape[i] if isinstance(s, int) and s == 0 else s for i, s in enumerate(sizes)]
     is_open = isinstance(x.shape[0], torch.SymInt)
     if is_open and all(isinstance(s, int) and s > 0 for s in sizes):
-        sizes[0] = -1  # a file for a batch of one writes it out
+        sizes[0] = -1  # a file for a batch size of 1 contains the number
     return x.reshape(sizes)
 
 
@@ -44,7 +44,7 @@ def _squeeze(at: Attributes, x: Tensor, axes: Known | None = None) -> Tensor:
     over = axes_of(at, axes)
     if over is None:
         over = [i for i, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
-    for axis in over:  # of which PyTorch leaves what is larger
+    for axis in over:  # PyTorch would silently keep larger axes
         if not isinstance(x.shape[axis], int) or x.shape[axis] != 1:
             size = x.shape[axis] if isinstance(x.shape[axis], int) else "the batch"
             raise SpecError("removes an axis that is not of size 1", found=f"axis {axis}: {size}")
@@ -53,7 +53,7 @@ def _squeeze(at: Attributes, x: Tensor, axes: Known | None = None) -> Tensor:
 
 def _unsqueeze(at: Attributes, x: Tensor, axes: Known | None = None) -> Tensor:
     new = axes_of(at, axes) or []
-    # Axes count in the result; in ascending order each is inserted where it stays.
+    # Axes refer to the result: inserted in ascending order, each stays at its position.
     for axis in sorted(a % (x.dim() + len(new)) for a in new):
         x = x.unsqueeze(axis)
     return x
@@ -63,7 +63,7 @@ def _slice(at: Attributes, x: Tensor, *inputs: Known | None) -> Tensor:
     for axis, part in slices_of(at, *inputs):
         if part.step > 0:
             x = torch.ops.aten.slice.Tensor(x, axis % x.dim(), part.start, part.stop, part.step)
-        else:  # PyTorch does not slice backwards
+        else:  # PyTorch does not support negative steps
             positions = torch.arange(*part.indices(int(x.shape[axis])))
             x = x.index_select(axis % x.dim(), positions)
     return x
@@ -77,7 +77,7 @@ def _split(at: Attributes, x: Tensor, sizes: Known | None = None) -> tuple[Tenso
 
 
 def _from_start(index: Tensor, size: int) -> Tensor:
-    """Count negative positions from the start, as PyTorch's functions need them, in 64 bits."""
+    """Convert negative positions to positions from the start, int64, as PyTorch needs them."""
     return torch.where(index < 0, index + size, index).long()
 
 
@@ -121,7 +121,7 @@ def _scatter_nd(at: Attributes, x: Tensor, index: Tensor, updates: Tensor) -> Te
     how = at.get("reduction", "none")
     positions = tuple(part.long() for part in index.unbind(-1))
     if how not in ("none", "add"):
-        raise SpecError("has an option that is not read", found=f"reduction={how!r}")
+        raise SpecError("has an unsupported option", found=f"reduction={how!r}")
     return torch.index_put(x, positions, updates, accumulate=how == "add")
 
 
@@ -130,7 +130,7 @@ def _expand(at: Attributes, x: Tensor, shape: Known) -> Tensor:
     rank = max(len(sizes), x.dim())
     before = [1] * (rank - x.dim()) + list(x.shape)
     after = [1] * (rank - len(sizes)) + sizes
-    # ONNX broadcasts both ways: where the shape has 1, the size of x stays.
+    # ONNX broadcasts in both directions: if the shape has 1, the size of x stays.
     return x.expand(
         [b if isinstance(a, int) and a == 1 else a for b, a in zip(before, after, strict=True)]
     )
@@ -156,7 +156,7 @@ def _pad(
         return F.pad(x, pairs, value=value.item() if value is not None else at.get("value", 0.0))
     while pairs and pairs[-2:] == [0, 0]:
         pairs = pairs[:-2]
-    # Its other modes expect a batch and channels before the padded axes, and nothing else.
+    # The other modes of PyTorch expect exactly batch and channels before the padded axes.
     lead = x.dim() - len(pairs) // 2
     flat = x.reshape(1, -1, *x.shape[lead:]) if lead != 2 else x
     return F.pad(flat, pairs, _PAD_MODES[mode]).reshape(
@@ -181,14 +181,14 @@ def _range(at: Attributes, start: Known, limit: Known, delta: Known) -> Tensor:
     if dtype.is_floating_point and not (symbolic(limit) and all(e == int(e) for e in ends[::2])):
         return torch.arange(*ends, dtype=dtype)
     first, last, step = (integers(value)[0] for value in (start, limit, delta))
-    if step == 1:  # in whole numbers: with a step, PyTorch divides, which fixes an open size
+    if step == 1:  # without a step, which PyTorch would divide by, fixing an open size
         return (torch.arange(last - first) + first).to(dtype)
     return torch.arange(first, last, step, dtype=dtype)
 
 
 def _one_hot(at: Attributes, index: Tensor, depth: Known, values: Tensor) -> Tensor:
     n = integers(depth)[0]
-    index = _from_start(index.long(), n)  # beyond it there is no hot position
+    index = _from_start(index.long(), n)  # indices out of range have no hot position
     hot = (index.unsqueeze(-1) == torch.arange(n)).movedim(-1, at.get("axis", -1))
     return torch.where(hot, values[1], values[0])
 
@@ -200,7 +200,7 @@ def _shape(at: Attributes, x: Tensor) -> Known:
 def _top_k(at: Attributes, x: Tensor, k: Known | None = None) -> tuple[Tensor, Tensor]:
     count = integers(k)[0] if k is not None else at.need("k")
     axis = at.get("axis", -1)
-    # Of equal values the first counts; what topk of PyTorch takes is not said.
+    # If values are equal, the first counts; torch.topk does not specify this.
     values, positions = x.sort(dim=axis, descending=bool(at.get("largest", 1)), stable=True)
     return values.narrow(axis, 0, count), positions.narrow(axis, 0, count)
 

@@ -1,4 +1,4 @@
-"""Rows of operators that a file spells out, with all that the spelling says."""
+"""Rows of operators that a file decomposes into several nodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from archgraph.onnx.operators.row import Attributes, Known, OnnxRow, OnnxTable
 
 
 def _group_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Normalise groups; in the file, the weights have trailing axes of size 1."""
+    """Apply a group norm; in the file, the weights have trailing axes of size 1."""
     groups, eps, trailing = at.need("num_groups"), at.need("epsilon"), at.need("trailing")
     if x.dim() == 2 + trailing and w.shape[0] == x.shape[1]:
         return F.group_norm(x, groups, w, b, eps)
-    # Weights of another number of axes broadcast in the file; only the norm itself is the same.
+    # Weights with another number of axes broadcast in the file; only the norm itself is the same.
     w, b = (v.reshape(-1, *[1] * trailing) for v in (w, b))
     return F.group_norm(x, groups, eps=eps) * w + b
 
@@ -25,15 +25,16 @@ def _group_norm(at: Attributes, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 def _attention(
     at: Attributes, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *factors: Known | None
 ) -> Tensor:
-    """Compute attention of any rank, whose queries, keys and scores may be scaled.
+    """Compute attention of any rank, with optional scales of queries, keys and scores.
 
-    The factors are those of queries, keys and scores, and the divisors of queries and scores.
+    The factors are those of queries, keys and scores, followed by the divisors of queries and
+    scores.
     """
     if order := at.get("perm"):
         k = k.permute(order)
     scale = at.need("scale")
     of_q, of_k, of_scores, over_q, over_scores = factors
-    # How many numbers follow from a shape is known only here; more axes would be the scores', too.
+    # Whether a derived value is one number is known only here; more axes would broadcast scores.
     single = all(n is None or (n.size == 1 and n.ndim < 2) for n in factors)
     if single:
         numbers = [1.0 if n is None else float(n.item()) for n in factors]
@@ -47,14 +48,14 @@ def _attention(
     if not single:
         scores = _scaled(scores, of_scores, over_scores)
     shares = _shares(at, scores if mask is None else scores + mask)
-    if at.get("or_zero"):  # of a position that may look at nothing
+    if at.get("or_zero"):  # for a position that may attend to no other
         shares = torch.where(shares.isnan(), 0.0, shares)
     return shares @ v
 
 
 def _is_native(at: Attributes, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Return whether PyTorch has this attention: shares of the last axis, of tensors alike."""
-    rank = max(x.dim() for x in (q, k, mask) if x is not None)  # of the scores
+    """Return whether PyTorch has this attention: softmax over the last axis, similar tensors."""
+    rank = max(x.dim() for x in (q, k, mask) if x is not None)  # rank of the scores
     last = at.need("axis") in (-1, rank - 1)
     alike = last and _alike(q, k) and _alike(q, v)
     return alike and (mask is None or _broadcasts(mask, q, k))
@@ -66,7 +67,7 @@ def _scaled(x: Tensor, times: Known | None, over: Known | None) -> Tensor:
 
 
 def _shares(at: Attributes, scores: Tensor) -> Tensor:
-    """Apply a softmax, which before opset 13 runs over all axes from its own on."""
+    """Apply a softmax, which before opset 13 runs over its axis and all following axes."""
     axis = at.need("axis")
     if axis in (-1, scores.dim() - 1):
         return torch.softmax(scores, -1)
@@ -76,9 +77,9 @@ def _shares(at: Attributes, scores: Tensor) -> Tensor:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Return whether all axes but the last two are equal; sizes of a batch are not compared.
+    """Return whether all axes except the last two are equal; batch sizes are not compared.
 
-    Comparing those would fix them: a guard of the capture.
+    Comparing them would fix them, by a guard of the capture.
     """
     return a.dim() == b.dim() and all(
         type(m) is type(n) and (not isinstance(m, int) or m == n)
@@ -87,7 +88,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _broadcasts(mask: Tensor, q: Tensor, k: Tensor) -> bool:
-    """Return whether a mask broadcasts to the scores without enlarging them."""
+    """Return whether a mask broadcasts to the shape of the scores."""
     scores = (*q.shape[:-1], k.shape[-2])[max(q.dim() - mask.dim(), 0) :]
     return mask.dim() <= q.dim() and all(
         isinstance(m, int) and m in (1, n) if isinstance(n, int) else True
