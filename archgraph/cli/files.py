@@ -105,7 +105,7 @@ def explain_word(
     """Explain a word of the files: a step, a rewrite, a strategy or a key.
 
     Prints a description, options with defaults, and an example. Without NAME all topics are listed,
-    and with "steps", "rewrites" or "strategies" the topics of that group. The page "Keys and
+    and with "steps", "rewrites", "strategies" or "extras" that group. The page "Keys and
     operators" of the documentation shows the same.
     """
     from archgraph.language.help import overview, topic
