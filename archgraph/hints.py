@@ -101,6 +101,19 @@ EXTRAS = {
     "transformers": "hf",
 }
 
+# What each extra is for.
+FEATURES = {
+    "data": "Parquet files, data sets of Hugging Face, texts with a tokenizer",
+    "hf": "models of transformers, and tokenizers that are folders",
+    "onnx": "ONNX files",
+    "metrics": "metrics of torchmetrics",
+    "tensorboard": "the tracker `tensorboard`",
+    "privacy": "differential privacy",
+    "stats": "matching networks (also the strategy `matched`), comparisons in studies",
+    "hypernet": "hypernetworks: the strategy `recipfl`",
+    "flower": "Flower: simulations and machines",
+}
+
 
 def import_cause(error: BaseException) -> tuple[BaseException, str | None]:
     """Return the error behind one from an import, and what to do about it.

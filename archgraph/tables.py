@@ -118,6 +118,7 @@ class Table:
             across: Columns that fit a page: a table with more is transposed if that has fewer.
 
         >>> print(Table("", ("run", "mse %"), (("a_1", "1.0 ± 0.1"),), frozenset({1})).latex())
+        % \usepackage{booktabs}
         \begin{tabular}{lr}
         \toprule
         run & mse \% \\
@@ -132,7 +133,7 @@ class Table:
             lines = [*zip(*lines, strict=True)]
             align = ["l", *"r" * (len(lines[0]) - 1)]
         head, *body = (" & ".join(map(_latex, line)) + " \\\\" for line in lines)
-        said = [f"% {text}" for text in (self.title, self.note) if text]
+        said = [f"% {text}" for text in (self.title, self.note, r"\usepackage{booktabs}") if text]
         opening = [f"\\begin{{tabular}}{{{''.join(align)}}}", "\\toprule"]
         return "\n".join(
             [*said, *opening, head, "\\midrule", *body, "\\bottomrule", "\\end{tabular}"]
@@ -423,4 +424,4 @@ _LATEX: dict[str, str | int | None] = {
 
 
 def _latex(text: str) -> str:
-    return text.translate(str.maketrans(_LATEX))
+    return re.sub(r"^-(?=\d)", "$-$", text.translate(str.maketrans(_LATEX)))

@@ -7,6 +7,7 @@ of that one. Prints a table: packages and size that an extra adds, and whether i
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -95,6 +96,7 @@ def environment(folder: Path, requirement: str, below: Path | None = None) -> Pa
 
 def main() -> None:
     """Print a row for each feature."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert FEATURES.keys() == project["optional-dependencies"].keys() - {"docs", "dev"} | {""}
     rows = []

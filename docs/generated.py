@@ -31,7 +31,7 @@ from archgraph import federation
 from archgraph.cli import app
 from archgraph.data.source import DATASETS, source
 from archgraph.federation.catalogue import strategy_table
-from archgraph.hints import EXTRAS
+from archgraph.hints import EXTRAS, FEATURES
 from archgraph.language.aggregate import rule_table
 from archgraph.rewrites.registry import rewrite_table
 
@@ -64,17 +64,17 @@ TASKS = {
     " RewriteError RunError SpecError TraceError TraceWarning",
 }
 
-# What each extra is needed for.
-FEATURES = {
-    "data": "{doc}`data </data>`: Parquet files, data sets of Hugging Face, texts with a tokenizer",
-    "hf": "{doc}`models of transformers </hugging-face>`, and tokenizers that are folders",
-    "onnx": "{doc}`ONNX files </onnx>`",
-    "metrics": "{doc}`metrics of torchmetrics </tasks>`",
-    "tensorboard": "{doc}`the tracker </tasks>` `tensorboard`",
-    "privacy": "{doc}`differential privacy </trust/privacy>`",
-    "stats": "{doc}`matching networks </rewrites/unrelated>`, tables of {doc}`studies </studies>`",
-    "hypernet": "{doc}`RecipFL </strategies>` and other uses of graph hypernetworks",
-    "flower": "{doc}`Flower's simulation </running/flower>`, {doc}`machines </running/machines>`",
+# Pages about what each extra is for.
+PAGES = {
+    "data": "{doc}`data </data>`",
+    "hf": "{doc}`hugging-face </hugging-face>`",
+    "onnx": "{doc}`onnx </onnx>`",
+    "metrics": "{doc}`tasks </tasks>`",
+    "tensorboard": "{doc}`tasks </tasks>`",
+    "privacy": "{doc}`privacy </trust/privacy>`",
+    "stats": "{doc}`unrelated networks </rewrites/unrelated>`, {doc}`studies </studies>`",
+    "hypernet": "{doc}`hypernetwork </hypernetwork>`",
+    "flower": "{doc}`simulation </running/flower>`, {doc}`machines </running/machines>`",
 }
 
 
@@ -156,10 +156,10 @@ def data_sets() -> str:
 
 def extras() -> str:
     """Return the table of extras: what each is needed for, and the modules that it brings."""
-    rows = ["| extra | needed for | brings |", "|---|---|---|"]
+    rows = ["| extra | needed for | brings | page |", "|---|---|---|---|"]
     for extra, use in FEATURES.items():
         modules = ", ".join(f"`{module}`" for module, name in EXTRAS.items() if name == extra)
-        rows.append(f"| `{extra}` | {use} | {modules} |")
+        rows.append(f"| `{extra}` | {use} | {modules} | {PAGES[extra]} |")
     return "\n".join(rows) + "\n"
 
 

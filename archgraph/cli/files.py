@@ -105,8 +105,8 @@ def explain_word(
     """Explain a step, a rewrite, a strategy or a key of a file.
 
     Prints a description, options with defaults, and an example. Without NAME, lists all topics;
-    with "steps", "rewrites" or "strategies", the topics of this group. The documentation has the
-    same on its page "Keys and operators".
+    with "steps", "rewrites", "strategies" or "extras", the topics of this group. The documentation
+    has the same on its page "Keys and operators".
     """
     from archgraph.language.help import overview, topic
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from archgraph.errors import ArchGraphError, raised_in
+from archgraph.errors import ArchGraphError
 from archgraph.processes.isolation import one_thread
 from archgraph.processes.process import Died, attempted
 from archgraph.processes.workers import Workers
@@ -30,14 +30,10 @@ def side_by_side(
         # Sums depend on the number of threads.
         with one_thread():
             done = attempted(functools.partial(call, item))
-        return _trouble(done) if isinstance(done, Died) else done
+        if isinstance(done, Died):
+            return str(done.error) if isinstance(done.error, ArchGraphError) else done.reason
+        return done
 
     ends = Workers(workers, always=True).calls(ended, items, as_they_end=True)
     for item, done in ends:
         yield item, done.reason if isinstance(done, Died) else done
-
-
-def _trouble(died: Died) -> str:
-    if died.error is None or isinstance(died.error, ArchGraphError):
-        return str(died.error or died.reason)
-    return ": ".join(filter(None, (raised_in(died.error), died.reason)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from archgraph.errors import SpecError
 from archgraph.federation.strategy import Strategy
-from archgraph.hints import import_cause, unknown
+from archgraph.hints import EXTRAS, import_cause, optional_module, unknown
 from archgraph.language.experiment import installed_strategy, strategy_options
 from archgraph.language.mistakes import in_words
 from archgraph.language.python import import_named
@@ -62,6 +62,12 @@ def _checked(strategy: object, name: str) -> type[Strategy]:
     return strategy
 
 
+def _installed(cls: type[Strategy], where: str) -> None:
+    """Refuse a strategy whose extra is missing."""
+    for module in (module for module, extra in EXTRAS.items() if extra == cls.extra):
+        optional_module(module, kind=SpecError, where=where)
+
+
 def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
     """Build a strategy from plain options, checked field by field.
 
@@ -81,6 +87,7 @@ def configure(name: str, options: Mapping[str, Json] | None = None) -> Strategy:
 
     cls = find_strategy(name)
     prefix = "strategy" if ":" in name else f"strategy.{name}"
+    _installed(cls, prefix)
     chosen = dict(options or {})
     preset = chosen.pop("preset", None)
     if preset is not None:

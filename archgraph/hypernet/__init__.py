@@ -22,4 +22,11 @@ only the strategy ``recipfl`` imports this package. Names are imported on first 
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from archgraph.hints import optional_module
+
+_public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    optional_module("torch_geometric")
+    return _public(name)

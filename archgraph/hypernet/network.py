@@ -330,8 +330,13 @@ class GraphHypernetwork(nn.Module):
         """Check that there is a decoder for every tensor of some graphs, and that states fit them.
 
         Raises:
-            GraphError: Names the tensor.
+            GraphError: If there is not one state for each graph; or names the tensor.
         """
+        if not isinstance(graphs, Sequence) or len(graphs) != len(states):
+            raise GraphError(
+                "a list of graphs and a list with a state for each are needed",
+                found=f"{type(graphs).__name__}, {len(states)} states",
+            )
         for graph, state in zip(graphs, states, strict=True):
             for entry in self.entries(graph):
                 self._number(entry)

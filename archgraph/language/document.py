@@ -212,11 +212,13 @@ def beside(
         path, there = Path(name), False
     if not there:
         text = str(path) if name.isprintable() else name
+        shipped = "`archgraph init specs` writes such files" if "specs" in path.parts else None
+        hint = shipped if kind == "file" else "nothing is downloaded"
         document.fail(
             loc,
             f"names a {kind} that does not exist",
             found=text if len(text) < 200 else abbreviate(text),
             expected=f"a {kind} of this machine, absolute or relative to this file",
-            hint=None if kind == "file" else "nothing is downloaded",
+            hint=hint,
         )
     return path

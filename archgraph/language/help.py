@@ -25,6 +25,7 @@ import pydantic
 
 from archgraph.errors import SpecError
 from archgraph.fields import MAX_SIZE
+from archgraph.hints import FEATURES
 from archgraph.language.aggregate import RULES, AggregateSpec, Rule
 from archgraph.language.data import DOORS, DataSpec
 from archgraph.language.elsewhere import suggestion
@@ -37,6 +38,7 @@ from archgraph.plain import Json, JsonSchema
 from archgraph.rewrites.registry import RewriteRow, rewrite_rows
 
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
+EXTRA_GROUP = "extras"
 RULE_GROUP = "rules of aggregate"
 _COMMON = tuple(field.alias or name for name, field in StepOptions.model_fields.items())
 
@@ -212,7 +214,9 @@ def overview() -> dict[str, str]:
         lines = (f"  {entry.name.ljust(width)}  {entry.sentence}" for entry in members)
         parts[group] = "\n".join((group, *lines))
     # Names only: describing a strategy means importing it, which takes seconds for all.
-    return {**parts, STRATEGY_GROUP: f"{STRATEGY_GROUP}\n  {', '.join(strategy_names())}"}
+    parts[STRATEGY_GROUP] = f"{STRATEGY_GROUP}\n  {', '.join(strategy_names())}"
+    extras = (f"  {extra.ljust(width)}  {use}" for extra, use in FEATURES.items())
+    return {**parts, EXTRA_GROUP: "\n".join((EXTRA_GROUP, *extras))}
 
 
 def markdown() -> str:

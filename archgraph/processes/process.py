@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 
+from archgraph.errors import ArchGraphError, raised_in
 from archgraph.processes import items
 from archgraph.processes.reasons import reason
 from archgraph.states import wire
@@ -156,7 +157,9 @@ def attempted(call: Callable[[], R], *, worker: bool = False) -> R | Died:
     except BaseException as error:  # on any error of a client's program the others continue
         if isinstance(error, KeyboardInterrupt) and not worker:
             raise
-        return Died(reason(error), traceback.format_exc(), error)
+        line = "" if isinstance(error, ArchGraphError) else raised_in(error)
+        said = f"{reason(error)}, {line}" if line else reason(error)
+        return Died(said, traceback.format_exc(), error)
 
 
 def _ending(code: int) -> str:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from archgraph.errors import SpecError
 from archgraph.fields import Base, Mistake, Natural, Place, Version
-from archgraph.hints import listed, unknown
+from archgraph.hints import listed, optional_module, unknown
 from archgraph.language.document import Document, FromFile
 from archgraph.language.experiment import ExperimentSpec
 from archgraph.language.linked import read_experiment
@@ -295,10 +295,15 @@ def load_study(path: str | os.PathLike[str]) -> StudySpec:
     """Read a study file; :func:`cells` makes its experiments.
 
     Raises:
-        SpecError: If it cannot be understood, with file, line and key.
+        SpecError: If it cannot be understood, with file, line and key, or needs scipy, which is
+            not installed.
     """
     document = read_document(path)
-    return document.validate(StudySpec).read_from(document)
+    study = document.validate(StudySpec).read_from(document)
+    trivial = {row.get("trivial") for row in study.rows.values()}
+    if study.compare or "softmax_regression" in trivial:
+        optional_module("scipy", kind=SpecError, where=str(path))
+    return study
 
 
 def cells(study: StudySpec, size: StudySizeName) -> tuple[StudyCell, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import archgraph as ag
+import archgraph.hypernet
 from archgraph.hypernet import GraphHypernetwork, entries, follow_gradients
 from tests.hypernet.test_graphs import of_everything
 from tests.nets import captured
@@ -136,6 +139,15 @@ def test_what_does_not_fit_is_refused_before_anything_moves(network, clients):
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
     with pytest.raises(ag.GraphError, match=r"descriptors do not fit; found \(3, 0\)"):
         network.generate(graphs, states)
+    for pair in ((graphs, states[:1]), (graphs[0], states[0])):
+        with pytest.raises(ag.GraphError, match="a list of graphs and a list with a state for"):
+            network.generate(*pair, A)
+
+
+def test_without_pytorch_geometric_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric", None)
+    with pytest.raises(ag.GraphError, match=r"needs the package torch_geometric.*\[hypernet\]"):
+        archgraph.hypernet.__getattr__("GraphHypernetwork")  # as on its first use
 
 
 def test_an_update_moves_no_further_than_its_bound(network, clients):

@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 
 from archgraph.errors import SpecError
 from archgraph.fields import Base
+from archgraph.hints import EXTRAS
 from archgraph.language import help as explained
 from archgraph.language import load_model
 from archgraph.language.data import DOORS, Data, DataSpec
@@ -98,6 +99,7 @@ def test_the_example_of_a_rewrite_is_read(row) -> None:
 
 def test_the_page_and_the_list_name_every_topic() -> None:
     page, listed = explained.markdown(), "\n\n".join(explained.overview().values())
+    assert all(f"  {extra} " in explained.overview()["extras"] for extra in EXTRAS.values())
     for name, topic in TOPICS.items():
         assert f"### `{name}`" in page and f"  {name} " in listed
         assert topic.example in page and topic.example.splitlines() == [

@@ -14,7 +14,9 @@ from torch import nn
 
 import archgraph as ag
 from archgraph.errors import SpecError
+from archgraph.federation import configure
 from archgraph.hints import EXTRAS
+from archgraph.studies import load_study
 from archgraph.studies.outcomes import Paired
 from archgraph.studies.trivial_models import Labelled, softmax_regression
 
@@ -145,6 +147,14 @@ def test_what_needs_scipy_names_its_extra(monkeypatch, use: str):
     }
     with pytest.raises(ag.ArchGraphError, match=r"needs the package scipy; .*\[stats\]"):
         needed[use]()
+
+
+def test_strategies_and_studies_refuse_at_the_door(monkeypatch, tmp_path: Path):
+    study = Path(__file__).parents[2] / "specs/studies/recipfl_table3.yaml"
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    for call in (lambda: configure("matched"), lambda: load_study(study)):
+        with pytest.raises(ag.SpecError, match=r"needs the package scipy; .*\[stats\]"):
+            call()
 
 
 def test_an_example_input_is_bounded(net, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,7 +103,8 @@ def test_whatever_a_client_dies_of_the_others_go_on(experiment, mean, of):
     run = execute(experiment(mean({1: Dies(of)}), rounds=1, sampled=None))
     (line,) = run.rounds
     assert [c["client"] for c in line["clients"]] == [0, 2, 3]
-    assert line["failed"][0]["reason"] == f"{of.__name__}: here"
+    reason = line["failed"][0]["reason"]
+    assert re.fullmatch(rf"{of.__name__}: here, {re.escape(__file__)}:\d+ in __call__", reason)
 
 
 def test_an_interrupt_is_the_users(experiment, mean):

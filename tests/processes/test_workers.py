@@ -227,7 +227,7 @@ def test_what_clients_train_before_a_test_is_trained_and_tested_in_processes(
         evaluations.append(run.evaluation)
         processes.append({int(file.name) for file in tmp_path.iterdir()})
     assert evaluations[0] == evaluations[1]
-    assert {one["reason"] for one in evaluations[0]["untuned"]} == {
+    assert {one["reason"].partition(", ")[0] for one in evaluations[0]["untuned"]} == {
         "ArithmeticError: cannot be tuned"
     }
     assert processes[0] == {os.getpid()} and len(processes[1]) > 2
@@ -430,7 +430,8 @@ def ends(item: int) -> Any:
 
 def test_after_a_process_that_ended_there_is_a_new_one() -> None:
     first, died, second, exited, *third = pids(ends)
-    assert [died, exited] == ["ValueError: one", "its process ended with exit code 3"]
+    assert str(died).startswith("ValueError: one, ")
+    assert [exited] == ["its process ended with exit code 3"]
     assert first == second and len({first, *third}) == 2
 
 
