@@ -42,7 +42,7 @@ class FedGKT(fl.Strategy):
         alpha: Weight of distillation at a client, and of the targets at the server.
         temperature: Temperature of both distillations.
         server_epochs: Passes of the server over the features of a round: 20 as in the published
-            runs on CIFAR-10. With fewer passes the server is too weak a teacher.
+            runs on CIFAR-10.
         server_batch: Examples in a minibatch there.
         server_lr: Rate of its stochastic gradient descent, whose momentum is 0.9.
 
