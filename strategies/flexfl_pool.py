@@ -44,13 +44,13 @@ def own_parameters(graph: ag.ArchGraph, axis: str) -> int:
         30
     """
     narrow = ag.take(graph, sizes={axis: ag.axes(graph)[axis].size - 1}).graph.node
-    own = [
+    params = [
         graph.param[name]
         for layer in ag.layers(graph)
         if layer.node and narrow[layer.node].type != graph.node[layer.node].type
         for name in layer.entries
     ]
-    return sum(math.prod(param.shape) for param in own if param.role == "parameter")
+    return sum(math.prod(param.shape) for param in params if param.role == "parameter")
 
 
 def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
