@@ -138,7 +138,7 @@ def _taken(graph: ag.ArchGraph, sizes: tuple[tuple[str, int], ...]) -> ag.Rewrit
 
 
 @dataclass(frozen=True)
-class FlexFLPool(fl.Averaging, fl.Masking):
+class FlexFLPool(fl.PartAveraging):
     """Options of FlexFL's pool.
 
     Attributes:
@@ -204,12 +204,6 @@ class FlexFLPool(fl.Averaging, fl.Masking):
         if smaller:
             program = SelfDistillation(smaller, self.distil, self.temperature, objective)
         return fl.part(world, state, client, tier=tier, program=program, norm=self.norm)
-
-    def receive(
-        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
-    ) -> fl.ServerState:
-        """Average every entry over the clients that cover it."""
-        return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and the submodel of each tier."""
