@@ -87,24 +87,21 @@ def _taken(graph: ag.ArchGraph, sizes: tuple[int, ...]) -> ag.Rewritten:
 
 
 @dataclass(frozen=True)
-class AdaptiveFLPool(fl.Averaging, fl.Masking):
+class AdaptiveFLPool(fl.PartAveraging):
     """Options of AdaptiveFL's pool.
 
     Attributes:
         starts: Shares of the axes, in their order, that keep their full size in members of a level.
-        choice: ``drawn``: in each round, a client draws a member and trains the largest part of it
-            that fits. ``largest``: a client always trains the largest member that fits.
         norm: How running statistics are treated. They cannot stay with a client: its width changes.
 
     Example:
-        >>> AdaptiveFLPool(choice="largest").starts
+        >>> AdaptiveFLPool().starts
         (0.5, 0.375, 0.25)
     """
 
     paper, year, serves = "AdaptiveFL", 2024, ("width", "depth")
 
     starts: tuple[float, ...] = (0.5, 0.375, 0.25)  # of VGG-16's 16 layers 8, 6 and 4
-    choice: Literal["drawn", "largest"] = "drawn"
     norm: Literal["static", "averaged"] = "static"
 
     def __post_init__(self) -> None:
@@ -127,12 +124,6 @@ class AdaptiveFLPool(fl.Averaging, fl.Masking):
         mask = self.mask_absent
         return fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
 
-    def receive(
-        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
-    ) -> fl.ServerState:
-        """Average every entry over the clients that cover it."""
-        return fl.covered_mean(world, state, results, weights=self.weights)
-
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and for each tier the largest member that fits it."""
 
@@ -152,10 +143,8 @@ class AdaptiveFLPool(fl.Averaging, fl.Masking):
         return [one for one in self.pool(world) if one.parameters <= most]
 
     def member(self, world: fl.World, client: int, round: int) -> Member:
-        """Return the submodel that a client trains in a round."""
+        """Return the largest part that fits a client of a member drawn for the round."""
         fitting, members = self.fitting(world, world.tier_of(client)), self.pool(world)
-        if self.choice == "largest":
-            return fitting[-1]
         generator = fl.seeded(world.seed, "adaptivefl", round, client)
         drawn = members[int(torch.randint(len(members), (), generator=generator))]
         parts = [m for m in fitting if all(map(int.__le__, m.sizes, drawn.sizes))]

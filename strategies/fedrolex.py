@@ -51,7 +51,7 @@ def window(graph: ag.ArchGraph, transfer: ag.Transfer, start: int) -> ag.Rewritt
 
 
 @dataclass(frozen=True)
-class FedRolex(fl.Averaging, fl.Masking):
+class FedRolex(fl.PartAveraging):
     """Options of FedRolex.
 
     Attributes:
@@ -114,12 +114,6 @@ class FedRolex(fl.Averaging, fl.Masking):
         task = fl.part(world, state, client, tier=tier, mask_absent=mask, norm=self.norm)
         # The scaler has no weights, so the window's transfer fits the scaled graph, too.
         return replace(task, graph=fl.scaled(tier.graph, fl.rate_of(tier))) if self.scaler else task
-
-    def receive(
-        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
-    ) -> fl.ServerState:
-        """Average every entry over the clients whose windows cover it (line 11)."""
-        return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and each tier's window of the round."""

@@ -7,17 +7,15 @@ Pruning in Uncertain Scenarios*, IEEE TCAD 2024.
 symbol                      here
 ==========================  ======================================================================
 ``APoZ_l``                  ``apoz``: share of zeros in the activations along an axis, per axis
-``1 - APoZ_l ln P_l / max``  :func:`rates`, with P_l the parameters that an axis touches
+``1 - APoZ_l ln P_l / max``  :func:`rates`, P_l: :func:`own_parameters`, as in the code
 pool L, M, S                :func:`widths`: of each tier, rates times the largest factor that fits
 self-KD, λ, τ               ``distil``, ``temperature``: :class:`SelfDistillation`
 aggregation                 ``covered_mean``, weighted by examples
 ==========================  ======================================================================
 
 The paper measures APoZ on proxy data at the server after it has trained there; a server has no data
-here. Pass measured values as ``apoz``; by default APoZ is replaced by how unequal the positions of
-an axis are in the initial weights, which is only informative for pretrained weights. Not
-implemented: pruning by devices whose resources shrink between rounds. Clients train their tier's
-submodel.
+here, so that measured values are required: ``apoz``. Not implemented: pruning by devices whose
+resources shrink between rounds. Clients train their tier's submodel.
 """
 
 from __future__ import annotations
@@ -37,6 +35,24 @@ import archgraph as ag
 from archgraph import federation as fl
 
 
+def own_parameters(graph: ag.ArchGraph, axis: str) -> int:
+    """Count the parameters of the layers whose results narrow with an axis, not of their readers.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 10), torch.nn.Linear(10, 3))
+        >>> own_parameters(ag.trace(net, torch.zeros(1, 2)).graph, "0.out")  # weight and bias
+        30
+    """
+    narrow = ag.take(graph, sizes={axis: ag.axes(graph)[axis].size - 1}).graph.node
+    params = [
+        graph.param[name]
+        for layer in ag.layers(graph)
+        if layer.node and narrow[layer.node].type != graph.node[layer.node].type
+        for name in layer.entries
+    ]
+    return sum(math.prod(param.shape) for param in params if param.role == "parameter")
+
+
 def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
     """Return the rate of each axis that a uniform cut would narrow, from its share of zeros.
 
@@ -47,24 +63,13 @@ def rates(graph: ag.ArchGraph, apoz: Mapping[str, float]) -> dict[str, float]:
         >>> rates(ag.trace(net, torch.zeros(1, 2)).graph, {"0.out": 0.75})
         {'0.out': 0.25}
     """
-    costs, cut = ag.cost(graph).polynomial, ag.axes(graph).independent()
-    full = costs.at().parameters
-    touched = {a.name: max(full - costs.at({a.name: a.size - 1}).parameters, 1) * a.size
-               for a in cut if a.size > 1}  # fmt: skip
-    largest = max(map(math.log, touched.values()), default=1.0)
-    return {a.name: 1 - apoz[a.name] * math.log(touched.get(a.name, 1)) / largest for a in cut}
-
-
-def inequality(scores: Iterable[float]) -> float:
-    """Return 0 for equal scores, near 1 where few positions dominate: ``1 - (Σs)²/(n Σs²)``.
-
-    Example:
-        >>> inequality([2.0, 2.0]), inequality([1.0, 0.0, 0.0, 0.0])
-        (0.0, 0.75)
-    """
-    values = torch.tensor(list(scores), dtype=torch.float64)
-    squares = len(values) * float((values**2).sum())
-    return max(1 - float(values.sum()) ** 2 / squares, 0.0) if squares else 0.0
+    counts = {
+        axis.name: own_parameters(graph, axis.name) if axis.size > 1 else 1
+        for axis in ag.axes(graph).independent()
+    }
+    logs = {name: math.log(max(count, 1)) for name, count in counts.items()}
+    largest = max(logs.values(), default=0.0) or 1.0
+    return {name: 1 - apoz[name] * log / largest for name, log in logs.items()}
 
 
 def widths(graph: ag.ArchGraph, rate: Mapping[str, float], most: int) -> dict[str, int]:
@@ -133,12 +138,12 @@ def _taken(graph: ag.ArchGraph, sizes: tuple[tuple[str, int], ...]) -> ag.Rewrit
 
 
 @dataclass(frozen=True)
-class FlexFLPool(fl.Averaging, fl.Masking):
+class FlexFLPool(fl.PartAveraging):
     """Options of FlexFL's pool.
 
     Attributes:
-        apoz: Share of zeros in the activations along axes, by name, role or pattern. Default: the
-            inequality of the positions of an axis in the initial weights.
+        apoz: Share of zeros in the activations along axes, by name, role or pattern; every axis
+            that is cut needs one.
         distil: Weight λ of distillation from smaller submodels; with 0, clients only train on the
             task's loss.
         temperature: Temperature of the distillation.
@@ -156,14 +161,26 @@ class FlexFLPool(fl.Averaging, fl.Masking):
     norm: Literal["averaged", "local", "static"] = "static"
 
     def init(self, world: fl.World) -> fl.ServerState:
-        """Build the pool; refuse (RunError) smaller tiers, and outputs that cannot be distilled."""
+        """Build the pool.
+
+        Raises:
+            RunError: If an axis has no APoZ, a tier is smaller than any submodel, or outputs cannot
+                be distilled.
+        """
         if self.distil and world.learning.form != "classes":
             message = f"distillation compares probabilities of classes, not {world.learning.name}"
             raise ag.RunError(message, where="strategy.flexfl_pool.distil", expected="distil: 0")
-        axes, scores = ag.axes(world.graph), ag.importance(world.graph, world.state)
-        apoz = {axis.name: inequality(scores.of(axis).tolist()) for axis in axes.free}
+        axes, apoz = ag.axes(world.graph), dict[str, float]()
         for pattern, value in self.apoz.items():
             apoz |= dict.fromkeys((axis.name for axis in axes.match(pattern)), value)
+        if missing := [axis.name for axis in axes.independent() if axis.name not in apoz]:
+            raise ag.RunError(
+                "FlexFL needs the share of zeros in the activations along every axis that it cuts",
+                where="strategy.flexfl_pool.apoz",
+                found=f"none for {', '.join(missing)}",
+                hint="measure it on proxy data and pass {AXIS: share}; nefl, heterofl and "
+                "adaptivefl_pool need none",
+            )
         rate, sizes = rates(world.graph, apoz), {}
         for tier in world.tiers:
             most = ag.cost(tier.graph).parameters
@@ -187,12 +204,6 @@ class FlexFLPool(fl.Averaging, fl.Masking):
         if smaller:
             program = SelfDistillation(smaller, self.distil, self.temperature, objective)
         return fl.part(world, state, client, tier=tier, program=program, norm=self.norm)
-
-    def receive(
-        self, world: fl.World, state: fl.ServerState, results: Iterable[fl.Result], round: int
-    ) -> fl.ServerState:
-        """Average every entry over the clients that cover it."""
-        return fl.covered_mean(world, state, results, weights=self.weights)
 
     def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
         """Evaluate the global model, and the submodel of each tier."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
@@ -21,16 +20,14 @@ PASSES = 10  # over all clients, at most
 
 
 @dataclass(frozen=True)
-class Matched(fl.Averaging, fl.Masking):
+class Matched(fl.PartAveraging):
     """Options of Matched.
 
-    Attributes:
-        start: Initial weights of clients in the first round. ``own``: drawn from the seed and the
-            client's id. ``global``: the client's part of the global model.
+    In the first round every client starts from its own weights, drawn from the seed and its id.
 
     Example:
-        >>> Matched().start
-        'own'
+        >>> Matched().weights
+        'examples'
     """
 
     paper = "Git Re-Basin"
@@ -39,8 +36,6 @@ class Matched(fl.Averaging, fl.Masking):
     averages = False  # it needs single clients' updates
     reports = ("moved",)
     extra = "stats"
-
-    start: Literal["own", "global"] = "own"
 
     def init(self, world: fl.World) -> fl.ServerState:
         """Start from the global model.
@@ -63,7 +58,7 @@ class Matched(fl.Averaging, fl.Masking):
     def send(self, world: fl.World, state: fl.ServerState, client: int, round: int) -> fl.Task:
         """Send a client its part of the global model, or in the first round weights of its own."""
         weights = None
-        if self.start == "own" and round == 1:
+        if round == 1:
             draw = fl.seeded(world.seed, "matched", client)
             weights = ag.initial_state(world.tier_of(client).graph, draw.initial_seed())
         mask = self.mask_absent
@@ -75,14 +70,14 @@ class Matched(fl.Averaging, fl.Masking):
         """Return the mean of all clients, each in the order that best matches the others' mean.
 
         1. Clients are sorted by their weights, so that neither ids nor arrival decide.
-        2. Each is matched to the global model that all began with; with different starts, to the
-           mean of those before it, the widest first.
+        2. Each is matched to the global model that all began with; in round 1, where each began
+           with its own weights, to the mean of those before it, the widest first.
         3. Each is matched to the mean of all others, until no order changes.
         """
         arrived = sorted(results, key=_size, reverse=True)  # 1
         moved = [0] * len(arrived)
-        apart, base = self.start == "own" and round == 1, state
-        if apart:  # entries that none of the others covers do not count
+        base = state
+        if round == 1:  # entries that none of the others covers do not count
             nothing = {name: torch.zeros_like(v) for name, v in state.group("global").items()}
             base = state.with_group("global", nothing)
 
@@ -97,8 +92,8 @@ class Matched(fl.Averaging, fl.Masking):
             moved[index] = sum(match.moved.values())
             return match.transfer != result.transfer
 
-        for index in range(1 if apart else 0, len(arrived)):  # 2
-            ordered(index, arrived[:index] if apart else ())
+        for index in range(1 if round == 1 else 0, len(arrived)):  # 2
+            ordered(index, arrived[:index] if round == 1 else ())
         for _ in range(PASSES):  # 3
             changed = False
             for index in range(len(arrived) if len(arrived) > 1 else 0):
@@ -107,10 +102,6 @@ class Matched(fl.Averaging, fl.Masking):
                 break
         after = fl.covered_mean(world, state, arrived, weights=self.weights)
         return after.with_values(moved=sum(moved))
-
-    def evaluated(self, world: fl.World, state: fl.ServerState) -> Iterable[fl.Evaluated]:
-        """Evaluate the global model, and each tier's."""
-        return fl.by_tier(world, state, norm=self.norm)
 
 
 def _size(result: fl.Result) -> tuple[int, float]:

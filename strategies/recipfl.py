@@ -43,7 +43,7 @@ OWN, SMALL = "own", "small"
 LOGITS = fl.Logits()
 # Options of the hypernetwork, with the same names.
 NETWORK = (
-    *("width", "hidden", "steps", "reach", "bins", "piece", "decoders", "tile", "rank"),
+    *("width", "hidden", "steps", "reach", "bins", "piece", "tile"),
     *("mixing", "described", "shifts"),
 )
 MEBI = 1 << 20
@@ -79,10 +79,8 @@ class RecipFL(fl.Masking):
         piece: Numbers per piece; the encoder attends to all pieces: 1 (code), 8 is cheaper.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
-        decoders: ``tiled`` (paper) or ``low_rank``.
         tile: Longest side of a tile. In a longer layer, the tile is repeated, which ties neurons.
             Studies of LeNet-5, with a layer of 120 × 256, use 256.
-        rank: Terms of a low-rank weight.
         mixing: How words and codes of weights become features: ``concat`` (paper) or ``sum`` with
             an embedding of shapes (code).
         described: Layers that the descriptor influences: ``all`` (paper), or the ``head`` (code).
@@ -118,9 +116,7 @@ class RecipFL(fl.Masking):
     piece: int = fl.option(8, least=1)
     width: int = fl.option(128, least=1)
     hidden: int = fl.option(256, least=1)
-    decoders: Literal["tiled", "low_rank"] = "tiled"
     tile: int = fl.option(64, least=1)
-    rank: int = fl.option(8, least=1)
     mixing: Literal["concat", "sum"] = "concat"
     described: Literal["all", "head"] = "all"
     shifts: Literal["generated", "local"] = "generated"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from archgraph.federation.average import by_tier, covered_mean, part
 from archgraph.federation.options import Averaging, Masking
 from archgraph.federation.state import GLOBAL, ServerState
-from archgraph.federation.strategy import Evaluated
+from archgraph.federation.strategy import Evaluated, Serves
 from archgraph.federation.tasks import Model, Outcome, Program, Result, Task, Work
-from archgraph.federation.world import Tier, World
+from archgraph.federation.world import World
 from archgraph.graph.ir import ArchGraph, per_graph
 from archgraph.states import State
 
@@ -26,7 +27,7 @@ class PartAveraging(Averaging, Masking):
     The default averages every entry over the clients that have it.
     """
 
-    serves = ("one", "width", "depth")
+    serves: ClassVar[Serves] = ("one", "width", "depth")
 
     def init(self, world: World) -> ServerState:
         """Start from the global model."""
@@ -130,12 +131,14 @@ def private_network(
 
 def private_networks(world: World, state: ServerState) -> Iterator[Evaluated]:
     """Yield each tier's network for evaluation, with each client's version of the weights."""
-
-    def model(tier: Tier) -> Model:
-        return Model(tier.graph, tier.state)
-
     # The server has no weights: `private` replaces the initial ones by each client's own.
-    return by_tier(world, state, model=model, private=True, whole=False)
+    return by_tier(
+        world,
+        state,
+        model=lambda tier: Model(tier.graph, tier.state),
+        private=True,
+        whole=False,
+    )
 
 
 @per_graph

@@ -239,7 +239,9 @@ def test_perplexity_is_of_real_tokens(files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "strategy", [{"heterofl": {}}, {"fjord": {"distil": True}}, {"flexfl_pool": {}}], ids=str
+    "strategy",
+    [{"heterofl": {}}, {"fjord": {"distil": True}}, {"flexfl_pool": {"apoz": {"*": 0.5}}}],
+    ids=str,
 )
 def test_padding_never_changes_a_run(files, tmp_path, strategy):
     """Nor what clients learn from one another: two lengths lead to the same weights."""

@@ -51,7 +51,7 @@ STRATEGIES = {
     "hetlora": (RANKS, "{prune: 0.5}"),
     "rank_mean": (RANKS, "{}"),
     "rolora": (RANKS, "{}"),
-    "flexfl_pool": (WIDTHS, "{}"),
+    "flexfl_pool": (WIDTHS, '{apoz: {"*": 0.5}}'),
     "flexifed": (DEPTHS, "{}"),
     "fml": (MIXED, "{}"),
     "heterofl": (WIDTHS, "{norm: local, scaler: false}"),

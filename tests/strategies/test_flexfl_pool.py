@@ -11,9 +11,17 @@ from torch.nn import functional
 
 import archgraph as ag
 from archgraph.federation import LocalOptions, TaskLoss, Train
-from archgraph.strategies.flexfl_pool import FlexFLPool, SelfDistillation, rates, widths
+from archgraph.strategies.flexfl_pool import (
+    FlexFLPool,
+    SelfDistillation,
+    own_parameters,
+    rates,
+    widths,
+)
 
 CLASSES = 5
+# All rates are 1.
+EVEN = {"*": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +36,25 @@ def deep(lab):
     return lambda *clients, **more: lab.make_world(graph, state, tiers, clients, **more)
 
 
-def test_the_rate_of_an_axis_falls_with_its_zeros_and_its_parameters(deep):
-    graph = deep("full").graph
-    # An axis touches 65 + 8 and 5 + 5 parameters a position.
-    touched = {"1.out": 73 * 4, "3.out": 10 * 8}
-    scale = math.log(touched["3.out"]) / math.log(touched["1.out"])
-    rate = rates(graph, {"1.out": 0.25, "3.out": 0.5})
-    assert rate == pytest.approx({"1.out": 0.75, "3.out": 1 - 0.5 * scale})
+def test_the_rate_of_an_axis_falls_with_its_zeros_and_its_layers_parameters():
+    """Three convolutions with a norm: their own 36 + 4 + 8, 288 + 8 and 432 + 6 parameters."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 6, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 100),  # reads the last channels: its 700 parameters are not theirs
+    )
+    graph = ag.trace(net, torch.zeros(2, 1, 8, 8)).graph
+    layers = {"0.out": 48, "3.out": 296, "5.out": 438}
+    assert {name: own_parameters(graph, name) for name in layers} == layers
+    apoz = {"0.out": 0.25, "3.out": 0.5, "5.out": 0.75}
+    expected = {n: 1 - apoz[n] * math.log(layers[n]) / math.log(438) for n in layers}
+    assert rates(graph, apoz) == pytest.approx(expected, rel=1e-12)
 
 
 def test_widths_are_the_largest_multiple_of_the_rates_that_fits(deep):
@@ -46,31 +66,29 @@ def test_widths_are_the_largest_multiple_of_the_rates_that_fits(deep):
     assert widths(graph, rate, 198) == {"1.out": 2, "3.out": 7}
 
 
-def test_apoz_is_given_by_pattern_or_taken_from_the_weights(deep):
+def test_apoz_is_given_by_pattern_and_the_last_one_decides(deep):
     world = deep("half", "full")
-    given = FlexFLPool(apoz={"1.*": 0.0, "3.out": 0.9}).init(world).values["sizes"]
-    plain = FlexFLPool().init(world).values["sizes"]
-    assert given["full"] == plain["full"] == {"1.out": 4, "3.out": 8}
+    sizes = FlexFLPool(apoz={"*": 0.9, "1": 0.0}).init(world).values["sizes"]
+    assert sizes["full"] == {"1.out": 4, "3.out": 8}
     most = ag.cost(world.tier("half").graph).parameters
-    for sizes in (given, plain):
-        assert ag.cost(ag.take(world.graph, sizes=sizes["half"]).graph).parameters <= most
-    assert given["half"]["3.out"] < plain["half"]["3.out"]
-    dead = {k: v.clone() for k, v in world.state.items()}
-    for name in ("3.weight", "3.bias"):
-        dead[name][1:] = 0
-    dead["5.weight"][:, 1:] = 0
-    unequal = FlexFLPool().init(deep_with(world, dead)).values["sizes"]
-    assert unequal["half"]["3.out"] < plain["half"]["3.out"]
+    assert sizes["half"] == widths(
+        world.graph, rates(world.graph, {"1.out": 0, "3.out": 0.9}), most
+    )
 
 
-def deep_with(world, state):
-    return type(world)(**{**vars(world), "state": state})
+def test_without_the_share_of_zeros_of_an_axis_it_is_refused(deep):
+    for apoz, missing in (({}, "1.out, 3.out"), ({"1.out": 0.5}, "3.out")):
+        message = (
+            rf"flexfl_pool.apoz: FlexFL needs the share of zeros .*none for {missing}; measure"
+        )
+        with pytest.raises(ag.RunError, match=message):
+            FlexFLPool(apoz=apoz).init(deep("half", "full"))
 
 
 def test_a_merge_by_hand(deep, lab):
     world = deep("half", "full", examples=[30, 10])
     after, tasks = lab.one_round(
-        FlexFLPool(apoz={"3.out": 0.5}),
+        FlexFLPool(apoz={"1.out": 0.0, "3.out": 0.5}),
         world,
         lambda task: {k: torch.full_like(v, float(task.client)) for k, v in task.state.items()},
     )
@@ -82,7 +100,7 @@ def test_a_merge_by_hand(deep, lab):
 @pytest.mark.parametrize("mask", [True, False])
 def test_a_step_of_self_distillation_by_hand(deep, lab, mask):
     world = deep("half", "full")
-    strategy = FlexFLPool(distil=2.0, temperature=4.0, mask_absent=mask)
+    strategy = FlexFLPool(apoz=EVEN, distil=2.0, temperature=4.0, mask_absent=mask)
     state = strategy.init(world)
     narrow, task = (strategy.send(world, state, client, 1) for client in (0, 1))
     assert narrow.program == Train(TaskLoss(mask_absent=mask))
@@ -108,7 +126,7 @@ def test_a_step_of_self_distillation_by_hand(deep, lab, mask):
 def test_several_smaller_submodels_share_the_weight_of_the_distillation(deep, lab):
     """Two equal teachers teach what one does."""
     world = deep("half", "full")
-    strategy = FlexFLPool()
+    strategy = FlexFLPool(apoz=EVEN)
     task = strategy.send(world, strategy.init(world), 1, 1)
     assert isinstance(task.program, SelfDistillation)
     twice = lab.replace(task.program, smaller=task.program.smaller * 2)
@@ -120,7 +138,7 @@ def test_several_smaller_submodels_share_the_weight_of_the_distillation(deep, la
 
 
 def test_without_distillation_every_client_trains_alike(deep):
-    world, strategy = deep("half", "full"), FlexFLPool(distil=0.0)
+    world, strategy = deep("half", "full"), FlexFLPool(apoz=EVEN, distil=0.0)
     state = strategy.init(world)
     assert strategy.send(world, state, 1, 1).program == Train(TaskLoss())
 
@@ -129,4 +147,4 @@ def test_a_tier_smaller_than_any_submodel_is_refused(deep, lab):
     world = deep("half")
     tier = lab.replace(world.tiers[0], graph=ag.trace(nn.Linear(2, 2), torch.zeros(1, 2)).graph)
     with pytest.raises(ag.RunError, match=r"tier half: no submodel is as small; .* at least"):
-        FlexFLPool().init(lab.replace(world, tiers=(tier,)))
+        FlexFLPool(apoz=EVEN).init(lab.replace(world, tiers=(tier,)))

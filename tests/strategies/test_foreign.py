@@ -81,6 +81,7 @@ GLOBAL_ALONE = {"fedavg"}  # methods that test no kind of client
 OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("fedadp", "bert"): {"approximate": True},
     ("fedgkt", "mobilenet_v2"): {"after": EXITS["mobilenet_v2"], "server_epochs": 1},
+    **{("flexfl_pool", model): {"apoz": {"*": 0.5}} for model in MODELS},
     **{("recipfl", model): {**SMALL, "descriptor": "id"} for model in MODELS},
 }
 

@@ -41,7 +41,7 @@ NORMS = ("averaged", "static", "local")
 # Clients keep to their own submodel: the laws say who trains what.
 Fixed = functools.partial(NeFL, spread=0)
 # They make submodels of their own from what tiers have.
-OWN = (FIARSE, AdaptiveFLPool, FlexFLPool)
+OWN = (FIARSE, AdaptiveFLPool, functools.partial(FlexFLPool, apoz={"*": 0.5}))
 Structured = functools.partial(FIARSE, structured=True)
 # Their servers hold a state for each architecture, or for layers that architectures share.
 APART = (AllSmall, ExclusiveFL, FlexiFed)

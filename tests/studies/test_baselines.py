@@ -114,7 +114,7 @@ def test_depthfl_distils_with_full_weight_before_a_run_ends(size):
 # -- RecipFL, FedADP ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["table3", "fig1b", "fig5", "fig6"])
+@pytest.mark.parametrize("name", ["table3", "fig5", "fig6"])
 def test_recipfl_is_tested_several_times_in_the_last_fifth(name):
     """One test has a deviation of 2.3 points, the mean of four 0.2."""
     for cell in cells_of(f"recipfl_{name}"):
@@ -135,9 +135,8 @@ def test_recipfl_has_a_row_of_the_papers_eq_8(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["fedadp_table1", "fedadp_fig4"])
-def test_fedadps_clients_train_on_a_fifth_of_their_data(name, size):
-    assert {cell.experiment.local.fraction for cell in cells_of(name, size)} == {0.2}
+def test_fedadps_clients_train_on_a_fifth_of_their_data(size):
+    assert {cell.experiment.local.fraction for cell in cells_of("fedadp_table1", size)} == {0.2}
 
 
 def test_rows_without_the_division_by_the_width_rate_say_so():
@@ -151,7 +150,7 @@ def test_rows_without_the_division_by_the_width_rate_say_so():
                 assert not configured(name, strategy[name]).scaler
                 assert "scaler: true" in study.about, study.study
                 seen += 1
-    assert seen > 5
+    assert seen
 
 
 # -- what counts ----------------------------------------------------------------------------------
@@ -181,13 +180,12 @@ def test_small_test_sets_have_answers():
 
 
 def test_equal_cells_of_several_studies_are_the_same_runs():
-    """Table 2, Figure 3 and the ablation read the runs of FedFA's Table 1."""
+    """Table 2 and the ablation read the runs of FedFA's Table 1."""
 
     def runs(path: str) -> set[str]:
         every = cells(load_study(SPECS / path), "small")
         return {address(cell.experiment) for cell in every}
 
     first = runs("studies/fedfa_table1.yaml")
-    assert runs("studies/fedfa_fig3.yaml") == first
     assert runs("studies/fedfa_table2.yaml") <= first
     assert len(runs("ablations/fedfa_depth.yaml") & first) == 2
