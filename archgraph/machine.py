@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Return the name of the processor, as far as the system tells it."""
+    """Return the name of the processor, or its architecture if the system does not show a name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -20,7 +20,7 @@ def processor() -> str:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Suspend the collection of cycles, for what makes millions of objects that stay in use."""
+    """Suspend collection of cycles, for code that creates millions of long-lived objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
