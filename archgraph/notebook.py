@@ -1,7 +1,7 @@
 """Notebook views of values: a page in a frame, or a picture if scripts are disabled.
 
-The functions that draw values are in later rooms. They are listed here by name and imported when a
-notebook displays a value, so that earlier rooms do not depend on them.
+The functions that draw values are in higher rooms. They are listed here by name and imported when a
+notebook displays a value, so that lower rooms do not depend on them.
 """
 
 from __future__ import annotations

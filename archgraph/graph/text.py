@@ -343,7 +343,7 @@ def _param(cursor: _Cursor, role: Role) -> Param:
     kind = _tensor_type(cursor)
     if any(isinstance(s, Polynomial) or s < 0 for s in kind.shape):
         cursor.at = start
-        cursor.fail("is not a shape of a leaf", found=str(kind), expected="sizes ≥ 0, no open ones")
+        cursor.fail("is not valid for a leaf", found=str(kind), expected="sizes ≥ 0, no open ones")
     aliases: list[str] = []
     trainable = role == "parameter"
     while not cursor.peek("=") and cursor.at < len(cursor.text):

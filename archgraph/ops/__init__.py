@@ -15,7 +15,7 @@ The input is a node: an operator and its arguments by the names of ``schema``.
 5. Name groups of operators (``idioms``: patterns of operators, in the language of ``patterns``,
    with names of the field), for pictures, pages and explanations.
 
-The output is types, layouts, amounts and calls, but never a graph: later rooms build graphs.
+The output is types, layouts, amounts and calls, but never a graph: higher rooms build graphs.
 
 Invariants:
 

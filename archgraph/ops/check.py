@@ -218,7 +218,7 @@ def _check_operator(node: Node, seen: Mapping[str, Node]) -> None:
     for name, value in node.args:
         if not _fits(value, types[name], seen):
             actual = shortened(show(value))
-            _require(False, f"argument {name!r} has a wrong type", actual, types[name])
+            _require(False, f"argument {name!r} has the wrong type", actual, types[name])
 
 
 def _check_ranges(node: Node, args: Mapping[str, Value]) -> None:

@@ -88,7 +88,7 @@ def _convolution_identity(graph: ArchGraph, node: Node) -> Identity:
     """Return weights that make a convolution the identity: a kernel with ones at its centre."""
     shape = leaf_shape(graph, node.arg("weight"))
     if not shape:
-        return "its kernel is computed"
+        return "its kernel is not a parameter"
     out, inside, *kernel = shape
     groups = node.arg("groups", 1)
     stride = _each(node.arg("stride"), len(kernel), 1)
@@ -96,7 +96,7 @@ def _convolution_identity(graph: ArchGraph, node: Node) -> Identity:
     padding = node.arg("padding", 0)
     centred = tuple(d * (k // 2) for d, k in zip(dilation, kernel, strict=True))
     if not isinstance(groups, int) or out != inside * groups:
-        return f"has {out} channels from {inside}"
+        return f"has {out} output channels for {inside} input channels"
     if any(s != 1 for s in stride):
         return "has a stride"
     if any(k % 2 == 0 for k in kernel):

@@ -104,7 +104,7 @@ _CONTIGUOUS: dict[torch._ops.OpOverload, Callable[..., object]] = {
 _WAYS: dict[torch._ops.OpOverload, Callable[..., object]] = {
     **{op: _where(_is_contiguous, op, results) for op, results in _CONTIGUOUS.items()},
     **{
-        # Integers are promoted differently.
+        # Integers are treated differently.
         op: _where(
             lambda x, *_: x.is_floating_point(),
             op,

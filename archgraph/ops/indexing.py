@@ -151,7 +151,7 @@ def _select_scatter_axes(eq: Equations) -> list[Dims]:
 def _unbind_axes(eq: Equations) -> list[Dims]:
     """Pin the dimension whose positions become separate results."""
     x, dim = eq.along()
-    eq.pin([x[dim]], "its positions are taken apart")
+    eq.pin([x[dim]], "its positions become separate results")
     return [[*x[:dim], *x[dim + 1 :]] for _ in eq.node.types]
 
 

@@ -177,7 +177,7 @@ def _patches_axes(eq: Equations) -> list[Dims]:
 def _from_patches_axes(eq: Equations) -> list[Dims]:
     """col2im: x[-2] = Prod(c, kernel)."""
     x = eq.arg("self")
-    eq.pin(x[-1:], "put together from windows")
+    eq.pin(x[-1:], "assembled from windows")
     channel = eq.new(eq.node.shape[-3])
     kernel = divide(x[-2].size, channel.size)
     assert kernel is not None

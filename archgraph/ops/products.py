@@ -67,10 +67,10 @@ def _linear_identity(graph: ArchGraph, node: Node) -> Identity:
     """Return weights that make a linear layer the identity: the identity matrix."""
     shape = leaf_shape(graph, node.arg("weight"))
     if not shape:
-        return "its weight is computed"
+        return "its weight is not a parameter"
     out, inside = shape
     if out != inside:
-        return f"has {out} channels from {inside}"
+        return f"has {out} output channels for {inside} input channels"
     return {"weight": ("eye", {}), "bias": ("zeros", {})}
 
 
@@ -327,7 +327,7 @@ def _solution_axes(eq: Equations) -> list[Dims]:
     else:
         eq.agree(lead, b[:-1])
     tail = 1 if vector else 2
-    eq.pin([*a[-2:], *b[-tail:]], "a system of equations mixes them")
+    eq.pin([*a[-2:], *b[-tail:]], "mixed by a system of equations")
     return [[*lead, *eq.fixed(eq.node.shape[-tail:])], *(lead for _ in eq.node.types[1:])]
 
 
@@ -344,7 +344,7 @@ def _cross_axes(eq: Equations) -> list[Dims]:
     both = eq.broadcast(eq.layouts())
     value = eq.node.arg("dim", -1 if eq.node.op.startswith("aten.linalg") else None)
     dims = [value] if isinstance(value, int) else range(len(both))
-    eq.pin([both[d] for d in dims], "its positions are taken apart")
+    eq.pin([both[d] for d in dims], "its positions are used separately")
     return [both]
 
 

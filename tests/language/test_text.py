@@ -104,7 +104,7 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
         ),
         (
             "parameter w: float32[batch]",
-            "line 1, column 14: is not a shape of a leaf; found float32[batch]; "
+            "line 1, column 14: is not valid for a leaf; found float32[batch]; "
             "expected sizes ≥ 0, no open ones",
         ),
         (
