@@ -57,7 +57,7 @@ class ParameterEncoder(nn.Module):
         hidden: Size of the Transformer's hidden layer.
 
     Raises:
-        GraphError: If ``bins`` is not a multiple of ``piece``.
+        GraphError: If ``bins`` is not a positive multiple of ``piece``.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ParameterEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if piece < 1 or bins < 1 or bins % piece:
-            raise GraphError(f"{bins} bins are not a multiple of the piece size {piece}")
+            raise GraphError(f"{bins} bins cannot be split into pieces of {piece}")
         self.bins, self.piece = bins, piece
         self.embed = nn.Linear(piece, width)
         self.position = nn.Parameter(torch.randn(bins // piece, width) * 0.02)

@@ -69,7 +69,7 @@ class GraphHypernetwork(nn.Module):
         shifts: Whether biases of norms are ``generated`` or stay ``local``.
 
     Raises:
-        GraphError: If ``bins`` is not a multiple of ``piece``.
+        GraphError: If ``bins`` is not a positive multiple of ``piece``.
 
     Source:
         RecipFL §3.2; ``sum``, ``head`` and ``local`` follow the authors' code.

@@ -26,7 +26,7 @@ _FEATURES = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
 
 
 def _dropout_layer(kind: type[nn.Module] | None) -> LayerRule:
-    """Return the rule of a dropout layer that follows the mode; by default, a class for the rank."""
+    """Return the rule of a dropout layer that follows the mode; the default class is by rank."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         image = node.arg("input")
