@@ -1,7 +1,7 @@
-"""archgraph: architectures as values for federated learning over different models.
+"""archgraph: architectures as values, for federated learning with heterogeneous models.
 
-One idea: an architecture is a value, its weights are a state, and a rewrite is a function from one
-architecture to another that leaves behind a linear map between their states.
+The central idea: an architecture is a value, its weights are a state, and a rewrite is a function
+from one architecture to another that also returns a linear map between their states.
 """
 
 import lazy_loader

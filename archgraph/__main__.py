@@ -1,4 +1,4 @@
-"""`python -m archgraph`: the same as the command `archgraph`."""
+"""Run ``python -m archgraph``: the same as the command ``archgraph``."""
 
 from archgraph.cli import main
 

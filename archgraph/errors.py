@@ -1,4 +1,4 @@
-"""Every error of archgraph: where, what was found, what was expected, what to do."""
+"""Every error of archgraph: location, value found, expected value, and a hint."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import traceback
 from pathlib import Path
 from typing import TypedDict
 
-# Code that is not the user's: of archgraph, of installed packages, of Python.
+# Code other than the user's: archgraph, installed packages, Python.
 _FOLDERS = str(Path(__file__).parent), f"{sys.prefix}/bin", sysconfig.get_paths()["stdlib"]
 _INSTALLED = (*(f"{folder}/" for folder in _FOLDERS), "<")
 
 
 class ErrorFacts(TypedDict, total=False):
-    """Facts of an error beside its message, as keywords of :class:`ArchGraphError`."""
+    """Facts of an error in addition to its message, as keywords of :class:`ArchGraphError`."""
 
     found: object
     expected: object
@@ -23,14 +23,14 @@ class ErrorFacts(TypedDict, total=False):
 
 
 class ArchGraphError(Exception):
-    """Base of all errors that archgraph raises on purpose.
+    """Base class of all errors that archgraph raises deliberately.
 
-    The parts stay accessible as attributes, so that a caller (the command line, a server that
-    rejects one client) can add context without taking a sentence apart.
+    The parts are available as attributes, so that a caller (the command line, a server that rejects
+    one client) can add context without parsing a sentence.
 
     Args:
         message: The mistake, as a short fact.
-        where: A path, `file:line`, a node, a parameter, a client.
+        where: Its location: a path, `file:line`, a node, a parameter, a client.
         found: The actual value.
         expected: The expected value.
         hint: How to fix it.
@@ -59,7 +59,7 @@ class ArchGraphError(Exception):
 
     @property
     def facts(self) -> ErrorFacts:
-        """What was found, what was expected and what to do: for an error with another `where`.
+        """Value found, expected value and hint, for an error with another location.
 
         >>> ArchGraphError("wrong rank", where="conv1", found=3).facts
         {'found': 3, 'expected': None, 'hint': None}
@@ -67,7 +67,7 @@ class ArchGraphError(Exception):
         return {"found": self.found, "expected": self.expected, "hint": self.hint}
 
     def __str__(self) -> str:
-        """Render as `where: message; found …; expected …; hint`, leaving out what is unknown."""
+        """Render as `where: message; found …; expected …; hint`, omitting unknown parts."""
         parts = [self.message if self.where is None else f"{self.where}: {self.message}"]
         if self.found is not None:
             parts.append(f"found {self.found}")
@@ -80,12 +80,12 @@ class ArchGraphError(Exception):
     def within(
         self, prefix: str, *, kind: type[ArchGraphError] | None = None, hint: str | None = None
     ) -> ArchGraphError:
-        """Return the same error with a place put in front of its own.
+        """Return the same error with a location prepended to its own.
 
         Args:
-            prefix: A client, a tier, a part of a file.
-            kind: Class of the new error. Default: the class of this one.
-            hint: What to do about it. Default: the hint of this error.
+            prefix: A client, a tier, or a part of a file.
+            kind: Class of the new error. Default: the class of this error.
+            hint: How to fix it. Default: the hint of this error.
 
         Example:
             >>> str(RewriteError("cannot be widened", where="fc").within("tier half"))
@@ -95,12 +95,12 @@ class ArchGraphError(Exception):
         facts: ErrorFacts = {**self.facts, "hint": hint or self.hint}
         return (kind or type(self))(self.message, where=where, **facts)
 
-    # Errors cross process borders with all parts: BaseException pickles `args` and `__dict__`, and
-    # `args` is the message alone, which is all that a subclass may require.
+    # Errors are pickled with all parts: BaseException pickles `args` and `__dict__`, and `args` is
+    # just the message, which must therefore be the only required argument of a subclass.
 
 
 class GraphError(ArchGraphError):
-    """A graph breaks a law: order, names, shapes, arguments."""
+    """A graph breaks a law about order, names, shapes or arguments."""
 
 
 class TraceError(ArchGraphError):
@@ -108,10 +108,10 @@ class TraceError(ArchGraphError):
 
 
 class Inexpressible(TraceError):
-    """A graph has no form for what forward does here; another way to compute it may have one.
+    """A graph cannot represent an operation in forward; another way to compute it may work.
 
-    For example a branch on the values of a tensor, a size that depends on them, or an operator
-    outside of ATen.
+    Examples are a branch on the values of a tensor, a size that depends on them, and an operator
+    outside ATen.
     """
 
 
@@ -120,29 +120,29 @@ class TraceWarning(UserWarning):
 
 
 class SpecError(ArchGraphError):
-    """A YAML file says something that cannot be understood or built."""
+    """A YAML file contains something that cannot be read or built."""
 
 
 class AxisError(ArchGraphError):
-    """Layouts do not unify, or a named axis does not exist."""
+    """Layouts cannot be unified, or a named axis does not exist."""
 
 
 class RewriteError(ArchGraphError):
     """A rewrite cannot be applied, or would break its promise.
 
     Attributes:
-        tied: Axes that the class of a model would cut as well, by name.
+        tied: Names of axes that the model's class would cut as well.
     """
 
     tied: frozenset[str] = frozenset()
 
 
 class RejectedUpdate(ArchGraphError):
-    """A client's update is not fit for merging; nothing of it was added."""
+    """A client's update cannot be merged; nothing of it was added."""
 
 
 class DataError(ArchGraphError):
-    """A data file is missing, damaged or not what it claims, or a partition is impossible."""
+    """A data file is missing, damaged or of the wrong kind, or a partition is impossible."""
 
 
 class RunError(ArchGraphError):
@@ -150,23 +150,23 @@ class RunError(ArchGraphError):
 
 
 _OS_WORDS = {
-    errno.ENOENT: "nothing of this name",
-    errno.ENOTDIR: "a file where a folder has to be",
+    errno.ENOENT: "no such file or folder",
+    errno.ENOTDIR: "a file instead of a folder",
     errno.EISDIR: "a folder",
     errno.EACCES: "no permission",
     errno.EPERM: "no permission",
-    errno.EROFS: "a disk that cannot be written",
+    errno.EROFS: "a read-only disk",
     errno.ENOSPC: "a full disk",
     errno.ENAMETOOLONG: "a name that is too long",
-    errno.ELOOP: "links that lead in a circle",
+    errno.ELOOP: "a loop of symbolic links",
 }
 
 
 def os_reason(error: Exception) -> str:
-    """Return what stands in the way of reading or writing a file, to go on after "found".
+    """Return the reason why a file cannot be read or written, to be placed after "found".
 
     >>> os_reason(FileNotFoundError(errno.ENOENT, "No such file or directory"))
-    'nothing of this name'
+    'no such file or folder'
     """
     code = getattr(error, "errno", None)
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -174,7 +174,7 @@ def os_reason(error: Exception) -> str:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether a source file is part of archgraph, an installed package or Python.
+    """Return whether a source file belongs to archgraph, an installed package or Python.
 
     >>> is_installed("mine.py"), is_installed(__file__)
     (False, True)
@@ -183,7 +183,7 @@ def is_installed(file: str) -> bool:
 
 
 def raised_in(error: BaseException) -> str:
-    """Return the innermost line of the user's code that led to an error; empty if there is none.
+    """Return the innermost line of the user's code in an error's traceback; empty if none.
 
     >>> raised_in(ValueError("never raised"))
     ''

@@ -1,4 +1,4 @@
-"""Fields of files: strict types, no unknown keys, frozen values, mistakes with their place."""
+"""Fields of files: strict types, no unknown keys, frozen values, errors with their location."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Place = tuple[Key, ...]
 
 
 class Base(pydantic.BaseModel):
-    """A mapping in a file: every key is known, every value has its exact type."""
+    """A mapping in a file: every key is known, and every value has exactly its type."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
-        strict=True,  # '3' in quotes is text
+        strict=True,  # a quoted '3' is text
         frozen=True,
-        # `from`, `as` and `with` are aliases, since Python has these words for itself.
+        # `from`, `as` and `with` are aliases, since they are reserved words in Python.
         populate_by_name=True,
-        allow_inf_nan=False,  # which JSON lacks
-        # Built when the first file of its kind is read: a file uses few of them.
+        allow_inf_nan=False,  # not part of JSON
+        # Build validators when the first file of its kind is read: a file uses few of them.
         defer_build=True,
     )
 
@@ -33,9 +33,9 @@ class Base(pydantic.BaseModel):
         return f"{type(self).__name__}({text if len(text) <= 120 else text[:119] + '…'})"
 
 
-# Nothing that a person means is larger, and products of two still fit 64 bits.
+# Larger than any sensible size; products of two still fit 64 bits.
 MAX_SIZE = 2**31 - 1
-# The global model: of its group in the server's state, in files, and among models that are tested.
+# Name of the global model: for its group in the server's state, in files, and among tested models.
 GLOBAL = "global"
 
 Version = Annotated[Literal[1], Field(description="version of the language")]
@@ -61,13 +61,13 @@ NamedChoice = Annotated[_Named, pydantic.BeforeValidator(_one_name)]
 
 
 class Mistake(ValueError):
-    """What is wrong with a value, before it is known where in a file that stands.
+    """An error in a value whose location in the file is not yet known.
 
     Args:
         message: The mistake, as a short fact.
         place: Keys from the examined value down to the mistake.
-        other: Keys down to what it conflicts with, whose line is told, too.
-        **facts: What was found, what was expected, how to fix it.
+        other: Keys down to a conflicting value, whose line is also reported.
+        **facts: The value found, the expected value, a hint.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Mistake(ValueError):
 
 
 def bare(main: str, kinds: type | tuple[type, ...], schema: object) -> pydantic.BeforeValidator:
-    """Accept a bare value for a mapping that sets its main key alone.
+    """Accept a bare value in place of a mapping that only sets its main key.
 
     Args:
         main: The key.
-        kinds: Types of bare values; others are left to the mapping's own validation.
+        kinds: Types of bare values; values of other types are validated as mappings.
         schema: Type whose JSON schema describes both forms.
     """
 

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new, never a part."""
+"""Atomic writing of files: a reader sees either the old content or the new."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from archgraph.errors import RunError, os_reason
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Write a file in one step, with the folders it needs, and return its path.
+    """Write a file atomically, create missing folders, and return its path.
 
-    File and folder are brought to the disk: what was written outlives a crash. A crash in between
-    may leave a file `.draft-*` beside it.
+    The file and its folder are flushed to disk, so the content survives a crash. A crash during
+    writing may leave a file `.draft-*` in the same folder.
 
     Raises:
-        RunError: If the place cannot be written; what was there before stays.
+        RunError: If the file cannot be written; an existing file is then unchanged.
 
     Example:
         >>> import tempfile
@@ -34,9 +34,9 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
-            # Before the file takes its name: else a crash may leave the name without the content.
+            # Before renaming: otherwise a crash may leave the name without the content.
             os.fsync(stream.fileno())
-        # mkstemp makes private files; give the result the permissions of any new file.
+        # mkstemp creates private files; set the usual permissions of a new file.
         mask = os.umask(0)
         os.umask(mask)
         Path(draft).chmod(0o666 & ~mask)
@@ -44,7 +44,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
         sync(target.parent)
     except OSError as error:
         if draft is not None:
-            with contextlib.suppress(OSError):  # the first error says more
+            with contextlib.suppress(OSError):  # the first error is more informative
                 Path(draft).unlink()
         raise RunError(
             "cannot write the file", where=str(target), found=os_reason(error)
@@ -53,7 +53,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the list of a folder's files, to the disk."""
+    """Flush a file, or a folder's directory entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What an error advises: the valid names that are most like an unknown one, what to install."""
+"""Hints of errors: valid names similar to an unknown one, packages to install."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from urllib.parse import unquote, urlsplit
 
 from archgraph.errors import ArchGraphError, ErrorFacts, GraphError
 
-# Name on the package index, where "archgraph" is another project.
+# Name on the package index, where "archgraph" is a different project.
 DISTRIBUTION = "archgraph-torch"
 
-# Names that an error lists; of more it says how many there are.
+# Maximum number of names that an error lists.
 LISTED = 20
 
 
 def listed(names: Iterable[object], most: int = 3, separator: str = ", ") -> str:
-    """Return the first names, and how many more there are.
+    """List the first names and the number of remaining ones.
 
     >>> listed(["a", "b", "c", "d", "e"]), listed("ab")
     ('a, b, c and 2 more', 'a, b')
@@ -35,10 +35,10 @@ def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int 
     """Suggest the most similar valid names; None if none is similar enough.
 
     Args:
-        name: What was written.
+        name: The unknown name.
         names: The valid names.
-        cutoff: How similar a name has to be, from 0 (anything) to 1 (equal).
-        count: At most so many.
+        cutoff: Minimum similarity of a suggestion, from 0 (any) to 1 (equal).
+        count: Maximum number of suggestions.
 
     >>> nearest("kernal", ["kernel", "stride"]), nearest("x", ["kernel"])
     ("did you mean 'kernel'?", None)
@@ -52,7 +52,7 @@ def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6, count: int 
 
 
 def unknown(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> ErrorFacts:
-    """Return the parts of an error about an unknown name: found, expected, and the nearest.
+    """Return facts of an error about an unknown name: found, expected, and the most similar ones.
 
     >>> unknown("kernal", ["kernel", "stride"])["expected"]
     'one of kernel, stride'
@@ -69,21 +69,21 @@ def unknown(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> ErrorFac
     }
 
 
-# What the error of a package that cannot be imported says, and what to do.
+# Patterns in errors of packages that cannot be imported, with hints.
 _CURES = (
     (
         r"operator torchvision::\w+ does not exist",
-        "this torchvision was built for another torch: install the two from one index, in the "
-        "versions that belong together (torch 2.13 and torchvision 0.28, say)",
+        "this torchvision was built for another torch: install both from the same index, in "
+        "matching versions, e.g. torch 2.13 and torchvision 0.28",
     ),
     (
         r"undefined symbol|DLL load failed|cannot open shared object file",
-        "a compiled part of the package was built for another version of what it loads: install "
-        "both again, from one index",
+        "a compiled part of the package was built for another version of a library: install both "
+        "again from the same index",
     ),
 )
 
-# Modules that an extra of archgraph brings.
+# Modules that archgraph's extras install.
 EXTRAS = {
     "datasets": "data",
     "dp_accounting": "privacy",
@@ -116,9 +116,10 @@ FEATURES = {
 
 
 def import_cause(error: BaseException) -> tuple[BaseException, str | None]:
-    """Return the error behind one from an import, and what to do about it.
+    """Return the cause of an import error, and a hint how to fix it.
 
-    Packages that import their parts late say that one cannot be imported; why is the error behind.
+    Packages that import their parts late only report that one of them cannot be imported. The
+    reason is in the error that caused it.
     """
     chain = [error]
     while (behind := chain[-1].__cause__ or chain[-1].__context__) is not None:
@@ -133,7 +134,7 @@ def import_cause(error: BaseException) -> tuple[BaseException, str | None]:
     package = str(missing.name).partition(".")[0]
     if package in EXTRAS:
         return missing, install_command(package)
-    return missing, "install it, or run archgraph in the folder that holds it"
+    return missing, "install it, or run archgraph in the folder that contains it"
 
 
 def optional_module(
@@ -143,12 +144,12 @@ def optional_module(
 
     Args:
         name: Name of the module.
-        *members: Names that it must have: some packages import their parts late.
+        *members: Names that it must have, since some packages import their parts late.
         kind: Class of the error.
         where: Key that needs the module, for the error.
 
     Raises:
-        ArchGraphError: If it cannot be imported; the error says what to install.
+        ArchGraphError: If it cannot be imported; the hint shows how to install it.
     """
     try:
         module = importlib.import_module(name)
@@ -165,7 +166,7 @@ def install_command(package: str, release: str = "") -> str:
 
     Args:
         package: Name of the imported package, one of `EXTRAS`.
-        release: Version of archgraph to install; empty: the newest.
+        release: Version of archgraph to install; empty for the newest.
 
     >>> install_command("onnx", "0.1.0")
     "pip install 'archgraph-torch[onnx]==0.1.0'"
@@ -175,10 +176,10 @@ def install_command(package: str, release: str = "") -> str:
 
 
 def version() -> str:
-    """Return the version of the code that runs.
+    """Return the version of the running code.
 
-    It ends in "+local" where that code is not the installed one: a checkout on `PYTHONPATH`, or a
-    project of the same import name.
+    It ends in "+local" if this is not the installed code: a checkout on `PYTHONPATH`, or another
+    project with the same import name.
     """
     from importlib import metadata
 

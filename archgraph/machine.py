@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Return name, family, model and stepping of the processor, as far as the system tells them."""
+    """Return name, family, model and stepping of the processor, where the system shows them."""
     with contextlib.suppress(OSError, KeyError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         facts = {key.strip(): text.strip() for key, _, text in (x.partition(":") for x in lines)}
@@ -22,7 +22,7 @@ def processor() -> str:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Suspend the collection of cycles, for what makes millions of objects that stay in use."""
+    """Suspend collection of cycles, for code that creates millions of long-lived objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""What a notebook shows of a value: a page in a frame, with a picture where scripts are off.
+"""Notebook views of values: a page in a frame, or a picture if scripts are disabled.
 
-What draws a value stands in rooms above it. They are named here and imported when a notebook asks,
-so that the rooms below know nothing of them.
+The functions that draw values are in higher rooms. They are listed here by name and imported when a
+notebook displays a value, so that lower rooms do not depend on them.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ DRAWN_BY = {
     "run": "archgraph.viewer.notebook:run_page",
     "models": "archgraph.viewer.notebook:models_page",
 }
-# Operators of the largest graphs that a notebook shows without being asked.
+# Maximum number of operators of a graph that notebooks show automatically.
 MOST = 2000
 HEIGHT = 560
-# The frame appears, and the picture goes, where scripts run: in a notebook that is not trusted,
-# and on sites that show notebooks, frames are left out and the picture stays.
+# Where scripts run, the frame appears and the picture is removed. In an untrusted notebook, and on
+# sites that display notebooks, frames are removed and the picture remains.
 _APPEAR = "this.style.display='block';this.nextElementSibling.remove()"
 
 
 def page_text(kind: str, *values: Any) -> str | None:
-    """Return the picture or the page of a value as text; None if it is too large for one."""
+    """Return the picture or the page of a value as text; None if the value is too large."""
     text: str | None = pkgutil.resolve_name(DRAWN_BY[kind])(*values)
     return text
 
 
 def framed(page: str | None, static: str, title: str, height: int = HEIGHT) -> str:
-    """Return a page in a frame as HTML; where scripts are off, what stands for it.
+    """Return HTML with a page in a frame, and a static replacement if scripts are disabled.
 
     Args:
-        page: A whole page. Default: there is none, and what stands for it is all.
+        page: A complete page. If None, only the static HTML is returned.
         static: HTML without scripts.
-        title: What the frame is called.
-        height: Of the frame, in pixels.
+        title: Title of the frame.
+        height: Height of the frame in pixels.
 
     Example:
         >>> framed("<p>page</p>", "<img>", "a page").count("<iframe"), framed(None, "<img>", "")
@@ -47,7 +47,7 @@ def framed(page: str | None, static: str, title: str, height: int = HEIGHT) -> s
     """
     if page is None:
         return static
-    # No same origin: the page reaches nothing of the notebook.
+    # Without same-origin permission: the page cannot access the notebook.
     return (
         f'<iframe title="{html.escape(title)}" onload="{_APPEAR}" allow="fullscreen" '
         'sandbox="allow-scripts allow-downloads" style="display: none; width: 100%; '
@@ -57,14 +57,14 @@ def framed(page: str | None, static: str, title: str, height: int = HEIGHT) -> s
 
 
 def embedded_svg(svg: str) -> str:
-    """Return a picture as an HTML element, which sites that show notebooks leave in."""
+    """Return a picture as an HTML element that sites displaying notebooks do not remove."""
     source = base64.b64encode(svg.encode()).decode()
     style = 'style="max-width: 100%; background: #ffffff"'
     return f'<img alt="the network" {style} src="data:image/svg+xml;base64,{source}">'
 
 
 def preformatted(title: str, lines: Iterable[str]) -> str:
-    """Return lines of text as HTML.
+    """Return lines of text as preformatted HTML with a title.
 
     >>> preformatted("a", ["b < c"])
     '<p><b>a</b></p><pre>b &lt; c</pre>'

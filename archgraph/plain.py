@@ -1,4 +1,4 @@
-"""Plain values: what JSON and YAML hold."""
+"""Plain values: those of JSON and YAML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 Json: TypeAlias = Any
-"""None, a boolean, a number, a text, or a list or mapping (by text) of these."""
+"""None, a boolean, a number, a string, or a list or mapping (with string keys) of these."""
 
 JsonSchema: TypeAlias = dict[str, Json]
 
@@ -25,7 +25,7 @@ def digest(value: Json) -> str:
 
 
 def by_text(value: object) -> bool:
-    """Return whether all keys of a value are text: JSON converts others silently.
+    """Return whether all keys in a value are strings: JSON converts others silently.
 
     >>> by_text({"a": [{"b": 1}]}), by_text({"a": [{2: 1}]})
     (True, False)
@@ -40,7 +40,7 @@ def by_text(value: object) -> bool:
 
 
 def json_safe(value: Json) -> Json:
-    """Replace NaN and infinities, which JSON lacks, by None.
+    """Replace NaN and infinities, which JSON does not support, by None.
 
     >>> json_safe({"loss": float("nan"), "steps": [1.0, 2]})
     {'loss': None, 'steps': [1.0, 2]}
@@ -57,7 +57,7 @@ def json_safe(value: Json) -> Json:
 
 
 def differences(actual: Json, expected: Json, path: str = "") -> Iterator[str]:
-    """Yield where two plain values differ, as ``key: … instead of …``.
+    """Yield the differences of two plain values, as ``key: … instead of …``.
 
     >>> list(differences({"a": {"b": 1}}, {"a": {"b": 2}}))
     ['a.b: 1 instead of 2']

@@ -1,4 +1,4 @@
-"""Tables of text: one value for the terminal, notebooks, Markdown and pages."""
+"""Text tables: one value for the terminal, notebooks, Markdown and pages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-# Columns of the terminal, where none says how many it has.
+# Width in characters if no terminal reports one.
 WIDTH = 80
-# Blanks between two columns; after the last one there is one less.
+# Spaces between two columns; one less after the last column.
 _GAP = 2
-# Least width of a column of names that give up their middles.
+# Minimum width of a column of names that may be elided.
 _SHORT = 16
 
 
@@ -31,16 +31,16 @@ _SHORT = 16
 class Table:
     """A table of text.
 
-    ``print(table)`` draws it, a notebook shows it as HTML, rich prints it as it is.
+    ``print(table)`` renders it, a notebook shows it as HTML, and rich can print it directly.
 
     Attributes:
-        title: What it is about.
-        columns: Heads of the columns; if all are empty, no head is shown.
+        title: Title.
+        columns: Headers of the columns; if all are empty, there is no header row.
         rows: Texts by row and column.
-        right: Columns that hold numbers.
-        strong: Rows that sum.
-        note: What to know for reading it.
-        short: Columns of names, whose middles are cut if there is not enough room.
+        right: Indices of columns with numbers, which are right-aligned.
+        strong: Indices of rows with totals.
+        note: Explanation shown below the table.
+        short: Indices of columns with names, which are elided in the middle if space is short.
 
     Example:
         >>> print(Table("Sizes", ("model", "parameters"), (("small", "12K"),), frozenset({1})))
@@ -62,7 +62,7 @@ class Table:
         return self.text(terminal_columns())
 
     def text(self, width: int) -> str:
-        """Render the table as text of so many columns."""
+        """Render the table as text of the given width."""
         from rich.console import Console
 
         text = io.StringIO()
@@ -91,7 +91,7 @@ class Table:
             f'<tr class="{"strong" if number in self.strong else ""}">{line("td", row)}</tr>'
             for number, row in enumerate(self.rows)
         )
-        # An empty head is not a head: a screen reader would announce it.
+        # An empty header is not a header: screen readers would announce it.
         head = re.sub(r"<th( [^>]*)></th>", r"<td\1></td>", line("th", self.columns))
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
@@ -115,7 +115,8 @@ class Table:
         r"""Render the table for LaTeX with the package booktabs, its title and note as comments.
 
         Args:
-            across: Columns that fit a page: a table with more is transposed if that has fewer.
+            across: Number of columns that fit on a page. A table with more is transposed if this
+                reduces their number.
 
         >>> print(Table("", ("run", "mse %"), (("a_1", "1.0 ± 0.1"),), frozenset({1})).latex())
         % \usepackage{booktabs}
@@ -140,13 +141,13 @@ class Table:
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the table in the available width, without cutting figures or words.
+        """Render the table in the available width without cutting numbers or words.
 
-        1. What fits stands on one line.
-        2. Else figures break (mean, deviation).
-        3. Else columns stack: the first one is repeated in front of as many as fit.
+        1. If possible, each row is on one line.
+        2. Otherwise numbers are split (mean, deviation).
+        3. Otherwise columns are stacked: each group of columns that fits repeats the first column.
 
-        Before that, text wraps between words; only words of over two fifths of the width break.
+        Before that, text wraps between words; only words longer than two fifths of the width break.
         """
         columns, width = range(len(self.columns)), options.max_width
         apart = " "
@@ -161,7 +162,7 @@ class Table:
         yield self._rich_table(last, apart, width, title, self.note)
 
     def _bands(self, width: int, apart: str) -> list[list[int]]:
-        """Group columns that fit side by side."""
+        """Split columns into groups that fit side by side."""
         bands: list[list[int]] = [[]]
         for column in range(len(self.columns)):
             band = [*bands[-1], column]
@@ -172,16 +173,16 @@ class Table:
         return bands
 
     def _least(self, columns: Iterable[int], apart: str, width: int) -> int:
-        """Return the least width that columns need."""
+        """Return the minimum width of some columns."""
         return sum(self._room(i, apart, width)[0] + _GAP for i in columns) - 1
 
     def _room(self, column: int, apart: str, width: int) -> tuple[int, int]:
-        """Return the least and the largest useful width of a column."""
+        """Return the minimum and maximum useful width of a column."""
         texts = [self._head(column, apart)]
         texts += [self._text(row[column], column, apart) for row in self.rows]
         lines = [line for text in texts for line in text.split("\n")]
         most = max(map(len, lines))
-        if column in self.right:  # a figure that breaks is misread
+        if column in self.right:  # a number that breaks is misread
             return most, most
         words = (len(word) for line in lines for word in line.split())
         least = _SHORT if column in self.short else max(words, default=0)
@@ -190,8 +191,8 @@ class Table:
     def _widths(self, columns: Sequence[int], apart: str, width: int) -> dict[int, int]:
         """Return the widths of columns side by side.
 
-        Names that would give up their middles get what there is to spare, then the others get
-        equal parts of it.
+        Columns whose names would be elided get spare space first; the others share the rest
+        equally.
         """
         rooms = {i: self._room(i, apart, width) for i in columns}
         spare = max(width - self._least(columns, apart, width), 0)
@@ -218,7 +219,7 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        facts = not any(self.columns)  # shown in full, however long
+        facts = not any(self.columns)  # show texts in full, however long
         drawn = RichTable(
             title=title or None,
             title_justify="left",
@@ -229,7 +230,7 @@ class Table:
             show_edge=False,
             padding=(0, 1, 0, 0),
         )
-        # `Text` throughout: in plain strings rich reads `[…]`, as of shapes, as markup.
+        # `Text` everywhere: in plain strings, rich interprets `[…]`, as in shapes, as markup.
         widths = self._widths(columns, apart, width)
         for i in columns:
             drawn.add_column(
@@ -254,7 +255,7 @@ class Table:
 
 
 def count(number: float) -> str:
-    """Render a count in at most four characters.
+    """Render a count in a short form with k, M, G or T.
 
     >>> count(999), count(1000), count(73856), count(11_689_512), count(1.8e9)
     ('999', '1k', '73.9k', '11.7M', '1.8G')
@@ -269,7 +270,7 @@ def count(number: float) -> str:
 
 
 def per_cent(share: float, digits: int = 2) -> str:
-    """Render a share in per cent, as all tables and pages do.
+    """Render a fraction in per cent, in the common format of all tables and pages.
 
     >>> per_cent(0.5), per_cent(0.12345, 1), per_cent(1.0, 0)
     ('50.00 %', '12.3 %', '100 %')
@@ -290,8 +291,8 @@ def plural(number: int, noun: str, several: str | None = None) -> str:
     """Render a number with its noun.
 
     Args:
-        number: How many.
-        noun: What one of them is called.
+        number: The number.
+        noun: The singular.
         several: The plural. Default: the noun with an s.
 
     >>> plural(1, "round"), plural(0, "client"), plural(2, "entry", "entries")
@@ -308,11 +309,11 @@ def console() -> Console:
 
 
 def terminal_columns() -> int:
-    """Return the columns of the terminal: COLUMNS, else what output or errors go to, else 80."""
+    """Return the width of the terminal: COLUMNS, else that of stdout or stderr, else 80."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return int(columns)
-    for stream in (sys.__stdout__, sys.__stderr__):  # the second one while the first is a pipe
+    for stream in (sys.__stdout__, sys.__stderr__):  # stderr if stdout is a pipe
         with contextlib.suppress(OSError, ValueError):  # not a terminal, or closed
             if stream is not None:  # a program without a console
                 return os.get_terminal_size(stream.fileno()).columns or WIDTH
@@ -320,12 +321,12 @@ def terminal_columns() -> int:
 
 
 def wrapped(text: str, indent: int = 0, width: int | None = None) -> str:
-    r"""Break lines between words; a word longer than a line, as a path, stays in one piece.
+    r"""Wrap lines between words; a word longer than a line, such as a path, is not split.
 
     Args:
-        text: Lines of words; continued ones are indented as their first one is.
-        indent: Blanks before continued lines, more than before their first one.
-        width: Columns. Default: those of the terminal.
+        text: Lines of words; continuation lines are indented like the first line.
+        indent: Additional indentation of continuation lines.
+        width: Width in characters. Default: that of the terminal.
 
     >>> wrapped("ok  a file of this name\n  and more of it", 4, width=16).splitlines()
     ['ok  a file of', '    this name', '  and more of it']
@@ -345,11 +346,11 @@ def wrapped(text: str, indent: int = 0, width: int | None = None) -> str:
 
 
 class _Cell:
-    """Text for a column of any width: what does not fit folds, or gives up its middle.
+    """Text for a column of any width: text that does not fit is wrapped or elided.
 
     Args:
         text: Lines of words.
-        names: Lines of the whole column, if they give up their middles; otherwise words fold.
+        names: Lines of the whole column if they are elided; empty if words are wrapped.
     """
 
     def __init__(self, text: str, names: tuple[str, ...] = ()) -> None:
@@ -384,7 +385,7 @@ def split_word(word: str, width: int) -> list[str]:
 
 
 def elided(text: str, width: int, head: int) -> str:
-    """Shorten a text to ``width`` characters; ``…`` replaces what follows the first ``head``.
+    """Shorten a text to ``width`` characters: ``…`` replaces its middle after ``head`` characters.
 
     >>> elided("encoder.layer.11.heads", 12, 3)
     'enc…11.heads'
@@ -394,9 +395,9 @@ def elided(text: str, width: int, head: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-@functools.cache  # each cell of a column asks
+@functools.cache  # called for each cell of a column
 def head_length(names: tuple[str, ...], width: int) -> int:
-    """Return how many characters to keep before the ``…`` so that names stay different."""
+    """Return the number of characters to keep before the ``…`` so that names stay distinct."""
     half = max(width - 1, 0) // 2
     different = set(names)
     for head in (*range(half, -1, -1), *range(half + 1, width)):
@@ -405,7 +406,7 @@ def head_length(names: tuple[str, ...], width: int) -> int:
     return half
 
 
-# What LaTeX reads as commands, and signs that its plain fonts lack.
+# Characters with a meaning in LaTeX, and characters that its standard fonts lack.
 _LATEX: dict[str, str | int | None] = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}",

@@ -1,8 +1,8 @@
-"""Pages that are written from the code when the documentation is built.
+"""Generate pages from the code when the documentation is built.
 
-Written into `docs/_generated/`, before Sphinx reads the pages that include them. Nothing here is
-typed by hand: public names come from the stubs, keys and operators from schemas and registries,
-commands from the application, options of strategies and fields of types from their docstrings.
+They are written to `docs/_generated/` before Sphinx reads the pages that include them. Nothing here
+is typed by hand: public names come from stubs, keys and operators from schemas and registries,
+commands from the application, and options of strategies and fields of types from docstrings.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from archgraph.rewrites.registry import rewrite_table
 
 HERE = Path(__file__).parent
 OUT = HERE / "_generated"
-# What the methods of a strategy take and return, in the order in which a reader meets them.
+# Types that methods of a strategy take and return, in the order in which readers meet them.
 STRATEGY_TYPES = ("World", "Client", "Tier", "ServerState", "Task", "Result", "Evaluated")
 CLIENT_TYPES = ("Work", "Outcome")
-# The examinations of many models: a file each, and the columns that a summary adds up.
+# The examinations of many models: one file each, and the columns that the summary adds up.
 EXAMS = {
     "zoo": ("free axes", "removable blocks"),
     "growth": ("free axes", "exact axes", "deepened sections"),
     "hypernet": ("generated tensors",),
     "onnx-zoo": ("file operators",),
 }
-# The public names of archgraph by what a reader wants to do. A test compares them with the stub.
+# The public names of archgraph, grouped by task. A test compares them with the stub.
 TASKS = {
     "See": "view draw explain outline",
     "Read and write models": "trace load build state_of state_dict load_state initial_state save"
@@ -79,7 +79,7 @@ PAGES = {
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Write the pages when a build begins."""
+    """Write the pages at the start of a build."""
     app.connect("builder-inited", lambda app: write(Path(app.outdir)))
     # Before napoleon, which rewrites the sections of a docstring.
     app.connect("autodoc-process-docstring", plain_signs, priority=400)
@@ -87,7 +87,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def write(out: Path) -> None:
-    """Write every generated page for a site in `out`; files that would not change are left."""
+    """Write all generated pages for a site in `out`; unchanged files are not rewritten."""
     pages = {
         "by-task.md": by_task(),
         "commands.md": commands(),
@@ -120,7 +120,7 @@ def write(out: Path) -> None:
 def plain_signs(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Let `|A|` and `[rows, *shape]` in docstrings be what they look like, not markup."""
+    """Escape `|A|` and `[rows, *shape]` in docstrings, so that they are not read as markup."""
     example = False
     for number, line in enumerate(lines):
         example = line.lstrip().startswith(">>>") or (example and bool(line.strip()))
@@ -130,10 +130,10 @@ def plain_signs(
 
 
 def notebooks() -> dict[str, str]:
-    """Return a page for each notebook: its words and its code."""
+    """Return a page for each notebook, with its text and code."""
     pages = {}
     for path in sorted((HERE / "notebooks").glob("*.ipynb")):
-        # What opens a page is its title; the file to download comes next.
+        # The first cell has the title; the link to the file follows.
         parts = [_block(cell) for cell in json.loads(path.read_text())["cells"]]
         link = f"{{download}}`{path.name} <../notebooks/{path.name}>`"
         pages[f"notebook-{path.stem}.md"] = "\n\n".join([parts[0], link, *parts[1:]]) + "\n"
@@ -146,7 +146,7 @@ def _block(cell: dict[str, Any]) -> str:
 
 
 def data_sets() -> str:
-    """Return the table of data sets, a row each."""
+    """Return the table of data sets, one row each."""
     rows = ["| name | what it is | classes | files |", "|---|---|---|---|"]
     for known in map(source, DATASETS):
         files = "with archgraph" if known.shipped else f"`{known.folders[0]}/`"
@@ -164,7 +164,7 @@ def extras() -> str:
 
 
 def methods() -> str:
-    """Return a table of methods and requirements: a mark where a method's class has it."""
+    """Return the table of methods and requirements, marked where a method's class has one."""
     facts: dict[str, Callable[[type[federation.Strategy]], bool]] = {
         "one network only": lambda cls: cls.serves == ("one",),
         "narrower parts": lambda cls: "width" in cls.serves,
@@ -187,7 +187,7 @@ def methods() -> str:
 
 
 def measured() -> str:
-    """Return how many models pass each examination, a row for each group of models."""
+    """Return the number of models that pass each examination, one row per group of models."""
     rows = ["| file | models from | models | pass | in total |", "|---|---|---|---|---|"]
     for name, columns in EXAMS.items():
         with (HERE / "measured" / f"{name}.csv").open(newline="") as file:
@@ -202,7 +202,7 @@ def measured() -> str:
 
 
 def rooms() -> str:
-    """Return the table of rooms in the order of imports, each with its first sentence."""
+    """Return the table of rooms in import order, each with its first sentence."""
     settings = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
     layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
     described = {name.removesuffix(".md") for name in reference()}
@@ -217,9 +217,9 @@ def rooms() -> str:
 
 
 def gallery(out: Path) -> str:
-    """Return the models of the gallery; a picture leads to the page that `make gallery` wrote.
+    """Return the models of the gallery; a picture links to the page written by `make gallery`.
 
-    Without a page it leads to itself in full size.
+    Without a page, it links to the picture in full size.
     """
     with (HERE / "gallery.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -237,7 +237,7 @@ def gallery(out: Path) -> str:
 
 
 def by_task() -> str:
-    """Return the public names of archgraph, a row for each task."""
+    """Return the table of public names of archgraph, one row per task."""
     rows = ["| to | |", "|---|---|"]
     for task, names in TASKS.items():
         links = (f"{{py:obj}}`{name} <archgraph.{name}>`" for name in names.split())
@@ -246,7 +246,7 @@ def by_task() -> str:
 
 
 def commands() -> str:
-    """Every command of `archgraph` with its arguments and options."""
+    """Return all commands of `archgraph` with their arguments and options."""
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
     lines = []
@@ -263,7 +263,7 @@ def commands() -> str:
 def _leaves(
     group: click.Group, context: click.Context, prefix: str = ""
 ) -> Iterator[tuple[str, click.Command, click.Context]]:
-    """Return the commands of a group, and of groups in it, by name."""
+    """Yield the commands of a group and its subgroups by name."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
@@ -275,7 +275,7 @@ def _leaves(
 
 
 def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str, str] | None:
-    """Return an argument's or option's name and what it says, but for `--help`."""
+    """Return name and help of an argument or option; None for `--help`."""
     if parameter.name == "help":
         return None
     record = parameter.get_help_record(context)
@@ -285,13 +285,13 @@ def _parameter(parameter: click.Parameter, context: click.Context) -> tuple[str,
 
 
 def strategies() -> str:
-    """Every shipped strategy: what it is, and a table of its options as a file gives them."""
+    """Return all built-in strategies, each with its description and a table of its options."""
     names = language.strategy_names()
     return "\n\n".join(language.topic(name).markdown(level=2) for name in names) + "\n"
 
 
 def fields(names: tuple[str, ...]) -> str:
-    """Return what the types of a federated method hold, a table each."""
+    """Return a table of fields for each of some types of the strategy interface."""
     lines = []
     for name in names:
         cls = getattr(federation, name)
@@ -310,7 +310,7 @@ def fields(names: tuple[str, ...]) -> str:
 
 
 def _attributes(cls: type) -> dict[str, str]:
-    """Sentences of a docstring's section `Attributes`, by name."""
+    """Return the descriptions in the `Attributes` section of a docstring, by name."""
     _, _, section = (inspect.getdoc(cls) or "").partition("\nAttributes:\n")
     section = re.split(r"^\S", section, maxsplit=1, flags=re.M)[0]
     told = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.M)
@@ -324,13 +324,13 @@ def _default(field: dataclasses.Field) -> object:
 
 
 def _inline(text: str) -> str:
-    """Inline markup of a docstring as Markdown."""
+    """Convert inline markup of a docstring to Markdown."""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
     return text.replace("``", "`").replace("*", r"\*")
 
 
 def _cell(text: str) -> str:
-    """Text that fits into a cell of a table."""
+    """Escape a text for a table cell."""
     return " ".join(text.split()).replace("|", r"\|")
 
 
@@ -338,9 +338,9 @@ def _cell(text: str) -> str:
 
 
 def reference() -> dict[str, str]:
-    """One page per room with its public names; the first page has those of `archgraph` itself.
+    """Return one page per room with its public names; the first page is that of `archgraph`.
 
-    A value is described once: a room that hands on a name of another page links to it.
+    Each value is described once: a room that re-exports a name links to its description.
     """
     described: dict[int, str] = {}
     tasks = {task: names.split() for task, names in TASKS.items()}
@@ -353,13 +353,13 @@ def reference() -> dict[str, str]:
 
 
 def _rooms() -> list[str]:
-    """Import names of the rooms, in alphabetical order; commands have a page of their own."""
+    """Return import names of the rooms in alphabetical order; commands have their own page."""
     found = pkgutil.iter_modules(archgraph.__path__, "archgraph.")
     return [m.name for m in found if m.ispkg and m.name != "archgraph.cli"]
 
 
 def _stub_names(package: str) -> list[str]:
-    """Names that a package's stub re-exports, in its order."""
+    """Return the names that a package's stub re-exports, in order."""
     stub = Path(importlib.import_module(package).__path__[0]) / "__init__.pyi"
     if not stub.exists():
         return []
@@ -373,7 +373,7 @@ def _stub_names(package: str) -> list[str]:
 
 
 def _page(package: str, groups: dict[str, list[str]], described: dict[int, str]) -> str:
-    """Return the page of a package: its docstring, then of each group a table and its names."""
+    """Return the page of a package: its docstring, then a table and the names of each group."""
     module = importlib.import_module(package)
     lines = [f"# `{package}`", "", "```{eval-rst}", f".. automodule:: {package}"]
     lines += ["   :no-members:", "```", ""]
@@ -398,7 +398,7 @@ def _page(package: str, groups: dict[str, list[str]], described: dict[int, str])
 
 
 def _directive(value: object) -> str | None:
-    """Return the autodoc directive that documents a value, if it is ours and has a docstring."""
+    """Return the autodoc directive for a value; None if it is not ours or has no docstring."""
     if not (getattr(value, "__module__", None) or "").startswith("archgraph"):
         return None
     if isinstance(value, type):

@@ -22,14 +22,14 @@ from archgraph.federation import Family
 
 ROOT = Path(__file__).parents[1]
 STATIC = ROOT / "docs" / "_static"
-# Of each photographed page a model or family, what its address adds, and the window's size. Letters
-# of 13 pixels stay readable where a site shows the picture 830 pixels wide.
+# For each screenshot: a model or family, the fragment of the page's address, and the window's size.
+# Text of 13 pixels stays readable where a site shows the picture 830 pixels wide.
 PHOTOS = {
     "client": ("archgraph/demo/network_family.yaml", "#as=client3", "1040,640"),
     "page": ("specs/models/resnet18.yaml", "", "1100,720"),
     "seeing": ("specs/families/digits_widths.yaml", "#g=0.1", "1100,720"),
 }
-# What the photographs were made from.
+# Digests of the pages that the screenshots show.
 DIGESTS = STATIC / "photos.json"
 
 
@@ -55,19 +55,19 @@ def network() -> bytes:
 
 
 def page(name: str) -> str:
-    """Return a page that is photographed."""
+    """Return a page for a screenshot."""
     file = ROOT / PHOTOS[name][0]
     clients = "family" in file.name or "families" in file.parts
     return ag.view(ag.resolve(ag.load_family(file)) if clients else ag.load(file))
 
 
 def digests() -> dict[str, str]:
-    """Return a digest of each page that is photographed, with its scripts and styles."""
+    """Return a digest of each page with a screenshot, including its scripts and styles."""
     return {name: hashlib.sha256(page(name).encode()).hexdigest() for name in PHOTOS}
 
 
 def photos() -> None:
-    """Photograph pages in windows with 1.6 dots to a pixel, and note their digests."""
+    """Take screenshots with 1.6 device pixels per CSS pixel, and record the pages' digests."""
     with tempfile.TemporaryDirectory() as folder:
         for name, (_, address, size) in PHOTOS.items():
             file = Path(folder) / f"{name}.html"

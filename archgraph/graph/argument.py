@@ -1,4 +1,4 @@
-"""What stands for a graph as an argument: a graph, or what has one, as the result of a rewrite."""
+"""Arguments that stand for a graph: a graph, or an object with one, such as a ``Rewritten``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class HasGraph(Protocol):
-    """Something that has a graph: the result of a rewrite, say."""
+    """An object that has a graph, such as the result of a rewrite."""
 
     @property
     def graph(self) -> ArchGraph:
@@ -28,19 +28,19 @@ def graph_of(value: GraphLike) -> ArchGraph:
     """Return the graph of an argument.
 
     Raises:
-        GraphError: If there is none; for a module it says how to get one.
+        GraphError: If there is none. For a module, the hint shows how to trace it.
     """
     if isinstance(value, ArchGraph):
         return value
     graph = getattr(value, "graph", None)
     if isinstance(graph, ArchGraph):
         return graph
-    # By name: this room does not import torch, so that a graph is read and printed without it.
+    # By name: this room does not import torch, so graphs can be read and printed without it.
     module = any(cls.__module__ == "torch.nn.modules.module" for cls in type(value).__mro__)
     raise GraphError(
         "is not an architecture",
         found=type(value).__name__,
-        expected="an ArchGraph, or the Rewritten of a rewrite",
+        expected="an ArchGraph or Rewritten",
         hint="trace it first: ag.trace(model, example)" if module else None,
     )
 
@@ -48,10 +48,10 @@ def graph_of(value: GraphLike) -> ArchGraph:
 def takes_graph(
     function: Callable[Concatenate[ArchGraph, P], R],
 ) -> Callable[Concatenate[GraphLike, P], R]:
-    """Let a function take what stands for a graph as its first argument."""
+    """Let a function accept anything that has a graph as its first argument."""
 
     @functools.wraps(function)
     def converting(graph: GraphLike, *args: P.args, **keywords: P.kwargs) -> R:
         return function(graph_of(graph), *args, **keywords)
 
-    return converting  # type: ignore[return-value]  # callable by keyword, too: all say `graph`
+    return converting  # type: ignore[return-value]  # also by keyword: all name it `graph`

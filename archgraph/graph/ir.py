@@ -1,9 +1,9 @@
 """The graph: frozen values that describe an architecture and nothing else.
 
 An :class:`ArchGraph` is a list of :class:`Node` in topological order over :class:`Param` leaves.
-It contains no weights (those are a state: a dict from parameter name to tensor), so two equal
-graphs are one architecture. ``print(graph)`` reads back through :func:`archgraph.graph.text.parse`.
-Values (:mod:`archgraph.graph.values`) are imported from here, too.
+It contains no weights (they are in a state: a dict from parameter name to tensor), so two equal
+graphs are the same architecture. :func:`archgraph.graph.text.parse` reads ``print(graph)`` back.
+Values (:mod:`archgraph.graph.values`) can be imported from here, too.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Param:
     """A leaf of the graph: a parameter, a buffer of the state, or a constant of the architecture.
 
     ``aliases`` are further state-dict keys of the same tensor (tied weights). ``value`` is the
-    initial value where no operator defines one (index tables, positional encodings); constants
-    always have it and are not part of the state.
+    initial value if no operator defines one (index tables, positional encodings). Constants always
+    have a value and are not part of the state.
     """
 
     name: str
@@ -67,18 +67,18 @@ class Param:
     value: Constant | None = None
 
     def __post_init__(self) -> None:
-        # Only parameters train; so equal leaves compare equal, whatever a caller passed.
+        # Only parameters are trainable, so that equal leaves compare equal, whatever was passed.
         if self.role != "parameter":
             object.__setattr__(self, "trainable", False)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Static shape (no batch axis in a leaf)."""
-        return tuple([s for s in self.type.shape if isinstance(s, int)])  # faster than unlisted
+        """Shape, all numbers: a leaf has no batch dimension."""
+        return tuple([s for s in self.type.shape if isinstance(s, int)])  # a list is faster
 
     @property
     def dtype(self) -> str:
-        """Element type, e.g. ``float32``."""
+        """Name of the dtype, e.g. ``float32``."""
         return self.type.dtype
 
     def __str__(self) -> str:
@@ -94,14 +94,14 @@ _SCALAR = TensorType((), "float32")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator application.
+    """One application of an operator.
 
     Attributes:
-        name: Unique in the graph.
+        name: Unique name in the graph.
         op: ``input``, ``getitem`` or an ATen overload, e.g. ``aten.conv2d``, ``aten.add.Tensor``.
-        args: Arguments by schema name, schema order, only those that differ from the default.
+        args: Arguments by schema name, in schema order, without those that equal their default.
         type: Type of the result; a tuple for operators with several results.
-        scope: Module path that the call came from, e.g. ``layer1.0.conv1``.
+        scope: Module path of the call, e.g. ``layer1.0.conv1``.
         source: Line of the user's code, for messages; not part of equality.
     """
 
@@ -120,17 +120,17 @@ class Node:
         return default
 
     def with_args(self, **changes: Value) -> Node:
-        """Return the node with some arguments replaced; existing ones stay in their place."""
-        # Schema order is part of equality, so that a replaced argument keeps its position.
+        """Return the node with some arguments replaced; existing ones keep their positions."""
+        # Schema order is part of equality, so a replaced argument keeps its position.
         names = [k for k, _ in self.args]
         args = [(k, changes.get(k, v)) for k, v in self.args]
         args += [(k, v) for k, v in changes.items() if k not in names]
         return dataclasses.replace(self, args=tuple(args))
 
     def mapped(self, change: Callable[[Value], Value]) -> Node:
-        """Return the node with every scalar in its arguments passed through ``change``."""
+        """Return the node with ``change`` applied to every scalar in its arguments."""
         args = tuple((k, replace(v, change)) for k, v in self.args)
-        # Not `dataclasses.replace`, which takes three times as long: rewrites make many nodes.
+        # `dataclasses.replace` takes three times as long, and rewrites create many nodes.
         return Node(self.name, self.op, args, self.type, self.scope, self.source)
 
     @property
@@ -140,12 +140,12 @@ class Node:
 
     @property
     def shape(self) -> tuple[Size, ...]:
-        """Shape of the (first) result."""
+        """Shape of the first result."""
         return self.types[0].shape
 
     @property
     def dtype(self) -> str:
-        """Element type of the (first) result."""
+        """Dtype of the first result."""
         return self.types[0].dtype
 
     @property
@@ -156,7 +156,7 @@ class Node:
     def operands(self) -> Iterator[Ref | Leaf]:
         """Yield the results and leaves that it uses, in argument order, with repetition."""
         for _, value in self.args:
-            if isinstance(value, (Ref, Leaf)):  # most are; walking takes three times as long
+            if isinstance(value, (Ref, Leaf)):  # the common case; walking takes three times as long
                 yield value
             elif isinstance(value, NESTING):
                 yield from (item for item in walk(value) if isinstance(item, (Ref, Leaf)))
@@ -184,17 +184,18 @@ class ArchGraph:
 
     Attributes:
         name: A label, not part of equality.
-        notes: What a capture could not carry over, or decided; a label, too.
+        notes: Decisions of a capture, and what it could not represent; also labels.
         inputs: Forward's arguments in order: name and tree of ``Ref`` to ``input`` nodes.
         params: Leaves in state-dict order.
         nodes: Operators in topological order (``input`` nodes first).
-        outputs: Tree of ``Ref`` that forward returns; a ``Mode`` where training returns more.
-        updates: Buffers that forward assigns: ``(buffer, value)``; ``None`` leaves it alone.
-        sections: The user's own sections, ``(name, (block, ...))``. Without blocks: what has the
-            section's name as the first part of its scope. Default: found by analysis.
-        flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``:
-            a path stands for all modules inside, later ones count; a label, too, which the printed
-            form lacks.
+        outputs: Tree of ``Ref`` that forward returns; a ``Mode`` if training returns more.
+        updates: Buffers that forward assigns: ``(buffer, value)``; a mode in which the value is
+            ``None`` does not change the buffer.
+        sections: The user's own sections, ``(name, (block, ...))``. A section without blocks
+            contains the nodes whose scope starts with its name. Default: found by analysis.
+        flags: The ``training`` flags of the model's modules when it was traced, ``(path, flag)``.
+            A path stands for all modules inside, and later entries override earlier ones. Also a
+            label; the printed form omits it.
         shared: Names of modules that the model has under several names; likewise a label.
     """
 
@@ -211,18 +212,18 @@ class ArchGraph:
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        return hash(self.digest)  # memoised; hashing the fields walks all nodes at every call
+        return hash(self.digest)  # cached; hashing the fields would walk all nodes at every call
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without the caches, which hold classes made at run time."""
+        """Pickle without the caches, which contain classes created at run time."""
         return ArchGraph, tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
 
     def __deepcopy__(self, memo: dict[int, object]) -> ArchGraph:
-        return self  # frozen, so that a copy could not differ
+        return self  # frozen, so a copy could never differ
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the printed graph without its labels: equal graphs share it."""
+        """SHA-256 of the printed graph without its labels; equal for equal graphs."""
         return self._memo(
             "digest", lambda g: hashlib.sha256(g.text(title=False).encode()).hexdigest()
         )
@@ -256,8 +257,8 @@ class ArchGraph:
 
     @property
     def nx(self) -> networkx.DiGraph:
-        """Frozen networkx view: an edge from producer to user; node attribute ``node``."""
-        # Loaded where it is needed: a graph that is only read or printed does without.
+        """Frozen networkx view: edges from producer to user; node attributes ``node``, ``op``."""
+        # Imported on use: graphs can be read and printed without networkx.
         import networkx
 
         def build(g: ArchGraph) -> networkx.DiGraph:
@@ -276,11 +277,11 @@ class ArchGraph:
         )
 
     def replace(self, **changes: Any) -> ArchGraph:
-        """Return a copy with some fields changed (caches are not carried over)."""
+        """Return a copy with some fields changed (without the caches)."""
         return dataclasses.replace(self, **changes)
 
     def mapped(self, change: Callable[[Value], Value]) -> ArchGraph:
-        """Return a copy with every scalar in arguments, outputs, updates changed by ``change``."""
+        """Return a copy with ``change`` applied to every scalar in arguments, outputs, updates."""
         return self.replace(
             nodes=tuple(n.mapped(change) for n in self.nodes),
             outputs=replace(self.outputs, change),
@@ -288,7 +289,7 @@ class ArchGraph:
         )
 
     def text(self, *, title: bool = True) -> str:
-        """Render the graph, with the labels or without; :func:`.text.parse` reads it back."""
+        """Render the graph, with or without labels; :func:`.text.parse` reads it back."""
         labels = [f"graph {quote(self.name)}", *(f"note {quote(note)}" for note in self.notes)]
         lines = labels if title else []
         lines += [str(p) for p in self.params]
@@ -307,19 +308,19 @@ class ArchGraph:
         return "\n  note: ".join((f"<ArchGraph {self.name!r}: {sizes}>", *self.notes))
 
     def _repr_svg_(self) -> str | None:
-        """Return the picture for a notebook; None if the graph is too large for one."""
+        """Return the picture for a notebook; None if the graph is too large."""
         return page_text("picture", self)
 
     def _repr_html_(self) -> str | None:
-        """Return the page for a notebook; None if the graph is too large for one."""
+        """Return the page for a notebook; None if the graph is too large."""
         svg = self._repr_svg_()
         return (
             None if svg is None else framed(page_text("page", self), embedded_svg(svg), self.name)
         )
 
     def _memo(self, key: Hashable, make: Callable[[ArchGraph], R]) -> R:
-        # The cache is not part of the value: results are functions of the graph alone. It lives
-        # and dies with the graph; a cache by graph elsewhere would keep every graph of a run alive.
+        # The cache is not part of the value: results depend on the graph only. It is stored on the
+        # graph, since a global cache by graph would keep every graph of a run alive.
         if key not in self._cache:
             self._cache[key] = make(self)
         return self._cache[key]
@@ -328,19 +329,19 @@ class ArchGraph:
 def _users(
     graph: ArchGraph, names: Iterable[str], used_by: Callable[[Node], Iterator[str]]
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return the nodes that use something, by its name."""
+    """Return names of users by used name: nodes that use each node or leaf."""
     users: dict[str, list[str]] = {name: [] for name in names}
     for node in graph.nodes:
-        # Once per node: `add(x, x)` is one user of x.
+        # Each node counts once: `add(x, x)` is a single user of x.
         for used in dict.fromkeys(used_by(node)):
             users[used].append(node.name)
     return MappingProxyType({name: tuple(nodes) for name, nodes in users.items()})
 
 
 def per_graph(function: Callable[..., R]) -> Callable[..., R]:
-    """Cache an analysis on the graph itself, so that it lives as long as the graph.
+    """Cache an analysis on the graph itself, so that the result lives as long as the graph.
 
-    What it takes beside the graph are hashable values, by position: each has its own result.
+    Further arguments must be positional and hashable; each combination has its own result.
     """
     key = f"{function.__module__}.{function.__qualname__}"
 

@@ -1,4 +1,4 @@
-"""Graph to graph: one mode of two, without what no output needs, with canonical names."""
+"""Passes from graph to graph: select a mode, remove unneeded operators, make names canonical."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def reachable(
     onward: Callable[[str], Iterable[str]],
     inside: Container[str] | None = None,
 ) -> set[str]:
-    """Return the names reachable from some names by ``onward``, without leaving ``inside``."""
-    # Not recursive: a path through a deep network is longer than Python's stack.
+    """Return all names reachable from ``names`` by ``onward`` without leaving ``inside``."""
+    # Iterative: a path through a deep network is longer than Python's stack.
     visited: set[str] = set()
     pending = list(names)
     while pending:
@@ -28,7 +28,7 @@ def reachable(
 
 
 def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
-    """Return the graph of one mode: flags resolved, operators of the other mode removed.
+    """Return the graph of one mode: flags are resolved and the other mode's operators removed.
 
     Raises:
         GraphError: If the mode has no output.
@@ -40,7 +40,7 @@ def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
         for n in graph.nodes
     )
     updates = tuple((k, in_mode(v, training)) for k, v in graph.updates)
-    # Of the graph of both modes: once flags are resolved, these look like any dead operator.
+    # From the graph of both modes: with flags resolved, these look like any dead operator.
     alone = {name for name, mode in _of_one_mode(graph) if mode is training}
     return prune(
         graph.replace(
@@ -54,9 +54,9 @@ def specialise(graph: ArchGraph, *, training: bool) -> ArchGraph:
 
 
 def _of_one_mode(graph: ArchGraph) -> Iterator[tuple[str, bool]]:
-    """Yield operators whose first argument is None in one mode, and whether training has them.
+    """Yield operators whose first argument is None in one mode, with whether training runs them.
 
-    They run for what they do beside their result: they draw random numbers.
+    They run only for a side effect: they draw random numbers.
     """
     for node in graph.nodes:
         value = node.args[0][1] if node.args else None
@@ -69,17 +69,18 @@ def prune(
 ) -> ArchGraph:
     """Remove the operators that no output needs.
 
-    Operators that run for what they draw (``alone``; default: those whose first argument is nothing
-    in one mode) stay, so that later draws are what they are in the model.
+    Operators that run only to draw random numbers (``alone``; default: those whose first argument
+    is None in one mode) are kept, so that later draws are the same as in the model.
 
-    Inputs stay, used or not: they are part of forward's signature. An update (a counter, say)
-    stays while its module does anything for an output. Leaves that only removed operators used
-    go with them; leaves that nothing ever used stay, since checkpoints hold them.
+    Inputs are always kept: they are part of forward's signature. An update (of a counter, for
+    example) is kept while its module does anything for an output. Leaves used only by removed
+    operators are removed, too; leaves that nothing ever used are kept, since checkpoints contain
+    them.
     """
     drawing = {name for name, _ in _of_one_mode(graph)} if alone is None else alone
     live = _needed(graph, [graph.outputs, *map(Ref, drawing)])
     updates = tuple(_lasting(graph, live))
-    # After the choice of updates: what only an update needs does not keep other updates alive.
+    # After selecting updates: operators that only an update needs do not keep other updates.
     live |= _needed(graph, [value for _, value in updates])
     return graph.replace(
         nodes=tuple(n for n in graph.nodes if n.name in live or n.op == "input"),
@@ -95,7 +96,7 @@ def _needed(graph: ArchGraph, values: Iterable[Value]) -> set[str]:
 
 
 def _lasting(graph: ArchGraph, live: Container[str]) -> Iterator[tuple[str, Value]]:
-    """Yield the updates of no module, and of those that do anything for an output."""
+    """Yield updates outside modules, and those of modules that do anything for an output."""
     busy = {n.scope for n in graph.nodes if n.name in live} | {""}
     for buffer, value in graph.updates:
         scopes = {graph.node[name].scope for name in refs(value)}
@@ -116,12 +117,12 @@ def _remaining(
 
 
 def notes_of(graphs: Iterable[ArchGraph]) -> tuple[str, ...]:
-    """Return the notes of several graphs, each once."""
+    """Return the notes of several graphs without duplicates."""
     return tuple(dict.fromkeys(note for graph in graphs for note in graph.notes))
 
 
 def renaming(names: Mapping[str, str]) -> Callable[[Value], Value]:
-    """Return what writes references by other names, where there are such.
+    """Return a function that renames references listed in ``names``.
 
     >>> rename = renaming({"a": "b"})
     >>> rename(Ref("a")), rename(Ref("c")), rename("a")
@@ -139,7 +140,7 @@ def renumber(graph: ArchGraph) -> ArchGraph:
 
     Inputs keep their names. Equal architectures have equal canonical graphs.
     """
-    # First: an argument of forward may be called `relu`.
+    # Reserve these names first: an argument of forward may be called `relu`.
     used = {n.name for n in graph.nodes if n.op == "input"}
     names: dict[str, str] = {name: name for name in used}
     counters: dict[str, Iterator[int]] = {}

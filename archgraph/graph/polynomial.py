@@ -1,4 +1,4 @@
-"""Polynomials of named sizes: shapes whose sizes are open, and what operators cost."""
+"""Polynomials of named sizes, for open shapes and for costs of operators."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Monomial: TypeAlias = tuple[str, ...]
-"""Names in order; one that stands twice is squared."""
+"""Names in sorted order; a name that occurs twice is squared."""
 
 
 class Quotient(str):
-    """A quotient that is rounded down, as a name in a monomial: its printed form.
+    """A quotient that is rounded down, used as a name in a monomial: its printed form.
 
     >>> print(Quotient(Polynomial.of("height"), 2))
     height // 2
@@ -23,7 +23,7 @@ class Quotient(str):
     divisor: Size
 
     def __new__(cls, dividend: Polynomial, divisor: Size) -> Quotient:
-        """Make the name of a quotient."""
+        """Create the name of a quotient."""
         self = super().__new__(cls, f"{_operand(dividend)} // {_operand(divisor)}")
         self.dividend, self.divisor = dividend, divisor
         return self
@@ -36,10 +36,10 @@ class Quotient(str):
 class Polynomial:
     """A sum of products of named sizes, some of which may be quotients.
 
-    A size that is a polynomial is not a number: arithmetic of sizes ends with :func:`as_size`.
+    A size that is a polynomial is never a constant: arithmetic of sizes ends with :func:`as_size`.
 
     Attributes:
-        terms: Coefficient, not 0, by monomial.
+        terms: Nonzero coefficients by monomial.
 
     Example:
         >>> out, inside = Polynomial.of("out"), Polynomial.of("in")
@@ -56,12 +56,12 @@ class Polynomial:
     @staticmethod
     @functools.lru_cache(maxsize=1 << 12)
     def of(name: str) -> Polynomial:
-        """Return the polynomial that is one size."""
+        """Return the polynomial that consists of a single size."""
         return Polynomial({(name,): 1})
 
     @classmethod
     def total(cls, amounts: Iterable[Polynomial | int]) -> Polynomial:
-        """Return the sum of many, in time proportional to their terms.
+        """Return the sum of many amounts, in time proportional to the number of their terms.
 
         >>> print(Polynomial.total([Polynomial.of("out"), 3, Polynomial.of("out")]))
         2*out + 3
@@ -70,7 +70,7 @@ class Polynomial:
 
     @property
     def names(self) -> frozenset[str]:
-        """The sizes that occur in it, also inside of quotients."""
+        """The sizes that occur in it, including those inside quotients."""
         names: set[str] = set()
         for name in {name for monomial in self.terms for name in monomial}:
             if isinstance(name, Quotient):
@@ -80,14 +80,14 @@ class Polynomial:
         return frozenset(names)
 
     def value(self, sizes: Mapping[str, int]) -> int:
-        """Return the value at sizes; all that occur must be there."""
+        """Evaluate the polynomial; ``sizes`` must have all sizes that occur."""
         return sum(
             factor * math.prod(_value(name, sizes) for name in monomial)
             for monomial, factor in self.terms.items()
         )
 
     def replaced(self, sizes: Mapping[str, Size]) -> Size:
-        """Return the size with other sizes for some names."""
+        """Return the size with some names replaced by other sizes."""
         return as_size(
             Polynomial.total(
                 factor * math.prod((_replaced(name, sizes) for name in monomial), start=ONE)
@@ -96,7 +96,7 @@ class Polynomial:
         )
 
     def without(self, names: Collection[str]) -> Polynomial:
-        """Return the polynomial where some sizes are zero."""
+        """Return the polynomial with some sizes set to zero."""
         return Polynomial({m: c for m, c in self.terms.items() if not any(n in names for n in m)})
 
     def __add__(self, other: Polynomial | int) -> Polynomial:
@@ -155,7 +155,7 @@ ONE = Polynomial({(): 1})
 
 
 def as_size(size: Size) -> Size:
-    """Return a size as a number where it is one.
+    """Convert a constant polynomial to a number; return other sizes unchanged.
 
     >>> as_size(Polynomial.of("batch") - Polynomial.of("batch") + 3)
     3
@@ -182,7 +182,7 @@ def divide(a: Size, b: Size) -> Size | None:
     (3, None, '4*batch', 3)
 
     1. Numbers divide each coefficient.
-    2. Polynomials: the greatest term of the rest by that of the divisor, until nothing is left.
+    2. Polynomials: repeatedly divide the leading term of the rest by that of the divisor.
     """
     if isinstance(b, int):  # 1.
         if not isinstance(a, Polynomial):
@@ -208,16 +208,16 @@ def divide(a: Size, b: Size) -> Size | None:
 
 
 def floor_divide(a: Size, b: Size) -> Size:
-    """Return the quotient of two sizes, rounded down, in its one form.
+    """Return the quotient of two sizes, rounded down, in canonical form.
 
     >>> height = Polynomial.of("height")
     >>> print((height - 1) // 2 + 1, height // 2 // 2, (4 * height + 3) // 8, sep=", ")
     (height + 1) // 2, height // 4, height // 2
 
-    1. An exact quotient is one.
-    2. Of a number: what it divides stays outside of the rounding.
-    3. Factors that all terms but the constant share with the divisor go.
-    4. A quotient inside goes: ⌊(⌊n / a⌋ + r) / b⌋ = ⌊(n + a·r) / (a·b)⌋.
+    1. An exact quotient needs no rounding.
+    2. For a number: the part of each coefficient that it divides stays outside the rounding.
+    3. Cancel factors that the divisor shares with all terms except the constant.
+    4. Dissolve an inner quotient: ⌊(⌊n / a⌋ + r) / b⌋ = ⌊(n + a·r) / (a·b)⌋.
     """
     exact = divide(a, b)  # 1.
     if exact is not None:
@@ -236,7 +236,7 @@ def floor_divide(a: Size, b: Size) -> Size:
 
 
 def _rounded(dividend: Polynomial, divisor: int) -> Size:
-    """Return a quotient that is rounded down, the first quotient in its dividend dissolved."""
+    """Return a quotient that is rounded down, after dissolving the first quotient inside it."""
     for monomial, factor in dividend.terms.items():
         name = monomial[0] if len(monomial) == 1 else ""
         if isinstance(name, Quotient) and factor == 1 and isinstance(name.divisor, int):
@@ -269,7 +269,7 @@ def _replaced(name: str, sizes: Mapping[str, Size]) -> Size:
 
 
 def _product(monomial: Monomial, factor: int) -> str:
-    """Render a term; a quotient is in parentheses unless it stands alone."""
+    """Render a term; a quotient is in parentheses unless it is the whole term."""
     alone = factor == 1 and len(monomial) == 1
     parts = [str(factor)] if factor != 1 or not monomial else []
     for name in sorted(dict.fromkeys(monomial), key=lambda name: isinstance(name, Quotient)):
@@ -280,7 +280,7 @@ def _product(monomial: Monomial, factor: int) -> str:
 
 
 def _operand(size: Size) -> str:
-    """Render a side of a quotient."""
+    """Render one side of a quotient."""
     text = str(size)
     return text if text.isidentifier() or text.isdecimal() else f"({text})"
 

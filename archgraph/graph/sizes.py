@@ -1,4 +1,4 @@
-"""The open sizes of a graph: where its inputs tell them, and for which values it holds."""
+"""The open sizes of a graph: their positions in its inputs and the range of their values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from archgraph.hints import unknown
 
 @dataclass(frozen=True, slots=True)
 class OpenSize:
-    """A size that the inputs of a graph decide.
+    """A size that the inputs of a graph determine.
 
     Attributes:
-        name: As in the shapes.
-        example: Its value in the example that was traced; of the batch, one.
-        low: Its least value for which the graph holds.
-        high: The largest one; infinite if there is none.
-        axes: Where inputs have it: input and dimension.
+        name: Its name in shapes.
+        example: Its value in the traced example; 1 for the batch.
+        low: The smallest value for which the graph is valid.
+        high: The largest such value; infinite if there is none.
+        axes: Its positions in the inputs: pairs of input and dimension.
     """
 
     name: str
@@ -38,11 +38,11 @@ class OpenSize:
 
     @property
     def probe(self) -> int:
-        """A large value, at which sizes that follow are neither one nor equal by chance."""
+        """A large value at which sizes derived from it are neither one nor equal by chance."""
         return int(min(self.high, 16 * self.example + 7))
 
     def argument(self) -> tuple[tuple[str, Value], ...]:
-        """Return what the first of its inputs says of it, as arguments of that operator."""
+        """Return its range and example as arguments of the first of its input operators."""
         bounds = (("min", self.low, self.low > 0), ("max", self.high, self.high < math.inf))
         ends = tuple((key, int(value)) for key, value, is_bound in bounds if is_bound)
         if self.name == BATCH_WORD:
@@ -51,7 +51,7 @@ class OpenSize:
 
     @property
     def range(self) -> str:
-        """Its values in words: ``2 to 512``, ``2 or more``, ``512 or less``."""
+        """The range of its values in words: ``2 to 512``, ``2 or more``, ``512 or less``."""
         if self.high == math.inf:
             return f"{max(self.low, 1)} or more"
         return f"{self.low} to {self.high}" if self.low else f"{self.high} or less"
@@ -59,7 +59,7 @@ class OpenSize:
 
 @per_graph
 def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
-    """Return the open sizes of a graph, by name, in the order in which its inputs have them."""
+    """Return the open sizes of a graph by name, in the order in which its inputs have them."""
     inputs = [node for node in graph.nodes if node.op == "input"]
     axes: dict[str, list[tuple[str, int]]] = {}
     for node in inputs:
@@ -88,7 +88,7 @@ def open_sizes(graph: ArchGraph) -> Mapping[str, OpenSize]:
 
 
 def single_name(size: Size) -> str:
-    """Return the name that a size is, empty if it is a number or more than a name."""
+    """Return the name of a size that is a single name; empty for numbers and other expressions."""
     match [*size.terms.items()] if isinstance(size, Polynomial) else []:
         case [((str(name),), 1)] if not isinstance(name, Quotient):
             return name
@@ -97,13 +97,13 @@ def single_name(size: Size) -> str:
 
 @per_graph
 def example_sizes(graph: ArchGraph, batch: int = 1) -> Mapping[str, int]:
-    """Return the values of all open sizes in the example, of a number of examples."""
+    """Return the values of all open sizes in the traced example, with the given batch size."""
     values = {name: size.example for name, size in open_sizes(graph).items()}
     return {**values, BATCH_WORD: batch}
 
 
 def counted_at(graph: ArchGraph) -> str:
-    r"""Return at which open sizes costs are counted, in words; empty if none but the batch is open.
+    r"""Return the open sizes at which costs are counted, in words; empty if only the batch is open.
 
     >>> from archgraph.graph.text import parse
     >>> text = "%x: float32[batch, n] = input(n={'example': 7})\nforward x = %x\nreturn %x"
@@ -116,12 +116,12 @@ def counted_at(graph: ArchGraph) -> str:
 
 @per_graph
 def probed_sizes(graph: ArchGraph) -> Mapping[str, int]:
-    """Return values of the open sizes but the batch at which types are computed."""
+    """Return values of the open sizes except the batch, for computing types."""
     return {n: s.probe for n, s in open_sizes(graph).items() if n != BATCH_WORD}
 
 
 def other_sizes(graph: ArchGraph) -> dict[str, int]:
-    """Return other values of the open sizes but the batch than the example's, where there are."""
+    """Return values that differ from the example's, where allowed, for open sizes but the batch."""
     others = {}
     for name, size in open_sizes(graph).items():
         longer, shorter = size.example + 1 + size.example // 3, size.example - 1
@@ -131,14 +131,14 @@ def other_sizes(graph: ArchGraph) -> dict[str, int]:
 
 
 def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
-    """Return the graph with another example: the values at which its open sizes are counted.
+    """Return the graph with another example: the values at which costs are counted.
 
     Args:
         graph: The graph.
-        sizes: Values by the names of open sizes; the others keep theirs.
+        sizes: Values by name of open size; others keep theirs.
 
     Raises:
-        GraphError: If no size has such a name, or the graph does not hold for its value.
+        GraphError: If there is no open size with such a name, or its value is out of range.
     """
     known = {k: v for k, v in open_sizes(graph).items() if k != BATCH_WORD}
     changed = {}
@@ -151,7 +151,7 @@ def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
             number = -1 if isinstance(value, bool) else operator.index(value)
         if not max(size.low, 1) <= number <= size.high:
             raise GraphError(
-                "the graph does not hold for this size",
+                "the graph is not valid for this size",
                 where=name,
                 found=value,
                 expected=size.range,
@@ -162,14 +162,14 @@ def at_sizes(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
 
 @takes_graph
 def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchGraph:
-    """Return the graph with numbers for some of its open sizes; the batch stays open.
+    """Replace some open sizes of a graph by numbers; the batch stays open.
 
     Args:
-        graph: The architecture, or what holds one.
-        sizes: Values by name. Default: all open sizes, as in the example that was traced.
+        graph: The architecture, or an object that has one.
+        sizes: Values by name. Default: all open sizes, with the values of the traced example.
 
     Raises:
-        GraphError: If no size has such a name, or the graph does not hold for its value.
+        GraphError: If there is no open size with such a name, or its value is out of range.
 
     Example:
         >>> import torch
@@ -198,7 +198,7 @@ def fix_sizes(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> ArchG
 
 
 def with_open_sizes(graph: ArchGraph, sizes: Mapping[str, OpenSize]) -> ArchGraph:
-    """Return the graph with what its inputs say of open sizes."""
+    """Return the graph with its inputs' arguments set from open sizes."""
     said: dict[str, list[tuple[str, Value]]] = {}
     for name, known in open_sizes(graph).items():
         said.setdefault(known.axes[0][0], []).extend(sizes[name].argument())
@@ -209,11 +209,11 @@ def with_open_sizes(graph: ArchGraph, sizes: Mapping[str, OpenSize]) -> ArchGrap
     return graph.replace(nodes=tuple(nodes))
 
 
-_GUARD_WORDS = frozenset({"min", "max", "Min", "Max", "abs", "math", "torch"})  # of guards
+_GUARD_WORDS = frozenset({"min", "max", "Min", "Max", "abs", "math", "torch"})  # used in guards
 
 
 def is_size_name(name: str) -> bool:
-    """Return whether an open size may have a name: an identifier that nothing else is called.
+    """Return whether a name can be that of an open size: an identifier without another meaning.
 
     >>> is_size_name("length"), is_size_name("2d"), is_size_name("max")
     (True, False, False)
@@ -223,13 +223,13 @@ def is_size_name(name: str) -> bool:
 
 
 def with_size_words(graph: ArchGraph) -> ArchGraph:
-    """Return a graph as it was read, with the words that are open sizes of its inputs as such."""
+    """Return a parsed graph with words that name open sizes of its inputs converted to sizes."""
     leaves = {Leaf(name) for name in open_sizes(graph) if name != BATCH_WORD}
 
     def size(value: Value) -> Value:
         return Polynomial.of(value.name) if isinstance(value, Leaf) and value in leaves else value
 
-    def sized(value: Value) -> Value:  # most values have none, and stay as they are
+    def sized(value: Value) -> Value:  # most values contain none and are returned unchanged
         return replace(value, size) if not leaves.isdisjoint(walk(value)) else value
 
     if not leaves:

@@ -1,6 +1,6 @@
-"""Reading the printed form of a graph: the inverse of ``str`` on :mod:`archgraph.graph.ir`.
+"""Parse the printed form of a graph: the inverse of ``str`` on :mod:`archgraph.graph.ir`.
 
-Every construct stands on one line, so a mistake is reported with its line and column::
+Every construct is on a single line, so errors have a line and column::
 
     graph 'tiny'
     parameter fc.weight: float32[10, 64]
@@ -9,7 +9,7 @@ Every construct stands on one line, so a mistake is reported with its line and c
     forward x = %x
     return %linear
 
-Nothing is evaluated: a word is a number, a leaf or one of a few reserved words, nothing else.
+Nothing is evaluated: a word is a number, a leaf or one of a few reserved words.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from archgraph.limits import LIMITS
 ROLES: tuple[Role, ...] = get_args(Role)
 
 _FLOAT8 = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
-# Bytes per element. Quantised and sub-byte types have no place in a file.
+# Bytes per element. Quantised and sub-byte types are not supported in files.
 _DTYPES = {
     1: ("bool", "uint8", "int8", *(f"float8_{kind}" for kind in _FLOAT8)),
     2: ("uint16", "int16", "float16", "bfloat16"),
@@ -75,14 +75,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Cursor:
-    """A position in one line of text, with what messages need to name it."""
+    """A position in one line of text, with the location for messages."""
 
     text: str
     line: int = 1
     file: str = ""
     column: int = 0
     at: int = 0
-    last: int = 0  # where the token that was read last begins
+    last: int = 0  # start of the last token
 
     def fail(
         self, message: str, *, found: str | None = None, expected: str | None = None
@@ -96,7 +96,7 @@ class _Cursor:
         raise SpecError(message, where=where, found=found, expected=expected)
 
     def refuse(self, message: str, expected: str, found: str | None = None) -> NoReturn:
-        """Refuse the token that was read last."""
+        """Raise an error at the last token."""
         token = self.text[self.last : self.at]
         self.at = self.last
         self.fail(message, found=repr(token) if found is None else found, expected=expected)
@@ -134,7 +134,7 @@ class _Cursor:
         token = self.match(_STRING, "a quoted string").group()
         try:
             text = str(ast.literal_eval(token))
-            text.encode()  # a surrogate alone is a Python string, but cannot be written to a file
+            text.encode()  # a lone surrogate is valid in a Python string, but not in a file
         except UnicodeEncodeError:
             self.refuse("has an unpaired surrogate", "a Python string literal", token)
         except (SyntaxError, ValueError):
@@ -142,7 +142,7 @@ class _Cursor:
         return text
 
     def name(self, expected: str) -> str:
-        """Read a bare word, or a quoted name (after ``@`` or not) if it has other characters."""
+        """Read a bare word, or a quoted name with or without ``@`` if it has other characters."""
         self.blanks()
         self.take("@")
         quoted = self.text[self.at : self.at + 1] in ("'", '"')
@@ -151,11 +151,11 @@ class _Cursor:
     def end(self) -> None:
         self.blanks()
         if self.at < len(self.text):
-            self.fail("goes on after its end", expected="end of line")
+            self.fail("has extra text", expected="end of line")
 
     def bounded(self, word: str) -> int:
-        """Return the value of the word that was read last."""
-        # The length first: turning a long numeral into an integer is quadratic.
+        """Return the value of the last token, an integer."""
+        # Check the length first: converting a long numeral to an integer is quadratic.
         if len(word) > 24 or abs(int(word)) > 2**64:
             self.refuse("is out of range", "an integer of 64 bits", word[:24])
         return int(word)
@@ -204,7 +204,7 @@ def _size_factor(cursor: _Cursor, depth: int) -> Size:
 
 
 def _bounded_size(cursor: _Cursor, size: Size) -> Size:
-    """Return a size as it is, unless it is too long to be one."""
+    """Return a size unchanged after checking its number of terms and degree."""
     size = as_size(size)
     if isinstance(size, Polynomial):
         degree = max(map(len, size.terms))
@@ -219,7 +219,7 @@ def _bounded_size(cursor: _Cursor, size: Size) -> Size:
 def _tensor_type(cursor: _Cursor) -> TensorType:
     dtype = cursor.word("a tensor type such as float32[batch, 3]")
     if dtype not in ITEM_SIZES:
-        cursor.refuse("is not an element type", "e.g. float32, int64, bool")
+        cursor.refuse("is not a dtype", "e.g. float32, int64, bool")
     cursor.need("[")
     sizes: list[Size] = []
     while not cursor.take("]"):
@@ -234,7 +234,7 @@ def _type(cursor: _Cursor) -> TensorType | tuple[TensorType, ...]:
 
 
 def _items(cursor: _Cursor, item: Callable[[_Cursor], T]) -> tuple[T, ...]:
-    """Read items up to the closing bracket of a tuple whose opening one has been read."""
+    """Read the items of a tuple after its opening bracket, up to and including the closing one."""
     items: list[T] = []
     while not cursor.take(")"):
         if items:
@@ -247,7 +247,7 @@ def _items(cursor: _Cursor, item: Callable[[_Cursor], T]) -> tuple[T, ...]:
 
 def _value(cursor: _Cursor, depth: int = 0) -> Value:
     cursor.blanks()
-    # Values are read by recursion: a file must not exhaust Python's stack.
+    # Values are parsed recursively: a file must not exhaust Python's stack.
     if depth > LIMITS.value_depth:
         cursor.fail("is nested too deeply", expected=f"at most {LIMITS.value_depth} levels")
     start = cursor.at
@@ -268,9 +268,9 @@ def _value(cursor: _Cursor, depth: int = 0) -> Value:
 
 
 def _size_from(cursor: _Cursor, start: int, value: Value) -> Value:
-    """Return a value, or the size that it begins: what follows tells ``(3,)`` from ``(h + 3)*2``.
+    """Return a value, or the size that starts with it: ``(3,)`` but ``(h + 3)*2``.
 
-    A word alone is a leaf here; :func:`parse` knows which words are sizes.
+    A single word is read as a leaf here; :func:`parse` knows which words are sizes.
     """
     if not any(map(cursor.peek, _SIZE_SIGNS)):
         return value
@@ -314,7 +314,7 @@ def _record(cursor: _Cursor, name: str, depth: int) -> Record:
 
 
 def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
-    """Read the bytes of a leaf, unpacked no further than its type allows."""
+    """Read the bytes of a leaf, decompressing no more than its type allows."""
     cursor.blanks()
     shape = tuple(s for s in kind.shape if isinstance(s, int))
     size = math.prod(shape) * ITEM_SIZES[kind.dtype]
@@ -325,7 +325,7 @@ def _constant(cursor: _Cursor, kind: TensorType) -> Constant:
         data = base64.b64decode(packed.group(2), validate=True)
         if packed.group(1) == "zlib":
             unpack = zlib.decompressobj()
-            # One byte more than expected is enough to refuse a bomb without unpacking it.
+            # One byte more than expected suffices to refuse a bomb without unpacking it.
             data = unpack.decompress(data, size + 1)
     except (binascii.Error, zlib.error) as error:
         cursor.refuse("is damaged", "base64 of the tensor's bytes", str(error))
@@ -343,7 +343,7 @@ def _param(cursor: _Cursor, role: Role) -> Param:
     kind = _tensor_type(cursor)
     if any(isinstance(s, Polynomial) or s < 0 for s in kind.shape):
         cursor.at = start
-        cursor.fail("is not a shape of a leaf", found=str(kind), expected="sizes ≥ 0, no open ones")
+        cursor.fail("is not valid for a leaf", found=str(kind), expected="sizes ≥ 0, no open ones")
     aliases: list[str] = []
     trainable = role == "parameter"
     while not cursor.peek("=") and cursor.at < len(cursor.text):
@@ -353,7 +353,7 @@ def _param(cursor: _Cursor, role: Role) -> Param:
             case "frozen" if role == "parameter":
                 trainable = False
             case _:
-                cursor.refuse("is not known here", "'alias' or 'frozen'")
+                cursor.refuse("is not allowed here", "'alias' or 'frozen'")
     value = _constant(cursor, kind) if cursor.take("=") else None
     return Param(name, kind, role, trainable, tuple(aliases), value)
 
@@ -375,7 +375,7 @@ def _node(cursor: _Cursor) -> Node:
     args = _items(cursor, argument)
     scope = ""
     if cursor.take("@"):
-        # The rest of the line: module names may contain any sign.
+        # The rest of the line, since module names may contain any character.
         scope = cursor.text[cursor.at :].strip()
         if not scope:
             cursor.fail("has no scope", expected="a module path")
@@ -395,7 +395,7 @@ def _pair(cursor: _Cursor) -> tuple[str, Value]:
     return key, _value(cursor)
 
 
-# Field of a graph that a line adds to, by the line's first word; a line of '%' is a node.
+# The field of a graph that a line adds to, by the line's first word; '%' starts a node.
 _STATEMENTS: dict[str, tuple[str, Callable[[_Cursor], object]]] = {
     "graph": ("name", _Cursor.string),
     "note": ("notes", _Cursor.string),
@@ -407,7 +407,7 @@ _STATEMENTS: dict[str, tuple[str, Callable[[_Cursor], object]]] = {
 
 
 def _statement(cursor: _Cursor) -> tuple[str, object]:
-    """Read one line: the field of the graph that it adds to, and the item."""
+    """Read one line: return the field of the graph that it adds to, and the item."""
     if cursor.peek("%"):
         return "nodes", _node(cursor)
     word = cursor.word("a statement")
@@ -421,14 +421,15 @@ def _statement(cursor: _Cursor) -> tuple[str, object]:
 
 
 def parse(text: str, *, file: str = "") -> ArchGraph:
-    r"""Read a graph from its printed form.
+    r"""Parse the printed form of a graph.
 
-    The law: ``parse(str(graph)) == graph``. Empty lines and lines that start with ``#`` count
-    for nothing. Only the syntax is checked here; :func:`archgraph.ops.check.check` knows the laws.
+    ``parse(str(graph)) == graph`` holds for every graph. Empty lines and lines that start with
+    ``#`` are ignored. Only the syntax is checked here; :func:`archgraph.ops.check.check` checks the
+    laws.
 
     Args:
         text: The printed form, one statement per line.
-        file: Where the text came from, for messages.
+        file: Name of the file that the text comes from, for messages.
 
     Raises:
         SpecError: If a line cannot be read, with its line and column.
@@ -442,7 +443,7 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
         return %x
     """
     fields: dict[str, list[Any]] = {"inputs": [], "params": [], "nodes": []}
-    # Not splitlines(): a quoted name may contain signs that it takes for line ends. No further than
+    # Not splitlines(), which also splits at characters that quoted names may contain. Bounded by
     # the limit: a file of empty lines must not become a list of as many strings.
     lines = text.split("\n", LIMITS.lines)
     if len(lines) > LIMITS.lines:
@@ -454,14 +455,14 @@ def parse(text: str, *, file: str = "") -> ArchGraph:
     outputs, names = fields.pop("outputs", []), fields.pop("name", [""])
     if len(outputs) != 1:
         raise SpecError(
-            "a graph has one line 'return …'", where=file or None, found=f"{len(outputs)} of them"
+            "a graph needs one line 'return …'", where=file or None, found=f"{len(outputs)} of them"
         )
     items = {field: tuple(values) for field, values in fields.items()}
     return with_size_words(ArchGraph(**items, outputs=outputs[0], name=names[-1]))
 
 
 def _all_of(read: Callable[[_Cursor], T], text: str, line: int, column: int, file: str) -> T:
-    """Read all of a text that begins at a line (from 1) and a column (from 0) of a file."""
+    """Read a complete text that starts at a line (from 1) and a column (from 0) of a file."""
     cursor = _Cursor(text, line, file, column)
     result = read(cursor)
     cursor.end()
@@ -469,7 +470,7 @@ def _all_of(read: Callable[[_Cursor], T], text: str, line: int, column: int, fil
 
 
 def parse_value(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Value:
-    """Read one argument value, the inverse of :func:`archgraph.graph.ir.show`.
+    """Parse one argument value, the inverse of :func:`archgraph.graph.ir.show`.
 
     Raises:
         SpecError: If it cannot be read.
@@ -482,7 +483,7 @@ def parse_value(text: str, *, line: int = 1, column: int = 0, file: str = "") ->
 
 
 def parse_node(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Node:
-    """Read one node, the inverse of ``str(node)``.
+    """Parse one node, the inverse of ``str(node)``.
 
     Raises:
         SpecError: If it cannot be read.
@@ -495,7 +496,7 @@ def parse_node(text: str, *, line: int = 1, column: int = 0, file: str = "") -> 
 
 
 def parse_param(text: str, *, line: int = 1, column: int = 0, file: str = "") -> Param:
-    """Read one leaf, the inverse of ``str(param)``.
+    """Parse one leaf, the inverse of ``str(param)``.
 
     Raises:
         SpecError: If it cannot be read.

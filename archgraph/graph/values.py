@@ -1,4 +1,4 @@
-"""Values: what arguments of operators, types and leaves consist of."""
+"""Values of arguments, types and leaves."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from archgraph.graph.polynomial import Polynomial, Size
 
 Role = Literal["parameter", "buffer", "constant"]
 
-# The name of the size that every graph may leave open without more ado.
+# The name of the batch size, which every graph may leave open without declaring it.
 BATCH_WORD = "batch"
 BATCH = Polynomial.of(BATCH_WORD)
 
 
 def size_at(size: Size, sizes: Mapping[str, int]) -> int:
-    """Return the value of a size where open ones have values.
+    """Evaluate a size at the values of open sizes.
 
     >>> size_at(2 * BATCH, {"batch": 8}), size_at(3, {})
     (16, 3)
@@ -95,7 +95,7 @@ class Record:
         return f"{self.name}{{{', '.join(f'{quote(k)}: {show(v)}' for k, v in self.fields)}}}"
 
 
-# What an argument can be. Tuples nest.
+# The possible values of an argument. Tuples may be nested.
 Value: TypeAlias = (
     "bool | int | float | str | Polynomial | Ref | Leaf | Mode | Atom | Record"
     " | tuple[Value, ...] | None"
@@ -105,7 +105,7 @@ RESERVED = frozenset(
 )
 
 
-# A leaf's name is printed bare where it cannot be taken for anything else.
+# A leaf's name is printed bare if it cannot be mistaken for anything else.
 WORD = re.compile(r"[^\s,()\[\]{}=%@:'\"*]+")
 _NUMBER = re.compile(
     r"[+-]?(?:[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?)"
@@ -124,7 +124,7 @@ def leaf_word(name: str) -> str:
 
 def quote(text: str) -> str:
     """Render a Python string literal in double or single quotes, always on one line."""
-    # repr() escapes line ends, by which `parse` splits a graph.
+    # repr() escapes line breaks, at which `parse` splits a graph.
     return repr(text)
 
 
@@ -138,16 +138,16 @@ def show(value: Value) -> str:
         return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, str):
         return quote(value)
-    # Of floats: the shortest text that reads back to the same one.
+    # repr() of a float is the shortest text that reads back to the same value.
     return repr(value) if isinstance(value, float) else str(value)
 
 
-# Values with values inside. Most have none: asking for all three at once is the cheaper way.
+# Values that contain values. Most do not, so one check for all three kinds is the fast path.
 NESTING = (tuple, Mode, Record)
 
 
 def walk(value: Value) -> Iterator[Value]:
-    """Yield every scalar inside a value, both branches of a ``Mode`` included, left to right."""
+    """Yield every scalar inside a value from left to right, including both branches of a Mode."""
     match value:
         case tuple():
             for item in value:
@@ -163,18 +163,18 @@ def walk(value: Value) -> Iterator[Value]:
 
 
 def refs(value: Value) -> list[str]:
-    """Return the names of the results in a value."""
+    """Return the names of all results that a value refers to."""
     return [i.name for i in walk(value) if isinstance(i, Ref)]
 
 
 def replace(value: Value, change: Callable[[Value], Value]) -> Value:
-    """Pass every scalar of a value through ``change``."""
+    """Apply ``change`` to every scalar inside a value."""
     match value:
         case tuple():
             return tuple(replace(item, change) for item in value)
         case Mode():
             train, eval_ = replace(value.train, change), replace(value.eval, change)
-            # One value in both modes has one spelling, so that equal graphs print alike.
+            # A value that is the same in both modes has one spelling: equal graphs print equally.
             return train if same_value(train, eval_) else Mode(train, eval_)
         case Record():
             return Record(tuple((k, replace(v, change)) for k, v in value.fields), value.name)
@@ -183,13 +183,13 @@ def replace(value: Value, change: Callable[[Value], Value]) -> Value:
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """Compare values; ``True`` differs from ``1`` and ``1`` from ``1.0``."""
-    # `==` calls True and 1 equal, and NaN and NaN unequal; their printed forms do neither.
+    """Return whether two values are the same: ``True`` differs from ``1``, ``1`` from ``1.0``."""
+    # For `==`, True equals 1 and NaN differs from NaN; neither holds for the printed forms.
     return show(a) == show(b)
 
 
 def in_mode(value: Value, training: bool) -> Value:
-    """Return the value in one mode: every ``Mode`` inside replaced by its branch."""
+    """Return a value in one mode: every ``Mode`` inside is replaced by its branch."""
     if not isinstance(value, NESTING):
         return value
     match value:
@@ -202,7 +202,7 @@ def in_mode(value: Value, training: bool) -> Value:
 
 
 def nested(value: Value) -> Iterator[Value]:
-    """Yield a value and all values inside it, containers included."""
+    """Yield a value and all values inside it, including containers."""
     yield value
     if not isinstance(value, NESTING):
         return
@@ -226,7 +226,7 @@ class Constant:
     data: bytes
 
     def __str__(self) -> str:
-        # Short constants stay raw: zlib's header alone would make them longer.
+        # Short constants stay uncompressed: zlib's header alone would make them longer.
         packed = zlib.compress(self.data, 9) if len(self.data) > 64 else None
         if packed is not None and len(packed) < len(self.data):
             return "zlib:" + base64.b64encode(packed).decode()

@@ -1,4 +1,4 @@
-"""From a node's features to tensors of its shapes: one decoder for each slot."""
+"""Decoders, one per slot: from a node's features to tensors of the slot's shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Elementwise = Callable[[Tensor], Tensor]
 
 
 def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Repeat and crop each dimension of a tensor to a shape, from its start.
+    """Repeat each dimension of a tensor, and crop it to a shape from its start.
 
     Example:
         >>> import torch
@@ -23,7 +23,7 @@ def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         [[1, 2, 1, 2, 1]]
     """
     tensor = crop(tensor, shape)
-    # The first dimension last: gradients are then summed over it first, in long rows.
+    # The first dimension last: its gradient is then summed first, in long rows.
     for dim in reversed(range(len(shape))):
         if (times := -(-shape[dim] // max(tensor.shape[dim], 1))) != 1:
             tensor = tensor.repeat([times if d == dim else 1 for d in range(len(shape))])
@@ -32,7 +32,7 @@ def stretch(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _halved(shape: Sequence[int], most: int) -> tuple[int, ...]:
-    """Halve the longest side of a shape until it has at most so many values."""
+    """Halve the longest side of a shape until it has at most ``most`` values."""
     sides = [*shape]
     while math.prod(sides) > most:
         widest = sides.index(max(sides))
@@ -41,15 +41,15 @@ def _halved(shape: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def crop(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Crop a tensor to its start in each dimension where it is longer than the shape."""
+    """Crop a tensor to its start in each dimension that is longer than in the shape."""
     for dim, size in enumerate(shape):
-        if size < tensor.shape[dim]:  # a cut that cuts nothing would copy its gradient
+        if size < tensor.shape[dim]:  # narrowing to the full size would copy the gradient
             tensor = tensor.narrow(dim, 0, size)
     return tensor
 
 
 class Decoder(nn.Module, ABC):
-    """Two layers from ``[h_v, a_m]`` to a slot's codes, and from a code to a tensor.
+    """Two layers that map ``[h_v, a_m]`` to a slot's code, and a map from codes to tensors.
 
     Args:
         features: Size of ``[h_v, a_m]``.
@@ -61,14 +61,14 @@ class Decoder(nn.Module, ABC):
         super().__init__()
         self.shape, self.size = shape, math.prod(shape)
         self.inner, self.outer = nn.Linear(features, hidden), nn.Linear(hidden, self.size)
-        # Features of variance 1 give codes of variance 1: a form's scale is the tensor's then.
+        # Features of variance 1 give codes of variance 1, so a form's scale is the tensor's.
         nn.init.kaiming_normal_(self.inner.weight, nonlinearity="relu")
         nn.init.kaiming_normal_(self.outer.weight, nonlinearity="linear")
         nn.init.zeros_(self.inner.bias)
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, features: Tensor, largest: tuple[int, ...]) -> Tensor:
-        """Return codes of features, as much of them as tensors of some size need.
+        """Compute codes from features; only the part of them that the largest tensors need.
 
         Args:
             features: [rows, features].
@@ -89,20 +89,20 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """Decode codes [rows, *part] to tensors [rows, *shape], every number in its form."""
+        """Decode codes [rows, *part] to tensors [rows, *shape], with the form applied to them."""
 
 
 class Tiled(Decoder):
-    """A code is a tile, at most ``tile`` long in each dimension, which is repeated and cropped.
+    """A decoder whose code is a tile, at most ``tile`` long per dimension, repeated and cropped.
 
-    A tile never has more values than one of ``tile × tile`` with kernels of 3 × 3, and a vector
-    never more than ``tile²``.
+    A tile has at most as many values as one of ``tile × tile`` with 3 × 3 kernels, and a vector at
+    most ``tile²``.
 
     Args:
         features: Size of ``[h_v, a_m]``.
         hidden: Size of the hidden layer.
         largest: Largest size of each dimension among the slot's tensors.
-        tile: Longest side.
+        tile: Maximum side length.
 
     Example:
         >>> Tiled(8, 4, (512, 256, 3, 3), tile=64).shape, Tiled(8, 4, (512,), tile=64).shape
@@ -115,7 +115,7 @@ class Tiled(Decoder):
         super().__init__(features, hidden, _halved(sides, 9 * tile * tile))
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the start of the tile: kernels of 1 × 1 need a ninth of that for 3 × 3."""
+        """Return the start of the tile: 1 × 1 kernels need a ninth of the part for 3 × 3."""
         return tuple(map(min, self.shape, largest))
 
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
@@ -125,16 +125,16 @@ class Tiled(Decoder):
 
 
 class LowRank(Decoder):
-    """A code is ``rank`` vectors for each of the first two dimensions, and as many kernels.
+    """A decoder whose code has ``rank`` vectors for each of two dimensions, and ``rank`` kernels.
 
-    The tensor is ``Σ u ⊗ v ⊗ k``, with nothing repeated as long as no side exceeds ``longest``.
+    The tensor is ``Σ u ⊗ v ⊗ k``. Nothing is repeated as long as no side exceeds ``longest``.
 
     Args:
         features: Size of ``[h_v, a_m]``.
         hidden: Size of the hidden layer.
         largest: Largest size of each of the (two or more) dimensions of the slot's tensors.
         rank: Number of terms.
-        longest: Longest vector and largest kernel.
+        longest: Maximum length of a vector, and maximum size of a kernel.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class LowRank(Decoder):
         self.rank, self.sides, self.kernel = rank, (first, second), kernel
 
     def part(self, largest: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the full code: it is short."""
+        """Return the shape of the full code, which is short."""
         return self.shape
 
     def tensors(self, codes: Tensor, shape: tuple[int, ...], form: Elementwise) -> Tensor:
-        """Return the sums of products, of variance 1 if the codes have it."""
+        """Return the sums of outer products, with variance 1 if the codes have it."""
         rows, rank = len(codes), self.rank
         first, second = self.sides
         parts = codes.split([rank * n for n in (first, second, math.prod(self.kernel))], 1)
@@ -164,7 +164,7 @@ class LowRank(Decoder):
 def decoder(
     kind: DecoderKind, features: int, hidden: int, largest: tuple[int, ...], tile: int, rank: int
 ) -> Decoder:
-    """Build the decoder of a slot; vectors and scalars are always tiled."""
+    """Create the decoder of a slot; vectors and scalars are always tiled."""
     if kind == "low_rank" and len(largest) > 1:
         return LowRank(features, hidden, largest, rank, tile * tile)
     return Tiled(features, hidden, largest, tile)

@@ -1,4 +1,4 @@
-"""A node's current parameters as one vector (RecipFL §3.2: a Transformer over pieces of them)."""
+"""Encode a node's current parameters as a vector (RecipFL §3.2: a Transformer over pieces)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from archgraph.states.copies import to_device
 
 
 def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tensor]:
-    """Reduce every tensor to at most ``bins`` means over equally long runs of its values.
+    """Reduce every tensor to at most ``bins`` means over runs of equal length of its values.
 
     Args:
-        tensors: Tensors of any shapes, of one device.
-        bins: Greatest number of runs; a tensor with fewer values keeps them as they are.
+        tensors: Tensors of any shapes on one device.
+        bins: Maximum number of runs; a tensor with fewer values is not reduced.
 
     Returns:
-        Means [tensors, bins], 0 beyond a tensor's own runs, and the number of runs [tensors].
+        Means [tensors, bins], padded with 0 after a tensor's own runs, and the number of runs
+        [tensors].
 
     Example:
         >>> means, counts = bin_means([torch.tensor([1.0, 3, 5, 7, 9]), torch.ones(1)], bins=4)
@@ -44,19 +45,19 @@ def bin_means(tensors: Sequence[Tensor], bins: int = 128) -> tuple[Tensor, Tenso
 
 
 class ParameterEncoder(nn.Module):
-    """Transformer over a tensor's :func:`bin_means`, cut into pieces; the mean of its pieces.
+    """Transformer over a tensor's :func:`bin_means`, cut into pieces; averages over the pieces.
 
     Args:
-        slots: Number of places that tensors fill; each has a vector of its own, by which a weight
-            and a bias of equal values differ.
+        slots: Number of slots. Each has its own vector, which distinguishes a weight from a bias
+            with equal values.
         width: Size of the result.
-        bins: Numbers that a tensor is summarised by.
-        piece: Numbers in a piece. 8 is 14 times cheaper than 1.
-        heads: Heads of attention.
+        bins: Number of values that summarise a tensor.
+        piece: Number of values in a piece. 8 is 14 times cheaper than 1.
+        heads: Number of attention heads.
         hidden: Size of the Transformer's hidden layer.
 
     Raises:
-        GraphError: If the numbers are not whole pieces.
+        GraphError: If ``bins`` is not a positive multiple of ``piece``.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class ParameterEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if piece < 1 or bins < 1 or bins % piece:
-            raise GraphError(f"{bins} bins are not whole pieces of {piece}")
+            raise GraphError(f"{bins} bins cannot be split into pieces of {piece}")
         self.bins, self.piece = bins, piece
         self.embed = nn.Linear(piece, width)
         self.position = nn.Parameter(torch.randn(bins // piece, width) * 0.02)
         self.slot = nn.Embedding(slots, width)
-        # Without dropout: the server generates twice, and must get the same weights.
+        # No dropout: the server generates twice, and must get the same weights.
         self.layer = nn.TransformerEncoderLayer(width, heads, hidden, dropout=0.0, batch_first=True)
 
     def forward(self, tensors: Sequence[Tensor], slots: Tensor) -> Tensor:
@@ -84,19 +85,19 @@ class ParameterEncoder(nn.Module):
 
         Args:
             tensors: Tensors of any shapes.
-            slots: Number of each one's slot, [tensors].
+            slots: Index of each tensor's slot, [tensors].
 
         Returns:
             [tensors, width]. No gradient reaches the tensors.
         """
         weight = self.embed.weight
-        if weight.is_meta:  # a check needs shapes alone
+        if weight.is_meta:  # a check only needs shapes
             return weight.new_empty(len(tensors), len(weight))
         means, counts = bin_means([t.to(weight.dtype) for t in tensors], self.bins)
-        # The first piece is always there, even of a tensor without values.
+        # The first piece always exists, even for an empty tensor.
         lengths = (-(-counts // self.piece)).clamp(min=1)
         codes, order = [], []
-        for length in lengths.unique().tolist():  # equally many pieces at a time: none is padding
+        for length in lengths.unique().tolist():  # equal numbers of pieces together: no padding
             rows = torch.nonzero(lengths == length).flatten()
             values = to_device(means[rows, : length * self.piece], weight.device)
             rows = to_device(rows, weight.device)

@@ -1,4 +1,4 @@
-"""Gated graph network that visits nodes one after the other (RecipFL, Eqs. 6–7; GHN-2, Eq. 4)."""
+"""Gated graph network that visits nodes sequentially (RecipFL, Eqs. 6–7; GHN-2, Eq. 4)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from archgraph.hypernet.graphs import Messages, Sweep
 class GatedGNN(nn.Module):
     """``h_v ← GRU(h_v, Σ MLP(h_u))`` over the nodes u before v, forward and then backward.
 
-    Within a traversal a node sees its neighbours as this traversal left them. Nodes of one level
-    do not see one another, so a level of all graphs together is one step.
+    Within a traversal, a node receives its neighbours' features as already updated by this
+    traversal. Nodes of one level do not see each other, so a level of all graphs is one step.
 
     Args:
         width: Size of a node's features.
         steps: Number of times that both traversals are run (τ).
-        virtual: Whether nodes hear those at a distance s, too, by an MLP of its own over s.
+        virtual: Whether nodes also receive messages over virtual edges, from a separate MLP,
+            divided by the distance s.
 
     Source:
         RecipFL, Eqs. 6–7: one MLP and one GRU cell for all nodes and both directions. Virtual
@@ -52,9 +53,9 @@ class GatedGNN(nn.Module):
     def _traverse(self, features: Tensor, plan: Sweep) -> Tensor:
         sizes = [level.size for level in plan.levels]
         before = features[plan.order]
-        # What the cell takes from a node's own features is known before the traversal begins.
+        # The cell's product with a node's own features does not depend on the traversal.
         recurrents = functional.linear(before, self.cell.weight_hh, self.cell.bias_hh).split(sizes)
-        # Levels stay apart: a buffer of all nodes would be copied, and its gradient, per level.
+        # Keep levels separate: a buffer of all nodes would be copied, with its gradient, per level.
         after: list[Tensor] = []
         kinds = [mlp for mlp in (self.message, self.virtual) if mlp is not None]
         sent: list[list[Tensor]] = [[] for _ in kinds]
@@ -67,19 +68,19 @@ class GatedGNN(nn.Module):
             if sums:
                 total = sum(sums[1:], sums[0])
                 incoming = functional.linear(total, self.cell.weight_ih, self.cell.bias_ih)
-            else:  # the first level: a sum of nothing is 0, whose product is the bias alone
+            else:  # the first level: an empty sum is 0, and its product is the bias alone
                 incoming = self.cell.bias_ih.expand(level.size, -1)
             after.append(_gates(h, incoming, recurrent))
-            # Once per node, not per edge: its message is the same to all that hear it.
+            # Once per node, not per edge: it sends the same message to all receivers.
             for values, mlp in zip(sent, kinds, strict=True):
                 values.append(mlp(after[-1]))
         return torch.cat(after)[plan.position]
 
     def _summed(self, messages: Messages, sent: list[Tensor], size: int) -> Tensor:
-        """Sum the messages [size, width] of earlier levels."""
+        """Sum the messages from earlier levels, [size, width]."""
         parts = [sent[k] if rows is None else sent[k][rows] for k, rows in messages.sources]
         senders = parts[0] if len(parts) == 1 else torch.cat(parts)
-        # GHN-2, Eq. 4: a message over a path of s edges counts as 1 / s.
+        # GHN-2, Eq. 4: a message over a path of s edges has the weight 1 / s.
         share = None if messages.distance is None else messages.distance.to(senders).reciprocal()
         sizes = (len(senders), size)
         total: Tensor = self.sum((senders, None), messages.edge_index, share, size=sizes)
@@ -91,7 +92,7 @@ def _mlp(width: int) -> nn.Sequential:
 
 
 def _gates(h: Tensor, incoming: Tensor, recurrent: Tensor) -> Tensor:
-    """Apply a GRU cell after its two products, gates in torch's order (reset, update, new)."""
+    """Apply a GRU cell after its two products, with gates in torch's order (reset, update, new)."""
     width = h.shape[1]
     reset, update = torch.sigmoid(incoming[:, : 2 * width] + recurrent[:, : 2 * width]).chunk(2, 1)
     new = torch.tanh(incoming[:, 2 * width :] + reset * recurrent[:, 2 * width :])

@@ -1,4 +1,4 @@
-"""What the hypernetwork reads: graphs as PyG data, their tensors by slot, the order of a sweep."""
+"""Inputs of the hypernetwork: graphs as PyG data, their tensors by slot, the order of a sweep."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from archgraph.ops.schema import torch_dtype
 from archgraph.ops.table import base, initialiser, row
 from archgraph.states.copies import state_to_device
 
-# Why a tensor is not generated: it is a buffer, it is frozen, no operator reads it, or its numbers
-# are not real ones. Every other tensor is generated.
+# Reasons why a tensor is not generated: it is a buffer, it is frozen, no operator reads it, or its
+# dtype is not a real one. Every other tensor is generated.
 LocalRule = Literal["buffer", "frozen", "unused", "not real"]
 
-# A Data or a Batch of PyG, whose attributes are set by name; the library is not typed.
+# A PyG Data or Batch, whose attributes are set by name; the library has no types.
 PygGraph: TypeAlias = Data
 
 # How a decoder's output p becomes a tensor: 2·scale·σ(p/2), tanh(p/5), scale·p.
@@ -33,7 +33,7 @@ StartForm = Literal["factor", "shift", "weight"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class DecoderSlot:
-    """The tensors that one decoder generates: an argument of an operator, by rank.
+    """The tensors that one decoder generates: those of an operator's argument, by rank.
 
     >>> str(DecoderSlot("conv2d", "weight", 4))
     'conv2d.weight:4'
@@ -52,13 +52,13 @@ class GeneratedTensor:
     """A tensor to generate.
 
     Attributes:
-        name: Its name in the state.
+        name: Name in the state.
         slot: Its argument of the first operator that uses it.
-        node: That operator's position in ``graph.nodes``.
+        node: Index of that operator in ``graph.nodes``.
         shape: Its shape.
-        dtype: Its element type.
+        dtype: Its dtype.
         form: How the decoder's output becomes the tensor.
-        scale: The number in that form.
+        scale: The scale in that form.
     """
 
     name: str
@@ -70,7 +70,7 @@ class GeneratedTensor:
     scale: float
 
     def formed(self, p: Tensor) -> Tensor:
-        """Apply the form to a decoder's output, position by position."""
+        """Apply the form to a decoder's output elementwise."""
         match self.form:
             case "factor":
                 return 2 * self.scale * torch.sigmoid(p / 2)
@@ -81,7 +81,7 @@ class GeneratedTensor:
 
 
 def rule(graph: ArchGraph, param: Param) -> LocalRule | None:
-    """Return why a leaf is not generated; None if it is."""
+    """Return the reason why a leaf is not generated; None if it is."""
     if param.role != "parameter":
         return "buffer"
     if not param.trainable:
@@ -93,7 +93,7 @@ def rule(graph: ArchGraph, param: Param) -> LocalRule | None:
 
 @per_graph
 def local(graph: ArchGraph) -> Mapping[str, LocalRule]:
-    """Return the entries of a state that are never generated, each with its rule.
+    """Return the state entries that are never generated, each with its rule.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -107,7 +107,7 @@ def local(graph: ArchGraph) -> Mapping[str, LocalRule]:
 
 @per_graph
 def entries(graph: ArchGraph) -> tuple[GeneratedTensor, ...]:
-    """Return the generated tensors of a graph, in state order; each has exactly one owner.
+    """Return the generated tensors of a graph in state order; each belongs to exactly one operator.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -131,7 +131,7 @@ def _positions(graph: ArchGraph) -> dict[str, int]:
 
 
 def _argument(graph: ArchGraph, node: str, leaf: str) -> str:
-    """Return the argument that a leaf is passed as, with its index in a list (``params.2``)."""
+    """Return the argument that a leaf is passed to, with its index in a list (``params.2``)."""
     for key, value in graph.node[node].args:
         for number, item in enumerate(walk(value)):
             if isinstance(item, Leaf) and item.name == leaf:
@@ -140,16 +140,16 @@ def _argument(graph: ArchGraph, node: str, leaf: str) -> str:
 
 
 def _form(graph: ArchGraph, param: Param) -> tuple[StartForm, float]:
-    """Return the form of a tensor, with the scale of the operator table's fresh weights."""
+    """Return the form of a tensor, with the scale of the operator table's initialiser."""
     how = initialiser(graph, param)
-    # Scales start as in training from scratch: factors around their mean, shifts around 0.
+    # As in training from scratch, factors start around their mean, and shifts around 0.
     if how is not None and how.kind == "ones":
         return "factor", how.scale
     if how is None or how.kind == "zeros" or len(param.shape) < 2:
         return "shift", 1.0
     if how.kind == "normal":
         return "weight", how.scale
-    # He et al.: with ReLU, the variance of the values stays from layer to layer.
+    # He et al.: with ReLU, the variance of the values stays the same from layer to layer.
     return "weight", math.sqrt(2 / max(math.prod(param.shape[1:]), 1))
 
 
@@ -160,10 +160,10 @@ _KINDS = ("weighted", "normalises", "merges", "pointwise", "other")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The operators that a hypernetwork tells apart.
+    """The operators that a hypernetwork distinguishes.
 
-    An operator that was not there when the vocabulary was made counts as one of its kind, by what
-    the operator table says of it.
+    An operator that was unknown when the vocabulary was created is treated as one of its kind, as
+    stated in the operator table.
 
     Attributes:
         operators: Names without namespace and overload, sorted.
@@ -189,7 +189,7 @@ class Vocabulary:
         return len(self.operators) + len(_KINDS)
 
     def index(self, op: str) -> int:
-        """Return the number of an operator's word."""
+        """Return the index of an operator's word."""
         if base(op) in self.operators:
             return self.operators.index(base(op))
         facts = row(op)
@@ -199,7 +199,7 @@ class Vocabulary:
 
 @per_graph
 def _skeleton(graph: ArchGraph) -> tuple[Tensor, Tensor, Tensor]:
-    """Return edges, and every node's level from either end: its longest path from there."""
+    """Return edges, and each node's level from both ends: the length of its longest path there."""
     index = _positions(graph)
     pairs = [(index[a], index[b]) for a, b in graph.nx.edges]
     edges = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T.contiguous()
@@ -214,7 +214,7 @@ def _skeleton(graph: ArchGraph) -> tuple[Tensor, Tensor, Tensor]:
 
 @per_graph
 def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
-    """Return pairs [2, pairs] of nodes 2 to ``reach`` edges apart, and their distance [pairs]."""
+    """Return pairs [2, pairs] of nodes 2 to ``reach`` edges apart, and their distances [pairs]."""
     index = _positions(graph)
     distant = [
         (index[a], index[b], length)
@@ -227,19 +227,20 @@ def _virtual(graph: ArchGraph, reach: int) -> tuple[Tensor, Tensor]:
 
 
 def to_data(graph: ArchGraph, vocabulary: Vocabulary, reach: int = 1) -> PygGraph:
-    """Convert a graph to ``torch_geometric.data.Data``, a node per operator in graph order.
+    """Convert a graph to ``torch_geometric.data.Data`` with one node per operator in graph order.
 
     Args:
-        graph: The architecture; a result used twice by one operator is one edge.
-        vocabulary: Numbers of the operators.
-        reach: Longest of the shortest paths that a virtual edge stands for; 1: none do.
+        graph: The architecture. A result that an operator uses twice is one edge.
+        vocabulary: Indices of the operators.
+        reach: Maximum length of a shortest path that a virtual edge stands for; 1 for no virtual
+            edges.
 
     Returns:
         ``word`` [nodes], ``edge_index`` [2, edges] from producer to user, ``level_forward`` and
-        ``level_backward`` [nodes]: longest path from an input, and to an output. With virtual
-        edges, ``virtual_index`` [2, pairs] and ``distance`` [pairs], the length of the path.
-        Batching shifts only what has ``index`` in its name, so that levels of several graphs stay
-        aligned.
+        ``level_backward`` [nodes]: length of the longest path from an input, and to an output. With
+        virtual edges, ``virtual_index`` [2, pairs] and ``distance`` [pairs], the length of the
+        path. Batching only shifts attributes with ``index`` in their names, so levels of several
+        graphs stay aligned.
 
     Raises:
         GraphError: If the graph has no operators.
@@ -278,18 +279,18 @@ def to_batch(graphs: Sequence[ArchGraph], vocabulary: Vocabulary, reach: int = 1
 # -- sweeps -------------------------------------------------------------------------------------
 
 
-# Edges [2, edges], and the lengths of the paths that they stand for, [edges]; None: all 1.
+# Edges [2, edges], and the lengths of the paths that they stand for, [edges], or None if all are 1.
 Edges = tuple[Tensor, Tensor | None]
 
 
 class Messages(NamedTuple):
-    """What the nodes of a level receive over edges of one kind.
+    """The messages that the nodes of a level receive over edges of one kind.
 
     Attributes:
-        sources: Earlier levels and the rows of them that send (None: all rows).
-        edge_index: [2, edges] from a row of the sources, one after the other, to a row here.
-        distance: Length of the path that each stands for, by which its message is divided,
-            [edges]. Default: all 1.
+        sources: Earlier levels, each with the rows that send, or None if all rows do.
+        edge_index: [2, edges] from a row of the concatenated sources to a row of this level.
+        distance: Length of the path that each edge stands for, [edges]; messages are divided by it.
+            Default: all 1.
     """
 
     sources: tuple[tuple[int, Tensor | None], ...]
@@ -298,11 +299,11 @@ class Messages(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The nodes of one level, of all graphs, and where their messages come from.
+    """The nodes of one level in all graphs, and the sources of their messages.
 
     Attributes:
         size: Number of nodes.
-        messages: Those over each kind of edge: edges; and virtual edges, if the plan has such.
+        messages: Messages over edges, and over virtual edges if the plan has any.
     """
 
     size: int
@@ -314,7 +315,7 @@ class Sweep(NamedTuple):
 
     Attributes:
         order: Nodes sorted by level.
-        position: Each node's position in that order.
+        position: Position of each node in that order.
         levels: The levels, first to last.
     """
 
@@ -324,13 +325,13 @@ class Sweep(NamedTuple):
 
 
 def sweep(level: Tensor, edges: Edges, *more: Edges) -> Sweep:
-    """Plan a traversal that visits every node after those that send to it.
+    """Plan a traversal that visits every node after all nodes that send to it.
 
     Args:
-        level: Level of each node; an edge leads from a lower level to a higher one.
+        level: Level of each node; edges lead from lower to higher levels.
         edges: Edges [2, edges] from sender to receiver, and the lengths of the paths that they
             stand for, [edges] or None.
-        more: The same of each further kind of edge.
+        more: The same for each further kind of edge.
 
     Example:
         >>> plan = sweep(torch.tensor([0, 1, 1]), (torch.tensor([[0, 0], [1, 2]]), None))
@@ -360,10 +361,10 @@ def _messages(
         homes: Level of the node at each position of the order, [nodes].
         position: Each node's position in the order, [nodes].
         sizes: Number of nodes of each level.
-        edge_index: As for :func:`sweep`.
-        distance: As for :func:`sweep`.
+        edge_index: As in :func:`sweep`.
+        distance: As in :func:`sweep`.
     """
-    # Tens of small steps per level: numpy's are an order of magnitude cheaper than torch's.
+    # Each level takes tens of small steps, which are ten times faster in NumPy than in torch.
     sender, receiver = position[edge_index.numpy()]
     by_receiver = np.argsort(receiver, kind="stable")
     sender, receiver = sender[by_receiver], receiver[by_receiver]
@@ -385,7 +386,7 @@ def _messages(
 
 @per_graph
 def sweeps_alone(graph: ArchGraph, reach: int) -> tuple[Sweep, Sweep]:
-    """Return the cached plans of one graph: virtual edges make them quadratic in its levels."""
+    """Return the cached plans of one graph: with virtual edges they are quadratic in its levels."""
     return sweeps(to_data(graph, Vocabulary(()), reach))
 
 
@@ -400,7 +401,7 @@ def sweeps(batch: PygGraph) -> tuple[Sweep, Sweep]:
 
 
 def sweeps_on(plans: tuple[Sweep, Sweep], device: torch.device) -> tuple[Sweep, Sweep]:
-    """Return plans on a device, to which all their tensors go as one buffer."""
+    """Return plans on a device; all their tensors are copied as one buffer."""
     leaves, form = pytree.tree_flatten(plans)
     tensors = {str(n): leaf for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     there = state_to_device(tensors, device)

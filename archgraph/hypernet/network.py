@@ -1,4 +1,4 @@
-"""The graph hypernetwork: architectures and their current weights in, new weights out."""
+"""The graph hypernetwork: maps architectures and their current weights to new weights."""
 
 from __future__ import annotations
 
@@ -35,44 +35,44 @@ if TYPE_CHECKING:
     from archgraph.states import State
 
 
-CodeKey = tuple[int, tuple[int, ...]]  # number of a slot, size of the kernel
+CodeKey = tuple[int, tuple[int, ...]]  # index of a slot, size of the kernel
 
-AT_ONCE = 2**21  # most numbers that `pull_back` generates at a time, unless one tensor has more
+AT_ONCE = 2**21  # maximum number of values that `pull_back` generates at a time, or one tensor
 
 
 class GraphHypernetwork(nn.Module):
-    """GHN(G, a; φ): weights for any client's architecture, from one network at the server.
+    """GHN(G, a; φ): one network on the server that generates weights for any client architecture.
 
-    Made by :meth:`for_graphs`, which sizes it; afterwards it takes any graph whose tensors fill
-    slots that it knows, of whatever size.
+    Create it with :meth:`for_graphs`, which chooses its sizes. Afterwards it accepts any graph
+    whose tensors belong to known slots, of any size.
 
     Args:
-        vocabulary: The operators that it tells apart.
+        vocabulary: The operators that it distinguishes.
         largest: For each slot, the largest size of each dimension.
         width: Size of a node's features.
         hidden: Size of the decoders' hidden layers.
-        steps: Traversals in both directions (τ).
-        reach: Longest of the shortest paths along which a node hears another one directly, over a
-            virtual edge; 1: over edges alone.
-        bins: Numbers that a tensor is summarised by for the encoder.
-        piece: Bins in a piece; the encoder attends to all pieces.
-        decoders: ``tiled``: a tile that is repeated. ``low_rank``: a sum of outer products.
-        tile: Longest side of a tile.
-        rank: Terms of a sum of outer products.
-        descriptor: Size of a client's descriptor (a_m); 0: clients are not described.
-        clients: Clients that are described by an embedding of their ids, learned with φ; 0: their
-            descriptors are given.
+        steps: Number of traversals in both directions (τ).
+        reach: Maximum length of a shortest path over which a node receives messages directly, by a
+            virtual edge. 1 uses only the graph's edges.
+        bins: Number of values that summarise a tensor for the encoder.
+        piece: Number of bins in a piece; the encoder attends to all pieces.
+        decoders: ``tiled`` repeats a tile; ``low_rank`` sums outer products.
+        tile: Maximum side length of a tile.
+        rank: Number of terms in a sum of outer products.
+        descriptor: Size of a client's descriptor (a_m). 0 if clients are not described.
+        clients: Number of clients with a learned embedding of their id as descriptor. 0 if
+            descriptors are passed.
         mixing: How a node's word and the code of its tensors become its features: ``concat``, then
-            a linear layer; ``sum``, with an embedding of its largest tensor's shape.
-        described: What the descriptor decides on: ``all`` tensors, or those of the ``head``, the
-            last operator that multiplies with a weight.
-        shifts: Whether biases of normalisation are ``generated``, or stay ``local``.
+            a linear layer; or ``sum``, with an embedding of its largest tensor's shape.
+        described: The tensors that the descriptor affects: ``all``, or those of the ``head``, the
+            last operator that multiplies by a weight.
+        shifts: Whether biases of norms are ``generated`` or stay ``local``.
 
     Raises:
-        GraphError: If ``bins`` are not whole pieces.
+        GraphError: If ``bins`` is not a positive multiple of ``piece``.
 
     Source:
-        RecipFL §3.2; ``sum``, ``head`` and ``local`` are the authors' code.
+        RecipFL §3.2; ``sum``, ``head`` and ``local`` follow the authors' code.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class GraphHypernetwork(nn.Module):
     def for_graphs(
         cls, graphs: Sequence[ArchGraph], *, seed: int = 0, **options: Any
     ) -> GraphHypernetwork:
-        """Build a hypernetwork with a word per operator, and a decoder per slot, of these graphs.
+        """Create a hypernetwork with a word per operator and a decoder per slot of these graphs.
 
         Args:
-            graphs: Architectures that it shall generate.
+            graphs: Architectures to generate weights for.
             seed: Seed of its initial weights φ.
             options: Options of the class.
 
@@ -136,20 +136,20 @@ class GraphHypernetwork(nn.Module):
             for entry in _generated(graph, shifts):
                 known = largest.get(entry.slot, entry.shape)
                 largest[entry.slot] = tuple(map(max, known, entry.shape))
-        # The caller's random state stays as it was.
+        # Do not change the caller's random state.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(Vocabulary.of(graphs), largest, **options)
 
     def unset(self, graph: ArchGraph) -> Mapping[str, LocalRule | Literal["shift"]]:
-        """Return the names of a state that stay on the client, each with its rule.
+        """Return the state entries that stay on the client, each with its rule.
 
         Raises:
             GraphError: If a tensor is neither generated nor local by a rule.
         """
         generated = self.entries(graph)
         for entry in generated:
-            self._number(entry)  # refuses a tensor without a decoder
+            self._number(entry)  # raises an error for a tensor without a decoder
         rules: dict[str, LocalRule | Literal["shift"]] = {**local(graph)}
         return rules | {e.name: "shift" for e in entries(graph) if e not in generated}
 
@@ -168,17 +168,17 @@ class GraphHypernetwork(nn.Module):
         Args:
             graphs: Each client's architecture.
             states: Each client's current weights (q_v), used without gradients.
-            descriptor: [clients, descriptor], what is known of each client's data; or where ids are
-                embedded, those: int64 [clients].
+            descriptor: Descriptors of each client's data, [clients, descriptor]; or, if clients are
+                embedded, their ids as int64 [clients].
 
         Returns:
-            For each client the generated part of its state; :meth:`unset` names the rest.
+            For each client, the generated part of its state; :meth:`unset` lists the rest.
 
         Raises:
             GraphError: If a tensor has no decoder, or a state or descriptor does not fit.
         """
         codes = self._codes(graphs, states, descriptor)
-        # The codes of a key are in the order of clients and entries: each takes the next one.
+        # The codes of a key are in the order of clients and entries: take them one by one.
         rows = {key: iter(code.unbind()) for key, code in codes.items()}
         return [
             {
@@ -196,25 +196,26 @@ class GraphHypernetwork(nn.Module):
         descriptor: Tensor | None = None,
         weights: Sequence[float] | None = None,
     ) -> float:
-        """Add Σ_m w_m Jᵀ(θ̃_m − θ_m) to φ's gradients: descending them moves θ̃ to what was trained.
+        """Add Σ_m w_m Jᵀ(θ̃_m − θ_m) to φ's gradients: descent moves θ̃ towards the trained weights.
 
-        Only tensors of one size, and few, exist at a time.
+        Only a few tensors, all of one size, exist at a time.
 
         Args:
-            graphs: As for :meth:`generate`.
-            states: As they were when the clients' weights were generated.
+            graphs: As in :meth:`generate`.
+            states: The states from which the clients' weights were generated.
             trained: The clients' weights after training (θ_m).
-            descriptor: As for :meth:`generate`.
-            weights: Weight of each client; default 1.
+            descriptor: As in :meth:`generate`.
+            weights: Weight of each client. Default: 1.
 
         Returns:
             The loss whose gradient this is, Σ_m w_m ½‖θ̃_m − θ_m‖².
 
         Raises:
-            GraphError: As :meth:`generate`; or a trained tensor is missing or has another shape.
+            GraphError: As in :meth:`generate`, or if a trained tensor is missing or has another
+                shape.
 
         Source:
-            RecipFL, Eq. 4, whose printed sign is that of ascent.
+            RecipFL, Eq. 4, which is printed with the sign of ascent.
         """
         self.check(graphs, trained)
         codes = self._codes(graphs, states, descriptor)
@@ -225,7 +226,7 @@ class GraphHypernetwork(nn.Module):
             at = to_device(torch.tensor(rows), codes[key[0]].device)
             code = codes[key[0]].detach()[at].requires_grad_()
             value = self._tensors(code, tensors[0])
-            # Sent weights were rounded to the tensor's type; the gap to them is not.
+            # Sent weights were rounded to the tensor's dtype; the difference to them is not.
             wide = torch.promote_types(value.dtype, tensors[0].dtype)
             gap = value.detach().to(tensors[0].dtype).to(wide, copy=True)
             theirs = [
@@ -240,10 +241,10 @@ class GraphHypernetwork(nn.Module):
             total = total + share @ _squares(gap) / 2
             if weights is not None:
                 gap.mul_(share.to(gap.dtype).view(-1, *[1] * (gap.dim() - 1)))
-            # The gap is the gradient of half its square; the graph of these tensors ends here.
+            # The difference is the gradient of half its square; these tensors' graph ends here.
             value.backward(gap.to(value))
             gradients[key[0]][at] = cast(Tensor, code.grad)
-        # One pass back through the network for all clients, from the gradients of their codes.
+        # One backward pass through the network for all clients, from the gradients of their codes.
         if codes:
             torch.autograd.backward(list(codes.values()), list(gradients.values()))
         return float(total)
@@ -253,7 +254,7 @@ class GraphHypernetwork(nn.Module):
     def _codes(
         self, graphs: Sequence[ArchGraph], states: Sequence[State], descriptor: Tensor | None
     ) -> dict[CodeKey, Tensor]:
-        """Return the codes of the tensors of each key, client by client in the order of entries."""
+        """Return the codes of each key's tensors, client by client in the order of entries."""
         self.check(graphs, states)
         described = self._described(graphs, descriptor)
         batch = to_batch(graphs, self.vocabulary, self.reach)
@@ -282,8 +283,8 @@ class GraphHypernetwork(nn.Module):
         )
         if tensors:
             codes = self.encoder(tensors, slot)
-            # A node's tensors are averaged: features do not grow with their number.
-            number = torch.tensor(nodes)  # of positions: known without the device's values
+            # Average a node's tensors, so that features do not grow with their number.
+            number = torch.tensor(nodes)  # of positions: known without values from the device
             share = to_device(1 / torch.bincount(number)[number].to(codes.dtype), device)
             current = current.index_add(0, node, codes * share[:, None])
         if self.join is not None:
@@ -291,7 +292,7 @@ class GraphHypernetwork(nn.Module):
         else:
             assert self.shape is not None
             features = words + current + self.shape(tensors, nodes, len(words))
-        if not features.is_meta:  # a check needs shapes alone, and a traversal keeps them
+        if not features.is_meta:  # a check only needs shapes, which a traversal does not change
             # A plan is cached per graph, on the CPU.
             plans = sweeps_alone(graphs[0], self.reach) if len(graphs) == 1 else sweeps(batch)
             features = self.gnn(features, *sweeps_on(plans, device))
@@ -306,7 +307,7 @@ class GraphHypernetwork(nn.Module):
         return by_key
 
     def _described(self, graphs: Sequence[ArchGraph], descriptor: Tensor | None) -> Tensor:
-        """Return descriptors [clients, descriptor], with 0 columns for undescribed clients."""
+        """Return descriptors [clients, descriptor], with 0 columns if clients are not described."""
         if self.client is not None and descriptor is not None and descriptor.dim() == 1:
             descriptor = self.client(to_device(descriptor, self.client.weight.device))
         expected = (len(graphs), self.descriptor)
@@ -320,14 +321,14 @@ class GraphHypernetwork(nn.Module):
     def _number(self, entry: GeneratedTensor) -> int:
         number = self.slots.get(entry.slot)
         if number is None:
-            hint = "size the hypernetwork for this graph too (for_graphs)"
+            hint = "create the hypernetwork for this graph, too (for_graphs)"
             raise GraphError(
                 "tensor without a decoder", where=entry.name, found=entry.slot, hint=hint
             )
         return number
 
     def check(self, graphs: Sequence[ArchGraph], states: Sequence[State]) -> None:
-        """Check that there is a decoder for every tensor of some graphs, and that states fit them.
+        """Check that every tensor of some graphs has a decoder, and that states fit the graphs.
 
         Raises:
             GraphError: If there is not one state for each graph; or names the tensor.
@@ -347,19 +348,20 @@ class GraphHypernetwork(nn.Module):
                     )
 
     def _key(self, entry: GeneratedTensor) -> CodeKey:
-        """Return the slot and kernel whose tensors are decoded together.
+        """Return the slot and kernel size, by which tensors are decoded together.
 
-        Kernels apart: beside ones of 3 × 3, a convolution of 1 × 1 needs a ninth of the code.
+        Kernel sizes are separate: next to 3 × 3 kernels, a 1 × 1 convolution needs a ninth of the
+        code.
         """
         return self._number(entry), entry.shape[2:]
 
     def _alike(
         self, graphs: Sequence[ArchGraph]
     ) -> dict[tuple[CodeKey, Any, int], list[tuple[int, int, GeneratedTensor]]]:
-        """Group tensors of clients that are decoded alike, at most ``AT_ONCE`` values each.
+        """Group clients' tensors that are decoded equally, at most ``AT_ONCE`` values per group.
 
         Returns:
-            Row of its code, client and entry of each, by key, way and number of the lot.
+            Row of the code, client and entry of each tensor, by key, form and group number.
         """
         row: Counter[CodeKey] = Counter()
         before: Counter[tuple[CodeKey, Any]] = Counter()
@@ -369,7 +371,7 @@ class GraphHypernetwork(nn.Module):
                 key, way = self._key(entry), (entry.shape, entry.dtype, entry.form, entry.scale)
                 size = math.prod(entry.shape)
                 lot = before[key, way] // max(AT_ONCE // max(size, 1), 1)
-                # A tensor without values has a code, but nothing to pull back.
+                # An empty tensor has a code, but nothing to pull back.
                 if size:
                     alike.setdefault((key, way, lot), []).append((row[key], m, entry))
                 row[key] += 1
@@ -383,14 +385,14 @@ class GraphHypernetwork(nn.Module):
 
 
 def _squares(gaps: Tensor) -> Tensor:
-    """Return Σ g² of each row, piecewise: one float32 sum of 40 M numbers is 0.5 % short."""
+    """Return Σ g² of each row, in parts: a single float32 sum of 40 M numbers is 0.5 % too low."""
     parts = gaps.shape[1] if gaps.dim() > 2 else 1
     lengths = torch.linalg.vector_norm(gaps.reshape(len(gaps), parts, -1), dim=2)
     return lengths.double().square().sum(1)
 
 
 def _generated(graph: ArchGraph, shifts: str) -> tuple[GeneratedTensor, ...]:
-    """Return the generated entries of a graph, without norm biases where those stay local."""
+    """Return the generated entries of a graph, without norm biases if those stay local."""
     return tuple(
         entry
         for entry in entries(graph)
@@ -401,29 +403,29 @@ def _generated(graph: ArchGraph, shifts: str) -> tuple[GeneratedTensor, ...]:
 
 
 class ShapeEncoder(nn.Module):
-    """The shape of a node's largest tensor as a vector; of a node without tensors 0.
+    """Encode the shape of a node's largest tensor as a vector; 0 for a node without tensors.
 
     Args:
         width: Size of the vector.
 
     Source:
-        The shape embedding of the authors' code, there a table of the sizes that occur: here one of
-        their logarithms, in steps of a quarter, so that any size has an entry.
+        The authors' code embeds the sizes that occur. This class embeds their logarithms in steps
+        of a quarter instead, so that any size has an entry.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # As equal parts of the width as possible, the larger ones first.
+        # Split the width as evenly as possible, larger parts first.
         self.sizes = nn.ModuleList(
             nn.Embedding(QUARTERS, (width + i) // DIMENSIONS) for i in reversed(range(DIMENSIONS))
         )
 
     def forward(self, tensors: Sequence[Tensor], node: Sequence[int], nodes: int) -> Tensor:
-        """Return vectors of nodes.
+        """Return the vectors of all nodes.
 
         Args:
             tensors: Tensors of any shapes.
-            node: The node of each.
+            node: Index of each tensor's node.
             nodes: Number of nodes.
 
         Returns:
@@ -448,5 +450,5 @@ DIMENSIONS, QUARTERS = 4, 128
 
 
 def _quarters(size: int) -> int:
-    """Return four times a size's logarithm to base 2, rounded: 1 → 0, 2 → 4, 3 → 6."""
+    """Return four times the base-2 logarithm of a size, rounded: 1 → 0, 2 → 4, 3 → 6."""
     return min(round(4 * math.log2(max(size, 1))), QUARTERS - 1)

@@ -1,4 +1,4 @@
-"""The server's side: φ's optimiser, and the clients' states that it holds."""
+"""The server's side: the optimiser of φ, and the stored states of clients."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 def follow_gradients(
     network: nn.Module, optimiser: torch.optim.Optimizer, clip: float = 50.0
 ) -> float:
-    """Follow the gradients that one or several calls of ``pull_back`` have left.
+    """Take an optimiser step along the gradients that calls of ``pull_back`` accumulated.
 
-    Source: RecipFL, Eq. 4 with descent's sign; Adam and the bound are those of the authors' code.
+    Source: RecipFL, Eq. 4 with the sign of descent; Adam and the bound are from the authors' code.
 
     Args:
         network: The hypernetwork; changed in place.
         optimiser: Optimiser of its parameters.
-        clip: Greatest norm of the gradient.
+        clip: Maximum norm of the gradient.
 
     Returns:
-        The norm before it was bounded.
+        The norm before clipping.
 
     Raises:
-        RunError: If it is not finite; φ is unchanged then.
+        RunError: If the norm is not finite; φ is then unchanged.
     """
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
-    # In double precision: squares of large gradients leave the range of float32.
+    # In double precision, since squares of large gradients overflow float32.
     norm = float(sum(g.double().square().sum() for g in gradients)) ** 0.5
     if not math.isfinite(norm):
         hint = "lower the clients' learning rate, or bound what they may return"
@@ -52,9 +52,9 @@ def follow_gradients(
 
 
 def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return an optimiser's state per parameter, as tensors by ``key/parameter``.
+    """Return an optimiser's state of each parameter, as tensors named ``key/parameter``.
 
-    A parameter that has never had a gradient has nothing.
+    A parameter that never had a gradient has no entries.
 
     Example:
         >>> net = nn.Linear(1, 1, bias=False)
@@ -72,12 +72,12 @@ def optimiser_state(network: nn.Module, optimiser: torch.optim.Optimizer) -> dic
 
 
 def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: State) -> None:
-    """Give an optimiser what :func:`optimiser_state` found; tensors are copied."""
+    """Set an optimiser's state from the result of :func:`optimiser_state`; tensors are copied."""
     parameters = dict(network.named_parameters())
     for path, value in state.items():
         key, _, name = path.partition("/")
         parameter = parameters[name]
-        # A count of steps is a number on the CPU, whatever the device.
+        # A step counter is a number on the CPU, whatever the device.
         device = value.device if value.dim() == 0 else parameter.device
         optimiser.state[parameter][key] = value.to(device, copy=True)
 
@@ -85,14 +85,14 @@ def with_state(network: nn.Module, optimiser: torch.optim.Optimizer, state: Stat
 def on_disk(state: State) -> dict[str, Tensor]:
     """Memory-map the tensors from a temporary file that is deleted with the last reference.
 
-    The operating system reads pages when they are used and drops them when memory is short. The
-    file is unlinked before this returns, so that nothing is left behind however the process ends.
+    The operating system reads pages on use and drops them when memory is short. The file is
+    unlinked before this function returns, so nothing remains however the process ends.
 
     Args:
-        state: Tensors of any devices.
+        state: Tensors on any devices.
 
     Returns:
-        Tensors on the CPU, to be read only.
+        Tensors on the CPU; they must not be written to.
 
     Raises:
         RunError: If the folder for temporary files cannot be written.
@@ -114,9 +114,9 @@ def on_disk(state: State) -> dict[str, Tensor]:
             "clients' states cannot be written",
             where=tempfile.gettempdir(),
             found=os_reason(error),
-            hint="free some space, name another folder in TMPDIR, or allow more memory",
+            hint="free some space, set TMPDIR to another folder, or allow more memory",
         ) from error
     finally:
-        # The mappings keep the content; without a name it cannot outlive the process.
+        # The mappings keep the content; an unlinked file cannot outlive the process.
         with contextlib.suppress(OSError):
             Path(name).unlink()

@@ -1,12 +1,12 @@
-"""Build: an :class:`ArchGraph` becomes an ``nn.Module`` again.
+"""Build an ``nn.Module`` from an :class:`ArchGraph`.
 
-What is built consists of layers of ``torch.nn`` at the paths of the model, of blocks for the paths
-whose work stands together, and of containers otherwise. A graph keeps a template of its module,
-with the classes and the generated code; to build is to copy the template and to give it tensors.
+The module consists of ``torch.nn`` layers at the paths of the model, blocks for paths whose work is
+contiguous, and containers otherwise. A graph caches a template of its module, with the classes and
+the generated code. Building copies the template and fills in tensors.
 
 Hooks, pruning, adapters and per-example gradients work on layers. A module with the right weights
-and without layers accepted them and did nothing. A ``torch.fx.GraphModule`` has one graph, so that
-what training alone has would run in evaluation, too; and each copy would generate its code anew.
+but without layers accepted them and did nothing. A ``torch.fx.GraphModule`` has a single graph, so
+code for training only would also run in evaluation, and each copy would generate its code again.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from archgraph.states.state import missing, widened
 
 
 class ArchBlock(nn.Module):
-    """A part of a built module: what the graph computes inside of one module path.
+    """A part of a built module that computes the work of one module path.
 
-    Its arguments are what it reads from outside, in order of first use; its result is what is read
-    of it, a tuple if that is several tensors. Its class belongs to one graph.
+    Its arguments are the values that the work reads from outside, in order of first use. It returns
+    the values that others read, as a tuple if there are several. Its class belongs to one graph.
     """
 
-    _graph: ClassVar[ArchGraph]  # not ``arch``, which says that a module computes all of a graph
+    _graph: ClassVar[ArchGraph]  # not ``arch``, which marks modules that compute a whole graph
     _path: ClassVar[str] = ""
 
     def extra_repr(self) -> str:
-        """Describe a recurrent layer whose layers or directions a cut left with unequal sizes."""
+        """Describe a recurrent layer whose layers or directions have unequal sizes after a cut."""
         return single_layers(self._graph, [n for n in self._graph.nodes if n.scope == self._path])
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by graph and path, since the class is not importable; with the user's changes."""
+        """Pickle by graph and path, since the class is not importable; includes user changes."""
         return _blank, (self._graph, self._path), self.__getstate__()
 
 
@@ -56,8 +56,8 @@ class ArchModule(ArchBlock):
     """A module built from a graph.
 
     Attributes:
-        arch: The graph. State-dict keys, layers, training flags and outputs are those of the model
-            that it was traced from.
+        arch: The graph. The module has the state-dict keys, layers, training flags and outputs of
+            the model that the graph was traced from.
     """
 
     arch: ClassVar[ArchGraph]
@@ -71,15 +71,15 @@ class ArchSequential(ArchModule, nn.Sequential):
     """A module built from a chain of modules, such as a traced ``nn.Sequential``."""
 
     def __getitem__(self, index: slice | int) -> nn.Module:
-        """Return one module, or a plain ``nn.Sequential`` of some."""
-        # torch makes the slice by calling the class, whose graph computes all modules.
+        """Return one module, or a plain ``nn.Sequential`` for a slice."""
+        # torch creates the slice by calling the class, but its graph computes all modules.
         if isinstance(index, slice):
             return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
         return super().__getitem__(index)
 
 
 def _blank(graph: ArchGraph, path: str) -> nn.Module:
-    """Return a module of the class that a path of a graph has, without anything in it."""
+    """Return an empty module of the class that a path of a graph has."""
     kind = type(_template(graph).parts[path])
     return kind.__new__(kind)
 
@@ -88,21 +88,21 @@ def _blank(graph: ArchGraph, path: str) -> nn.Module:
 def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> ArchModule:
     """Build the module that computes a graph.
 
-    It consists of layers of ``torch.nn`` under the paths of the model that was traced, so hooks,
-    pruning, parametrisations, adapters and replaced layers work as they do on that model. Each
-    part is in the mode that it had when the model was traced; a graph that was not traced gives a
-    module in train mode.
+    The module consists of ``torch.nn`` layers under the paths of the traced model, so hooks,
+    pruning, parametrisations, adapters and replaced layers work as on that model. Each part is in
+    the mode that it had when the model was traced. A module built from a graph that was not traced
+    is in train mode.
 
     Args:
         graph: The architecture, or the result of a rewrite.
-        state: Tensors by name, as :func:`trace`, :func:`state_of` and ``transfer.pull`` return
-            them. They are copied and stay on their devices. Default: new values, drawn as the
-            original layers draw theirs.
-        seed: Seed of the new values.
+        state: Tensors by name, as returned by :func:`trace`, :func:`state_of` and
+            ``transfer.pull``. They are copied and stay on their devices. Default: new values,
+            initialised like those of the original layers.
+        seed: Seed of new values.
 
     Raises:
-        GraphError: If the state lacks a tensor, has one in another shape, or has different values
-            under the names of a tied one.
+        GraphError: If the state lacks a tensor, has one with another shape, or has different values
+            under the names of a tied tensor.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -119,13 +119,13 @@ def build(graph: ArchGraph, state: State | None = None, *, seed: int = 0) -> Arc
 def filled(
     graph: ArchGraph, state: State, *, training: bool | None = None, shared: bool = False
 ) -> ArchModule:
-    """Build a module as :func:`build` does, in a mode.
+    """Build a module like :func:`build`, in a given mode.
 
     Args:
         graph: The architecture.
         state: Tensors by name.
-        training: The mode of all parts. Default: that of the graph.
-        shared: Whether parameters are the tensors of the state, not copies.
+        training: The mode of all parts. Default: the modes in the graph.
+        shared: Whether parameters share memory with the state instead of being copied.
     """
     _check_fit(graph, state, _shapes(graph))
     leaves: dict[str, Tensor] = {}
@@ -148,20 +148,21 @@ def filled(
 
 
 class Template:
-    """A built module without tensors, and where its leaves go.
+    """A built module without tensors, and the destinations of its leaves.
 
-    1. The work of the network becomes its forward, and that of each path its block. Where a block
-       would come too late for what reads its results, no path is a block.
-    2. Each path with work or leaves gets a module: a layer, a chain, a list, a block, a container.
-    3. A list or chain has a module at each number: an identity where the network computes nothing.
-    4. All names of a shared module stand for one module.
-    5. Each module is entered in the module around it; constants are not in its state dict.
+    1. Generate the network's forward, and a block for the work of each path. If a block would run
+       after code that reads its results, no path becomes a block.
+    2. Create a module for each path with work or leaves: a layer, chain, list, block or container.
+    3. Fill the missing numbers of lists and chains with identities.
+    4. Let all names of a shared module stand for the same module.
+    5. Register each module in its parent; keep constants out of the state dict.
 
     Attributes:
-        parts: Its modules by path, outer ones first, the root included.
-        leaves: Path of the module, name inside of it and leaf of each state-dict key and constant.
-        copied: Each module, and the names of its attributes that are tables.
-        inside: Each path but the root's, the path around it, and its name there.
+        parts: Its modules by path, parents first, including the root.
+        leaves: For each state-dict key and constant, the module's path, the name in the module, and
+            the leaf.
+        copied: Each module with the names of its attributes that are tables.
+        inside: Each path except the root with its parent's path and its name there.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -189,7 +190,7 @@ class Template:
         self.inside = [(path, *_split(path)) for path in self.parts if path]
 
     def _fill(self, tree: Mapping[str, list[str]]) -> None:
-        """Add the missing numbers of lists and chains to their names, and identities under them."""
+        """Add missing numbers to the names in lists and chains, with identities as modules."""
         for path, names in tree.items():
             if are_numbers(names) and isinstance(self.parts[path], nn.Sequential | nn.ModuleList):
                 numbers = {*map(int, names), *range(min(max(map(int, names)), _GAPS + len(names)))}
@@ -198,9 +199,9 @@ class Template:
                     self.parts.setdefault(joined(path, name), nn.Identity())
 
     def _enter(self, tree: Mapping[str, Iterable[str]]) -> None:
-        """Enter each module in the one around it, and constants where no state dict has them."""
+        """Register modules in their parents, and exclude constants from the state dict."""
         for path, names in tree.items():
-            # In the tables: ``self.type = Linear(…)`` is legal, ``add_module("type", …)`` is not.
+            # Into the table: ``self.type = Linear(…)`` is legal, ``add_module("type", …)`` is not.
             self.parts[path]._modules.update((n, self.parts[joined(path, n)]) for n in names)
         for path, name, leaf in self.leaves:
             part = self.parts[path]
@@ -210,7 +211,7 @@ class Template:
                 part._non_persistent_buffers_set.add(name)
 
     def _unite(self, shared: Iterable[tuple[str, ...]]) -> None:
-        """Let all names of one module stand for one part: the same layer, or the same code."""
+        """Use one part for all names of a shared module: the same layer, or the same code."""
         layers, blocks = self.blocks.plan.layers, self.blocks.forwards
         for first, *others in shared:
             layer, block = layers.get(first), blocks.get(first)
@@ -221,7 +222,7 @@ class Template:
                     self.parts[path] = self.parts[first]
 
     def _root(self, root: Forward, names: tuple[str, ...], owns: bool) -> nn.Module:
-        """Return the network itself: a chain where it only calls its modules in turn."""
+        """Return the network itself; a chain if it only calls its modules in turn."""
         kind, run = ArchModule, root.run
         match self.graph.inputs, self.graph.outputs:
             case ((("input", Ref()),), Ref()) if not owns and self.blocks.chain("") == names:
@@ -230,11 +231,11 @@ class Template:
         return self._block(kind, "", forward=run, arch=self.graph)
 
     def _part(self, path: str, names: tuple[str, ...], owns: bool) -> nn.Module:
-        """Return the module at a path that has modules of some names and maybe leaves."""
+        """Return the module at a path with child modules of these names, and possibly leaves."""
         layer, block = self.blocks.plan.layers.get(path), self.blocks.forwards.get(path)
         if layer is not None:
             module = layer.module()
-            if layer.counter:  # stays None where the graph does not have it
+            if layer.counter:  # remains None if the graph does not have it
                 module._buffers[layer.counter] = None
             return module
         if block is None:
@@ -244,12 +245,12 @@ class Template:
         return self._block(ArchBlock, path, forward=block.run)
 
     def _block(self, base: type[ArchBlock], path: str, **attributes: object) -> nn.Module:
-        """Return a module of a class of its own, which knows where it belongs."""
+        """Return a module of a new class, which stores its graph and path."""
         attributes |= {"_graph": self.graph, "_path": path, "__module__": __name__}
         return type(base.__name__, (base,), attributes)()
 
     def filled(self, leaves: Mapping[str, Tensor], training: bool | None = None) -> ArchModule:
-        """Return a copy with tensors, in a mode. Default: that of the graph."""
+        """Return a copy with tensors, in a mode. Default: the modes in the graph."""
         shared = {part: _copied(part, tables) for part, tables in self.copied}
         copies = {path: shared[part] for path, part in self.parts.items()}
         for path, outer, name in self.inside:
@@ -260,8 +261,8 @@ class Template:
         for path, name, leaf in self.leaves:
             module, tensor = copies[path], leaves[leaf]
             if type(module).__setattr__ is not nn.Module.__setattr__:
-                setattr(module, name, tensor)  # a recurrent layer has a list of its weights beside
-            # In the tables: assigning an attribute looks through all others, for each tensor.
+                setattr(module, name, tensor)  # a recurrent layer also keeps a list of its weights
+            # Into the tables: setting an attribute would search all others, for each tensor.
             elif isinstance(tensor, nn.Parameter):
                 module._parameters[name] = tensor
             else:
@@ -271,8 +272,8 @@ class Template:
 
 def _forwards(plan: ModulePlan) -> tuple[Blocks, Forward]:
     """Return the blocks of a plan, and the forward of the network that calls them."""
-    # Which blocks exist is known only when their code is generated: a block's results are
-    # looked up by those who read them, and a block that runs later has none yet.
+    # Only code generation shows which blocks exist: readers look up a block's results, and a block
+    # that runs later has none yet.
     blocks = Blocks(plan)
     try:
         return blocks, forward(plan, "", plan.work, blocks)
@@ -281,7 +282,7 @@ def _forwards(plan: ModulePlan) -> tuple[Blocks, Forward]:
         return blocks, forward(plan, "", plan.work, blocks)
 
 
-_GAPS = 1000  # modules that compute nothing, in one list
+_GAPS = 1000  # maximum number of modules without work in one list
 
 
 def _template(graph: ArchGraph) -> Template:
@@ -292,7 +293,7 @@ _TABLES = frozenset((dict, OrderedDict, set, list))  # of a module and of a recu
 
 
 def _copied(module: nn.Module, tables: Iterable[str]) -> nn.Module:
-    """Return a module with tables of its own; what is in them is the same."""
+    """Return a copy of a module with its own tables, but the same contents."""
     # Not copy.copy(): a block pickles by its graph (:meth:`ArchBlock.__reduce__`).
     copy = module.__new__(type(module))
     values = copy.__dict__
@@ -303,13 +304,13 @@ def _copied(module: nn.Module, tables: Iterable[str]) -> nn.Module:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the path around a module or leaf, and its name there."""
+    """Return the parent's path of a module or leaf, and its name there."""
     path, _, last = name.rpartition(".")
     return path, last
 
 
 def _names(graph: ArchGraph) -> Iterable[tuple[str, Param]]:
-    """Return all names of leaves, those of tied ones last, where the original's state has them."""
+    """Return all names of leaves; those of tied leaves come last, as in the original's state."""
     names = [
         *((param.name, param) for param in graph.params),
         *((name, param) for param in graph.params for name in param.aliases),
@@ -326,15 +327,15 @@ def _names(graph: ArchGraph) -> Iterable[tuple[str, Param]]:
 def _tree(
     plan: ModulePlan, owners: Iterable[str], workers: Collection[str]
 ) -> dict[str, list[str]]:
-    """Return the modules inside of each module, outer ones first, in the order of the model.
+    """Return the child modules of each module, parents first, in the order of the model.
 
     1. Modules with leaves (``owners``) come in the order of their leaves.
-    2. Layers and blocks without leaves come behind the module that works before them.
+    2. Layers and blocks without leaves follow the module that works before them.
     """
     tree: dict[str, list[str]] = {"": []}
 
     def add(path: str, after: str | None) -> None:
-        """Enter a path behind a name, at the start if that is unknown, at the end for None."""
+        """Add a path after a name; at the start if it is unknown, at the end if it is None."""
         if path in tree:
             return
         outer, name = _split(path)
@@ -348,7 +349,7 @@ def _tree(
 
     for path in owners:  # 1
         add(path, None)
-    last: dict[str, str] = {}  # the module inside of each path that worked last
+    last: dict[str, str] = {}  # the child module of each path that worked last
     for node in plan.work:  # 2
         for path in (*ancestors(node.scope)[1:], node.scope):
             if path and (path in workers or path in tree):
@@ -362,16 +363,16 @@ def _tree(
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a built module: detached tensors by name, a tied one once.
+    """Return the state of a built module: detached tensors by name, each tied tensor once.
 
-    The tensors share memory with the module's, except for parametrised ones
-    (``torch.nn.utils.parametrizations``), which are computed. The built module may be inside
-    another one: ``torch.compile``, ``DataParallel``, ``AveragedModel``, a model of your own.
+    The tensors share memory with the module's, except parametrised ones
+    (``torch.nn.utils.parametrizations``), which are computed. The built module may be wrapped in
+    another one: ``torch.compile``, ``DataParallel``, ``AveragedModel``, or a model of your own.
 
     Raises:
-        GraphError: If the module was not built from a graph, its tensors are no longer those of
-            the graph (pruned, with adapters, with additional parameters), or a tied weight was
-            untied and has several values now; names the first.
+        GraphError: If the module was not built from a graph, its tensors no longer match the graph
+            (pruned, with adapters, with additional parameters), or a tied weight was untied and now
+            has several values; names the first such tensor.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -385,10 +386,10 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     state = {name: _tensor(module, name, full) for name in graph.state_names}
     for name, tensor in state.items():
         for alias in graph.param[name].aliases:
-            # What unties a weight (a new parameter, a replaced layer) leaves both names behind.
+            # Untying a weight (a new parameter, a replaced layer) leaves both names in place.
             _check_tied(name, tensor, alias, _tensor(module, alias, full), UNTIED)
     known = _known(graph)
-    # A parametrised tensor is computed from entries below ``parametrizations``.
+    # A parametrised tensor is computed from entries under ``parametrizations``.
     extra = [k for k in full if k not in known and ".parametrizations." not in f".{k}"]
     if extra:
         raise GraphError(
@@ -398,16 +399,16 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 UNTIED = (
-    "assign one parameter to both names again (module.head.weight = module.embed.weight, say), or "
-    "trace the module as it is now: that graph has a tensor for each"
+    "assign one parameter to both names again, e.g. module.head.weight = module.embed.weight, or "
+    "trace the module as it is now, which gives a graph with a tensor for each"
 )
 
 
 def _check_tied(name: str, tensor: Tensor, alias: str, other: Tensor, hint: str) -> None:
-    """Refuse other values under the second name of a tied weight: one of the two would be lost."""
+    """Refuse different values under two names of a tied weight: one of them would be lost."""
     if not _equal(tensor, other):
         raise GraphError(
-            f"has other values than {name}: they are tied, and the graph has one tensor for both",
+            f"differs from {name}: they are tied, and the graph has one tensor for both",
             where=alias,
             hint=hint,
         )
@@ -419,13 +420,13 @@ def _known(graph: ArchGraph) -> frozenset[str]:
 
 
 def _built(module: nn.Module) -> ArchModule:
-    """Return the one built module that a module is or has inside."""
+    """Return the single built module that a module is or contains."""
     parts = [part for part in module.modules() if isinstance(part, ArchModule)]
     if len(parts) != 1:
         raise GraphError(
             "not a module built by archgraph",
             found=f"{type(module).__name__} with {len(parts)} built modules inside",
-            hint="pass one of them" if parts else "of the model itself, ag.trace gives the state",
+            hint="pass one of them" if parts else "ag.trace returns the state of an ordinary model",
         )
     return parts[0]
 
@@ -451,12 +452,12 @@ def _tensor(module: nn.Module, name: str, full: State) -> Tensor:
 def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
     """Return a state as the ``state_dict`` of the model that the graph was traced from.
 
-    A state has a tied tensor once; the ``state_dict`` of the model has it under each of its names,
-    and ``load_state_dict`` needs all of them.
+    A state contains a tied tensor once. The model's ``state_dict`` has it under each of its names,
+    and ``load_state_dict`` requires all of them.
 
     Raises:
-        GraphError: If the state lacks a tensor, has one in another shape, or has different values
-            under the names of a tied one.
+        GraphError: If the state lacks a tensor, has one with another shape, or has different values
+            under the names of a tied tensor.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -475,11 +476,11 @@ def state_dict(graph: ArchGraph, state: State) -> dict[str, Tensor]:
 
 
 def load_state(module: nn.Module, state: State) -> None:
-    """Copy a state into a built module, in place.
+    """Copy a state into a built module in place.
 
     Raises:
-        GraphError: If a tensor is missing or has another shape, or tied ones differ; nothing is
-            copied then.
+        GraphError: If a tensor is missing or has another shape, or tied tensors differ. Nothing is
+            copied in this case.
     """
     module = _built(module)
     tensors = state_of(module)
@@ -494,7 +495,7 @@ def load_state(module: nn.Module, state: State) -> None:
         )
     with torch.no_grad():
         for name, several in keys.items():
-            # A tied weight that was untied with equal values is several tensors.
+            # A tied weight that was untied with equal values consists of several tensors.
             for tensor in {id(full[key]): full[key] for key in several}.values():
                 tensor.copy_(state[name])
 
@@ -505,7 +506,7 @@ def _shapes(graph: ArchGraph) -> Mapping[str, tuple[int, ...]]:
 
 
 def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a state without a tensor, with one of another shape, or with tied ones that differ."""
+    """Refuse a state with a missing tensor, a wrong shape, or tied tensors that differ."""
     if not isinstance(state, Mapping):
         raise GraphError(
             "a state is a mapping of names to tensors, as ag.trace, ag.state_of and transfer.pull "
@@ -523,7 +524,7 @@ def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, .
             )
         if value.shape != expected:
             raise GraphError(
-                "the state has this tensor in another shape",
+                "the state has this tensor with another shape",
                 where=name,
                 found=tuple(value.shape),
                 expected=tuple(expected),
@@ -531,13 +532,13 @@ def _check_fit(graph: ArchGraph, state: State, shapes: Mapping[str, tuple[int, .
             )
         for alias in graph.param[name].aliases:
             if alias in state:
-                hint = f"leave {alias} out, or trace the model with its weights untied"
+                hint = f"omit {alias}, or trace the model with its weights untied"
                 _check_tied(name, value, alias, state[alias], hint)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same values; NaN equals NaN."""
-    # The same memory needs no comparison: states of tied models name one tensor twice.
+    # Equal memory needs no comparison: states of tied models contain one tensor under two names.
     same = (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride())
     return same or (
         one.shape == other.shape

@@ -1,4 +1,4 @@
-"""Fresh weights: each leaf as the operator that uses it says, drawn in graph order."""
+"""Initial weights: each leaf as defined by the operator that uses it, drawn in graph order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from archgraph.ops.table import initialiser
 
 @takes_graph
 def initial_state(graph: ArchGraph, seed: int = 0) -> dict[str, Tensor]:
-    """Return fresh weights: each leaf as the operator that uses it says, drawn in graph order.
+    """Return initial weights: each leaf as defined by its operator, drawn in graph order.
 
     Args:
         graph: The architecture.
@@ -41,7 +41,7 @@ def _initial(param: Param, how: Initialiser | None, generator: torch.Generator) 
             return tensor.zero_()
         case "ones":
             return tensor.fill_(how.scale)
-        case "uniform":  # of real and imaginary parts, each
+        case "uniform":  # real and imaginary parts separately
             numbers = torch.view_as_real(tensor) if dtype.is_complex else tensor
             numbers.uniform_(-how.scale, how.scale, generator=generator)
             return tensor

@@ -1,4 +1,4 @@
-"""InputTypes: what a call of a built module is given, compared with the types of its graph."""
+"""Checking the arguments of a built module against the input types of its graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from archgraph.graph.ir import (
 from archgraph.graph.sizes import OpenSize, open_sizes, single_name
 from archgraph.ops.schema import torch_dtype
 
-_Steps = tuple[int | str, ...]  # from an argument to a tensor inside of it
+_Steps = tuple[int | str, ...]  # keys from an argument to a tensor inside it
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class TensorInput:
     """One tensor that forward takes.
 
     Attributes:
-        label: What messages call it.
+        label: Name of the tensor in messages.
         index: Position of its argument.
         key: Name of its argument.
-        steps: The way to it inside of the argument.
-        type: Its type.
-        dtype: The dtype of that, as torch has it.
+        steps: Keys that lead to it inside the argument.
+        type: Its type in the graph.
+        dtype: The dtype of this type, as a ``torch.dtype``.
     """
 
     label: str
@@ -47,7 +47,7 @@ class TensorInput:
     dtype: torch.dtype
 
     def fits(self, value: object, dtype: torch.dtype) -> bool:
-        """Return whether a value is a tensor of this type, in some dtype."""
+        """Return whether a value is a tensor of this shape with the given dtype."""
         return (
             isinstance(value, Tensor)
             and value.dtype is dtype
@@ -56,7 +56,7 @@ class TensorInput:
         )
 
     def other_sizes(self, value: Tensor) -> list[int]:
-        """Return the dimensions whose size is fixed and another one in a tensor."""
+        """Return the dimensions of a tensor that differ from a fixed size."""
         sizes = enumerate(zip(self.type.shape, value.shape, strict=False))
         return [dim for dim, (size, other) in sizes if isinstance(size, int) and size != other]
 
@@ -71,7 +71,7 @@ class TensorInput:
             actual = f"{_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
             others = self.other_sizes(value)
             if value.dim() == rank - 1 and self.type.shape[:1] == (BATCH,):
-                hint = "an axis for the batch seems to be missing: x[None]"
+                hint = "the batch dimension seems to be missing: pass x[None]"
             elif value.dim() != rank or others:
                 hint = "pass this shape, or trace the model on an example of the other shape"
                 if others == [0]:
@@ -85,13 +85,13 @@ class TensorInput:
 
 @dataclass(frozen=True)
 class InputTypes:
-    """All tensors that forward takes, and a floating leaf, which tells dtype and device.
+    """All tensors that forward takes, and a floating-point leaf that shows dtype and device.
 
     Attributes:
         tensors: The tensors.
         sizes: The open sizes, by name.
-        leaf: The way to the leaf, through modules; empty if no leaf is floating.
-        dtype: The dtype that it has in the graph.
+        leaf: Path of the leaf, through modules; empty if no leaf is floating-point.
+        dtype: The dtype of the leaf in the graph.
     """
 
     tensors: tuple[TensorInput, ...]
@@ -101,7 +101,7 @@ class InputTypes:
 
     @staticmethod
     def of(graph: ArchGraph) -> InputTypes:
-        """Return the inputs of a graph."""
+        """Return the input types of a graph."""
         tensors = []
         for index, (key, value) in enumerate(graph.inputs):
             for steps, name in _tensors(value, ()):
@@ -118,20 +118,20 @@ class InputTypes:
     def check(
         self, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
-        """Refuse inputs of another type than the graph's; missing ones are forward's to refuse.
+        """Refuse inputs of types other than the graph's; forward itself reports missing ones.
 
         1. A module that was converted to another dtype takes its inputs in that dtype.
-        2. All tensors are on the device of the module, unless its weights are offloaded (on meta).
-        3. An open size is the same everywhere, and one for which the graph holds.
+        2. All tensors are on the module's device, unless its weights are offloaded (on meta).
+        3. An open size is the same everywhere, and in the range for which the graph is valid.
 
         Raises:
-            GraphError: Names the input, what was found and what is expected.
+            GraphError: Names the input, the value found and the expected one.
         """
-        # Whoever traces the module records sizes; comparing them would fix them in the trace.
+        # Tracing a module records comparisons of sizes, which would fix them in the trace.
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # public in its documentation
             return
         leaf = self._leaf_of(module)
-        values: dict[str, tuple[int, str]] = {}  # of open sizes, and the input that told each
+        values: dict[str, tuple[int, str]] = {}  # of open sizes, each with the input that has it
         later: list[tuple[TensorInput, int, Polynomial, int]] = []
         for item in self.tensors:
             if item.index >= len(args) and item.key not in kwargs:
@@ -139,7 +139,7 @@ class InputTypes:
             value = args[item.index] if item.index < len(args) else kwargs[item.key]
             for step in item.steps:
                 value = _inside(value, step, item.label)
-            if isinstance(value, fx.Proxy):  # of symbolic tracing, which has no types
+            if isinstance(value, fx.Proxy):  # symbolic tracing has no types
                 return
             shape = self._checked(item, value, leaf).shape  # 1, 2
             for dim, (size, actual) in enumerate(zip(item.type.shape, shape, strict=True)):  # 3
@@ -151,19 +151,19 @@ class InputTypes:
             expected = size.value({name: value for name, (value, _) in values.items()})
             if actual != expected:
                 raise GraphError(
-                    f"has another size in dimension {dim} than {size}",
+                    f"dimension {dim} does not have the size {size}",
                     where=f"input {item.label}",
                     found=actual,
                     expected=expected,
                 )
 
     def _checked(self, item: TensorInput, value: object, leaf: Tensor | None) -> Tensor:
-        """Return a value that has the dtype that the module has now, and is on its device."""
+        """Return a value after checking that it has the module's current dtype and device."""
         dtype = leaf.dtype if leaf is not None and item.dtype is self.dtype else item.dtype
         if not item.fits(value, dtype):
             raise item.refusal(value, dtype)
         assert isinstance(value, Tensor)
-        # On meta: offloaded, and loaded by a hook when its layer runs.
+        # On meta: offloaded; a hook loads it when its layer runs.
         if leaf is not None and not leaf.is_meta and value.device != leaf.device:
             raise GraphError(
                 f"is on {value.device} and the module on {leaf.device}",
@@ -175,12 +175,12 @@ class InputTypes:
     def _check_size(
         self, name: str, value: int, label: str, values: dict[str, tuple[int, str]]
     ) -> None:
-        """Refuse an open size that is another one than before, or out of range; remember it."""
+        """Refuse an open size that differs from an earlier value or is out of range; record it."""
         word = f"{name} size" if name == BATCH_WORD else name
         before, first = values.setdefault(name, (value, label))
         if value != before:
             raise GraphError(
-                f"has another {word} than input {first}",
+                f"has a different {word} than input {first}",
                 where=f"input {label}",
                 found=value,
                 expected=before,
@@ -190,7 +190,7 @@ class InputTypes:
         if not least <= value <= size.high:
             fix = "split the batch, or trace" if name == BATCH_WORD else "trace"
             raise GraphError(
-                f"the graph does not hold for this {word}",
+                f"the graph is not valid for this {word}",
                 where=f"input {label}",
                 found=value,
                 expected=size.range,
@@ -198,8 +198,8 @@ class InputTypes:
             )
 
     def _leaf_of(self, module: nn.Module) -> Tensor | None:
-        """Return the leaf of a module; None if it has been replaced."""
-        # From the tables: a parametrised leaf is not in them, and its attribute is computed.
+        """Return the current leaf of a module; None if it has been replaced."""
+        # From the tables: they do not contain parametrised leaves, which would be computed.
         *path, name = self.leaf or ("",)
         for part in path:
             if (inside := module._modules.get(part)) is None:
@@ -213,9 +213,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def checked(forward: Callable[..., object], types: InputTypes) -> Callable[..., object]:
-    """Let the forward of a network compare its inputs with the graph's first."""
+    """Wrap the network's forward with a check of its inputs."""
 
-    # In forward, not before the call: hooks of the user's may convert the inputs.
+    # In forward, not before the call, since the user's hooks may convert the inputs.
     @functools.wraps(forward)
     def compared(self: nn.Module, *args: object, **kwargs: object) -> object:
         types.check(self, args, kwargs)
@@ -225,7 +225,7 @@ def checked(forward: Callable[..., object], types: InputTypes) -> Callable[..., 
 
 
 def _tensors(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
-    """Return the tensors inside of an argument, each with the way to it."""
+    """Return the tensors inside an argument, each with the keys that lead to it."""
     match value:
         case Ref(name):
             return [(steps, name)]
@@ -252,7 +252,7 @@ def _inside(value: object, step: int | str, label: str) -> object:
 
 
 def _remedy(value: object, dtype: str) -> str:
-    """Say how a value becomes the tensor that an input has to be."""
+    """Return a hint how to turn a value into the required tensor."""
     if value is None:
         return "to call it without this input, trace the model without it"
     if isinstance(value, Mapping):

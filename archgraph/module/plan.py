@@ -1,10 +1,10 @@
-"""Plan: which paths of a graph become layers of ``torch.nn``, which become blocks with a forward.
+"""Plan which paths of a graph become ``torch.nn`` layers and which become blocks with a forward.
 
-A path is a *layer* where all its work is one operator that a layer of ``torch.nn`` computes with
-leaves of that path. It is a *block* where its work stands together in the graph's order: a module
-whose arguments are what that work reads from outside, and whose results are what is read of it.
-Work that is spread over the order stays in the forward around it. If it were moved together, random
-numbers would be drawn in another order, and tracing the built module would give another graph.
+A path is a *layer* if all its work is one operator that a ``torch.nn`` layer computes with leaves
+of that path. It is a *block* if its work is contiguous in the graph's order: a module that takes
+what this work reads from outside and returns what others read of it. Work that is scattered over
+the order stays in the surrounding forward. Moving it together would change the order of random
+draws, and tracing the built module would produce a different graph.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from archgraph.ops.recurrent import Stack, stack
 from archgraph.ops.schema import op_schema
 
 DEVICE = "device"  # of new tensors
-# What a block is called with: results, leaves, values that a mode decides, open sizes, DEVICE.
+# Arguments of a block: results, leaves, values that depend on the mode, open sizes, DEVICE.
 Need: TypeAlias = "Ref | Leaf | Mode | Polynomial | str"
 Stretch: TypeAlias = tuple[Node, ...]  # work of one call of a block, in order
-Modes: TypeAlias = tuple[Mapping[str, Node], ...]  # operators of evaluation, of training, by name
+Modes: TypeAlias = tuple[Mapping[str, Node], ...]  # operators in evaluation and training, by name
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class ModulePlan:
 
     Attributes:
         graph: The graph.
-        layers: Layers of ``torch.nn``; their tensors are leaves of their path.
-        calls: What their operators are called with, by name.
-        stacks: Those of them that are recurrent layers: each is several operators, of which the
-            first one stands for the call and the others read nothing.
+        layers: ``torch.nn`` layers; their tensors are leaves of their path.
+        calls: Arguments of calls of layers, by operator.
+        stacks: Recurrent layers, which consist of several operators: the first one stands for the
+            call and the others read nothing.
         work: All operators in order, without inputs and without the counters of layers.
         updates: Buffers that forward assigns, without the counters of layers.
-        modes: The operators that run in evaluation and in training, by name, flags resolved.
+        modes: The operators that run in evaluation and in training, by name, with flags resolved.
     """
 
     graph: ArchGraph
@@ -69,12 +69,12 @@ class ModulePlan:
     def of(graph: ArchGraph) -> ModulePlan:
         """Return the plan of a graph.
 
-        1. Work and leaves are gathered by module path. A path inside of which another one has work
-           or leaves is not a layer.
-        2. A path is a layer where each of its operators is the same layer of ``torch.nn``, or all
-           are one recurrent layer, whose parameters and buffers are exactly the leaves of the path.
-        3. Layers advance their counters of batches themselves, so that the operators that do it go.
-           A norm under several names has one counter: all of its paths are layers, or none.
+        1. Group work and leaves by module path. A path that contains another one with work or
+           leaves is not a layer.
+        2. A path is a layer if each of its operators is the same ``torch.nn`` layer, or all are one
+           recurrent layer, whose parameters and buffers are exactly the leaves of the path.
+        3. Layers increment their batch counters themselves, so remove the operators that do this.
+           A norm under several names has one counter: all of its paths are layers, or none is.
         """
         paths = _Paths(graph)  # 1
         layers, counters = paths.counted()  # 2, 3
@@ -93,7 +93,7 @@ class ModulePlan:
 
     @cached_property
     def runs(self) -> Mapping[str, tuple[Stretch, ...]]:
-        """The work inside of each path, as stretches of the order; calls of one module apart."""
+        """The contiguous stretches of work inside each path; calls of one module are separate."""
         spans: dict[str, list[list[int]]] = {}
         for index, node in enumerate(self.work):
             for path in (*ancestors(node.scope), node.scope):
@@ -109,7 +109,7 @@ class ModulePlan:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[tuple[str, Value], ...]]:
-        """What reads each result, and as which value: an operator, or ``""`` for forward."""
+        """Readers of each result (an operator, or ``""`` for forward) with the value they read."""
         readers: dict[str, list[tuple[str, Value]]] = {}
         values = [(node.name, value) for node in self.work for _, value in node.args]
         for user, value in (*values, ("", self.graph.outputs)):
@@ -120,15 +120,15 @@ class ModulePlan:
 
     @cached_property
     def order(self) -> Mapping[str, int]:
-        """The number of each operator in the order of work; inputs come before."""
+        """The index of each operator in the order of work; inputs come first."""
         inputs = {n.name: -1 for n in self.graph.nodes if n.op == "input"}
         return inputs | {n.name: index for index, n in enumerate(self.work)}
 
     def results(self, path: str, run: Stretch) -> tuple[Ref | Mode, ...]:
-        """Return the results of some work that are read outside of it, in order.
+        """Return the results of some work that are read outside it, in order.
 
-        A value that is one thing in training and another in evaluation is one result if the work
-        has both, or can be called with the other: the block decides by its own mode which it is.
+        A value that differs between training and evaluation is a single result if the work has both
+        variants or can take the other as an argument: the block then selects it by its own mode.
         """
         inside = {n.name for n in run}
         stored = {  # in buffers of other modules
@@ -147,7 +147,7 @@ class ModulePlan:
         return tuple(results)
 
     def _has_sides(self, value: Mode, run: Stretch, inside: Container[str]) -> bool:
-        """Return whether some work has both sides of a value, or can be called with one of them."""
+        """Return whether some work computes both sides of a value, or can take one from outside."""
         start = self.order[run[0].name]
         return all(
             isinstance(side, Leaf)
@@ -156,11 +156,11 @@ class ModulePlan:
         )
 
     def needs(self, path: str, run: Stretch) -> tuple[Need, ...]:
-        """Return what some work reads from outside of it and of its path, in order of first use.
+        """Return the values that some work reads from outside itself and its path, by first use.
 
-        1. What its operators and layers are called with, and both sides of what it decides by its
-           mode. A value whose sides both come from outside is decided there.
-        2. Open sizes that no result among that tells, and the device, if there is no result.
+        1. Arguments of its operators and layers, and both sides of values that it selects by its
+           mode. A value whose sides both come from outside is selected there.
+        2. Open sizes that no result among these has, and the device, if there is no result.
         """
         operands: Value = tuple(
             self.calls.get(n.name, tuple(value for _, value in n.args)) for n in run
@@ -175,7 +175,7 @@ class ModulePlan:
         return tuple(needs)
 
     def _outside(self, item: Value, path: str, inside: set[str]) -> Iterator[Need]:
-        """Yield what of an operand comes from outside of some work under a path."""
+        """Yield the parts of an operand that come from outside some work under a path."""
         match item:
             case Ref(name) if name not in inside:
                 yield item
@@ -188,28 +188,28 @@ class ModulePlan:
                 yield from self._outside(item.eval, path, inside)
 
     def _untold(self, operands: Value, results: Sequence[str]) -> Iterator[Need]:
-        """Yield the open sizes that operands have and no dimension of some results tells."""
+        """Yield the open sizes in operands that no dimension of the given results has."""
         sizes = (item for item in walk(operands) if isinstance(item, Polynomial))
         for name in sorted({name for size in sizes for name in size.names}):
             if all(self.telling(result, name) is None for result in results):
                 yield Polynomial.of(name)
 
     def steady(self, need: Need) -> str | None:
-        """Return the result that a need is in both modes; None if it is another thing."""
+        """Return the result that a need stands for in both modes; None if there is none."""
         names = refs(need) if isinstance(need, Ref | Mode) else []
         both = isinstance(need, Mode) and len(names) == 2
         always = bool(names) and all(names[0] in mode for mode in self.modes)
         return names[0] if both or always else None
 
     def telling(self, name: str, size: str) -> tuple[int, int] | None:
-        """Return the dimension of a result that tells an open size, and how many times it is it."""
+        """Return the dimension of a result that is a multiple of an open size, and the factor."""
         for dim, other in enumerate(self.graph.node[name].shape):
             if isinstance(other, Polynomial) and [*other.terms] == [(size,)]:
                 return dim, other.terms[(size,)]
         return None
 
     def local_name(self, leaf: str, path: str) -> str | None:
-        """Return the name of a leaf as seen from a path; None if it is outside."""
+        """Return the name of a leaf relative to a path; None if it is outside."""
         if not path:
             return leaf
         names = (leaf, *self.graph.param[leaf].aliases)
@@ -217,7 +217,7 @@ class ModulePlan:
 
     @cached_property
     def home(self) -> Mapping[str, str]:
-        """The innermost block that can assign each buffer: no other work reads the buffer."""
+        """The innermost block that can assign each buffer, so that no other work reads it."""
         homes = {}
         for buffer, value in self.updates:
             nodes = [self.graph.node[name] for name in refs(value)]
@@ -237,7 +237,7 @@ class ModulePlan:
 
 
 def _calls(path: str, run: Stretch) -> tuple[Stretch, ...]:
-    """Return the calls that a stretch of work is: a module called twice uses its leaves twice."""
+    """Return the calls in a stretch of work: a module called twice uses its leaves twice."""
     prefix = f"{path}."
     uses = Counter(leaf for n in run for leaf in {*n.leaves()} if leaf.startswith(prefix))
     count = min(uses.values(), default=1)
@@ -248,7 +248,7 @@ def _calls(path: str, run: Stretch) -> tuple[Stretch, ...]:
 
 
 def scalars(value: Value) -> Iterator[Value]:
-    """Yield every scalar of a value; what depends on the mode is one, unless it is a structure."""
+    """Yield every scalar in a value; one that depends on the mode is one, unless it is nested."""
     match value:
         case tuple():
             for item in value:
@@ -266,7 +266,7 @@ def scalars(value: Value) -> Iterator[Value]:
 
 
 def ancestors(path: str) -> list[str]:
-    """Return all paths around a path, the root (an empty one) first.
+    """Return all paths around a path, from the root (an empty path).
 
     >>> ancestors("layer1.0.conv1")
     ['', 'layer1', 'layer1.0']
@@ -276,24 +276,24 @@ def ancestors(path: str) -> list[str]:
 
 
 def joined(path: str, name: str) -> str:
-    """Return the path of a module or leaf inside of a path."""
+    """Return the path of a module or leaf inside a path."""
     return f"{path}.{name}" if path else name
 
 
 def is_under(path: str, outer: str) -> bool:
-    """Return whether a path is another one or inside of it."""
+    """Return whether a path equals another one or is inside it."""
     return not outer or path == outer or path.startswith(f"{outer}.")
 
 
 def child(node: Node, path: str) -> str | None:
-    """Return the module of an operator inside a path; None for the path itself."""
+    """Return the child module of a path that contains an operator; None for the path itself."""
     if node.scope == path:
         return None
     return node.scope[len(path) + 1 if path else 0 :].split(".")[0]
 
 
 def makes_tensor(node: Node) -> bool:
-    """Return whether an operator makes a tensor on a device, which is an argument."""
+    """Return whether an operator creates a tensor on a device, which is an argument."""
     return node.op != "getitem" and op_schema(node.op).makes_tensor
 
 
@@ -303,9 +303,9 @@ class _Paths:
     Attributes:
         work: The operators of each path, in order.
         leaves: The leaves of each path, by their name there.
-        steps: The operators that advance each counter of calls in training.
+        steps: The operators that increment each counter of calls in training.
         modes: The operators that run in evaluation and in training.
-        stacks: The recurrent layers of several operators that were recognised so far.
+        stacks: The recurrent layers recognised so far.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -324,18 +324,18 @@ class _Paths:
         self.stacks: dict[str, Stack] = {}
 
     def layers(self) -> dict[str, dict[str, TorchLayer]]:
-        """Return the layers by path and operator; a path that contains others is not a layer."""
+        """Return the layers by path and operator; a path with others inside is not a layer."""
         inner = {"", *(outer for p in (*self.work, *self.leaves) for outer in ancestors(p))}
         layers = {p: self.layer(p) or self.stack(p) for p in self.work if p not in inner}
         return {path: by_operator for path, by_operator in layers.items() if by_operator}
 
     def layer(self, path: str) -> dict[str, TorchLayer]:
-        """Return the layer that all work of a path is, by operator; empty if that is not one layer.
+        """Return the layer that computes all work of a path, by operator; empty if there is none.
 
-        1. Beside its operators there may be items of its results, tensors that are allocated for it
-           (first states), and the steps of its counter.
-        2. A layer trains as its mode says: where the graph has a constant, only that mode has it.
-        3. Each of its calls advances its counter once, where it has one.
+        1. Besides its operators there may be items of its results, tensors allocated for it
+           (initial states), and the increments of its counter.
+        2. A layer follows its own mode: an operator with a constant flag may only run in that mode.
+        3. Each of its calls increments its counter once, if it has one.
         """
         counting = self._counting(path)
         called = [  # 1
@@ -355,7 +355,7 @@ class _Paths:
         return layers if fits else {}
 
     def stack(self, path: str) -> dict[str, TorchLayer]:
-        """Return the recurrent layer that several operators of a path are, as ``layers`` does."""
+        """Return the recurrent layer that computes all work of a path, like ``layer`` does."""
         first, *others = self.work[path]
         recurrent = stack(self.graph, path, self.work[path])
         if recurrent is None or not self._has_leaves(path, recurrent.layer):
@@ -365,7 +365,7 @@ class _Paths:
         return {first.name: recurrent.layer, **dict.fromkeys((n.name for n in others), silent)}
 
     def counted(self) -> tuple[dict[str, dict[str, TorchLayer]], set[str]]:
-        """Return the layers whose counters nothing else advances, and these counters."""
+        """Return the layers whose counters nothing else increments, and these counters."""
         layers = self.layers()
         counters = {
             self.leaves[path][layer.counter].name
@@ -382,12 +382,12 @@ class _Paths:
         return layers, counters
 
     def _counting(self, path: str) -> set[str]:
-        """Return the operators that advance counters among the leaves of a path."""
+        """Return the operators that increment counters among the leaves of a path."""
         params = self.leaves.get(path, {}).values()
         return {name for param in params for name in self.steps.get(param.name, ())}
 
     def _counts(self, layer: TorchLayer, path: str, calls: int) -> bool:
-        """Return whether each call of a layer advances its counter, or nothing advances any."""
+        """Return whether each call of a layer increments its counter, or nothing does."""
         counter = self.leaves.get(path, {}).get(layer.counter) if layer.counts else None
         if counter is None:
             return not self._counting(path)
@@ -395,7 +395,7 @@ class _Paths:
         return scopes.count(path) == calls
 
     def _has_leaves(self, path: str, layer: TorchLayer) -> bool:
-        """Return whether a layer has exactly the leaves of a path: name, shape and role."""
+        """Return whether a layer has exactly the leaves of a path, with name, shape and role."""
         leaves = self.leaves.get(path, {})
         for name, value in layer.leaves.items():
             if value is not None and (name not in leaves or value != Leaf(leaves[name].name)):
@@ -403,7 +403,7 @@ class _Paths:
         module = layer.module()
         tables = {**module._parameters, **module._buffers}
         tensors = {name: tensor for name, tensor in tables.items() if tensor is not None}
-        # The counter may be missing: a layer without one does not count.
+        # The counter may be missing: a layer without it does not count.
         return tensors.keys() - {layer.counter} <= leaves.keys() <= tensors.keys() and all(
             tuple(tensors[name].shape) == param.shape
             and param.role == ("parameter" if name in module._parameters else "buffer")
@@ -411,15 +411,15 @@ class _Paths:
         )
 
     def _trains(self, name: str, layer: TorchLayer) -> bool:
-        """Return whether a layer is in training where the mode of its operator says so."""
+        """Return whether a layer's own mode selects training in the same modes as its operator."""
         modes = [bool(training) for training, mode in enumerate(self.modes) if name in mode]
         return layer.flag is None or all(in_mode(layer.flag, mode) == mode for mode in modes)
 
 
 def _counters(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
-    """Return the buffers that each call in training advances by one, and the operators for it.
+    """Return the buffers that each training call increments by one, and the operators for it.
 
-    Such a buffer is a chain of additions of one, of which nothing else reads a result.
+    Such a buffer is updated by a chain of additions of one whose results nothing else reads.
     """
     counters = {}
     stored = Counter(refs((graph.outputs, *(value for _, value in graph.updates))))

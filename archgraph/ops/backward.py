@@ -1,6 +1,6 @@
-"""What autograd does for an operator: what it saves for backward, which gradients it makes.
+"""How autograd treats an operator: the tensors that it saves, the gradients that it allocates.
 
-The facts are PyTorch's on a CPU, as ``torch.autograd.graph.saved_tensors_hooks`` sees them
+The facts hold for PyTorch on a CPU, as observed with ``torch.autograd.graph.saved_tensors_hooks``
 (``tests/ops/test_backward.py`` compares every row with it).
 """
 
@@ -13,27 +13,28 @@ from typing import TypeAlias
 from archgraph.ops.operands import Amount, Counted, numel
 
 Extra: TypeAlias = Callable[[Counted], "list[tuple[Amount, str]]"]
-"""Tensors that an operator saves beside its operands and results: numbers of elements and their
-type; an empty type is that of its first result."""
+"""Tensors that an operator saves in addition to its operands and results: number of elements and
+dtype of each; an empty dtype is that of the first result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """What autograd does for an operator.
+    """How autograd treats an operator.
 
     Attributes:
-        operands: Arguments that it saves, each with the arguments whose gradients need it, with
-            blanks between; an empty text: any gradient.
-        results: Numbers of the results that it saves.
-        extra: What else it saves.
-        working: What its backward pass allocates and frees again, where that is large.
-        matrices: Arguments that it saves with their leading dimensions flattened, and how many
-            dimensions stay: a copy of those that lie in memory in another order.
-        passes: Gradients of its operands are its result's, or views of it: nothing is allocated.
-        stops: No gradient passes.
+        operands: Arguments that it saves, each with a space-separated list of the arguments whose
+            gradients need it; an empty string means any gradient.
+        results: Indices of the results that it saves.
+        extra: Further tensors that it saves.
+        working: Large tensors that its backward pass allocates and frees again.
+        matrices: Arguments that it saves with leading dimensions flattened, each with the number of
+            dimensions that remain; an argument in another memory order is copied.
+        passes: Whether the gradients of its operands are its result's gradient or views of it, so
+            that nothing is allocated.
+        stops: Whether no gradient flows through it.
         same: Whether it returns its first operand itself.
-        order: Argument whose order in memory its result has; empty: rows before columns.
-        checked: Whether these are PyTorch's facts; otherwise it saves no more than this.
+        order: Argument whose memory order the result has; empty for row-major order.
+        checked: Whether these facts are exactly PyTorch's; if False, they are an upper bound.
     """
 
     operands: Mapping[str, str] = field(default_factory=dict)
@@ -55,14 +56,14 @@ def saves(
     matrices: Mapping[str, int] | None = None,
     **needed: str,
 ) -> Backward:
-    """Return what autograd does for an operator that saves tensors.
+    """Return the facts of an operator that saves tensors for backward.
 
     Args:
-        operands: Arguments that it saves whatever gradient is needed.
-        results: Numbers of the results that it saves.
-        extra: What else it saves.
-        matrices: Arguments whose leading dimensions are flattened, and how many stay.
-        needed: Arguments that it saves for the gradients of others only.
+        operands: Arguments that it saves whichever gradient is needed.
+        results: Indices of the results that it saves.
+        extra: Further tensors that it saves.
+        matrices: Arguments that are flattened, each with the number of dimensions that remain.
+        needed: Arguments that it saves only for the gradients of others.
 
     >>> saves("self", weight="input").operands
     {'self': '', 'weight': 'input'}
@@ -72,7 +73,7 @@ def saves(
 
 
 def as_large_as_result(count: int = 1, dtype: str = "") -> Extra:
-    """Return further tensors of the result's size."""
+    """Return a rule for ``count`` further tensors of the result's size."""
     return lambda of: [(numel(of.result), dtype)] * count
 
 

@@ -1,4 +1,4 @@
-"""The laws of a graph: what every other module may rely on."""
+"""The laws of a graph: the properties that every other module may rely on."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ from archgraph.ops.types import Args, ResultType
 
 @takes_graph
 def check(graph: ArchGraph) -> None:
-    """Accept a graph, or name the first law that it breaks.
+    """Check that a graph obeys all laws.
 
-    Laws: names are unique, and leaves can be attributes of a module; operators come after what
-    they use; every operator is a pure function of tensors in the ATen table, with arguments that
-    its schema has, of the types that it says; every result has the type that the operator gives
-    (inferred on meta tensors, in both modes); constants have their value; sizes and counts are
-    within :data:`archgraph.limits.LIMITS`; inputs and outputs are nodes of the graph; updates
-    assign buffers of their shape.
+    Laws: names are unique, and leaf names can be attributes of a module; operators come after the
+    operators that they use; every operator is a pure function of tensors in the ATen table, with
+    arguments of the names and types of its schema; every result has the type that the operator
+    computes (inferred on meta tensors, in both modes); constants have their value; sizes and counts
+    are within :data:`archgraph.limits.LIMITS`; inputs and outputs are nodes of the graph; updates
+    assign buffers of the same shape.
 
     Raises:
-        GraphError: With the place, what was found and what was expected.
+        GraphError: For the first broken law, with its location, the value found and expected.
 
     Example:
         >>> from archgraph.graph.ir import Node
         >>> check(ArchGraph((), (), (Node("y", "aten.relu", (("self", Ref("x")),)),), Ref("y")))
         Traceback (most recent call last):
-        archgraph.errors.GraphError: %y: uses a result that no earlier operator makes; found %x
+        archgraph.errors.GraphError: %y: uses a result that no earlier operator computes; found %x
     """
     _bound(len(graph.nodes), LIMITS.nodes, "too many operators")
     _bound(len(graph.params), LIMITS.leaves, "too many leaves")
@@ -73,7 +73,7 @@ def check(graph: ArchGraph) -> None:
     seen: dict[str, Node] = {}
     for node in graph.nodes:
         with _at(f"%{node.name}"):
-            _require(node.name not in seen, "two operators of one name")
+            _require(node.name not in seen, "two operators with the same name")
             _check_depth(node.scope)
             _check_uses((v for _, v in node.args), seen, graph, sizes)
             for type_ in node.types:
@@ -87,14 +87,14 @@ def check(graph: ArchGraph) -> None:
         _check_outputs(graph, seen, sizes)
     _check_updates(graph, seen, types, sizes)
     with _at("sections"):
-        _unique([name for name, _ in graph.sections], "two sections of one name")
-    # Last: kernels run on what has been found sound above.
+        _unique([name for name, _ in graph.sections], "two sections with the same name")
+    # Last, since kernels only run on a graph that has passed the checks above.
     _check_types(graph, types)
 
 
 @contextlib.contextmanager
 def _at(where: str) -> Iterator[None]:
-    """Say where a law is broken."""
+    """Add a location to errors."""
     try:
         yield
     except GraphError as error:
@@ -121,32 +121,32 @@ def _check_leaves(graph: ArchGraph) -> None:
         with _at(name):
             _require(count == 1, "leaf defined twice")
             _check_name(name)
-            # A module's attribute cannot be a tensor and a module at once.
+            # A module's attribute cannot be both a tensor and a module.
             for owner in itertools.accumulate(name.split(".")[:-1], "{}.{}".format):
                 _require(owner not in names, "leaf inside another leaf", owner)
     for param in graph.params:
         with _at(param.name):
             _check_leaf(param)
     total = sum(math.prod(param.shape) for param in graph.params)
-    _bound(total, LIMITS.elements, "leaves too large together", unit=" elements")
+    _bound(total, LIMITS.elements, "leaves too large in total", unit=" elements")
 
 
 def _check_depth(path: str) -> None:
-    _bound(path.count(".") + 1, LIMITS.module_depth, "too many modules inside modules")
+    _bound(path.count(".") + 1, LIMITS.module_depth, "modules nested too deeply")
 
 
 def _check_name(name: str) -> None:
-    """Check that a leaf's name is an attribute path of a module; generated code contains it."""
+    """Check that a leaf's name is an attribute path of a module: generated code contains it."""
     _check_depth(name.rpartition(".")[0])
     possible = all(name.split(".")) and name.isprintable() and not set(name) & {'"', "\\"}
     expected = "printable words joined by dots, without quotes and backslashes"
-    _require(possible, "leaf with an impossible name", expected=expected)
+    _require(possible, "leaf with an invalid name", expected=expected)
 
 
 def _check_leaf(param: Param) -> None:
     type_, value = param.type, param.value
     sound = all(isinstance(s, int) and s >= 0 for s in type_.shape)
-    _require(sound, "leaf with an impossible size", type_)
+    _require(sound, "leaf with an invalid size", type_)
     elements = math.prod(param.shape)
     _bound(elements, LIMITS.leaf_elements, "leaf too large", type_, " elements")
     _check_type(type_, {})
@@ -157,19 +157,19 @@ def _check_leaf(param: Param) -> None:
     _require(value is not None or param.role != "constant", "constant without a value")
     if value is not None:
         other = TensorType(value.shape, value.dtype)
-        _require(other == type_, "initial value of another type", other, type_)
+        _require(other == type_, "initial value with the wrong type", other, type_)
         size, actual = elements * dtype.itemsize, len(value.data)
         _require(actual == size, "initial value with the wrong number of bytes", actual, size)
 
 
 def _check_type(type_: TensorType, sizes: Mapping[str, int]) -> None:
-    """Sizes and element type of a tensor; ``sizes``: values of open ones in the example."""
+    """Check sizes and dtype of a tensor; ``sizes`` has example values of open sizes."""
     torch_dtype(type_.dtype)
     _bound(len(type_.shape), LIMITS.rank, "too many dimensions")
     elements = 1
     for size in type_.shape:
         _check_size(size, sizes)
-        # A dimension may be empty, but no open size is.
+        # A dimension may be empty, but an open size is at least 1.
         least = 1 if isinstance(size, Polynomial) else 0
         actual = size_at(size, sizes)
         _require(actual >= least, "negative size", type_)
@@ -181,10 +181,10 @@ def _check_type(type_: TensorType, sizes: Mapping[str, int]) -> None:
 def _check_size(value: Value, sizes: Mapping[str, int]) -> None:
     if isinstance(value, Polynomial):
         missing = sorted(value.names - sizes.keys())
-        message = "a size depends on one that no input has as a dimension"
+        message = "a size depends on an open size that no input has"
         _require(not missing, message, f"{value}", ", ".join(sizes) or "a number")
         possible = all(abs(factor) <= LIMITS.size for factor in value.terms.values())
-        _require(possible, "size that nothing has", value, f"factors of at most {LIMITS.size}")
+        _require(possible, "size with too large a factor", value, f"at most {LIMITS.size}")
 
 
 # -- operators --------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def _check_uses(
 ) -> None:
     for item in (item for value in values for item in walk(value)):
         if isinstance(item, Ref):
-            _require(item.name in seen, "uses a result that no earlier operator makes", item)
+            _require(item.name in seen, "uses a result that no earlier operator computes", item)
         elif isinstance(item, Leaf):
             _require(item.name in graph.param, "uses a leaf that does not exist", item)
         _check_size(item, sizes)
@@ -203,14 +203,14 @@ def _check_operator(node: Node, seen: Mapping[str, Node]) -> None:
     args, names = dict(node.args), [name for name, _ in node.args]
     _require(len(args) == len(names), "argument given twice", names)
     if node.op == "input":
-        _require(not isinstance(node.type, tuple), "an input is one tensor")
+        _require(not isinstance(node.type, tuple), "an input must be a single tensor")
         _check_ranges(node, args)
         return
     if node.op == "getitem":
         _require(names == ["source", "index"], "getitem takes source and index")
         _check_getitem(node, args["source"], args["index"], seen)
         return
-    expected = "an ATen operator that changes nothing in place"
+    expected = "an ATen operator that does not work in place"
     _require(known(node.op) and pure(node.op), "unknown operator", node.op, expected)
     canonical = [name for name, _ in canonical_args(node.op, args)]
     _require(names == canonical, "arguments not in canonical form", names, canonical)
@@ -218,24 +218,24 @@ def _check_operator(node: Node, seen: Mapping[str, Node]) -> None:
     for name, value in node.args:
         if not _fits(value, types[name], seen):
             actual = shortened(show(value))
-            _require(False, f"argument {name!r} has a wrong type", actual, types[name])
+            _require(False, f"argument {name!r} has the wrong type", actual, types[name])
 
 
 def _check_ranges(node: Node, args: Mapping[str, Value]) -> None:
-    """Check what an input says of open sizes: ``min``, ``max`` of the batch, records of others."""
+    """Check the ranges of open sizes at an input: ``min``, ``max`` of batch, records of others."""
     for key, value in args.items():
         of_batch = key in ("min", "max")
         name = BATCH_WORD if of_batch else key
-        _require(Polynomial.of(name) in node.shape, "an input says what it is not open in", key)
+        _require(Polynomial.of(name) in node.shape, "range of a size that the input lacks", key)
         facts = (
             {key: value} if of_batch else dict(value.fields) if isinstance(value, Record) else {}
         )
         keys = {"min", "max"} if of_batch else {"example", "min", "max"}
         sound = facts and facts.keys() <= keys and all(type(v) is int for v in facts.values())
-        _require(sound, f"what an input says of {name} is integers", value, ", ".join(sorted(keys)))
+        _require(sound, f"the range of {name} needs integers", value, ", ".join(sorted(keys)))
         numbers = [v for v in (facts.get(k) for k in ("min", "example", "max")) if type(v) is int]
         in_order = sorted(numbers) == numbers and (of_batch or (numbers and numbers[0] >= 1))
-        _require(in_order, f"impossible range of {name}", value, "1 ≤ min ≤ example ≤ max")
+        _require(in_order, f"invalid range of {name}", value, "1 ≤ min ≤ example ≤ max")
 
 
 def _check_getitem(node: Node, source: Value, index: Value, seen: Mapping[str, Node]) -> None:
@@ -253,7 +253,7 @@ def _check_getitem(node: Node, source: Value, index: Value, seen: Mapping[str, N
 
 @functools.cache
 def pure(op: str) -> bool:
-    """Return whether an operator is a kernel from tensors to tensors, not of the interpreter."""
+    """Return whether an operator is a kernel from tensors to tensors, not an interpreter's."""
     schema = op_schema(op).overload._schema
     name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     kinds = {str(r.type) for r in schema.returns}
@@ -261,14 +261,14 @@ def pure(op: str) -> bool:
         kinds
         and kinds <= {"Tensor", "List[Tensor]"}
         and torch._C._dispatch_has_kernel(name)
-        # Its name is written into code.
+        # Its name appears in generated code.
         and not any(map(keyword.iskeyword, op.split(".")))
     )
 
 
 @functools.cache
 def _argument_types(op: str) -> Mapping[str, str]:
-    """Types of an operator's arguments; enumerations under their own name."""
+    """Return the types of an operator's arguments; enumerations under their own name."""
     types = {a.name: str(a.real_type) for a in op_schema(op).overload._schema.arguments}
     number = LEFT_OUT.get(op)
     return types if number is None else {**types, number: f"Optional[{types[number]}]"}
@@ -300,7 +300,7 @@ _PLAIN: dict[str, Callable[[Value], bool]] = {
 
 
 def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
-    """Return whether a value can be an argument of a type; a branch of a mode may be empty."""
+    """Return whether a value fits an argument type; a branch of a mode may be empty."""
     if isinstance(value, Mode):
         return all(b is None or _fits(b, kind, seen) for b in (value.train, value.eval))
     if kind.startswith("Optional["):
@@ -309,12 +309,12 @@ def _fits(value: Value, kind: str, seen: Mapping[str, Node]) -> bool:
         inner = kind[5:-1]
         if isinstance(value, tuple):
             return all(_fits(item, inner, seen) for item in value)
-        # PyTorch takes one number for a list of it, as in ``stride=2``, but not one tensor.
+        # PyTorch accepts one number for a list of numbers, as in ``stride=2``, but not one tensor.
         return inner in ("int", "float", "bool") and _fits(value, inner, seen)
     if kind == "Tensor":
         if isinstance(value, Ref):
             return not isinstance(seen[value.name].type, tuple)
-        # PyTorch takes a number for a tensor without dimensions.
+        # PyTorch accepts a number for a tensor without dimensions.
         return isinstance(value, Leaf) or _is_number(value)
     return kind in _PLAIN and _PLAIN[kind](value)
 
@@ -325,33 +325,33 @@ def _check_inputs(graph: ArchGraph) -> None:
     names = sorted(i.name for _, v in graph.inputs for i in walk(v) if isinstance(i, Ref))
     _require(names == inputs, "forward's arguments and the input operators differ", names, inputs)
     with _at("inputs"):
-        _unique([key for key, _ in graph.inputs], "two arguments of one name")
+        _unique([key for key, _ in graph.inputs], "two arguments with the same name")
         for key, value in graph.inputs:
             possible = key.isidentifier() and not keyword.iskeyword(key) and key != "self"
             _require(possible, "argument of forward must be an identifier", key)
             _check_tree(value, (Leaf, Polynomial, Atom, Mode))
     for name, size in open_sizes(graph).items():
         with _at(name):
-            _require(is_size_name(name), "cannot be the name of an open size")
-            _require(name not in graph.param, "an open size and a leaf have one name")
+            _require(is_size_name(name), "not a valid name for an open size")
+            _require(name not in graph.param, "an open size and a leaf have the same name")
             said = [at for at, _ in size.axes if graph.node[at].arg(name) is not None]
-            message = "one input with an open size says its example"
+            message = "exactly one input must give the example of an open size"
             expected = f"{name}={{'example': …}}"
             _require(name == BATCH_WORD or len({*said}) == 1, message, said or "none", expected)
 
 
 def _check_tree(value: Value, forbidden: tuple[type, ...]) -> None:
-    """Check what forward takes or returns: names of its parts must be possible and unique."""
+    """Check the structure that forward takes or returns: names in it must be valid and unique."""
     for item in nested(value):
-        _require(not isinstance(item, forbidden), "impossible here", item)
+        _require(not isinstance(item, forbidden), "not allowed here", item)
         if isinstance(item, Record):
             keys = [key for key, _ in item.fields]
-            _unique(keys, "two results of one name")
-            # A dict may have any keys, a named tuple only those that collections.namedtuple takes.
+            _unique(keys, "two results with the same name")
+            # A dict may have any keys, a named tuple only those that collections.namedtuple allows.
             for name in (item.name, *keys) if item.name else ():
                 possible = name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_"
                 expected = "an identifier without a leading underscore"
-                _require(possible, "name that a named tuple cannot have", name, expected)
+                _require(possible, "invalid name in a named tuple", name, expected)
 
 
 def _check_outputs(graph: ArchGraph, seen: Mapping[str, Node], sizes: Mapping[str, int]) -> None:
@@ -359,7 +359,7 @@ def _check_outputs(graph: ArchGraph, seen: Mapping[str, Node], sizes: Mapping[st
     _check_tree(graph.outputs, (Atom,))
     for item in walk(graph.outputs):
         several = isinstance(item, Ref) and isinstance(seen[item.name].type, tuple)
-        _require(not several, "several results where one is meant", item)
+        _require(not several, "several results where one is expected", item)
     for training, mode in ((True, "training"), (False, "evaluation")):
         items = walk(in_mode(graph.outputs, training))
         tensors = any(isinstance(i, (Ref, Leaf)) for i in items)
@@ -382,14 +382,14 @@ def _check_updates(
                 type_ = types[item] if isinstance(item, (Ref, Leaf)) else None
                 fits = isinstance(type_, TensorType) and type_.shape == buffers[buffer].type.shape
                 actual = show(item) if type_ is None else _printed(type_)
-                # None: this mode leaves the buffer alone.
-                message, expected = "update of another shape", buffers[buffer]
+                # None: this mode does not change the buffer.
+                message, expected = "update with the wrong shape", buffers[buffer]
                 _require(fits or item is None, message, actual, expected)
 
 
 # -- types ------------------------------------------------------------------------------------
 def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> None:
-    """Every operator's written type is the one that it gives, in each mode that it runs in."""
+    """Check that every operator's declared type is its computed one, in each mode it runs in."""
     sizes = probed_sizes(graph)
     modes = (True, False) if any(n.moded for n in graph.nodes) else ()
     runs = {m: set(specialise(graph, training=m).node) for m in modes}
@@ -397,7 +397,7 @@ def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> No
         if node.op in ("input", "getitem") or not computable(node.op):
             continue
         moded = node.moded
-        # What both modes compute alike has one type; what neither reaches is still checked.
+        # A node that runs equally in both modes has one type; an unreachable one is still checked.
         for training in (True, False) if moded else (True,):
             if moded and node.name not in runs[training] and node.name in runs[not training]:
                 continue
@@ -413,7 +413,7 @@ def _check_types(graph: ArchGraph, types: Mapping[Ref | Leaf, ResultType]) -> No
 
 def _same_type(node: Node, expected: ResultType) -> None:
     if node.type != expected:
-        message, actual = f"{node.op} gives another type than written", _printed(node.type)
+        message, actual = f"{node.op} computes another type than declared", _printed(node.type)
         raise GraphError(message, found=actual, expected=_printed(expected))
 
 
@@ -423,15 +423,15 @@ def _printed(types: ResultType) -> str:
 
 @functools.cache
 def computable(op: str) -> bool:
-    """Return whether an operator's type may be computed: one with a rule, or of PyTorch's core set.
+    """Return whether an operator's type can be computed: it has a rule or is in PyTorch's core set.
 
-    Others are kernels of one backend or of autograd; some read their arguments' data, which meta
-    tensors do not have. Their written type stands, and what touches them is pinned.
+    Others are kernels of one backend or of autograd. Some of these read their arguments' data,
+    which meta tensors do not have. Their declared type is trusted, and all their axes are pinned.
     """
     return row(op).rule is not unknown_axes or torch.Tag.core in op_schema(op).overload.tags
 
 
 def _walks(op: str, args: Args, examples: Mapping[str, int]) -> bool:
-    """Return whether inference would go through a long dimension position by position."""
+    """Return whether inference would step through a long dimension one position at a time."""
     sizes = (s for t in tensor_types(args.values()) for s in t.shape)
     return row(op).rule is opaque_axes and any(size_at(s, examples) > LIMITS.steps for s in sizes)

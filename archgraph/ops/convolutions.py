@@ -1,4 +1,4 @@
-"""Convolutions, also transposed: a kernel slides over an image, of which only channels are axes."""
+"""Convolutions and transposed convolutions: of their dimensions, only the channels are axes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from archgraph.ops.weighted import FAN_IN, OUT, OUT_IN, contract_weight, masked_
 
 
 def _each(value: Value, rank: int, default: int) -> tuple[Any, ...]:
-    """Return one number for each dimension; an argument may have one for all of them."""
+    """Return one number per dimension; an argument may be a single number for all of them."""
     numbers = (default,) if value is None or value == () else value
     numbers = numbers if isinstance(numbers, tuple) else (numbers,)
     return numbers * rank if len(numbers) == 1 else numbers
@@ -45,7 +45,7 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
     paddings = _each(eq.value("padding"), len(w) - 2, 0)
     for index, (pixels, kernel) in enumerate(zip(x[channel + 1 :], w[2:], strict=True)):
         stride, padding = strides[index], paddings[index]
-        if kernel.size == 1 == stride and padding in (0, "valid"):  # position by position
+        if kernel.size == 1 == stride and padding in (0, "valid"):  # acts on single positions
             spatial.append(pixels)
         else:
             eq.pin([pixels], "convolved over")
@@ -54,16 +54,16 @@ def _convolution_axes(eq: Equations) -> list[Dims]:
 
 
 def _convolution_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of a convolution: a masked output has a kernel of zeros.
+    """Return the dirt of a convolution: a masked output channel has a kernel of zeros.
 
-    The channels come before the dimensions of the kernel.
+    Channels come before the kernel's dimensions.
     """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - len(eq.arg("weight")) + 1)
 
 
 def _convolution_macs(of: Counted) -> Amount:
-    """Count the MACs of a convolution: a kernel at every position of the result."""
+    """Count the MACs of a convolution: one kernel per position of the result."""
     return numel(of.result) * numel(of.arg("weight")[1:])
 
 
@@ -74,7 +74,7 @@ def _convolution_type(args: Args) -> TensorType:
     certain(len(x.shape) == len(w.shape), rank >= 1)
     groups = number(args, "groups", 1, int)
     (inside, *sizes), (out, each, *kernel) = positive(x.shape[1:]), positive(w.shape)
-    # All facts of one call are computed: this one before what divides by it.
+    # Sizes below divide by the number of groups, so check this first.
     certain(groups >= 1)
     certain(inside == each * groups, out % groups == 0)
     optional(args, ("bias",), (out,), x.dtype)
@@ -85,10 +85,10 @@ def _convolution_type(args: Args) -> TensorType:
 
 
 def _convolution_identity(graph: ArchGraph, node: Node) -> Identity:
-    """Return weights with which a convolution is the identity: a kernel with ones at its centre."""
+    """Return weights that make a convolution the identity: a kernel with ones at its centre."""
     shape = leaf_shape(graph, node.arg("weight"))
     if not shape:
-        return "its kernel is computed"
+        return "its kernel is not a parameter"
     out, inside, *kernel = shape
     groups = node.arg("groups", 1)
     stride = _each(node.arg("stride"), len(kernel), 1)
@@ -96,7 +96,7 @@ def _convolution_identity(graph: ArchGraph, node: Node) -> Identity:
     padding = node.arg("padding", 0)
     centred = tuple(d * (k // 2) for d, k in zip(dilation, kernel, strict=True))
     if not isinstance(groups, int) or out != inside * groups:
-        return f"has {out} channels from {inside}"
+        return f"has {out} output channels for {inside} input channels"
     if any(s != 1 for s in stride):
         return "has a stride"
     if any(k % 2 == 0 for k in kernel):
@@ -140,7 +140,7 @@ _convolution = Operator(
     growth=Growth(affine=OUT, identity=_convolution_identity),
     type=_convolution_type,
     layer=_convolution_layer,
-    backward=saves("input", "weight"),  # even of a weight that is frozen
+    backward=saves("input", "weight"),  # also if the weight is frozen
 )
 
 
@@ -162,7 +162,7 @@ def _transposed_axes(eq: Equations) -> list[Dims]:
 
 
 def _transposed_macs(of: Counted) -> Amount:
-    """Count the MACs of a transposed convolution: a kernel at every position of the input."""
+    """Count the MACs of a transposed convolution: one kernel per position of the input."""
     return numel(of.arg("input")) * numel(of.arg("weight")[1:])
 
 
@@ -171,20 +171,20 @@ _transposed = replace(
     rule=_transposed_axes,
     macs=_transposed_macs,
     sides={**OUT_IN, "weight": ("in", "out", "kernel", "kernel", "kernel")},
-    # Without an identity: it is used where images grow, and a repeated block keeps their size.
+    # No identity: it is used where images grow, but a repeated block must keep their size.
     growth=Growth(affine={"weight": 1, "bias": 0}),
     type=None,
 )
 
 
-# -- either, by a flag -----------------------------------------------------------------------------
+# -- either kind, selected by a flag ---------------------------------------------------------------
 def _any_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of a convolution that says by a flag whether it is transposed."""
+    """Relate the axes of a convolution with a flag for whether it is transposed."""
     return (_transposed_axes if eq.value("transposed") is True else _convolution_axes)(eq)
 
 
 def _any_macs(of: Counted) -> Amount:
-    """Count the MACs of a convolution that says by a flag whether it is transposed."""
+    """Count the MACs of a convolution with a flag for whether it is transposed."""
     return (_transposed_macs if of.node.arg("transposed") is True else _convolution_macs)(of)
 
 

@@ -1,4 +1,4 @@
-"""New tensors: filled with a number, counted, drawn. None of them reads an operand's values."""
+"""New tensors: constant, counted or random. None of them reads an operand's values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from archgraph.ops.operator import Operator
 from archgraph.ops.pointwise import same_layout
 
 
-# -- of a shape that is written out ---------------------------------------------------------------
+# -- with an explicit shape -----------------------------------------------------------------------
 def _factory_axes(eq: Equations) -> list[Dims]:
-    """Make the axes of a new tensor whose shape is written out; they may become channels."""
+    """Create the axes of a new tensor with an explicit shape; they may become channels."""
     for name in ("size", "shape"):
         if eq.node.arg(name) is not None:
             dims: Dims = [_counted(eq, s) for s in eq.node.shape]
@@ -26,7 +26,7 @@ def _factory_axes(eq: Equations) -> list[Dims]:
 
 
 def _counted(eq: Equations, size: Size) -> Layout:
-    """Return a fresh axis, also one that is folded into a dimension of an open size."""
+    """Return a new axis, also for one that is folded into a dimension of open size."""
     if not isinstance(size, Polynomial):
         return eq.new(size)
     count = math.gcd(*size.terms.values())
@@ -36,9 +36,9 @@ def _counted(eq: Equations, size: Size) -> Layout:
 
 
 _factory = Operator(_factory_axes, backward=STOPS)
-_zeros = replace(_factory, zero=zeros.always)  # `empty` too: numbers that are undefined may be zero
+_zeros = replace(_factory, zero=zeros.always)  # also `empty`: undefined values may be zero
 
-# -- of an operand's shape ------------------------------------------------------------------------
+# -- with an operand's shape ----------------------------------------------------------------------
 
 _like = Operator(same_layout, pointwise=True, backward=STOPS)
 _zeros_like = replace(_like, zero=zeros.always, fill=0)

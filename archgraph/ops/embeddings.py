@@ -1,4 +1,4 @@
-"""Tables whose rows are addressed by value: embeddings, bags of them, classes as numbers."""
+"""Tables whose rows are addressed by value: embeddings, embedding bags, one-hot encoding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from archgraph.ops.zeros import open_dims
 
 # -- a row per index ------------------------------------------------------------------------------
 def _embedding_axes(eq: Equations) -> list[Dims]:
-    """Y = indices' dimensions + w[1]; rows are addressed by value."""
+    """Y = dimensions of the indices + w[1]; rows are addressed by value."""
     w = eq.arg("weight")
     eq.pin([w[0]], "indexed by the input's values")
     return [[*eq.arg("indices"), w[1]]]
 
 
 def _embedding_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Rows of a table: zero where the table's columns are."""
+    """Return the dirt of rows of a table: they are zero where the table's columns are."""
     table = eq.dirt_of(eq.node.arg("weight"))
     return [open_dims(dims[:-1]) + table for dims in results]
 
@@ -50,7 +50,7 @@ def _embedding_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
     if layer is None or not isinstance(padding, int):
         return None
     options = arguments_of(node, "scale_grad_by_freq", "sparse")
-    if padding >= 0:  # the operator's -1 is none, the layer's is the last row
+    if padding >= 0:  # -1 is none for the operator, but the last row for the layer
         options["padding_idx"] = padding
     return replace(layer, options={**layer.options, **options})
 
@@ -76,7 +76,7 @@ _embedding = Operator(
 
 # -- a row per bag --------------------------------------------------------------------------------
 def _bag_axes(eq: Equations) -> list[Dims]:
-    """Rows of a table summed or averaged per bag: parts of one list, which offsets divide."""
+    """Relate the axes of embedding bags: offsets divide a list of rows, summed or averaged."""
     w = eq.arg("weight")
     eq.pin([w[0]], "indexed by the input's values")
     for name in ("indices", "offsets", "per_sample_weights"):
@@ -85,7 +85,7 @@ def _bag_axes(eq: Equations) -> list[Dims]:
     return [[*eq.fixed(eq.node.shape[:-1]), w[1]], *(eq.fixed(t.shape) for t in eq.node.types[1:])]
 
 
-# Bags are summed, averaged or maximised: no growth is stated for them.
+# Bags are summed, averaged or maximised, so there is no common rule for growth.
 _bag = Operator(
     _bag_axes, _embedding_zero, init=_embedding.init, sides=_embedding.sides, weighted=True
 )
@@ -93,7 +93,7 @@ _bag = Operator(
 
 # -- classes --------------------------------------------------------------------------------------
 def _one_hot_axes(eq: Equations) -> list[Dims]:
-    """Classes are numbers, no channels."""
+    """Relate the axes of a one-hot encoding: classes are numbers, not channels."""
     return [[*eq.arg("self"), Fixed(eq.node.shape[-1])]]
 
 

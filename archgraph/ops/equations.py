@@ -1,11 +1,11 @@
-"""What an operator's row sees while axes are solved: its arguments as layouts, verbs for them.
+"""The context of an operator's axis rule: its arguments as layouts, and methods to relate them.
 
-A row says which argument states the sizes of which layouts (``view``, ``groups``, split sizes), and
-after a cut it is recomputed from them: no row needs an inverse rule.
+A rule records which argument states the sizes of which layouts (``view``, ``groups``, split sizes).
+After a cut, the argument is recomputed from the layouts, so no rule needs an inverse.
 
-An operator of several tensors ties every dimension that they share, batches included: heads are
-often folded into the batch. While ``grid_sample`` did not relate its two batches, the heads of
-values and of offsets were two axes, and cuts gave networks that did not run.
+An operator with several tensors ties every dimension that they share, including batches, since
+heads are often folded into the batch. While ``grid_sample`` did not relate its two batches, the
+heads of values and of offsets were two axes, and cuts produced networks that did not run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from archgraph.ops.schema import op_schema
 
 Dims: TypeAlias = list[Layout]
 Dirt: TypeAlias = tuple[Layout, ...]
-# What would free an axis that an operator pins.
+# Remedies for an axis that an operator pins.
 PROJECT = "a linear layer or convolution between would free it"
 ORDER = "the order of its positions matters"
 StatedSizes: TypeAlias = "Layout | Size | tuple[StatedSizes, ...] | None"
@@ -40,7 +40,7 @@ StatedSizes: TypeAlias = "Layout | Size | tuple[StatedSizes, ...] | None"
 
 @dataclass
 class Equations:
-    """Layouts of all tensors of a graph under construction.
+    """The layouts of all tensors of a graph while they are being solved.
 
     Attributes:
         graph: The graph.
@@ -48,17 +48,18 @@ class Equations:
         values: Per node, the layouts of its results: one list of dimensions per result.
         leaves: Per leaf, the layouts of its dimensions.
         attributes: Per node and argument, the layouts whose sizes the argument states.
-        spans: Layouts that a norm, softmax or reduction runs over: (layout, node, what).
-        runs: All that runs over a layout, also what is exact over zeros: (layout, node, what).
+        spans: Layouts that a norm, softmax or reduction runs over: (layout, node, operation).
+        runs: All operations that run over a layout, including those that zeros do not affect:
+            (layout, node, operation).
         contractions: Products summed over a layout: (layout, node, operands and dimensions).
-        roles: What an operator knows a layout to be: (layout, role, node).
-        dirt: Per node and result, the layouts at whose masked positions it need not be zero.
-        scores: Products of two activations that a softmax may turn into attention: what is
-            summed over, and what both share (heads).
+        roles: Roles of layouts that an operator recognises: (layout, role, node).
+        dirt: Per node and result, the layouts at whose masked positions it may be nonzero.
+        scores: Products of two activations that a softmax may turn into attention: the layouts
+            summed over, and the shared layouts (heads).
         attends: Nodes that hold attention weights.
-        attention: Products of attention weights and values: what both share (heads), and the
+        attention: Products of attention weights and values: the shared layouts (heads), and the
             layout of a value.
-        node: The operator whose row is asked.
+        node: The operator whose rule is running.
     """
 
     graph: ArchGraph
@@ -86,7 +87,7 @@ class Equations:
                 return [self.solver.resolve(d) for d in self.values[name][0]]
             case Leaf(name):
                 return [self.solver.resolve(d) for d in self.leaves[name]]
-            case Mode():  # either branch may run: their layouts are one
+            case Mode():  # either branch may run, so unify their layouts
                 dims = [self.of(b) for b in (value.train, value.eval)]
                 for a, b in zip(dims[0], dims[1], strict=False):
                     self.unify(a, b)
@@ -99,19 +100,19 @@ class Equations:
         return self.of(self.node.arg(name))
 
     def has(self, name: str) -> bool:
-        """Return whether a tensor argument is given."""
+        """Return whether a tensor argument is present."""
         value = self.node.arg(name)
         return any(isinstance(in_mode(value, mode), (Ref, Leaf)) for mode in (True, False))
 
     def operand_dtype(self, value: Value) -> str:
-        """Return the element type of a tensor operand."""
+        """Return the dtype of a tensor operand."""
         value = in_mode(value, False)
         if isinstance(value, Ref):
             return self.graph.node[value.name].dtype
         return self.graph.param[value.name].dtype if isinstance(value, Leaf) else ""
 
     def value(self, name: str, default: Value = None) -> Value:
-        """Return an argument, or what the operator's schema says where it is not given."""
+        """Return an argument, or its default from the operator's schema."""
         value = self.node.arg(name)
         if value is None and self.node.op.startswith("aten."):
             argument = op_schema(self.node.op).by_name.get(name)
@@ -119,7 +120,7 @@ class Equations:
         return default if value is None else value
 
     def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """Return an integer-list argument; a single integer counts as a list of one."""
+        """Return an integer-list argument; a single integer counts as a list of one item."""
         value = self.value(name)
         if isinstance(value, tuple):
             return tuple(v for v in value if isinstance(v, int))
@@ -129,7 +130,7 @@ class Equations:
         """Return an integer argument.
 
         Raises:
-            ValueError: If it is an open size, which no default stands for.
+            ValueError: If it is an open size, for which no default can be used.
         """
         value = self.value(name)
         if isinstance(value, Polynomial):
@@ -148,7 +149,7 @@ class Equations:
     def grouped(self, layout: Layout, groups: Value, argument: str) -> tuple[Layout, Layout]:
         """Split a layout into groups and the positions of each; an argument states their number.
 
-        An open number of groups is that of examples, and of axes that are folded into the batch.
+        An open number of groups counts examples, and axes that are folded into the batch.
         """
         assert isinstance(groups, int | Polynomial)
         size = divide(layout.size, groups)
@@ -164,15 +165,15 @@ class Equations:
         return pair
 
     def new(self, size: Size) -> Layout:
-        """Return a fresh axis."""
+        """Return a new axis."""
         return self.solver.new(size)
 
     def resolve(self, layout: Layout) -> Layout:
-        """Return the layout as known now."""
+        """Return the layout as currently solved."""
         return self.solver.resolve(layout)
 
     def unify(self, a: Layout, b: Layout) -> None:
-        """State that two layouts are one."""
+        """State that two layouts are equal."""
         self.solver.unify(a, b)
 
     def agree(self, ours: Sequence[Layout], theirs: Sequence[Layout]) -> None:
@@ -181,13 +182,13 @@ class Equations:
             self.unify(a, b)
 
     def vectors(self, layout: Layout, *names: str) -> None:
-        """State that vectors, where they are given, have one number per position of a layout."""
+        """State that vectors, if present, have one element per position of a layout."""
         for name in names:
             if self.has(name):
                 self.unify(self.arg(name)[0], layout)
 
     def broadcast(self, operands: Sequence[Dims]) -> Dims:
-        """Elementwise: dimensions agree from the right, size-one dimensions stretch."""
+        """Broadcast operands: dimensions agree from the right, dimensions of size 1 stretch."""
         rank = max((len(o) for o in operands), default=0)
         out: Dims = []
         for position in range(rank):
@@ -204,32 +205,32 @@ class Equations:
         return out
 
     def pin(self, dims: Sequence[Layout], why: str = "", free: str = "") -> None:
-        """Forbid cuts of the axes of some layouts, for a reason; say what would free them."""
+        """Forbid cutting the axes of some layouts: record the reason and the remedy."""
         reason = f"{why} ({self.place()})" + (f"; {free}" if free else "")
         for layout in dims:
             self.solver.pin(layout, reason if why else self.solver.reason)
 
     def place(self) -> str:
-        """Return the current operator as reasons name it."""
+        """Return the current operator as it appears in reasons."""
         node = self.node
         where = f" at {node.source}" if node.source else ""
         return f"{node.op} %{node.name}{' in ' + node.scope if node.scope else ''}{where}"
 
     def span(self, layout: Layout, what: str) -> None:
-        """Note that the operator mixes all positions of a layout without a weight per position."""
+        """Record that the operator mixes all positions of a layout without weights per position."""
         self.spans.append((layout, self.node.name, what))
         self.runs.append((layout, self.node.name, what))
 
     # -- zeros: which results are zero wherever an axis is masked -----------------------------
 
     def axes_in(self, dims: Sequence[Layout]) -> dict[Var, None]:
-        """Return the axes that layouts are made of, as known now."""
+        """Return the axes in layouts, as currently solved."""
         parts = (v for d in dims for v in leaves(self.resolve(d)))
-        # A dict, as an ordered set: what follows must not depend on hashes.
+        # A dict is an ordered set: results must not depend on hashes.
         return dict.fromkeys(v for v in parts if isinstance(v, Var))
 
     def dirt_of(self, value: Value) -> Dirt:
-        """Return layouts at whose masked positions a value need not be zero; leaves are masked."""
+        """Return layouts at whose masked positions a value may be nonzero; leaves are masked."""
         match value:
             case Ref(name):
                 return self.dirt.get(name, [()])[0]
@@ -239,10 +240,10 @@ class Equations:
                 return ()
 
     def operands(self) -> list[Value]:
-        """Return all tensor arguments, those in lists too, in order."""
+        """Return all tensor arguments in order, including those in lists."""
         values = (v for _, v in self.node.args)
         items = (i for v in values for i in (v if isinstance(v, tuple) else (v,)))
-        # A Mode is one operand: its branches share their layouts.
+        # A Mode is a single operand: its branches share their layouts.
         return [i for i in items if any(isinstance(j, (Ref, Leaf)) for j in walk(i))]
 
     def layouts(self) -> list[Dims]:
@@ -250,7 +251,7 @@ class Equations:
         return [self.of(value) for value in self.operands()]
 
     def cut_all(self, layout: Layout, sizes: Sequence[Size]) -> list[Layout] | None:
-        """Cut a layout into parts of given sizes; None where it cannot be."""
+        """Cut a layout into parts of the given sizes; None if that is not possible."""
         parts: list[Layout] = []
         rest = layout
         for size in sizes[:-1]:
@@ -262,11 +263,11 @@ class Equations:
         return [*parts, rest]
 
     def taint(self, dims: Sequence[Layout]) -> None:
-        """Note that the current operator writes other values than zeros along new axes."""
+        """Record that the current operator writes nonzero values along new axes."""
         self._tainted += [d for d in dims if not isinstance(d, Fixed)]
 
     def settle(self, results: list[Dims], dirt: list[Dirt]) -> None:
-        """Keep of each result's dirt what its own dimensions have."""
+        """Keep only the dirt of each result that its own dimensions have."""
         tainted, self._tainted = tuple(self._tainted), []
         settled: list[Dirt] = []
         for dims, layouts in zip(results, dirt, strict=True):
@@ -278,7 +279,7 @@ class Equations:
         self.dirt[self.node.name] = settled
 
     def follow(self) -> None:
-        """Mark the result of a pointwise operator as its operand is: scores, attention weights."""
+        """Propagate scores and attention weights through a pointwise operator to its result."""
         for used in self.node.uses():
             if used in self.scores:
                 self.scores.setdefault(self.node.name, self.scores[used])
@@ -286,53 +287,53 @@ class Equations:
                 self.attends.add(self.node.name)
 
     def contract(self, layout: Layout, operands: Sequence[tuple[Value, int]], what: str) -> None:
-        """Note that products are summed over a layout: exact where one of the factors is zero.
+        """Record that products are summed over a layout: exact where one of the factors is zero.
 
         Args:
-            layout: What is summed over.
-            operands: Each with its dimension that has the layout.
-            what: The operation in a word.
+            layout: Layout that is summed over.
+            operands: Each with the dimension that has this layout.
+            what: One word for the operation.
         """
         dims = tuple((v, d % max(len(self.of(v)), 1)) for v, d in operands)
         self.contractions.append((layout, self.node.name, dims))
         dirt = [self.dirt_of(operand) for operand, _ in operands]
-        # One factor that is zero at the masked positions is enough.
+        # One factor that is zero at the masked positions suffices.
         if all(dirt):
             first, *others = map(self.axes_in, dirt)
             self._span_axes(layout, {v: None for v in first if all(v in o for o in others)}, what)
 
     def total(self, layout: Layout, operands: Sequence[Value], what: str) -> None:
-        """Note that operands are summed over a layout: exact where all of them are zero."""
+        """Record that operands are summed over a layout: exact where all of them are zero."""
         self.runs.append((layout, self.node.name, what))
         for operand in operands:
             if self.dirt_of(operand):
                 self._span_axes(layout, self.axes_in(self.dirt_of(operand)), what)
 
     def _span_axes(self, layout: Layout, dirty: Mapping[Var, None], what: str) -> None:
-        # Most often nothing is dirty: then the layout, which may be long, is not resolved.
+        # Usually nothing is dirty: then do not resolve the layout, which may be long.
         for var in self.axes_in([layout]) if dirty else ():
             if var in dirty:
                 self.span(var, what)
 
     def role(self, layout: Layout, role: str) -> None:
-        """Note what a layout is, for its name."""
+        """Record the role of a layout, used for its name."""
         self.roles.append((layout, role, self.node.name))
 
     def states(self, argument: str, sizes: StatedSizes) -> None:
-        """Note that an argument states the sizes of layouts: a cut recomputes it."""
+        """Record that an argument states the sizes of layouts, so that a cut recomputes it."""
         self.attributes[self.node.name, argument] = sizes
 
     def fixed(self, shape: Sequence[Size]) -> Dims:
-        """Return layouts without a channel axis for a shape."""
+        """Return layouts without channel axes for a shape."""
         return [Fixed(s) for s in shape]
 
     def conform(self, dims: Dims, index: int = 0) -> Dims:
-        """Replace layouts whose size a result's type contradicts (a stretched dimension)."""
+        """Replace layouts whose size differs from the result's type (stretched dimensions)."""
         shape = self.node.types[index].shape
         return [d if d.size == s else Fixed(s) for d, s in zip(dims, shape, strict=True)]
 
     def opaque(self, why: str = "no rule for this operator") -> list[Dims]:
-        """Forbid cuts of all that touches the operator; return its results' layouts."""
+        """Forbid cutting any axis of the operator's operands; return its results' layouts."""
         for dims in self.layouts():
             self.pin(dims, why, PROJECT)
         return [self.fixed(t.shape) for t in self.node.types]

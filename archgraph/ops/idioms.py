@@ -1,8 +1,8 @@
-"""Idioms: what several operators are together, or one with certain arguments, in the field's words.
+"""Idioms: familiar names for groups of operators, or for single ones with certain arguments.
 
 A row is a pattern and a name. Patterns see operators, constants and arrows, never the name of a
-model or a parameter. Operators between whose values something else reads are not an idiom: they
-compute more than its result.
+model or a parameter. A group whose intermediate values are used elsewhere is not an idiom: it
+computes more than the idiom's result.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from archgraph.ops.table import base, row
 
 @dataclass(frozen=True, eq=False)
 class IdiomMatch:
-    """An idiom in a graph.
+    """An occurrence of an idiom in a graph.
 
     Attributes:
         graph: The graph.
-        idiom: Its row.
-        nodes: Its operators; the last one computes its result.
-        values: What the variables of its pattern stand for.
+        idiom: The idiom's row of the table.
+        nodes: Its operators; the last one computes the result.
+        values: Values of the pattern's variables.
     """
 
     graph: ArchGraph
@@ -46,18 +46,18 @@ class IdiomMatch:
 
     @property
     def several(self) -> bool:
-        """Whether it consists of several operators."""
+        """Whether it consists of more than one operator."""
         return len(self.nodes) > 1
 
     def shape(self, name: str) -> tuple[Size, ...]:
-        """Return the shape of a variable; empty for a number."""
+        """Return the shape of a variable's value; empty for a number."""
         value, graph = self.values[name], self.graph
         if isinstance(value, Leaf):
             return graph.param[value.name].shape
         return graph.node[value.name].shape if isinstance(value, Ref) else ()
 
     def axes(self, name: str) -> set[int]:
-        """Return the dimensions of x that a variable lists, counted from the first."""
+        """Return the dimensions of x that a variable lists, counted from the front."""
         listed, rank = walk(self.values[name]), len(self.shape("x")) or 1
         return {axis % rank for axis in listed if isinstance(axis, int)}
 
@@ -70,12 +70,11 @@ class Idiom:
     """A row of the table.
 
     Attributes:
-        name: In the field's words.
-        pattern: What its result is compared with.
-        where: What must hold beside.
-        family: What it does, one of :data:`archgraph.ops.table.FAMILIES`; empty: what its
-            operators do.
-        implied: Arguments that its name says already: a label leaves them out.
+        name: The usual name in the field.
+        pattern: Pattern of its result.
+        where: A further condition on a match.
+        family: One of :data:`archgraph.ops.table.FAMILIES`; empty for the family of its operators.
+        implied: Arguments that the name implies, which labels omit.
     """
 
     name: str
@@ -103,7 +102,7 @@ def _last(matched: IdiomMatch) -> bool:
 
 # -- activations and gates ------------------------------------------------------------------------
 def _half(gate: Pattern) -> Pattern:
-    """Half of a product of x and a gate, wherever the half stands."""
+    """Return a pattern for half of ``x * gate``, wherever the factor 0.5 is applied."""
     return either(
         op.mul(op.mul("x", gate), 0.5),
         op.mul(op.mul("x", 0.5), gate),
@@ -120,7 +119,7 @@ _inside = either(
         op.add(op.mul(op.mul("x", 0.044715), "x"), 1.0),
     ),
 )
-# As files spell them, too.
+# These are also the spellings in ONNX files.
 SPELT_GELU = _half(op.add(op.erf(_scaled), 1.0))
 SPELT_GELU_TANH = _half(op.add(op.tanh(_inside), 1.0))
 SPELT_SILU = op.mul("x", op.sigmoid("x"))
@@ -130,12 +129,12 @@ _silu = either(op.silu("x"), SPELT_SILU)
 
 
 def _gate(matched: IdiomMatch) -> bool:
-    """Return whether the two factors are tensors of one shape: neither scales the other."""
+    """Return whether both factors are tensors of the same shape, so that neither is a scale."""
     return matched.shape("x") == matched.shape("other") != ()
 
 
 def _halves_of_one(matched: IdiomMatch) -> bool:
-    """Return whether one operator makes both factors of one value; other gates have other names."""
+    """Return whether one operator computes both factors from one value; otherwise it is not GLU."""
     factors = (matched.values[name] for name in ("x", "other"))
     nodes = [matched.graph.node[value.name] for value in factors if isinstance(value, Ref)]
     sources = {(node.op, node.args[:1]) for node in nodes}
@@ -144,7 +143,7 @@ def _halves_of_one(matched: IdiomMatch) -> bool:
 
 # -- rotary embedding -----------------------------------------------------------------------------
 def _part(index: int, **positions: Pattern) -> Pattern:
-    """Return a half of the last dimension, as a slice or as one of two parts."""
+    """Return a pattern for half of the last dimension: a slice or one of two split parts."""
     parts = op.split_with_sizes("x", ("half", "half"), dim="dim")
     return either(op.slice("x", dim="dim", **positions), op.getitem(parts, index))
 
@@ -170,14 +169,14 @@ _rotary = either(
 
 
 def _halves(matched: IdiomMatch) -> bool:
-    """Return whether the last dimension is turned, in two halves or in pairs of neighbours."""
+    """Return whether the last dimension is rotated, as two halves or as adjacent pairs."""
     size = matched.shape("x")[-1]
     return _last(matched) and matched.values.get("half", size // 2) == size // 2
 
 
 # -- attention ------------------------------------------------------------------------------------
 def _repeated(heads: str) -> Pattern:
-    """Heads of keys or values, each as often as queries share it."""
+    """Return a pattern for heads of keys or values, repeated for the queries that share them."""
     stretched = Applied("expand", (op.unsqueeze(heads, dim=either(2, -3)),), None)
     return either(
         Applied("reshape", (stretched,), None),
@@ -198,7 +197,7 @@ _grouped_query = either(
 
 
 def _shared(matched: IdiomMatch) -> bool:
-    """Return whether several heads of queries share one of keys."""
+    """Return whether several query heads share one key head."""
     query, key = matched.shape("query"), matched.shape("key")
     return len(query) == len(key) == 4 and query[1] != key[1]
 
@@ -210,7 +209,7 @@ _ACTIVATIONS = "relu relu6 leaky_relu elu gelu silu mish hardswish hardtanh"
 
 
 def _moved(x: Pattern) -> Pattern:
-    """Return a pattern of a value of which at most two operators change the shape."""
+    """Return a pattern for a value after at most two operators that change its shape."""
     once = Applied("reshape unsqueeze", (x,), None)
     return either(x, once, Applied("reshape unsqueeze", (once,), None))
 
@@ -231,7 +230,7 @@ _excitation = Applied("sigmoid hardsigmoid", (_layer(_squeezed, "up"),))
 
 
 def _pooled(matched: IdiomMatch) -> bool:
-    """Return whether the mean is over all dimensions but the batch and the channels."""
+    """Return whether the mean is over all dimensions except the batch and the channels."""
     everywhere = set(range(2, len(matched.shape("x"))))
     return bool(everywhere) and ("dim" not in matched.values or matched.axes("dim") == everywhere)
 
@@ -251,7 +250,7 @@ def _pointwise(matched: IdiomMatch) -> bool:
 
 # -------------------------------------------------------------------------------------------------
 
-# The first that fits: larger ones before those that are a part of them.
+# The first match wins: larger idioms precede those that are part of them.
 IDIOMS = (
     Idiom("squeeze-and-excite", op.mul("x", _moved(_excitation)), _pooled),
     Idiom("rotary embedding", _rotary, _halves, "embedding"),
@@ -286,13 +285,13 @@ def _rows(kind: str) -> list[Idiom]:
 
 @per_graph
 def idioms(graph: ArchGraph) -> Mapping[str, IdiomMatch]:
-    """Find the idioms of a graph; cached with it.
+    """Find the idioms of a graph. The result is cached with the graph.
 
-    From the last operator to the first, the first row that fits is the idiom that ends there. Two
-    share no operator, and nothing but its own operators reads the intermediate results of one.
+    Operators are visited from last to first; the first matching row is the idiom that ends there.
+    Idioms share no operators, and only an idiom's own operators read its intermediate results.
 
     Returns:
-        The idiom that each operator is or is part of.
+        The idiom of each operator that belongs to one, by the operator's name.
 
     Example:
         >>> from archgraph.graph.ir import BATCH, TensorType
@@ -319,13 +318,13 @@ def idiom_counts(graph: ArchGraph) -> Counter[str]:
 
 
 class _GraphReader(PatternReader[Value, Node]):
-    """Compares the values of a graph with patterns; casts inside an idiom are part of it."""
+    """Matches values of a graph with patterns; casts inside an idiom are part of it."""
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph, self.outputs = graph, {*graph.output_refs()}
 
     def idioms(self, node: Node) -> Iterator[IdiomMatch]:
-        """Yield the idioms that end in an operator, in the order of the table."""
+        """Yield the idioms whose result an operator computes, in the order of the table."""
         for idiom in _rows(base(node.op)):
             for matched in self.matches(idiom.pattern, Ref(node.name), PatternMatch[Value, Node]()):
                 nodes = (*reversed([*matched.steps]),)
@@ -338,7 +337,7 @@ class _GraphReader(PatternReader[Value, Node]):
     def applied(
         self, operand: Value, pattern: Applied
     ) -> tuple[list[Value], dict[str, Value], dict[str, Node]] | None:
-        """Return how an operator of the pattern computes a value, if at all."""
+        """Return operands, options and steps of a value computed by the pattern's operator."""
         steps: dict[str, Node] = {}
         kinds, arity = pattern.kind.split(), len(pattern.inputs)
         while isinstance(operand, Ref):
@@ -350,14 +349,14 @@ class _GraphReader(PatternReader[Value, Node]):
         return None
 
     def admitted(self, kind: str, operand: Value) -> Value:
-        """Return the number or leaf that a variable stands for."""
+        """Return the number or leaf that a variable matches."""
         number = self.number(operand) if kind == "number" else None
         return operand if kind == "leaf" and isinstance(operand, Leaf) else number
 
     def number(self, operand: Value) -> float | None:
-        """Return a number."""
+        """Return a value as a number; None if it is not one."""
         return float(operand) if isinstance(operand, int | float) else None
 
     def items(self, operand: Value) -> tuple[Value, ...] | None:
-        """Return the items of a tuple."""
+        """Return the items of a tuple; None for other values."""
         return operand if isinstance(operand, tuple) else None

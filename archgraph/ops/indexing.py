@@ -1,4 +1,4 @@
-"""Some positions of an operand, read or written: slices, index tensors, diagonals."""
+"""Reading and writing some positions of an operand: slices, index tensors, diagonals."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from archgraph.ops.operator import (
 )
 
 
-# -- runs of positions ----------------------------------------------------------------------------
+# -- slices ---------------------------------------------------------------------------------------
 def _beside(eq: Equations, x: Dims, part: Dims, dim: int) -> list[Dims]:
-    """All dimensions but one agree with a part's; return the pairs of which one is shorter."""
+    """Unify all dimensions except ``dim`` with a part's; return the pairs of unequal size."""
     pairs = [[a, b] for d, (a, b) in enumerate(zip(x, part, strict=True)) if d != dim]
     for a, b in pairs:
         if a.size == b.size:
@@ -34,7 +34,7 @@ def _beside(eq: Equations, x: Dims, part: Dims, dim: int) -> list[Dims]:
 
 
 def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
-    """Cut a dimension before and after the positions from ``start`` on; None if it cannot be."""
+    """Cut a dimension around the ``length`` positions from ``start``; None if not possible."""
     start, size = eq.node.arg("start") or 0, layout.size
     if eq.integer("step", 1) != 1 or not isinstance(start, int | Polynomial):
         return None
@@ -46,7 +46,7 @@ def _run(eq: Equations, layout: Layout, length: Size) -> list[Layout] | None:
 
 
 def _slice_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of a slice: the dimension is cut before and after the run of positions."""
+    """Relate the axes of a slice: the dimension is cut before and after the sliced positions."""
     x, dim = eq.along()
     layout, size, step = x[dim], eq.node.shape[dim], eq.integer("step", 1)
     part: Layout = Fixed(size)
@@ -59,7 +59,7 @@ def _slice_axes(eq: Equations) -> list[Dims]:
         and layout.size == size * step
         and (factors := eq.solver.split_product(layout, step))
     ):
-        # Every step-th position: one of each run of `step`, so that whole runs may go.
+        # Every step-th position: one from each run of `step`, so whole runs may be removed.
         part = factors[0]
         eq.pin([factors[1]], "one of every few positions is taken", PROJECT)
         eq.states("end", layout)
@@ -82,7 +82,7 @@ def _slice_spelling(call: Spelling) -> Call:
         for name, bound in (("start", 0 if start is None else start), ("end", end)):
             if bound is None:
                 args[name] = size
-            elif isinstance(bound, int):  # one that is open lies within the dimension
+            elif isinstance(bound, int):  # an open bound lies within the dimension
                 args[name] = min(bound + size if bound < 0 else bound, size)
     elif start in (None, 0) and isinstance(end, int) and end >= 2**62:
         args["start"], args["end"] = 0, None
@@ -90,7 +90,7 @@ def _slice_spelling(call: Spelling) -> Call:
 
 
 def _narrow_spelling(call: Spelling) -> Call:
-    """Write `narrow` as a slice whose start is a number."""
+    """Write `narrow` as a slice with an explicit start and end."""
     if call.op != "aten.narrow":
         return call.op, call.args
     start, length, dim = (call.args[name] for name in ("start", "length", "dim"))
@@ -105,7 +105,7 @@ def _narrow_spelling(call: Spelling) -> Call:
 
 
 def _write_by(op: str, *names: str) -> Callable[[ViewWrite], Call]:
-    """Write into a view by an operator that takes its position in the same arguments.
+    """Return a rule that writes into a view with an operator that takes the same arguments.
 
     >>> from archgraph.graph.ir import Ref
     >>> write = ViewWrite("aten.select.int", {"index": 2}, Ref("x"), Ref("y"), (4, 3), 0)
@@ -116,9 +116,9 @@ def _write_by(op: str, *names: str) -> Callable[[ViewWrite], Call]:
 
 
 def _slice_scatter_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes where a run of positions is overwritten.
+    """Relate the axes of an operator that overwrites a slice.
 
-    The dimension is cut before and after the run.
+    The dimension is cut before and after the slice.
     """
     (x, dim), source = eq.along(), eq.arg("src")
     _beside(eq, x, source, dim)
@@ -134,14 +134,14 @@ def _slice_scatter_axes(eq: Equations) -> list[Dims]:
 
 # -- single positions -----------------------------------------------------------------------------
 def _select_axes(eq: Equations) -> list[Dims]:
-    """Pin the dimension of which one position is selected."""
+    """Pin the dimension from which one position is selected."""
     x, dim = eq.along()
     eq.pin([x[dim]], "one of its positions is selected")
     return [[*x[:dim], *x[dim + 1 :]]]
 
 
 def _select_scatter_axes(eq: Equations) -> list[Dims]:
-    """One position of a dimension overwritten; the others agree."""
+    """Pin the dimension in which one position is overwritten; the others agree."""
     x, dim = eq.along()
     eq.pin([x[dim]], "one of its positions is overwritten")
     eq.agree([*x[:dim], *x[dim + 1 :]], eq.arg("src"))
@@ -149,14 +149,14 @@ def _select_scatter_axes(eq: Equations) -> list[Dims]:
 
 
 def _unbind_axes(eq: Equations) -> list[Dims]:
-    """Pin the dimension whose positions become results of their own."""
+    """Pin the dimension whose positions become separate results."""
     x, dim = eq.along()
-    eq.pin([x[dim]], "its positions are taken apart")
+    eq.pin([x[dim]], "its positions become separate results")
     return [[*x[:dim], *x[dim + 1 :]] for _ in eq.node.types]
 
 
 def _unbind_write(write: ViewWrite) -> Call:
-    """Write into one position of several that were taken apart."""
+    """Write into one of the results of ``unbind``."""
     return write.scattered("aten.select_scatter", dim=write.args.get("dim", 0), index=write.index)
 
 
@@ -186,9 +186,9 @@ _POSITIONS = {
 }
 
 
-# -- positions read by value: which they are is known to no cut, so that they stay ----------------
+# -- positions read by value: they depend on data, so their dimension cannot be cut ---------------
 def _indexed(eq: Equations) -> tuple[tuple[Value, ...], list[int]]:
-    """Index tensors by dimension, and which dimensions have one; none where they are apart."""
+    """Return the index tensors, and the dimensions that have one; no dimensions if not adjacent."""
     value = eq.node.arg("indices")
     indices = value if isinstance(value, tuple) else ()
     used = [i for i, v in enumerate(indices) if v is not None]
@@ -196,10 +196,10 @@ def _indexed(eq: Equations) -> tuple[tuple[Value, ...], list[int]]:
 
 
 def _index_axes(eq: Equations) -> list[Dims]:
-    """Leading dimensions addressed by index tensors; the others pass."""
+    """Relate the axes of indexing: index tensors address leading dimensions, others pass."""
     x = eq.arg("self")
     indices, used = _indexed(eq)
-    # A mask gives as many results as it has ones.
+    # The number of results of a mask is its number of ones.
     if not used or any(eq.operand_dtype(indices[i]) == "bool" for i in used):
         return eq.opaque()
     for i in used:
@@ -210,7 +210,7 @@ def _index_axes(eq: Equations) -> list[Dims]:
 
 
 def _index_select_axes(eq: Equations) -> list[Dims]:
-    """Positions of one dimension picked by an index tensor."""
+    """Relate the axes of positions picked by an index tensor along one dimension."""
     x, dim = eq.along()
     eq.pin([x[dim]], "indexed by values")
     picked = eq.arg("index") or [Fixed(1)]  # its positions are the result's
@@ -218,17 +218,17 @@ def _index_select_axes(eq: Equations) -> list[Dims]:
 
 
 def _gather_axes(eq: Equations) -> list[Dims]:
-    """Positions picked along one dimension; all layouts as the index tensor's."""
+    """Relate the axes of positions picked along one dimension; the index has the result's axes."""
     (x, dim), where = eq.along(), eq.arg("index")
     eq.pin([x[dim]], "indexed by values")
-    for unequal in _beside(eq, x, where, dim):  # position by position from the first one on
+    for unequal in _beside(eq, x, where, dim):  # the index covers only the first positions
         eq.pin(unequal, "gathered in part")
     eq.taint(where[dim : dim + 1])
     return [where]
 
 
 def _take_along_axes(eq: Equations) -> list[Dims]:
-    """As gather, but the index broadcasts."""
+    """Relate the axes like gather; the index broadcasts."""
     x, where = eq.arg("self"), eq.arg("indices")
     if not isinstance(eq.node.arg("dim"), int):
         return eq.opaque()
@@ -241,14 +241,14 @@ def _take_along_axes(eq: Equations) -> list[Dims]:
 
 # -- positions written by value -------------------------------------------------------------------
 def _written_axes(*names: str) -> AxisRule:
-    """Positions written along one dimension; the others agree with index and source, by name."""
+    """Return a rule for positions written along one dimension; others agree with the arguments."""
 
     def rule(eq: Equations) -> list[Dims]:
         x, dim = eq.along()
         eq.pin([x[dim], *eq.arg("index")[: 0 if "index" in names else 1]], "indexed by values")
         for source in (eq.arg(name) for name in names if eq.has(name)):
             eq.pin([source[dim]], "indexed by values")
-            # The index may be shorter than the tensor: positions behind it stay as they were.
+            # The index may be shorter than the tensor: positions after it stay unchanged.
             for unequal in _beside(eq, x, source, dim):
                 eq.pin(unequal, "written in part")
         if eq.node.arg("value") not in (None, 0):
@@ -259,11 +259,11 @@ def _written_axes(*names: str) -> AxisRule:
 
 
 def _index_put_axes(eq: Equations) -> list[Dims]:
-    """Dimensions addressed by index tensors are written with values that broadcast to the rest.
+    """Relate the axes of values written at indices; the values broadcast to the written part.
 
-    1. A mask addresses as many dimensions as it has, and what it picks is one. It may be cut with
-       them if it writes one value for all that it picks.
-    2. Index tensors address a dimension each, and what they pick has their dimensions.
+    1. A mask addresses as many dimensions as it has, and the positions it picks form one dimension.
+       The addressed dimensions can be cut only if a single value is written.
+    2. Each index tensor addresses one dimension, and the picked part has the tensors' dimensions.
     """
     x, values = eq.arg("self"), eq.arg("values")
     indices, used = _indexed(eq)
@@ -284,7 +284,7 @@ def _index_put_axes(eq: Equations) -> list[Dims]:
         eq.pin([*addressed, *picked], "indexed by values")
     target = [*x[:first], *picked, *rest]
     eq.broadcast([target, values])
-    if not _zeros_alone(eq, "values"):  # the same along all dimensions that they lack
+    if not _zeros_alone(eq, "values"):  # values are constant along dimensions that they lack
         eq.taint(target[: len(target) - len(values)])
         eq.taint([t for t, v in zip(target[::-1], values[::-1], strict=False) if v.size == 1])
     return [[eq.resolve(d) for d in x]]
@@ -298,9 +298,10 @@ def _zeros_alone(eq: Equations, name: str) -> bool:
 
 
 def _masked_scatter_axes(eq: Equations) -> list[Dims]:
-    """Positions that a mask picks are filled with those of the source, in order.
+    """Relate the axes of a mask whose positions are filled with those of the source, in order.
 
-    Trailing dimensions along which the mask is constant are filled whole: they are the source's.
+    Trailing dimensions along which the mask is constant are filled as a whole: they agree with the
+    source.
     """
     x, mask, source = eq.arg("self"), eq.arg("mask"), eq.arg("source")
     both = eq.broadcast([x, mask])
@@ -337,7 +338,7 @@ _BY_VALUE = {
         _gather_axes, zeros.first, growth=Growth("first"), backward=saves("self", "index")
     ),
     "take_along_dim": Operator(_take_along_axes, zeros.first),
-    # What is written, and what it is written into, both have to be zero.
+    # Both the written values and the tensor written into have to be zero.
     "scatter scatter_add": replace(_scatter, backward=saves("index")),
     "scatter_reduce": _scatter,
     "index_add index_copy": Operator(
@@ -351,14 +352,14 @@ _BY_VALUE = {
 
 # -- by position in the flattened tensor ----------------------------------------------------------
 def _taken_axes(eq: Equations) -> list[Dims]:
-    """Take positions of the flattened tensor: the result is as the index tensor."""
+    """Take positions of the flattened tensor; the result has the shape of the index tensor."""
     eq.pin(eq.arg("self"), "indexed by values")
     eq.taint(eq.arg("index"))
     return [eq.arg("index")]
 
 
 def _put_axes(eq: Equations) -> list[Dims]:
-    """Write at positions of the flattened tensor, one for each number of the source."""
+    """Write at positions of the flattened tensor, one per element of the source."""
     x = eq.arg("self")
     eq.agree(eq.arg("index"), eq.arg("source"))
     eq.pin([*x, *eq.arg("index")], "indexed by values")
@@ -370,7 +371,7 @@ _BY_NUMBER = {"take": Operator(_taken_axes), "put": Operator(_put_axes)}
 
 # -- diagonals and triangles ----------------------------------------------------------------------
 def _triangle_axes(eq: Equations) -> list[Dims]:
-    """Upper or lower triangle: rows and columns are compared by position."""
+    """Pin rows and columns of a triangle: they are compared by position."""
     x = eq.of(eq.node.args[0][1])
     eq.pin(x[-2:], "compared by position")
     return [x]
@@ -379,7 +380,7 @@ def _triangle_axes(eq: Equations) -> list[Dims]:
 def _diagonal_axes(eq: Equations) -> list[Dims]:
     """Relate the axes of a diagonal.
 
-    The main diagonal of a square is its axis; other diagonals compare positions.
+    The main diagonal of a square has the square's axis; other diagonals compare positions.
     """
     x = eq.of(eq.node.args[0][1])
     a, b = eq.dim("dim1", len(x), 0), eq.dim("dim2", len(x), 1)
@@ -392,7 +393,7 @@ def _diagonal_axes(eq: Equations) -> list[Dims]:
 
 
 def _diagonal_scatter_axes(eq: Equations) -> list[Dims]:
-    """Pin the diagonal that is overwritten; the other dimensions agree."""
+    """Pin the dimensions whose diagonal is overwritten; the others agree."""
     x = eq.arg("self")
     a, b = eq.dim("dim1", len(x), 0), eq.dim("dim2", len(x), 1)
     *rest, diagonal = eq.arg("src")
@@ -402,7 +403,7 @@ def _diagonal_scatter_axes(eq: Equations) -> list[Dims]:
 
 
 def _diagonal_matrix_axes(eq: Equations) -> list[Dims]:
-    """Make an axis both sides of a square that is zero off its diagonal."""
+    """Relate the axes of a diagonal matrix: one axis for both sides, zero off the diagonal."""
     x = eq.arg("self")
     a, b = sorted(eq.dim(n, len(x) + 1, d) for n, d in (("dim1", -2), ("dim2", -1)))
     side: Layout = x[-1]

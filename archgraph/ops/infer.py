@@ -1,7 +1,7 @@
-"""Types from operators: what a graph's results are, computed on meta tensors.
+"""Type inference: the types of operators' results, computed on meta tensors.
 
-Meta tensors have shapes and no memory. Two batch sizes tell a multiple of the batch from a number.
-The common case of common operators has a closed form instead (:mod:`archgraph.ops.types`).
+Meta tensors have shapes but no memory. Two batch sizes distinguish a multiple of the batch from a
+constant. Common cases of common operators have a closed form instead (:mod:`archgraph.ops.types`).
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from archgraph.ops.schema import op_schema
 from archgraph.ops.table import row
 from archgraph.ops.types import Args, ResultType, Scalar, Uncertain
 
-# Arguments by name as a key of a cache.
+# Arguments by name, as the key of a cache.
 _Key: TypeAlias = tuple[tuple[str, object], ...]
 _Values: TypeAlias = tuple[tuple[str, int], ...]
-# Two sizes tell a multiple of the batch from a constant; not 1, which broadcasts.
+# Two sizes distinguish a multiple of the batch from a constant; not 1, which broadcasts.
 _PROBES = (2, 3)
-_NONE: Mapping[str, int] = MappingProxyType({})  # of open sizes beside the batch
+_NONE: Mapping[str, int] = MappingProxyType({})  # no open sizes except the batch
 
 
-# -- graphs and operators in them --------------------------------------------------------------
+# -- graphs and their operators -----------------------------------------------------------------
 def infer(graph: ArchGraph) -> ArchGraph:
     """Return the graph with every type recomputed from inputs and leaves.
 
     Raises:
-        GraphError: Names the operator whose arguments do not fit and their shapes.
+        GraphError: If an operator's arguments do not fit; names the operator and their shapes.
     """
     types: dict[str, ResultType] = {}
     leaves, sizes = {p.name: p.type for p in graph.params}, probed_sizes(graph)
@@ -70,13 +70,13 @@ def infer_call(
     leaves: Mapping[str, TensorType],
     sizes: Mapping[str, int] = _NONE,
 ) -> ResultType:
-    """Return the type of one operator from the types of what it uses, by name.
+    """Return the type of an operator's result from the types of its operands, by name.
 
     Args:
         node: The operator.
         results: Types of results that it may use.
         leaves: Types of leaves.
-        sizes: Values of open sizes but the batch, at which kernels run.
+        sizes: Values of open sizes except the batch, with which kernels run.
 
     Raises:
         GraphError: If its arguments do not fit.
@@ -91,7 +91,7 @@ def infer_call(
         return source[index]
     result = call_type(node, args, sizes)
     if result is None:
-        raise GraphError(f"{node.op} gives no type without data", where=place(node))
+        raise GraphError(f"{node.op} needs data to infer its type", where=place(node))
     return result
 
 
@@ -100,11 +100,11 @@ def call_type(node: Node, args: Args, sizes: Mapping[str, int]) -> ResultType | 
 
     Args:
         node: The operator.
-        args: What :func:`pattern` makes of its arguments.
-        sizes: Values of open sizes but the batch, at which kernels run.
+        args: Its arguments, converted by :func:`pattern`.
+        sizes: Values of open sizes except the batch, with which kernels run.
 
     Raises:
-        GraphError: If they do not fit.
+        GraphError: If the arguments do not fit.
     """
     try:
         return result_type(node.op, tuple(args.items()), tuple(sizes.items()))
@@ -113,13 +113,13 @@ def call_type(node: Node, args: Args, sizes: Mapping[str, int]) -> ResultType | 
 
 
 def place(node: Node) -> str:
-    """Return an operator as errors name it."""
+    """Return an operator as it appears in errors."""
     return f"%{node.name}" + (f" in {node.scope}" if node.scope else "")
 
 
 # -- one operator -----------------------------------------------------------------------------
 def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
-    """Return a value with tensors replaced by their types, as a key: 1, 1.0 and True stay apart."""
+    """Replace tensors in a value by their types, as a key that distinguishes 1, 1.0 and True."""
     match value:
         case Ref() | Leaf():
             return types[value]
@@ -132,7 +132,7 @@ def pattern(value: Value, types: Mapping[Ref | Leaf, ResultType]) -> Any:
 
 
 def _sizes(values: Iterable[object]) -> Iterator[Size]:
-    """Yield the sizes in patterns."""
+    """Yield the sizes that occur in patterns."""
     for value in values:
         if isinstance(value, TensorType):
             yield from value.shape
@@ -144,12 +144,12 @@ def _sizes(values: Iterable[object]) -> Iterator[Size]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def result_type(op: str, args: _Key, sizes: _Values = ()) -> ResultType | None:
-    """Return the type of an operator's result; None where it cannot be computed without data.
+    """Return the type of an operator's result; None if it cannot be computed without data.
 
     Args:
         op: The operator.
-        args: Its arguments by name, as :func:`pattern` makes them.
-        sizes: Values of open sizes but the batch, at which kernels run.
+        args: Its arguments by name, converted by :func:`pattern`.
+        sizes: Values of open sizes except the batch, with which kernels run.
 
     Raises:
         GraphError: If the arguments do not fit.
@@ -162,11 +162,11 @@ def result_type(op: str, args: _Key, sizes: _Values = ()) -> ResultType | None:
 
 
 def kernel_type(op: str, args: _Key, sizes: _Values = ()) -> ResultType | None:
-    """Return the type of an operator's result, from its meta kernel.
+    """Compute the type of an operator's result with its meta kernel.
 
-    1. Where sizes are numbers and multiples of the batch, also those of the result: from two batch
-       sizes.
-    2. Else from symbols, which takes longer.
+    1. If all sizes are numbers or multiples of the batch, run it at two batch sizes. This suffices
+       if the result's sizes are of this kind, too.
+    2. Otherwise run it on symbolic sizes, which takes longer.
     """
     _check_count(op, dict(args))
     try:
@@ -187,7 +187,7 @@ def _is_multiple(size: Size) -> bool:
 
 
 def _check_count(op: str, args: dict[str, object]) -> None:
-    """Bound the number of results before they are made: by sizes given, else by the dimension."""
+    """Bound the number of results before creating them: from given sizes, else the dimension."""
     if op_schema(op).returns != -1:
         return
     tensors = list(tensor_types(args.values()))
@@ -207,7 +207,7 @@ def _run(op: str, args: _Key, batch: int) -> object:
 
 
 def _symbolic(low: object, high: object) -> ResultType:
-    """Type from results at two batch sizes: sizes that grow with the batch become symbolic."""
+    """Infer a type from results at two batch sizes: sizes that grow with the batch become open."""
     if isinstance(low, (list, tuple)) and isinstance(high, (list, tuple)):
         return tuple(_tensor_type(x, y) for x, y in zip(low, high, strict=True))
     return _tensor_type(low, high)
@@ -217,7 +217,7 @@ def _tensor_type(low: object, high: object) -> TensorType:
     if not isinstance(low, torch.Tensor) or not isinstance(high, torch.Tensor):
         raise GraphError("results are not tensors", found=type(low).__name__)
     if low.dim() != high.dim():
-        raise GraphError("a number of dimensions depends on the batch size")
+        raise GraphError("the number of dimensions depends on the batch size")
     shape: list[Size] = []
     for x, y in zip(map(int, low.shape), map(int, high.shape), strict=True):
         # x = factor · 2^power and y = factor · 3^power; a power of 0 is a constant.

@@ -1,4 +1,4 @@
-"""Operators run on tensors without data: what their meta kernels give, or say of arguments."""
+"""Running operators on meta tensors, for their result types and errors about arguments."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def run_kernel(
 
     Args:
         op: The operator.
-        args: Its arguments, as :func:`archgraph.ops.infer.pattern` makes them.
-        size: What a size is in the call: a number, or a symbol.
+        args: Its arguments, converted by :func:`archgraph.ops.infer.pattern`.
+        size: Converts a size to its value in the call: a number or a symbol.
 
     Raises:
         NotImplementedError: If it has no meta kernel.
@@ -35,9 +35,9 @@ def run_kernel(
         positional, keyword = schema.call_args(values)
         with torch.no_grad():
             return schema.overload(*positional, **keyword)
-    except NotImplementedError:  # no meta kernel: the caller's to answer, no fault of arguments
+    except NotImplementedError:  # no meta kernel: not a fault of the arguments, so pass it on
         raise
-    except Exception as error:  # whatever a kernel says about arguments that do not fit
+    except Exception as error:  # any kernel error about arguments that do not fit
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         shapes = ", ".join(f"{k} {t}" for k, v in args for t in tensor_types([v]))
         message = f"{op} does not fit its arguments: {reason}"
@@ -45,12 +45,12 @@ def run_kernel(
 
 
 def _lowered(value: object, size: Callable[[Size], Any]) -> object:
-    """Return an argument as a kernel takes it: tensors without data in place of their types."""
+    """Convert an argument for a kernel: types become tensors without data."""
     match value:
         case TensorType():
             shape = [size(s) for s in value.shape]
             return torch.empty(shape, dtype=torch_dtype(value.dtype), device="meta")
-        case Scalar():  # a tuple, too: before those
+        case Scalar():  # itself a tuple, so match it first
             return value.value
         case tuple():
             return [_lowered(item, size) for item in value]
@@ -63,7 +63,7 @@ def _lowered(value: object, size: Callable[[Size], Any]) -> object:
 
 
 def tensor_types(values: Iterable[object]) -> Iterator[TensorType]:
-    """Return the types among patterns."""
+    """Yield the tensor types that occur in patterns."""
     for value in values:
         if isinstance(value, TensorType):
             yield value
@@ -72,5 +72,5 @@ def tensor_types(values: Iterable[object]) -> Iterator[TensorType]:
 
 
 def shortened(text: str, limit: int = 60) -> str:
-    """Return a text as an error shows it, at most so many characters."""
+    """Shorten a text for an error to at most ``limit`` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

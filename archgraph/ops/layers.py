@@ -1,8 +1,8 @@
-"""Layers: the ``torch.nn`` module that computes an operator, with its constructor's arguments.
+"""The ``torch.nn`` module that computes an operator, with its constructor's arguments.
 
-A rule takes a graph and a node and gives a :class:`TorchLayer`, or None where no layer of
-``torch.nn`` computes exactly this call. It speaks of arguments only; whether the leaves are the
-layer's own, and whether the module's path has no other work, is for the room that builds modules.
+A rule takes a graph and a node and returns a :class:`TorchLayer`, or None if no layer of
+``torch.nn`` computes exactly this call. It only looks at arguments. The room that builds modules
+checks whether the leaves belong to the layer and whether its path contains other operators.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ class TorchLayer:
     Attributes:
         kind: The module's class.
         options: Arguments of its constructor.
-        leaves: The argument of the operator that is each of its parameters and buffers, by the
-            layer's own name; those that the call lacks are None.
-        inputs: What it is called with.
-        counter: The buffer for the number of batches in training, if it has one.
-        counts: Whether a call in training adds one to it.
-        flag: What says that it trains; a layer follows its own mode. None: the same in both.
+        leaves: For each of the layer's parameters and buffers, by the layer's own name, the
+            operator's argument that it holds; None if the call lacks it.
+        inputs: Arguments of the call.
+        counter: Name of the buffer that counts training batches; empty if there is none.
+        counts: Whether a call in training increments the counter.
+        flag: Argument that selects training; the layer follows its own mode. None if the layer
+            computes the same in both modes.
     """
 
     kind: type[nn.Module]
@@ -43,7 +44,7 @@ class TorchLayer:
     flag: Value = field(default=None, compare=False)
 
     def module(self) -> nn.Module:
-        """Return the module; its tensors are on the meta device."""
+        """Create the module, with its tensors on the meta device."""
         # Layers without weights do not take a device.
         weighted = {"device": "meta"} if self.leaves else {}
         return self.kind(**self.options, **weighted)
@@ -53,32 +54,32 @@ LayerRule: TypeAlias = Callable[[ArchGraph, Node], TorchLayer | None]
 
 
 def arguments_of(node: Node, *names: str) -> dict[str, Any]:
-    """Return those of some arguments that differ from their defaults.
+    """Return the given arguments that a node has, that is, those that differ from their defaults.
 
-    Layers have the defaults of their operators, so that the others need not be passed.
+    Layers have the same defaults as their operators, so the other arguments need not be passed.
     """
     return {k: v for k, v in node.args if k in names}
 
 
 def weight_and_bias(node: Node) -> dict[str, Value]:
-    """Return the arguments of an operator that are a weight and a bias, if it has them."""
+    """Return the weight and bias arguments of an operator, if its schema has them."""
     return {
         name: node.arg(name) for name in ("weight", "bias") if name in op_schema(node.op).by_name
     }
 
 
 def one_for_all(value: Value) -> Value:
-    """Return one number where all dimensions have the same, as people write it."""
+    """Return one number if all dimensions have the same, as in common usage."""
     return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
 
 # -- layers with weights --------------------------------------------------------------------------
 def weighted(kind: type[nn.Module], sizes: Sequence[str], *inputs: str) -> LayerRule:
-    """Return the rule of a layer with a weight, and a bias if the operator has one.
+    """Return the rule of a layer with a weight, and with a bias if the operator has one.
 
     Args:
         kind: The module's class.
-        sizes: Arguments of its constructor: the sizes of the weight, in order.
+        sizes: Arguments of its constructor for the sizes of the weight, in order.
         *inputs: Arguments of the operator that the layer is called with.
     """
 
@@ -97,11 +98,11 @@ def weighted(kind: type[nn.Module], sizes: Sequence[str], *inputs: str) -> Layer
 
 # -- layers without weights -----------------------------------------------------------------------
 def same_options(kind: type[nn.Module]) -> LayerRule:
-    """Return the rule of a layer of one input, whose options are the operator's by name."""
+    """Return the rule of a layer with one input whose options have the operator's names."""
     names = frozenset(inspect.signature(kind).parameters)
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
-        (_, value), *others = node.args  # an operator has its input first
+        (_, value), *others = node.args  # the input is the first argument
         options = {k: one_for_all(v) for k, v in others}
         return TorchLayer(kind, options, inputs=(value,)) if options.keys() <= names else None
 

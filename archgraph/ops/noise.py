@@ -1,4 +1,4 @@
-"""Random numbers position by position: dropout, noise."""
+"""Elementwise random numbers: dropout, noise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FEATURES = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
 
 
 def _dropout_layer(kind: type[nn.Module] | None) -> LayerRule:
-    """Return the rule of a dropout that follows the mode; without a class, by its input's rank."""
+    """Return the rule of a dropout layer that follows the mode; the default class is by rank."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         image = node.arg("input")
@@ -39,7 +39,7 @@ def _dropout_layer(kind: type[nn.Module] | None) -> LayerRule:
 
 
 def _dropout_backward(node: Node) -> Backward:
-    """Save the factors, numbers of the input's type (on a GPU: truth values, a byte each)."""
+    """Save the factors, with the input's dtype (on a GPU: booleans, one byte each)."""
     if node.arg("train") is False or node.arg("p") == 0:
         return Backward(same=True)
     return saves(extra=as_large_as_result())
@@ -49,14 +49,14 @@ def _factor_per_channel(of: Counted) -> list[tuple[Amount, str]]:
     return [(numel(of.result[:2]), "")]
 
 
-# In evaluation it returns its input, which is what Net2Net's laws are about.
+# In evaluation it returns its input, and Net2Net's laws are about evaluation.
 _rate = replace(COPY, training_flag="train", rates=("p",), backward=_dropout_backward)
 _dropout = replace(_rate, growth=SAME)
 _features = replace(_dropout, backward=saves(extra=_factor_per_channel))
 
 # -- noise ----------------------------------------------------------------------------------------
 
-# Noise replaces what its operand was, also where that was zero.
+# Noise replaces the values of its operand, including zeros.
 _noise = Operator(elementwise, pointwise=True, backward=NOTHING)
 
 ROWS = {

@@ -1,4 +1,4 @@
-"""Normalisation of activations and of weights."""
+"""Normalisation of activations and weights."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from archgraph.ops.types import Args, certain, listed, number, optional, plain_v
 from archgraph.ops.weighted import OUT
 from archgraph.ops.zeros import open_dims
 
-WITHOUT_MOMENTUM = math.nan  # the momentum, in a capture, of a norm that averages over all batches
+WITHOUT_MOMENTUM = math.nan  # momentum, in a capture, of a norm that averages over all batches
 _AFFINE: dict[str, Init] = {"weight": Initialiser("ones"), "bias": Initialiser("zeros")}
 
 
 def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Norms, ``(x − μ)/σ · w + b``: w and b are zero on masked channels, whatever x is."""
+    """Return the dirt of a norm, ``(x − μ)/σ · w + b``: w and b are zero on masked channels."""
     dims, x = results[0], eq.node.args[0][1]
     channels, mean = _normalised(eq, len(dims))
     affine = {n: eq.node.arg(n) for n in ("weight", "bias") if eq.has(n)}
     dirt: Dirt = tuple(d for v in affine.values() for d in eq.dirt_of(v))
-    if "weight" not in affine:  # zero only where x is and no mean is taken off
+    if "weight" not in affine:  # zero only where x is zero and no mean is subtracted
         dirt += eq.dirt_of(x) + eq.dirt_of(eq.node.arg("running_mean"))
         dirt += open_dims([dims[i] for i in sorted(mean)])
     rest = [d for i, d in enumerate(dims) if i not in channels]
     if "bias" in affine:  # constant along the dimensions that it lacks
         dirt += open_dims(rest)
-    elif open_dims(rest):  # zero where x is, unless a mean over masked positions is taken off
+    elif open_dims(rest):  # zero where x is, unless a mean over masked positions is subtracted
         over = eq.axes_in([dims[i] for i in sorted(mean.difference(channels))])
         across = eq.axes_in(rest)
         dirt += tuple(over) + tuple(v for v in eq.axes_in(eq.dirt_of(x)) if v in across)
@@ -45,7 +45,7 @@ def _normalised_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _normalised(eq: Equations, rank: int) -> tuple[range, set[int]]:
-    """Dimensions that the affine part has, and those whose mean is taken off."""
+    """Return the dimensions of the affine parameters, and those that the mean runs over."""
     names = op_schema(eq.node.op).by_name
     if "normalized_shape" in names:
         tail = range(rank - len(eq.ints("normalized_shape")), rank)
@@ -55,7 +55,7 @@ def _normalised(eq: Equations, rank: int) -> tuple[range, set[int]]:
     return range(1, 2), set(range(rank)) - {1}
 
 
-# -- by the statistics of a batch -----------------------------------------------------------------
+# -- with the statistics of a batch ---------------------------------------------------------------
 def _batch_norm_axes(eq: Equations) -> list[Dims]:
     """Weights and statistics have the layout of x[1]."""
     x = eq.arg("input")
@@ -68,7 +68,7 @@ def _batch_norm_axes(eq: Equations) -> list[Dims]:
 
 
 def _batch_norm_type(args: Args) -> TensorType:
-    """Return the input's type; weights and statistics are as long as it has channels."""
+    """Return the input's type; weights and statistics have one element per channel."""
     (x,) = real(args.get("input"))
     certain(len(x.shape) >= 2)
     positive(x.shape[1:])
@@ -80,20 +80,20 @@ def _batch_norm_type(args: Args) -> TensorType:
     if plain_value(args.get("momentum")) is not None:
         number(args, "momentum", None, float)
     certain(all(statistics) or (training and not any(statistics)))
-    # A single number has no statistics.
+    # A single value has no statistics.
     certain(any(size != 1 for size in (x.shape[0], *x.shape[2:])))
     return x
 
 
 def _batch_norm_spelling(call: Spelling) -> Call:
-    """Leave out the momentum of a norm that has none."""
+    """Replace the NaN that stands for no momentum by None."""
     momentum = call.args.get("momentum")
     without = isinstance(momentum, float) and math.isnan(momentum)
     return call.op, {**call.args, "momentum": None} if without else call.args
 
 
 def _batch_norm_identity(_graph: ArchGraph, node: Node) -> Identity:
-    """Return weights for the identity: √(1 + ε), with statistics of mean 0 and variance 1."""
+    """Return weights for the identity: √(1 + ε), with running mean 0 and variance 1."""
     epsilon = node.arg("eps")
     if not all(isinstance(node.arg(n), Leaf) for n in ("weight", "running_mean", "running_var")):
         return "has no weights or no running statistics"
@@ -109,11 +109,11 @@ def _batch_norm_identity(_graph: ArchGraph, node: Node) -> Identity:
 def _statistics_layer(
     kinds: Mapping[int, type[nn.Module]], flag: str, *, counts: bool
 ) -> LayerRule:
-    """Return the rule of a norm that may have running statistics, used in evaluation alone.
+    """Return the rule of a norm that may have running statistics, used only in evaluation.
 
     Args:
         kinds: The module's class by the rank of the input.
-        flag: Argument of the operator that says that it takes the statistics of its input.
+        flag: Argument of the operator that selects the statistics of its input.
         counts: Whether the layer counts batches.
     """
 
@@ -128,7 +128,7 @@ def _statistics_layer(
             return None
         options = {"num_features": shape[1], "affine": affine, "track_running_stats": tracks}
         options |= arguments_of(node, "eps", "momentum")
-        if not tracks:  # it takes those of its input in both modes
+        if not tracks:  # it uses its input's statistics in both modes
             return TorchLayer(kind, options, leaves, (image,))
         counter = "num_batches_tracked"
         return TorchLayer(kind, options, leaves, (image,), counter, counts, node.arg(flag))
@@ -137,12 +137,12 @@ def _statistics_layer(
 
 
 def _batch_statistics(of: Counted) -> list[tuple[Amount, str]]:
-    """Save the mean and the deviation of each channel."""
+    """Save the mean and deviation of each channel."""
     return [(2 * of.result[1], "")] if of.node.arg("training") is not False else []
 
 
 def _instance_statistics(of: Counted) -> list[tuple[Amount, str]]:
-    """Save the mean and the deviation of each channel of each example, and repeat the weight."""
+    """Save the mean and deviation of each channel of each example, and the repeated weight."""
     count = 3 if of.node.arg("weight") is not None else 2
     return [(count * numel(of.result[:2]), "")]
 
@@ -164,7 +164,7 @@ _batch_norm = Operator(
     normalises=True,
     rates=("momentum", "eps"),
     spelling=_batch_norm_spelling,
-    # Every channel has statistics of its own: it is the same beside copies of itself.
+    # Every channel has its own statistics, so copies of a channel do not change it.
     growth=Growth(affine=OUT, repeats="any", identity=_batch_norm_identity),
     type=_batch_norm_type,
     layer=_statistics_layer(_BATCH_NORMS, "training", counts=True),
@@ -181,7 +181,7 @@ _OVER_BATCHES = {
         layer=None,
         backward=saves("input", "weight", results=(1, 2)),
     ),
-    # Its statistics are mostly an example's also in evaluation: no weights make it the identity.
+    # It usually normalises each example also in evaluation: no weights make it the identity.
     "instance_norm": replace(
         _batch_norm,
         training_flag="use_input_stats",
@@ -194,7 +194,7 @@ _OVER_BATCHES = {
 }
 
 
-# -- by the statistics of an example --------------------------------------------------------------
+# -- with the statistics of an example ------------------------------------------------------------
 def _layer_norm_axes(eq: Equations) -> list[Dims]:
     """Weights have the layout of the normalised dimensions, which the norm spans."""
     x = eq.arg("input")
@@ -210,7 +210,7 @@ def _layer_norm_axes(eq: Equations) -> list[Dims]:
 
 
 def _with_statistics_axes(eq: Equations) -> list[Dims]:
-    """Layer norm with its means and deviations."""
+    """Relate the axes of a layer norm that also returns its means and deviations."""
     (x, *_) = _layer_norm_axes(eq)
     return [eq.conform(x, i) for i in range(len(eq.node.types))]
 
@@ -240,7 +240,7 @@ def _last_dimensions_layer(kind: type[nn.Module]) -> LayerRule:
 
 
 def _group_norm_axes(eq: Equations) -> list[Dims]:
-    """x[1] = Prod(groups, c): groups may go, a group's own channels are spanned by the norm."""
+    """x[1] = Prod(groups, c): groups may be cut; the norm spans the channels of a group."""
     x = eq.arg("input")
     inside = x[1]
     if eq.value("num_groups") != 1:
@@ -264,7 +264,7 @@ def _group_norm_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
 
 
 def _each_statistics(of: Counted) -> list[tuple[Amount, str]]:
-    """Save the mean and the deviation of what is normalised together."""
+    """Save the mean and deviation of each normalised group of values."""
     return [(2 * count, kind) for count, kind in _root_mean_square(of)]
 
 
@@ -286,7 +286,7 @@ _layer_norm = Operator(
     init=_AFFINE,
     normalises=True,
     rates=("eps",),
-    # Mean and variance over channels stay where each is repeated equally often.
+    # Mean and variance over channels do not change if each channel is repeated equally often.
     growth=Growth(affine=OUT, repeats="uniform"),
 )
 
@@ -303,7 +303,7 @@ _OVER_EXAMPLES = {
         backward=saves(
             "input",
             "weight",
-            # What is normalised, before the weight, as well.
+            # Also the normalised values, before the weight.
             extra=lambda of: [*_root_mean_square(of), (numel(of.result), "")],
         ),
     ),
@@ -327,9 +327,9 @@ _OVER_EXAMPLES = {
 }
 
 
-# -- of a weight ----------------------------------------------------------------------------------
+# -- of weights -----------------------------------------------------------------------------------
 def _weight_norm_axes(eq: Equations) -> list[Dims]:
-    """W = g · v/‖v‖ along one dimension; masked positions of the others add nothing to ‖v‖."""
+    """W = g · v/‖v‖ along one dimension; masked positions of the others add 0 to ‖v‖."""
     v, g = eq.arg("v"), eq.arg("g")
     dim = eq.dim("dim", len(v))
     eq.unify(v[dim], g[dim])
@@ -340,7 +340,7 @@ def _weight_norm_axes(eq: Equations) -> list[Dims]:
 
 
 def _weight_norm_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """``g · v/‖v‖``: zero where either is; a whole row of zeros has no direction."""
+    """Return the dirt of ``g · v/‖v‖``: zero where either is; a row of zeros has no direction."""
     return [eq.dirt_of(eq.node.arg("v")), *(open_dims(d) for d in results[1:])]
 
 

@@ -1,7 +1,7 @@
-"""Operators that mix positions in ways that no cut follows.
+"""Operators that mix positions in ways that a cut cannot follow.
 
-What they compute depends on which and how many positions there are, or on their order across
-dimensions, so that no axis that they touch can be cut.
+Their results depend on the identity or number of positions, or on their order across dimensions, so
+no axis of their operands can be cut.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPAQUE = """
 
 
 def opaque_axes(eq: Equations) -> list[Dims]:
-    """Forbid cuts of operands and results."""
+    """Forbid cutting the axes of operands and results."""
     return eq.opaque("the operator is opaque")
 
 

@@ -1,4 +1,4 @@
-"""The operands of a node: their types, shapes and sizes."""
+"""Types, shapes and sizes of a node's operands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from archgraph.graph.sizes import example_sizes
 
 
 def type_of(graph: ArchGraph, value: Value) -> TensorType | None:
-    """Return the type of a tensor argument (its first result), or None."""
+    """Return the type of a tensor argument (of its first result), or None."""
     value = in_mode(value, True)
     if isinstance(value, Ref):
         return graph.node[value.name].types[0]
@@ -34,13 +34,13 @@ def type_of(graph: ArchGraph, value: Value) -> TensorType | None:
 
 
 def shape_of(graph: ArchGraph, value: Value) -> tuple[Size, ...]:
-    """Return the shape of a tensor argument; empty without a type."""
+    """Return the shape of a tensor argument; empty if it has no type."""
     type_ = type_of(graph, value)
     return type_.shape if type_ is not None else ()
 
 
 def sizes_of(graph: ArchGraph, value: Value) -> tuple[int, ...]:
-    """Return the shape of a tensor argument in the example, for a batch of one."""
+    """Return the shape of a tensor argument at the example's sizes, for a batch of one."""
     sizes = example_sizes(graph)
     return tuple(size_at(s, sizes) for s in shape_of(graph, value))
 
@@ -51,7 +51,7 @@ def leaf_shape(graph: ArchGraph, value: Value) -> tuple[int, ...]:
 
 
 Amount: TypeAlias = "int | Polynomial"
-"""A size, or a number of multiply–accumulates: a number, or a polynomial of axes' sizes."""
+"""A size or a number of multiply–accumulates: a number, or a polynomial of axis sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Counted:
 
     Attributes:
         node: The operator.
-        sizes: Gives the sizes of a tensor argument.
+        sizes: Returns the sizes of a tensor argument.
         result: Sizes of its first result.
-        stated: Sizes of axes that an argument states, by the argument (``num_groups``).
+        stated: Sizes of axes that an argument states, by argument name (``num_groups``).
     """
 
     node: Node
@@ -72,16 +72,16 @@ class Counted:
 
     @classmethod
     def of(cls, graph: ArchGraph, node: Node) -> Counted:
-        """Return a node with the sizes that it has."""
+        """Return a node with its own sizes."""
         sizes = example_sizes(graph)
         result = tuple(size_at(size, sizes) for size in node.types[0].shape)
         return cls(node, functools.partial(sizes_of, graph), result)
 
     def arg(self, name: str) -> tuple[Amount, ...]:
-        """Return the sizes of an argument by its name."""
+        """Return the sizes of an argument by name."""
         return self.sizes(self.node.arg(name))
 
 
 def numel(sizes: Iterable[Amount]) -> Amount:
-    """Return how many numbers a tensor has."""
+    """Return the number of elements of a tensor."""
     return functools.reduce(operator.mul, sizes, 1)

@@ -1,4 +1,4 @@
-"""What may be known of an operator: the fields of a row of the operator table."""
+"""The facts about an operator: the fields of a row of the operator table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call: TypeAlias = "tuple[str, dict[str, Value]]"
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A call before it has its canonical form."""
+    """A call that is not yet in canonical form."""
 
     op: str
     args: dict[str, Value]
@@ -31,17 +31,17 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class ViewWrite:
-    """A write into a view that an operator made of a tensor, in canonical form."""
+    """A write into a view of a tensor, in canonical form."""
 
     op: str
     args: Mapping[str, Value]
     tensor: Value  # before the write
-    part: Value  # what the view contains now
+    part: Value  # new contents of the view
     shape: tuple[Size, ...]  # of the tensor
-    index: int  # which result of the operator the view is
+    index: int  # index of the view among the operator's results
 
     def scattered(self, op: str, **position: Value) -> Call:
-        """Return the call that writes the view's part into the tensor."""
+        """Return the call that writes the view's contents into the tensor."""
         return op, {"self": self.tensor, "src": self.part, **position}
 
 
@@ -56,25 +56,27 @@ BackwardRule: TypeAlias = Backward | Callable[[Node], Backward]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What an operator does with repeated positions, and how it becomes the identity (Net2Net).
+    """How an operator treats repeated positions, and how it becomes the identity (Net2Net).
 
     Attributes:
-        scales: When its result is multiplied by what its operands are: ``all`` of them, exactly
-            ``one`` of them (a product), the ``first`` (a quotient), or never.
-        pointwise: Its operands' dimensions are its result's, counted from the last.
-        moves: It only moves positions of its one operand (or leaves some out).
-        affine: Leaves, by argument, that multiply its result position by position, with the
-            dimension that has the result's channels; the weight first.
-        bilinear: It multiplies and sums operands: whatever one of them is multiplied by, its result
-            is too.
-        repeats: Whether it gives the same over an axis whose positions are repeated: ``any`` how,
-            ``uniform``: all equally often, or ``never``; by node where its arguments decide.
-        identity: Leaves, by argument, for which it returns its input; a text says why it cannot.
-        idempotent: Twice is the same as once.
-        keeps_zero: It is zero at zero.
-        picks: Every number of its result is one of its operand's.
-        finite: Its result is a number wherever its operands are: nothing is divided by them.
-        nothing: Arguments that, where all are zero, make it return zeros whatever its input is.
+        scales: Operands whose factors carry over to the result: ``all`` of them together, exactly
+            ``one`` of them (a product), the ``first`` (a quotient); empty for none.
+        pointwise: Whether its operands' dimensions are its result's, counted from the last.
+        moves: Whether it only moves positions of its single operand (or omits some).
+        affine: Leaves, by argument, that scale its result elementwise, each with the dimension that
+            has the result's channels; the weight comes first.
+        bilinear: Whether it multiplies and sums operands, so that a factor on one of them becomes a
+            factor on the result.
+        repeats: When the result over an axis does not change if its positions are repeated:
+            ``any`` number of times each, ``uniform`` (all equally often) or ``never``. A function
+            of the node if its arguments decide.
+        identity: Values of leaves, by argument, that make it return its input, or the reason why
+            there are none.
+        idempotent: Whether applying it twice is the same as applying it once.
+        keeps_zero: Whether it maps zero to zero.
+        picks: Whether every value of its result is a value of its operand.
+        finite: Whether its result is finite wherever its operands are: it does not divide by them.
+        nothing: Arguments that, if all are zero, make it return zeros whatever its input is.
     """
 
     scales: AffectedOperands = ""
@@ -95,31 +97,31 @@ class Growth:
         return node.arg(next(iter(self.affine), "weight"))
 
     def repeated(self, node: Node) -> Repeats:
-        """Return whether a node gives the same over an axis whose positions are repeated."""
+        """Return when a node's result does not change if positions of an axis are repeated."""
         return self.repeats if isinstance(self.repeats, str) else self.repeats(node)
 
 
-# MOVES: every position of the operand, somewhere else; ALIGNED: every position of the result, from
-# the same one of the operand.
+# MOVES: the operand's positions in another order or shape. ALIGNED: every position of the result
+# comes from the same position of the operand.
 MOVES = Growth(scales="all", moves=True, repeats="any", picks=True)
 ALIGNED = Growth(scales="all", pointwise=True, repeats="any", picks=True)
-# The same of several operands; the result has a dimension that they lack, or counts them elsewhere.
+# Like ALIGNED for several operands, with an extra dimension or dimensions at other indices.
 COPIES = Growth(scales="all", repeats="any", picks=True)
 UNKNOWN_GROWTH = Growth(finite=False)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearMap:
-    """How an operator multiplies its input by a matrix, or moves a matrix over it.
+    """How an operator multiplies its input by a matrix, or slides a matrix over it.
 
     Attributes:
-        input: Argument that is multiplied.
-        weight: Argument that is the matrix, [out, in, kernel…].
-        bias: Argument that is added.
+        input: Name of the argument that is multiplied.
+        weight: Name of the matrix, [out, in, kernel…].
+        bias: Name of the argument that is added.
         transposed: Whether the weight is [in, out] instead.
-        steps: Arguments that say where a kernel is applied, or which row is padding.
-        lookup: Whether the input counts rows of the weight instead (an embedding): it stands for
-            vectors with a single one.
+        steps: Arguments that place the kernel, or mark a row as padding.
+        lookup: Whether the input contains row indices of the weight (an embedding), which stand for
+            one-hot vectors.
     """
 
     input: str = "input"
@@ -131,53 +133,54 @@ class LinearMap:
 
 
 def unknown_axes(eq: Equations) -> list[Dims]:
-    """Forbid cuts of all that touches the operator: it has no row."""
+    """Forbid cutting any axis of an operator that has no row."""
     return eq.opaque()
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What is known of an operator: a row of the table.
+    """The facts about an operator: a row of the table.
 
     Attributes:
-        rule: Equation between the layouts of its arguments and results.
-        zero: At which masked positions its results are zero.
-        macs: Multiply–accumulates for one example; sums and products of sizes alone.
-        init: Initialiser of a leaf, by argument name.
+        rule: Equations between the layouts of its arguments and results.
+        zero: Masked positions at which its results are zero.
+        macs: Multiply–accumulates for one example, using only sums and products of sizes.
+        init: Initialiser of each leaf, by argument name.
         training_flag: Argument that is true in training and false in evaluation.
         statistics: Arguments that are running statistics, which forward updates in training.
-        variances: Those of them that cannot be negative.
-        sides: What the dimensions of a leaf are called, by argument name.
-        weighted: Does heavy work with a weight: starts a block of a plain chain, takes a scaler.
-        normalises: Divides by statistics of its input.
-        pointwise: Position by position: belongs to the block that feeds it.
-        merges: Joins branches by adding them: ends a residual region.
-        casts: Gives the numbers of its first argument in another type.
-        attends: Arguments that are the query and the mask of attention, whose result is
+        variances: Statistics that cannot be negative.
+        sides: Names of the dimensions of each leaf, by argument name.
+        weighted: Whether it does heavy work with a weight: it starts a block of a plain chain and
+            takes a scaler.
+        normalises: Whether it divides by statistics of its input.
+        pointwise: Whether it is elementwise: it belongs to the block before it.
+        merges: Whether it joins branches by adding them: it ends a residual region.
+        casts: Whether it returns the values of its first argument in another dtype.
+        attends: Names of the query and the mask of attention, whose result is
             [..., heads, queries, width of a head].
-        rates: Numbers that may differ between two networks of one form: they follow from training
-            or widths, or guard against division by zero.
-        growth: What it does with repeated positions.
-        type: Type of its result in the common case; None where PyTorch's meta kernel decides.
-        alias: Overload that it is another name of, argument by argument in the same order.
-        spelling: The canonical form of a call.
-        unchanged: Whether a call whose result has its input's type returns the input itself,
-            by its arguments if that matters.
-        overwritten: The call that gives a tensor after the view that this operator makes of it was
-            overwritten; None if there is no such call.
-        fill: What the result is filled with, where it has its first argument's shape or dtype but
-            none of its values; ``argument`` where the caller says it.
-        functional: Functional form of an in-place operator, where it has another name.
-        contiguous: Arguments that must lie in memory in order, which a graph does not say.
-        real: Whether only real numbers have a gradient through it.
-        impossible: Why the operator cannot run at a node's sizes; empty where it can.
-        layer: The layer of ``torch.nn`` that computes it.
+        rates: Numeric arguments that may differ between two networks of the same architecture: they
+            depend on training or widths, or guard against division by zero.
+        growth: How it treats repeated positions.
+        type: Type of its result in the common case; None if only PyTorch's meta kernel computes it.
+        alias: Overload that it is another name for, with the same arguments in the same order.
+        spelling: Returns the canonical form of a call.
+        unchanged: Whether a call whose result has its input's type returns the input itself; a
+            function of the arguments if they matter.
+        overwritten: Returns the call that computes a tensor after a write into the view that this
+            operator takes of it; None if there is no such call.
+        fill: Fill value of a result that takes only shape or dtype from the first argument;
+            ``argument`` if the caller passes the value.
+        functional: Functional form of an in-place operator, if it has another name.
+        contiguous: Arguments that must be contiguous in memory, which a graph does not show.
+        real: Whether gradients flow through it for real numbers only.
+        impossible: Returns why the operator cannot run at a node's sizes; empty if it can.
+        layer: Returns the ``torch.nn`` layer that computes it.
         linear_map: How it maps its input linearly, with one matrix for all of it.
-        words: What pictures call it where it has a weight, if its name says less.
-        family: What it does, as pictures colour it: one of :data:`archgraph.ops.table.FAMILIES`;
-            empty: what its file says.
-        backward: What autograd does for it, by node where its arguments decide; None: nothing is
-            known, so that it counts as if all operands and results were saved.
+        words: Name in pictures if it has a weight; empty if its own name is clear enough.
+        family: Family for colours in pictures, one of :data:`archgraph.ops.table.FAMILIES`; empty
+            for the family of its file.
+        backward: How autograd treats it; a function of the node if its arguments decide. If None,
+            it counts as if all operands and results were saved.
     """
 
     rule: AxisRule = unknown_axes
@@ -213,13 +216,13 @@ class Operator:
     backward: BackwardRule | None = None
 
     def axes(self, eq: Equations) -> list[Dims]:
-        """Return the layouts of the current operator's results, after stating its equations."""
+        """State the current operator's equations and return the layouts of its results."""
         try:
             results = self.rule(eq)
             eq.settle(results, self.zero(eq, results))
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError):
-            # Of a rank or with arguments that the rule does not know: to pin is always right. What
-            # was unified before the error only ties axes together that are now pinned.
+            # An unexpected rank or argument: pin, which is always correct. Layouts unified before
+            # the error only tie axes that are now pinned.
             return eq.opaque()
         if self.pointwise:
             eq.follow()
@@ -227,9 +230,9 @@ class Operator:
 
 
 def rows(*parts: Mapping[str, Operator]) -> dict[str, Operator]:
-    """Put parts of the operator table together, one row per name.
+    """Combine parts of the operator table into one row per name.
 
-    Operators of which the same is known share a key: their names, with blanks between.
+    Operators with the same facts share a key: their names, separated by spaces.
 
     Raises:
         ValueError: If an operator has two rows.
@@ -240,7 +243,7 @@ def rows(*parts: Mapping[str, Operator]) -> dict[str, Operator]:
     table: dict[str, Operator] = {}
     for keys, operator in (item for part in parts for item in part.items()):
         for name in keys.split():
-            # A dict would keep the last row without a word.
+            # A dict would silently keep the last row.
             if name in table:
                 raise ValueError(f"operator {name} has two rows")
             table[name] = operator

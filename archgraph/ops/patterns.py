@@ -1,7 +1,7 @@
-"""Patterns of operators: expressions that a value of a graph or of a file is compared with.
+"""Patterns of operators: expressions to match against values of a graph or of a file.
 
-A pattern is a tree of :class:`Applied` operators over variables. Where a variable stands twice,
-both places must read the same value. Operands of a sum or a product match in either order.
+A pattern is a tree of :class:`Applied` operators over variables. A variable that occurs twice must
+match the same value both times. Operands of a sum or a product match in either order.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Generic, TypeAlias, TypeVar
 V = TypeVar("V")  # a value: an operand or an attribute
 S = TypeVar("S")  # an operator of the graph or file
 
-CLOSE = 1e-6  # constants are written in single precision
+CLOSE = 1e-6  # constants are stored in single precision
 COMMUTATIVE = frozenset({"add", "mul"})
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable for a value of one kind; the reader knows what kinds there are."""
+    """A variable for a value of one kind; the reader defines the kinds."""
 
     name: str
     kind: str = "tensor"
@@ -30,7 +30,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Either:
-    """One of several patterns, the first that fits."""
+    """Several alternative patterns, in order of preference."""
 
     ways: tuple[Pattern, ...]
 
@@ -40,11 +40,11 @@ class Applied:
     """An operator applied to patterns.
 
     Attributes:
-        kind: The operator, in capitals or not; several with blanks between: one of them.
-        inputs: What its first arguments match: a name is a variable for any value, a number a
-            constant, a tuple a list, None what is left out.
-        options: What its other arguments match, by name; those that are not listed must have their
-            defaults. None: any.
+        kind: Name of the operator in any case, or space-separated names of alternatives.
+        inputs: Patterns of its first arguments: a name is a variable for any value, a number a
+            constant, a tuple a list, None an omitted argument.
+        options: Patterns of its other arguments, by name; unlisted ones must have their defaults.
+            If None, they may have any value.
     """
 
     kind: str
@@ -66,39 +66,39 @@ op = Operators()
 
 
 def either(*ways: Pattern) -> Either:
-    """One of several patterns."""
+    """Return a pattern that matches any of several patterns."""
     return Either(ways)
 
 
 @dataclass(frozen=True)
 class PatternMatch(Generic[V, S]):
-    """What a pattern matched: its variables, and the operators that it covers, by their results."""
+    """A match of a pattern: its variables' values and the operators covered, by their results."""
 
     values: Mapping[str, V] = field(default_factory=dict)
     steps: Mapping[str, S] = field(default_factory=dict)
 
 
 class PatternReader(ABC, Generic[V, S]):
-    """Compares values with patterns."""
+    """Matches values with patterns."""
 
     @abstractmethod
     def applied(
         self, operand: V, pattern: Applied
     ) -> tuple[Sequence[V], Mapping[str, V], Mapping[str, S]] | None:
-        """Return how the pattern's operator computes a value; None: another one does.
+        """Return how the pattern's operator computes a value; None if another operator does.
 
         Returns:
-            Its first arguments; the others that the pattern lists or that differ from their
-            defaults; the operators that this covers.
+            Its first arguments; the other arguments that the pattern lists or that differ from
+            their defaults; and the operators covered.
         """
 
     @abstractmethod
     def admitted(self, kind: str, operand: V) -> V | None:
-        """Return what a variable of a kind stands for; None: the value is not of this kind."""
+        """Return the value that a variable of a kind matches; None if it is not of this kind."""
 
     @abstractmethod
     def number(self, operand: V) -> float | None:
-        """Return the number of a constant that has only one, or None."""
+        """Return the value of a constant with a single element, or None."""
 
     @abstractmethod
     def items(self, operand: V) -> Sequence[V] | None:
@@ -107,12 +107,12 @@ class PatternReader(ABC, Generic[V, S]):
     def matches(
         self, pattern: Pattern, operand: V, matched: PatternMatch[V, S]
     ) -> Iterator[PatternMatch[V, S]]:
-        """Yield the ways in which a value is what a pattern says.
+        """Yield all matches of a pattern with a value.
 
         Args:
             pattern: The pattern.
             operand: The value.
-            matched: What matched so far.
+            matched: The match so far.
         """
         match pattern:
             case None:

@@ -1,4 +1,4 @@
-"""Operators that work position by position: arithmetic, choices, copies, casts, activations."""
+"""Elementwise operators: arithmetic, choices, copies, casts, activations."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from archgraph.ops.types import Args, broadcast, certain, plain_value, real
 
 
 def elementwise(eq: Equations) -> list[Dims]:
-    """Operands agree up to broadcasting; so do several results."""
+    """Operands agree up to broadcasting; several results have the same layout."""
     return [eq.broadcast(eq.layouts())] * len(eq.node.types)
 
 
 def same_layout(eq: Equations) -> list[Dims]:
-    """Give the result its first operand's layout (a second only gives dtype or values)."""
+    """Give the result its first operand's layout (a second only provides a dtype or values)."""
     return [eq.of(eq.node.args[0][1])] * len(eq.node.types)
 
 
-_GELU_MODES = ("none", "tanh")  # the only texts that a pointwise operator takes
+_GELU_MODES = ("none", "tanh")  # the only strings that an elementwise operator takes
 
 
 def elementwise_type(args: Args) -> TensorType:
-    """Real tensors of one element type, and numbers."""
+    """Return the type of an elementwise result of real tensors of one dtype, and numbers."""
     tensors = real(*(v for v in args.values() if isinstance(v, TensorType)))
     for value in args.values():
         constant = plain_value(value)
@@ -56,7 +56,7 @@ def elementwise_type(args: Args) -> TensorType:
 
 # -- the value at zero ----------------------------------------------------------------------------
 def value_at_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Position by position: zero where all operands are, if the function is zero at zero."""
+    """Return the dirt of a function of single elements: zero where all operands are, if f(0) is."""
     operands = eq.operands()
     at_zero = _at_zero(eq)
     if at_zero == 0:
@@ -68,19 +68,19 @@ def value_at_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _pole(eq: Equations, operands: Sequence[Value], dims: Dims) -> None:
-    """Note axes along which operands are zero: the operator has no value there, so no law holds."""
+    """Record axes along which operands are zero: the operator is undefined there."""
     dirty = eq.axes_in([d for operand in operands for d in zeros.stretched(eq, operand, dims)])
     for var in eq.axes_in(dims) if operands else ():
         if var not in dirty:
             eq.span(var, f"{eq.node.op.split('.')[1]} of zero")
 
 
-# Next to zero: what jumps there (`sign`) is not zero, what divides there has no value.
+# Inputs next to zero: at a jump (`sign`) the result is not zero; a quotient is undefined.
 _SMALL, _NEGLIGIBLE = 1e-100, 1e-20
 
 
 def _at_zero(eq: Equations) -> float:
-    """Return what the current operator gives where all its tensor operands are zero."""
+    """Return the current operator's result where all its tensor operands are zero."""
     constants: list[tuple[str, Value]] = []
     for name, value in eq.node.args:
         value = in_mode(value, False)
@@ -93,14 +93,14 @@ def _at_zero(eq: Equations) -> float:
     try:
         return _evaluate(eq.node.op, tuple(constants), str(constants))
     except (RuntimeError, TypeError, ValueError, IndexError):
-        return 1.0  # not a function of single numbers: nothing is known
+        return 1.0  # not a function of single numbers, so unknown
 
 
 @functools.lru_cache(maxsize=4096)
 def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> float:
     """Evaluate the operator at zero and next to it.
 
-    ``key`` tells 1, 1.0 and True apart, which are equal.
+    ``key`` distinguishes 1, 1.0 and True, which compare equal.
     """
     schema = op_schema(op)
     if torch.Tag.nondeterministic_seeded in schema.overload.tags:
@@ -122,30 +122,30 @@ def _evaluate(op: str, constants: tuple[tuple[str, Value], ...], key: str) -> fl
         size = float(result.to(torch.complex128).abs())
         if not math.isnan(size):
             worst = max(worst, size)
-        elif at == 0:  # next to it: on the side that the function is not made for
+        elif at == 0:  # next to zero, NaN only means that the function is not defined on that side
             return math.inf
     return 0.0 if worst <= _NEGLIGIBLE else worst
 
 
 def _near_zero(dtype: torch.dtype, at: float) -> torch.Tensor:
-    """Return one number, in double precision so that it does not vanish; integers are zero."""
+    """Return one number in double precision, so that it does not underflow; integers are zero."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(1, dtype=dtype)
     return torch.full((1,), at, dtype=torch.complex128 if dtype.is_complex else torch.float64)
 
 
-# ATen's pointwise operators need no row of their own: PyTorch's tag gives them this one.
+# ATen's pointwise operators need no row of their own: those with PyTorch's tag get this one.
 PLAIN = Operator(elementwise, value_at_zero, pointwise=True)
 REAL = replace(PLAIN, type=elementwise_type)
-# A curve over one operand; further operands do not broadcast with it.
+# A function of one operand; further operands do not broadcast with it.
 CURVE = replace(PLAIN, rule=same_layout)
-# The operand's numbers, or some of them.
+# The operand's values, or some of them.
 COPY = replace(CURVE, zero=zeros.first)
 
 
 # -- sums -----------------------------------------------------------------------------------------
 def _arithmetic_type(args: Args) -> TensorType:
-    """Return the type of sums and products: as :func:`elementwise_type`; integers stay integers."""
+    """Return the type of a sum or product: as :func:`elementwise_type`, or that of integers."""
     tensors = [v for v in args.values() if isinstance(v, TensorType)]
     numbers = [plain_value(v) for v in args.values() if not isinstance(v, TensorType)]
     if all(t.dtype == "int64" for t in tensors) and all(type(v) is int for v in numbers):
@@ -154,13 +154,13 @@ def _arithmetic_type(args: Args) -> TensorType:
 
 
 _integer = replace(PLAIN, type=_arithmetic_type)
-# Linear in all operands together, wherever their positions stand.
+# Linear in all operands together, whichever dimensions they have.
 _SUM = Growth("all", pointwise=True, repeats="any")
 
 
 # -- products and quotients -----------------------------------------------------------------------
 def _quotient_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Zero where the numerator is and the denominator is not; endless the other way round."""
+    """Return the dirt of a quotient: zero where only the numerator is, infinite in reverse."""
     if not eq.has(eq.node.args[0][0]) or len(eq.operands()) == 1:
         return zeros.some(eq, results) if eq.has(eq.node.args[0][0]) else zeros.never(eq, results)
     (dims,), (above, below) = results, eq.operands()
@@ -174,7 +174,7 @@ def _quotient_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     return [tuple(dirty)]
 
 
-# A factor of a layer's own starts as if it were not there.
+# A layer's own factor starts at 1, so that it has no effect.
 _ONES: dict[str, Init] = {"self": Initialiser("ones"), "other": Initialiser("ones")}
 
 
@@ -216,7 +216,7 @@ _ARITHMETIC = {
         backward=saves("other", self="other"),
     ),
     **{f"divide.{k}_mode": Operator(alias=f"div.{k}_mode") for k in ("Tensor", "Scalar")},
-    # The larger of two copies is the copy.
+    # The larger of two copies is the same value.
     "max.other min.other": replace(
         PLAIN, growth=Growth(repeats="any"), backward=saves("self", "other")
     ),
@@ -224,9 +224,9 @@ _ARITHMETIC = {
     "lerp floor_divide isclose complex polar": PLAIN,
     "__or__ __xor__ __lshift__ __rshift__": PLAIN,
     "logical_or logical_not logical_xor": PLAIN,
-    # As products: false where one operand is.
+    # Like products: false where one operand is.
     "__and__ logical_and bitwise_and": _both,
-    # Curves of which no more is known than what autograd saves.
+    # Functions of which only the tensors that autograd saves are known.
     "acos acosh asin asinh atan atanh cosh sinh erf erfc erfinv lgamma digamma": replace(
         PLAIN, backward=INPUT
     ),
@@ -243,7 +243,7 @@ _ARITHMETIC = {
 
 # -- choices --------------------------------------------------------------------------------------
 def _where_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """``where``: zero where both branches are."""
+    """Return the dirt of ``where``: zero where both branches are."""
     dirt: Dirt = ()
     for name in ("self", "other"):
         value = eq.node.arg(name)
@@ -255,25 +255,25 @@ def _where_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _masked_fill_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """``masked_fill``: zero where its input is, if it fills with zero."""
+    """Return the dirt of ``masked_fill``: zero where its input is, if it fills with zero."""
     if eq.node.arg("value") != 0 or eq.has("value"):
         return zeros.never(eq, results)
     return [zeros.stretched(eq, eq.node.arg("self"), results[0])]
 
 
 def _each_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Operand by operand, stretched."""
+    """Return the dirt of each operand, stretched to its result."""
     return [zeros.stretched(eq, v, dims) for v, dims in zip(eq.operands(), results, strict=True)]
 
 
 def _contained_axes(eq: Equations) -> list[Dims]:
-    """Compare each element with all elements of another tensor."""
+    """Relate the axes of a comparison of each element with all elements of another tensor."""
     for layout in eq.arg("test_elements"):
         eq.span(layout, "isin")
     return [eq.arg("elements")]
 
 
-# -- functions of one operand, beside activations -------------------------------------------------
+# -- functions of one operand that are not activations --------------------------------------------
 
 _SPECIAL = ("expm1", "erf", "erfc", "exp2", "log1p", "sinc", "round")
 _ARCS = ("cos", "cosh", "sin", "sinh", "tan", "tanh", "tan2")
@@ -288,23 +288,23 @@ def _copy_axes(eq: Equations) -> list[Dims]:
 
 
 def _copy_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Zero where the source of a copy is."""
+    """Return the dirt of a copy: zero where its source is."""
     return [zeros.stretched(eq, eq.node.arg("src"), results[0])]
 
 
 def _copy_spelling(call: Spelling) -> Call:
-    """Leave out how a copy is scheduled: it is not part of an architecture."""
+    """Drop the arguments that only schedule a copy: they are not part of an architecture."""
     return call.op, {k: v for k, v in call.args.items() if k != "non_blocking"}
 
 
 def _cast_spelling(call: Spelling) -> Call:
-    """Write a cast with the type alone."""
+    """Write a cast with the dtype only."""
     if call.args.get("dtype") is None:
         return call.op, call.args
     return "aten.to.dtype", {"self": call.args["self"], "dtype": call.args["dtype"]}
 
 
-# What returns its input, or in evaluation does.
+# Operators that return their input, at least in evaluation.
 SAME = replace(ALIGNED, identity=leafless_identity)
 
 _CHOICES_AND_COPIES = {
@@ -325,7 +325,7 @@ _CHOICES_AND_COPIES = {
     "alias": replace(COPY, unchanged=True),
     "type_as": replace(COPY, unchanged=True, casts=True),
     "lift_fresh lift_fresh_copy": Operator(unchanged=True),
-    # Zero is zero in every type: its value there says so, also where there are only integers.
+    # Zero is zero in every dtype; evaluation at zero shows this, also for integers.
     "to _to_copy": replace(
         CURVE, growth=SAME, unchanged=True, spelling=_cast_spelling, casts=True, backward=NOTHING
     ),
@@ -333,7 +333,7 @@ _CHOICES_AND_COPIES = {
 }
 
 
-# -- curves ---------------------------------------------------------------------------------------
+# -- activations ----------------------------------------------------------------------------------
 def _activation(
     operator: Operator,
     layer: LayerRule | None = None,
@@ -341,7 +341,7 @@ def _activation(
     backward: Backward = INPUT,
     **growth: bool,
 ) -> Operator:
-    """Return the row of an activation; most save their input for its slope."""
+    """Return the row of an activation; most save their input to compute the slope."""
     known = Growth(**growth)  # type: ignore[arg-type]  # fields of Growth, by name
     return replace(operator, growth=known, type=elementwise_type, layer=layer, backward=backward)
 
@@ -350,7 +350,7 @@ _hardtanh = same_options(nn.Hardtanh)
 
 
 def _hardtanh_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """Return ``nn.ReLU6``, which is spelt as a clamp, or ``nn.Hardtanh``."""
+    """Return ``nn.ReLU6`` if the clamp is to [0, 6], else ``nn.Hardtanh``."""
     if (node.arg("min_val"), node.arg("max_val")) == (0, 6):
         return TorchLayer(nn.ReLU6, inputs=(node.arg("self"),))
     return _hardtanh(graph, node)
@@ -358,7 +358,7 @@ def _hardtanh_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
 
 # -- softmax --------------------------------------------------------------------------------------
 def _softmax_axes(eq: Equations) -> list[Dims]:
-    """Spans the dimension it runs over."""
+    """Relate the axes of a softmax, which spans the dimension that it runs over."""
     source = eq.node.args[0][1]
     x = eq.of(source)
     eq.span(x[eq.dim("dim", len(x))], "softmax")
@@ -374,7 +374,7 @@ def _softmax_axes(eq: Equations) -> list[Dims]:
     return [x]
 
 
-# It is pointwise for blocks alone: it belongs to the one that feeds it.
+# It counts as pointwise only for blocks: it belongs to the block before it.
 _softmax = Operator(_softmax_axes, pointwise=True, backward=RESULT)
 
 
@@ -394,7 +394,7 @@ def _glu_axes(eq: Equations) -> list[Dims]:
 
 
 def _prelu_axes(eq: Equations) -> list[Dims]:
-    """One slope per channel, or one for all."""
+    """Relate the axes of PReLU: one slope per channel, or one for all."""
     x, w = eq.arg("self"), eq.arg("weight")
     if w and w[0].size != 1 and len(x) > 1:
         eq.unify(w[0], x[1])
@@ -402,7 +402,7 @@ def _prelu_axes(eq: Equations) -> list[Dims]:
 
 
 _CURVES_AND_GATES = {
-    # Deepening repeats an activation: it stays the same function where twice is once.
+    # Deepening repeats an activation, which is exact if applying it twice changes nothing.
     "relu": _activation(
         PLAIN, same_options(nn.ReLU), backward=RESULT, idempotent=True, keeps_zero=True
     ),
@@ -410,7 +410,7 @@ _CURVES_AND_GATES = {
     "relu6": _activation(CURVE, same_options(nn.ReLU6), idempotent=True, keeps_zero=True),
     "hardtanh": _activation(PLAIN, _hardtanh_layer, idempotent=True),
     "clamp_min clamp_max": _activation(PLAIN, idempotent=True),
-    # Its bounds may be tensors, of which no closed form of its type knows.
+    # Its bounds may be tensors, which the closed form of its type does not cover.
     "clamp": replace(PLAIN, growth=Growth(idempotent=True), backward=INPUT),
     "clip": Operator(alias="clamp"),
     "clip.Tensor": Operator(alias="clamp.Tensor"),
@@ -442,7 +442,7 @@ _CURVES_AND_GATES = {
     "_softmax _log_softmax _safe_softmax": _softmax,
     "special_softmax": Operator(alias="softmax.int"),
     "special_log_softmax": Operator(alias="log_softmax.int"),
-    # One half times a sigmoid of the other: zero where the first half is.
+    # The first half times a sigmoid of the second: zero where the first half is.
     "glu": Operator(_glu_axes, zeros.first, layer=same_options(nn.GLU), backward=INPUT),
     "prelu": Operator(
         _prelu_axes,

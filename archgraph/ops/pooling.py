@@ -1,4 +1,4 @@
-"""Windows over images: pooling, interpolation, sampling, patches. Pixels are not channels."""
+"""Windows over images: pooling, interpolation, sampling, patches. Pixels are never cut."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from archgraph.ops.types import (
 
 
 def _pooling_axes(eq: Equations) -> list[Dims]:
-    """Pass the leading dimensions; those that are pooled over are not channels."""
+    """Pass the leading dimensions; pin those that are pooled over."""
     x = eq.of(eq.node.args[0][1])
     lead = len(x) - _pooled(eq)
     eq.pin(x[lead:], "pooled over")
@@ -44,19 +44,19 @@ def _pooling_axes(eq: Equations) -> list[Dims]:
 
 
 def _pooled(eq: Equations) -> int:
-    """Return how many dimensions are pooled over: the name says it, the batch may be missing."""
+    """Return the number of pooled dimensions, from the name; the batch may be missing."""
     _, rank, _ = re.split(r"([123])d", eq.node.op)
     return int(rank)
 
 
 def _window_type(args: Args) -> TensorType:
-    """[n, c, h, w]: windows of a size slide over the last two dimensions."""
+    """[n, c, h, w]: windows slide over the last two dimensions."""
     (x,) = real(args.get("self"))
     certain(len(x.shape) == 4, 0 not in x.shape)
     certain(plain_value(args.get("divisor_override", Scalar(type(None), None))) is None)
     _, *sizes = positive(x.shape[1:])
     kernel = ints(args, "kernel_size", 2, 0)
-    # An empty list of strides means that windows do not overlap.
+    # An empty list of strides means windows that do not overlap.
     strides = kernel if not args.get("stride") else ints(args, "stride", 2, 0)
     padding, dilation = ints(args, "padding", 2, 0), ints(args, "dilation", 2, 1)
     certain(*(2 * p <= k for p, k in zip(padding, kernel, strict=True)))
@@ -83,21 +83,21 @@ def _listed(value: Value) -> tuple[Value, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-# A window of zeros has a mean and a maximum of zero.
+# The mean and the maximum of a window of zeros are zero.
 _pool = Operator(_pooling_axes, zeros.first)
 
 _POOLS = {
     f"{kind}_pool{rank}d": replace(
         _pool,
         growth=Growth(picks=kind == "max"),
-        # Closed forms pay off where networks are read most: on images.
+        # Closed forms pay off for the most common networks, those on images.
         type=rule if rank == 2 else None,
         layer=same_options(getattr(nn, f"{name}Pool{rank}d")),
         backward=backward,
     )
     for rank in (1, 2, 3)
     for kind, name, rule, backward in (
-        # Of each maximum also where it is.
+        # For each maximum, its position is saved, too.
         ("max", "Max", _window_type, saves("self", extra=as_large_as_result(1, "int64"))),
         ("avg", "Avg", _window_type, INPUT),
         ("adaptive_avg", "AdaptiveAvg", _adaptive_type, _adaptive_backward),
@@ -107,7 +107,7 @@ _POOLS = {
 
 # -- interpolation --------------------------------------------------------------------------------
 def _upsampling_layer(mode: str) -> LayerRule:
-    """Return the rule of ``nn.Upsample`` to a size or by a factor."""
+    """Return the rule of ``nn.Upsample``, to a size or by a factor."""
 
     def rule(graph: ArchGraph, node: Node) -> TorchLayer | None:
         options: dict[str, Value] = {"mode": mode}
@@ -130,9 +130,9 @@ _UPSAMPLINGS = {
 }
 
 
-# -- values put back, sampling --------------------------------------------------------------------
+# -- unpooling, sampling --------------------------------------------------------------------------
 def _unpooling_axes(eq: Equations) -> list[Dims]:
-    """Share the leading dimensions: values return to where a pooling took them."""
+    """Share the leading dimensions: values return to the positions that pooling took them from."""
     x, where = eq.arg("self"), eq.arg("indices")
     trailing = _pooled(eq)
     eq.agree(x[:-trailing], where[:-trailing])
@@ -141,7 +141,7 @@ def _unpooling_axes(eq: Equations) -> list[Dims]:
 
 
 def _sampled_axes(eq: Equations) -> list[Dims]:
-    """Pass the channels; each picture has a grid; pixels and coordinates cannot be cut."""
+    """Pass the channels; each image has its own grid; pixels and coordinates cannot be cut."""
     x, grid = eq.arg("input"), eq.arg("grid")
     eq.agree(x[:1], grid[:1])
     eq.pin([*x[2:], *grid[1:]], "sampled at coordinates")
@@ -149,7 +149,7 @@ def _sampled_axes(eq: Equations) -> list[Dims]:
 
 
 def _affine_grid_axes(eq: Equations) -> list[Dims]:
-    """Pass the matrices, each of which gives a grid; the size [n, c, …] states how many."""
+    """Pass the matrices, one for each grid; the argument ``size`` [n, c, …] states their number."""
     theta, size = eq.arg("theta"), eq.node.arg("size")
     assert isinstance(size, tuple)
     eq.pin(theta[1:], "a matrix maps coordinates")
@@ -159,7 +159,7 @@ def _affine_grid_axes(eq: Equations) -> list[Dims]:
 
 # -- windows as positions -------------------------------------------------------------------------
 def _windows_axes(eq: Equations) -> list[Dims]:
-    """Cut nothing from a dimension that windows slide over."""
+    """Pin a dimension that windows slide over."""
     x = eq.arg("self")
     dim = eq.dim("dimension", len(x))
     eq.pin([x[dim]], "cut into windows", PROJECT)
@@ -177,7 +177,7 @@ def _patches_axes(eq: Equations) -> list[Dims]:
 def _from_patches_axes(eq: Equations) -> list[Dims]:
     """col2im: x[-2] = Prod(c, kernel)."""
     x = eq.arg("self")
-    eq.pin(x[-1:], "put together from windows")
+    eq.pin(x[-1:], "assembled from windows")
     channel = eq.new(eq.node.shape[-3])
     kernel = divide(x[-2].size, channel.size)
     assert kernel is not None

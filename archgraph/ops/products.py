@@ -1,7 +1,8 @@
 """Products summed over an axis: linear layers, matrix products, distances, einsum, attention.
 
-A sum over an axis of two activations is the cut network's only where one factor is zero at masked
-positions; else the axis is spanned (:meth:`archgraph.ops.equations.Equations.contract`).
+A sum of products of two activations over an axis equals the cut network's only if one factor is
+zero at masked positions; otherwise the axis is spanned
+(:meth:`archgraph.ops.equations.Equations.contract`).
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ def _linear_axes(eq: Equations) -> list[Dims]:
 def _linear_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
     """Return the dirt of a linear layer: a masked output has a row of zeros.
 
-    A vector as weight has a single output, without an axis.
+    A weight that is a vector has a single output, without an axis.
     """
     (dims,) = results
     return masked_outputs(eq, dims, len(dims) - 1 if len(eq.arg("weight")) > 1 else -1)
 
 
 def _linear_macs(of: Counted) -> Amount:
-    """Count the MACs of a linear layer: a row of the weight for every number of the result."""
+    """Count the MACs of a linear layer: one row of the weight per element of the result."""
     return numel(of.result) * of.arg("weight")[-1]
 
 
@@ -63,13 +64,13 @@ def _linear_type(args: Args) -> TensorType:
 
 
 def _linear_identity(graph: ArchGraph, node: Node) -> Identity:
-    """Return weights with which a linear layer is the identity: the unit matrix."""
+    """Return weights that make a linear layer the identity: the identity matrix."""
     shape = leaf_shape(graph, node.arg("weight"))
     if not shape:
-        return "its weight is computed"
+        return "its weight is not a parameter"
     out, inside = shape
     if out != inside:
-        return f"has {out} channels from {inside}"
+        return f"has {out} output channels for {inside} input channels"
     return {"weight": ("eye", {}), "bias": ("zeros", {})}
 
 
@@ -92,7 +93,7 @@ _LINEAR = {
 
 # -- bilinear layers ------------------------------------------------------------------------------
 def _pair(eq: Equations, first: int = 0) -> tuple[Value, Value, Dims, Dims]:
-    """Two arguments in turn, and their layouts."""
+    """Return two consecutive arguments and their layouts."""
     (_, left), (_, right) = eq.node.args[first : first + 2]
     return left, right, eq.of(left), eq.of(right)
 
@@ -109,13 +110,13 @@ def _bilinear_axes(eq: Equations) -> list[Dims]:
 
 
 def _bilinear_macs(of: Counted) -> Amount:
-    """Count the MACs of a bilinear layer: two nested sums for every number of the result."""
+    """Count the MACs of a bilinear layer: two nested sums per element of the result."""
     _, left, right = of.arg("weight")
     return numel(of.result) * (left * right + right)
 
 
 def _bilinear_start(shape: FixedShape, shapes: Shapes) -> Initialiser:
-    """Uniform in ±1/√(width of the first operand)."""
+    """Start uniformly in ±1/√(width of the first operand)."""
     weight = shapes.get("weight", (1, 1, 1))
     return Initialiser("uniform", 1 / math.sqrt(max(weight[1], 1)))
 
@@ -154,7 +155,7 @@ def _matrix_product(eq: Equations, first: int = 0) -> Dims:
 def _attention_roles(
     eq: Equations, left: Value, right: Value, a: Dims, b: Dims, lead: Dims
 ) -> None:
-    """Remember what a softmax would turn into attention; name the values that it weighs."""
+    """Record a product that a softmax may turn into attention; give attended values their role."""
     if not isinstance(left, Ref) or not isinstance(right, Ref):
         return
     if left.name in eq.attends:
@@ -169,7 +170,7 @@ def _matmul_axes(eq: Equations) -> list[Dims]:
 
 
 def _matmul_macs(of: Counted) -> Amount:
-    """Count the MACs of a product: a sum over the shared dimension for every result number."""
+    """Count the MACs of a product: a sum over the shared dimension per element of the result."""
     left, _ = [sizes for _, v in of.node.args if (sizes := of.sizes(v))][-2:]
     return numel(of.result) * left[-1]
 
@@ -182,7 +183,7 @@ def _matmul_type(args: Args) -> TensorType:
     return TensorType((*broadcast([a.shape[:-2], b.shape[:-2]]), a.shape[-2], b.shape[-1]), a.dtype)
 
 
-# Of several leading dimensions they make one, for which another order in memory takes a copy.
+# Several leading dimensions are flattened into one, which copies tensors in another memory order.
 _FACTORS = saves(
     self="other mat2 vec",
     other="self",
@@ -205,21 +206,21 @@ def _product(growth: Growth, type_: TypeRule | None = None) -> Operator:
     )
 
 
-# -- products that are added to something ---------------------------------------------------------
+# -- products with an addend ----------------------------------------------------------------------
 def _addmm_axes(eq: Equations) -> list[Dims]:
-    """Bias + a @ b (or a @ vector)."""
+    """Self + a @ b (or a @ vector)."""
     return [eq.broadcast([eq.arg("self"), _matrix_product(eq, 1)])]
 
 
 def _added_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """``self + a @ b``: zero where self and the product are."""
+    """Return the dirt of ``self + a @ b``: zero where both self and the product are."""
     start, *factors = eq.operands()
     dims = results[0]
     return [zeros.stretched(eq, start, dims) + zeros.product_dirt(eq, factors, dims)]
 
 
 def _addbmm_axes(eq: Equations) -> list[Dims]:
-    """Bias + the sum over the batch of a @ b."""
+    """Self + the sum of a @ b over the batch."""
     left, right, a, b = _pair(eq, 1)
     eq.unify(a[0], b[0])
     eq.contract(a[0], [(left, 0), (right, 0)], "addbmm")
@@ -227,7 +228,7 @@ def _addbmm_axes(eq: Equations) -> list[Dims]:
 
 
 def _addbmm_macs(of: Counted) -> Amount:
-    """Count the MACs of a batch of products that are added up."""
+    """Count the MACs of a batch of products that are summed."""
     return numel(of.arg("batch1")) * of.arg("batch2")[-1]
 
 
@@ -236,7 +237,7 @@ _MATRICES = {
     "bmm mm mv": _product(Growth(bilinear=True)),
     "dot vdot": _product(Growth(finite=False)),
     "linalg_matmul": Operator(alias="matmul"),
-    # A linear layer with a transposed weight: its columns are the outputs.
+    # A linear layer with a transposed weight, whose columns are the outputs.
     "addmm": Operator(
         _addmm_axes,
         _added_zero,
@@ -260,7 +261,7 @@ _MATRICES = {
 
 # -- other products -------------------------------------------------------------------------------
 def _chain_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of a product of many matrices: neighbours share an axis."""
+    """Relate the axes of a product of several matrices: neighbours share an axis."""
     value = eq.node.args[0][1]
     assert isinstance(value, tuple)
     for left, right in itertools.pairwise(value):
@@ -271,7 +272,7 @@ def _chain_axes(eq: Equations) -> list[Dims]:
 
 
 def _inner_axes(eq: Equations) -> list[Dims]:
-    """a[-1] = b[-1]; all other dimensions stay."""
+    """a[-1] = b[-1]; all other dimensions remain."""
     left, right, a, b = _pair(eq)
     if not a or not b:
         return [a or b]
@@ -281,7 +282,7 @@ def _inner_axes(eq: Equations) -> list[Dims]:
 
 
 def _vecdot_axes(eq: Equations) -> list[Dims]:
-    """Operands agree; one dimension is summed over."""
+    """Unify operands; one dimension is summed over."""
     left, right, a, b = _pair(eq)
     both = eq.broadcast([a, b])
     dim = eq.dim("dim", len(both), -1)
@@ -291,7 +292,7 @@ def _vecdot_axes(eq: Equations) -> list[Dims]:
 
 
 def _tensordot_axes(eq: Equations) -> list[Dims]:
-    """Dimensions named on both sides are summed over."""
+    """Unify and sum over the dimensions listed for both operands."""
     left, right, a, b = _pair(eq)
     over = [d % len(a) for d in eq.ints("dims_self")]
     with_ = [d % len(b) for d in eq.ints("dims_other")]
@@ -305,33 +306,33 @@ def _tensordot_axes(eq: Equations) -> list[Dims]:
 
 
 def _outer_axes(eq: Equations) -> list[Dims]:
-    """Every position of one with every position of the other."""
+    """Combine every position of one operand with every position of the other."""
     _, _, a, b = _pair(eq)
     return [[*a, *b]]
 
 
 def _outer_sum_axes(eq: Equations) -> list[Dims]:
-    """Self + every position of one vector with every position of the other."""
+    """Self + the outer product of two vectors."""
     _, _, a, b = _pair(eq, 1)
     return [eq.broadcast([eq.arg("self"), [*a, *b]])]
 
 
 def _solution_axes(eq: Equations) -> list[Dims]:
-    """Mix a square matrix and the right-hand sides of its equations, for each example."""
+    """Pin a square matrix and the right-hand sides of its equations, which are mixed."""
     a, b = eq.arg("A"), eq.arg("B")
-    vector = len(b) == len(a) - 1  # one for each matrix, or else columns
+    vector = len(b) == len(a) - 1  # one vector per matrix; otherwise columns
     lead = a[:-2]
     if not vector or [d.size for d in b[:-1]] != [d.size for d in lead]:
         lead, vector = eq.broadcast([lead, b[:-2]]), False
     else:
         eq.agree(lead, b[:-1])
     tail = 1 if vector else 2
-    eq.pin([*a[-2:], *b[-tail:]], "a system of equations mixes them")
+    eq.pin([*a[-2:], *b[-tail:]], "mixed by a system of equations")
     return [[*lead, *eq.fixed(eq.node.shape[-tail:])], *(lead for _ in eq.node.types[1:])]
 
 
 def _kronecker_axes(eq: Equations) -> list[Dims]:
-    """Each dimension is the product of the two operands'."""
+    """Make each dimension the product of the operands' dimensions."""
     _, _, a, b = _pair(eq)
     rank = max(len(a), len(b))
     a, b = ([Fixed(1)] * (rank - len(x)) + x for x in (a, b))
@@ -339,17 +340,17 @@ def _kronecker_axes(eq: Equations) -> list[Dims]:
 
 
 def _cross_axes(eq: Equations) -> list[Dims]:
-    """Vectors of three numbers along one dimension; the others agree."""
+    """Pin the dimension of three components of a cross product; the others agree."""
     both = eq.broadcast(eq.layouts())
     value = eq.node.arg("dim", -1 if eq.node.op.startswith("aten.linalg") else None)
     dims = [value] if isinstance(value, int) else range(len(both))
-    eq.pin([both[d] for d in dims], "its positions are taken apart")
+    eq.pin([both[d] for d in dims], "its positions are used separately")
     return [both]
 
 
 # -- distances ------------------------------------------------------------------------------------
 def _cdist_axes(eq: Equations) -> list[Dims]:
-    """Every row of one to every row of the other, over the last dimension."""
+    """Relate the axes of distances from every row of one operand to every row of the other."""
     left, right, a, b = _pair(eq)
     eq.unify(a[-1], b[-1])
     eq.total(a[-1], [left, right], "distance")
@@ -357,7 +358,7 @@ def _cdist_axes(eq: Equations) -> list[Dims]:
 
 
 def _pairwise_axes(eq: Equations) -> list[Dims]:
-    """Rows compared one by one over the last dimension, with a small number added to each."""
+    """Relate the axes of distances between pairs of rows, with a small number added to each."""
     both = eq.broadcast([eq.of(v) for _, v in eq.node.args[:2]])
     eq.span(both[-1], "distance")
     keep = len(eq.node.shape) == len(both)
@@ -365,7 +366,7 @@ def _pairwise_axes(eq: Equations) -> list[Dims]:
 
 
 def _cosine_axes(eq: Equations) -> list[Dims]:
-    """Cosines over a dimension."""
+    """Relate the axes of cosines over a dimension."""
     left, right, a, b = _pair(eq)
     both = eq.broadcast([a, b])
     dim = eq.dim("dim", len(both), 1)
@@ -374,7 +375,7 @@ def _cosine_axes(eq: Equations) -> list[Dims]:
 
 
 def _unit_vectors(of: Counted) -> list[tuple[Amount, str]]:
-    """Save both operands divided by their norms, and norms before and after they are bounded."""
+    """Save both operands divided by their norms, and the norms before and after clamping."""
     return [(numel(of.arg("x1")), ""), (numel(of.arg("x2")), ""), (4 * numel(of.result), "")]
 
 
@@ -391,7 +392,7 @@ _OTHERS = {
     "cross linalg_cross": Operator(_cross_axes, zeros.some),
     "cdist": Operator(_cdist_axes),
     "pairwise_distance": Operator(_pairwise_axes, rates=("eps",)),
-    # Of nothing with anything the cosine is 0/ε, not 0/0.
+    # The cosine of zeros with any vector is 0/ε, not 0/0.
     "cosine_similarity": Operator(
         _cosine_axes, zeros.some, rates=("eps",), backward=saves("x1", "x2", extra=_unit_vectors)
     ),
@@ -399,7 +400,7 @@ _OTHERS = {
 
 
 # -- einsum: one layout per letter -----------------------------------------------------------------
-_Sign: TypeAlias = str | int  # a letter, or a dimension of the ellipsis, counted from its last (-1)
+_Sign: TypeAlias = str | int  # a letter, or a dimension of the ellipsis, counted back from -1
 
 
 def _operands(node: Node) -> tuple[Value, ...]:
@@ -409,7 +410,7 @@ def _operands(node: Node) -> tuple[Value, ...]:
 
 
 def _equation(node: Node, ranks: Iterable[int]) -> tuple[list[list[_Sign]], list[_Sign]]:
-    """Return the sign of each dimension of the operands of an einsum, and of its result.
+    """Return the sign of each dimension of an einsum's operands, and of its result.
 
     Args:
         node: The operator.
@@ -418,7 +419,7 @@ def _equation(node: Node, ranks: Iterable[int]) -> tuple[list[list[_Sign]], list
     text = node.arg("equation")
     assert isinstance(text, str)
     left, arrow, right = text.replace(" ", "").partition("->")
-    if not arrow:  # letters that occur once, in alphabetical order, behind the ellipsis
+    if not arrow:  # letters that occur once, in alphabetical order, after the ellipsis
         counted = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
         right = ("..." if "..." in left else "") + "".join(counted)
     texts = left.split(",")
@@ -432,19 +433,19 @@ def _equation(node: Node, ranks: Iterable[int]) -> tuple[list[list[_Sign]], list
 
 
 def _einsum_axes(eq: Equations) -> list[Dims]:
-    """One layout per letter; an ellipsis broadcasts."""
+    """Use one layout per letter; an ellipsis broadcasts."""
     operands = _operands(eq.node)
     layouts = [eq.of(v) for v in operands]
     parts, right = _equation(eq.node, map(len, layouts))
     axes: dict[_Sign, Layout] = {}
     for part, dims in zip(parts, layouts, strict=True):
         for sign, layout in zip(part, dims, strict=True):
-            # A dimension of size one stretches to that of the other operands.
+            # A dimension of size 1 stretches to that of the other operands.
             if sign not in axes or axes[sign].size == 1:
                 axes[sign] = layout
             elif layout.size != 1:
                 eq.unify(axes[sign], layout)
-    # In a fixed order, which sets do not have: spans are listed as they are noted here.
+    # In a fixed order, unlike a set's: spans are listed in the order in which they are recorded.
     for sign in sorted(axes.keys() - set(right), key=str):
         uses = zip(operands, parts, strict=True)
         eq.contract(axes[sign], [(v, part.index(sign)) for v, part in uses if sign in part], "sum")
@@ -455,7 +456,7 @@ def _einsum_axes(eq: Equations) -> list[Dims]:
 def _einsum_roles(
     eq: Equations, parts: list[list[_Sign]], right: list[_Sign], axes: Mapping[_Sign, Layout]
 ) -> None:
-    """Remember what a softmax would turn into attention; name the values that it weighs."""
+    """Record a product that a softmax may turn into attention; give attended values their role."""
     refs = [v for v in _operands(eq.node) if isinstance(v, Ref)]
     if not len(refs) == len(parts) == 2:
         return
@@ -473,26 +474,26 @@ def _einsum_roles(
 
 
 def _einsum_copies(of: Counted) -> list[tuple[Amount, str]]:
-    """Save operands as matrices, which may be copies; with more than two, products of some."""
+    """Save operands as matrices, which may be copies; with more than two, also partial products."""
     sizes = [of.sizes(value) for value in _operands(of.node)]
     return [(numel(shape), "") for shape in sizes] + [(numel(of.result), "")] * (len(sizes) - 2)
 
 
 def _einsum_macs(of: Counted) -> Amount:
-    """Count the MACs of an einsum, from left to right, each sum taken as soon as it can be."""
+    """Count the MACs of an einsum from left to right; each sum is taken as early as possible."""
     shapes = [of.sizes(v) for v in _operands(of.node)]
     parts, right = _equation(of.node, map(len, shapes))
     sizes: dict[_Sign, Amount] = {}
     for part, shape in zip(parts, shapes, strict=True):
         for sign, size in zip(part, shape, strict=True):
-            if sizes.get(sign, 1) == 1:  # a dimension of 1 is stretched
+            if sizes.get(sign, 1) == 1:  # a dimension of size 1 is stretched
                 sizes[sign] = size
     count: Amount = 0
     signs = set(parts[0])
     for index, part in enumerate(parts[1:], 1):
         signs |= set(part)
         needed = signs & {*right, *itertools.chain(*parts[index + 1 :])}
-        if signs - needed:  # without a sum it is a product position by position
+        if signs - needed:  # without a sum it is an elementwise product
             count += numel(sizes[sign] for sign in signs)
         signs = needed
     return count
@@ -501,7 +502,7 @@ def _einsum_macs(of: Counted) -> Amount:
 _EINSUM = {
     "einsum": Operator(
         _einsum_axes,
-        # A product of all operands, summed: zero where one of them is.
+        # A sum of products of all operands: zero where one of them is.
         zeros.some,
         _einsum_macs,
         {"tensors": SMALL},
@@ -511,7 +512,7 @@ _EINSUM = {
 }
 
 
-# -- attention as one operator; spelt out, it is two products with a softmax between ---------------
+# -- attention as one operator; written out, it is two products with a softmax in between ----------
 def _attention_axes(eq: Equations) -> list[Dims]:
     """q[..., L, d] · k[..., S, d], softmax over S, · v[..., S, e] → [..., L, e]."""
     q, k, v = eq.arg("query"), eq.arg("key"), eq.arg("value")
@@ -539,7 +540,7 @@ def _attention_axes(eq: Equations) -> list[Dims]:
 
 
 def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Attention: a mean of values, zero where all values are."""
+    """Return the dirt of attention: a weighted mean of values, zero where all values are."""
     (dims,) = results
     values = eq.node.arg("value")
     inside = eq.axes_in([d for i, d in enumerate(eq.of(values)) if i != len(eq.of(values)) - 2])
@@ -548,7 +549,7 @@ def _attention_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def _attention_macs(of: Counted) -> Amount:
-    """Count the MACs of attention: scores, and the values that they weigh."""
+    """Count the MACs of attention: the scores, and the weighted sum of values."""
     q, k, v = map(of.arg, ("query", "key", "value"))
     scores = numel(q[:-1]) * k[-2]
     return scores * (q[-1] + v[-1])
@@ -572,11 +573,11 @@ def _attention_type(args: Args) -> TensorType:
 
 
 def _attention_backward(node: Node) -> Backward:
-    """Save queries, keys, values, the result and a number per query, as FlashAttention does.
+    """Save queries, keys, values, the result and one number per query, as FlashAttention does.
 
-    PyTorch's kernel for a CPU has no dropout and takes heads. Without it scores are saved after
-    the softmax, with dropout also the factors and what they leave, and scaled copies of queries
-    and keys.
+    PyTorch's CPU kernel needs a dimension of heads and no dropout. Otherwise PyTorch saves the
+    scores after the softmax, with dropout also its mask and the masked scores, and scaled copies
+    of queries and keys.
     """
     if node.arg("dropout_p") or len(node.shape) != 4:
         known = saves("value", extra=_written_out, matrices={"value": 2})
@@ -596,9 +597,9 @@ def _written_out(of: Counted) -> list[tuple[Amount, str]]:
 
 
 def _attention_spelling(call: Spelling) -> Call:
-    """Attention with its scale, which is 1/√(width of a head) by default.
+    """Write attention with an explicit scale, by default 1/√(width of a head).
 
-    Written out, it stays when heads are cut, so that the cut network is the masked one.
+    An explicit scale stays the same when heads are cut, so that the cut network equals the masked.
     """
     args = dict(call.args)
     width = call.sizes["query"][-1]
@@ -614,7 +615,7 @@ _ATTENTION = {
         _attention_macs,
         attends=("query", "attn_mask"),
         rates=("dropout_p", "scale"),
-        # Bilinear in queries and keys, but a softmax follows: repeated tokens change it.
+        # Bilinear in queries and keys, but repeated tokens change the softmax that follows.
         growth=Growth(),
         type=_attention_type,
         spelling=_attention_spelling,

@@ -1,7 +1,7 @@
 """Recurrent operators: a layer over a sequence in one direction, and cells that take one step.
 
-The rows of an input or recurrent weight are gates, each with one row per unit of the cell; a cut
-keeps the same units in every gate. With a projection the hidden state has an axis of its own.
+The rows of an input or recurrent weight are gates, each with one row per unit of the cell. A cut
+keeps the same units in every gate. With a projection, the hidden state has an axis of its own.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
 from archgraph.ops.types import Args, SymbolicShape, certain, listed, number, positive, real
 from archgraph.ops.zeros import Zeros, open_dims
 
-# A cell's weights, by the name that its layer has for them; a sequence has them in `params`.
+# A cell's weights by the names in its layer; a sequence has them in `params`.
 _CELL = {"weight_ih": "w_ih", "weight_hh": "w_hh", "bias_ih": "b_ih", "bias_hh": "b_hh"}
 
 
 def _weights(node: Node) -> tuple[Value, ...]:
-    """Input weight, recurrent weight, biases and projection, those that there are."""
+    """Return input weight, recurrent weight, biases and projection: those that exist."""
     params = node.arg("params")
     return params if isinstance(params, tuple) else tuple(map(node.arg, _CELL.values()))
 
 
 def _first_states(node: Node) -> tuple[Value, ...]:
-    """Return the initial hidden state, and that of the cell where they differ."""
+    """Return the initial hidden state, and for an LSTM also the initial cell state."""
     states = node.arg("hx")
     return states if isinstance(states, tuple) else (states,)
 
 
-# -- both -----------------------------------------------------------------------------------------
+# -- sequences and cells --------------------------------------------------------------------------
 def _recurrent_axes(eq: Equations) -> list[Dims]:
     """w_ih = Prod(gates, units) × x[-1], w_hh = Prod(gates, units) × h[-1]; h[-1] = c[-1] = units.
 
@@ -50,7 +50,7 @@ def _recurrent_axes(eq: Equations) -> list[Dims]:
     node, time = eq.node, int(eq.node.arg("batch_first") is True)
     sequence = node.arg("params") is not None
     if node.arg("num_layers", 1) != 1 or node.arg("bidirectional") is True:
-        return eq.opaque("several layers or directions in one operator, which trace writes apart")
+        return eq.opaque("several layers or directions in one operator, which trace splits up")
     weights = list(filter(eq.of, _weights(node)))
     inside, again, *projection = (w for w in weights if len(eq.of(w)) == 2)
     states = [eq.of(value) for value in _first_states(node)]
@@ -60,7 +60,7 @@ def _recurrent_axes(eq: Equations) -> list[Dims]:
     gates = product((Fixed(fixed_size(eq.of(inside)[0]) // fixed_size(units)), units))
     for weight in weights:
         eq.unify(eq.of(weight)[0], hidden if weight in projection else gates)
-    # Leaves are zero where masked, whatever the state is there: the sums are exact.
+    # Leaves are zero where masked, whatever the state is there, so the sums are exact.
     pairs = [(inside, eq.arg("input")[-1]), (again, hidden), *((w, units) for w in projection)]
     for weight, layout in pairs:
         eq.unify(eq.of(weight)[1], layout)
@@ -77,21 +77,21 @@ def _recurrent_axes(eq: Equations) -> list[Dims]:
 
 
 def _carried(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Gates of nothing are half open, so a unit keeps a part of its first state, and adds none."""
+    """Return the dirt of LSTM and GRU: with zero weights, only part of the first state remains."""
     return [dirt + eq.dirt_of(_first_states(eq.node)[-1]) for dirt in _renewed(eq, results)]
 
 
 def _renewed(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Return the dirt of a recurrent cell.
+    """Return the dirt of a plain recurrent cell.
 
-    A unit whose weights are zero is zero after each step, whatever it was before.
+    A unit whose weights are zero is zero after each step, whatever its previous state.
     """
     weights = tuple(d for w in _weights(eq.node) for d in eq.dirt_of(w))
     return [open_dims(dims[:-1]) + weights for dims in results]
 
 
 def _start(gates: int) -> Init:
-    """Uniform in ±1/√units, weights and biases alike."""
+    """Return a uniform start in ±1/√units, the same for weights and biases."""
 
     def uniform(shape: FixedShape, shapes: Shapes) -> Initialiser:
         rows = shapes.get("params.0", shapes.get("w_ih", shape))[0]
@@ -101,12 +101,12 @@ def _start(gates: int) -> Init:
 
 
 def _no_identity(_graph: ArchGraph, _node: Node) -> str:
-    """Its state is squashed or mixed with the one before: no weights return the input."""
+    """Return why it has no identity: its state is squashed or mixed with the previous one."""
     return "is recurrent: no weights make it return its input"
 
 
 def _recurrent_macs(of: Counted) -> Amount:
-    """Every step multiplies every weight matrix once."""
+    """Count the MACs: every step multiplies every weight matrix once."""
     shapes = map(of.sizes, _weights(of.node))
     entries = sum(numel(shape) for shape in shapes if len(shape) > 1)
     steps = of.arg("input")[:-1] if of.node.arg("params") is not None else ()
@@ -127,9 +127,9 @@ def _recurrent(gates: int, zero: Zeros = _carried) -> Operator:
     )
 
 
-# -- sequences: their layers are put together again below ------------------------------------------
+# -- sequences: their layers are reassembled below ------------------------------------------------
 def _sequence_type(gates: int) -> Callable[[Args], tuple[TensorType, ...]]:
-    """One layer over a sequence in one direction: what it gives at each step, its last states."""
+    """Return the type rule of one layer and direction: outputs of all steps, and last states."""
 
     def rule(args: Args) -> tuple[TensorType, ...]:
         states = args.get("hx")
@@ -152,12 +152,12 @@ def _sequence_type(gates: int) -> Callable[[Args], tuple[TensorType, ...]]:
 
 
 def _projects_nothing(node: Node) -> str:
-    """PyTorch knows a projection by its size alone."""
+    """Return an error for a projection to the same size: PyTorch detects one by its size only."""
     count = len(_weights(node))
     projected = count == 5 or (count == 3 and node.arg("has_biases") is not True)
     hidden, units = node.types[1].shape[-1], node.types[-1].shape[-1]
     same = projected and hidden == units
-    return f"a projection of {units} units to as many is not one to PyTorch" if same else ""
+    return f"PyTorch ignores a projection of {units} units to the same number" if same else ""
 
 
 def _sequence(gates: int, zero: Zeros = _carried) -> Operator:
@@ -167,9 +167,9 @@ def _sequence(gates: int, zero: Zeros = _carried) -> Operator:
 
 
 def _sequence_backward(gates: int) -> Callable[[Node], Backward]:
-    """Save the input, as steps, and of every step the gates and what they give.
+    """Save the input, and for every step the gates and their results.
 
-    An LSTM is one kernel, whose memory follows oneDNN's layout without its padding: gates, two
+    An LSTM is one kernel whose memory follows oneDNN's layout without its padding: gates, two
     states and their three gradients for each step and side of the layer, and the result.
     """
 
@@ -194,14 +194,14 @@ def _sequence_backward(gates: int) -> Callable[[Node], Backward]:
 
 
 def _reordered(of: Counted) -> list[tuple[Amount, str]]:
-    """Return what the backward pass of an LSTM needs: gradients of gates, weights in its order."""
+    """Return memory of an LSTM's backward pass: gradients of gates, weights in its own order."""
     weights = sum(numel(shape) for shape in map(of.sizes, _weights(of.node)) if len(shape) > 1)
     return [(4 * numel(of.result), ""), (weights, "")]
 
 
 # -- cells ----------------------------------------------------------------------------------------
 def _cell_backward(count: int) -> Backward:
-    """Save gates and states, so many numbers for each unit, beside the operands."""
+    """Save gates and states, ``count`` numbers for each unit, in addition to the operands."""
     return saves("input", "hx", "w_ih", "w_hh", extra=as_large_as_result(count))
 
 
@@ -241,10 +241,10 @@ ROWS = {
 }
 
 
-# -- recurrent layers of torch.nn, put together again ---------------------------------------------
-# A capture writes `nn.LSTM`, `nn.GRU` and `nn.RNN` out, one operator per layer and direction
-# (`archgraph.capture.recurrent`), so that each has a hidden size of its own. Where all sizes agree,
-# they are one layer again.
+# -- recurrent layers of torch.nn, reassembled ----------------------------------------------------
+# A capture writes `nn.LSTM`, `nn.GRU` and `nn.RNN` as one operator per layer and direction
+# (`archgraph.capture.recurrent`), so that each has its own hidden size. If all sizes agree, they
+# are one layer again.
 
 _KINDS: dict[str, tuple[type[nn.Module], int, dict[str, Any]]] = {
     "aten.lstm.input": (nn.LSTM, 4, {}),
@@ -256,14 +256,15 @@ _KINDS: dict[str, tuple[type[nn.Module], int, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Stack:
-    """A recurrent layer and what its results are in the graph.
+    """A recurrent layer and its results in the graph.
 
     Attributes:
-        layer: The layer; it is called with a sequence, and first states unless they are zeros.
-        output: The operator whose result is the sequence that comes out, if anything reads it.
-        last: Those whose results are the last states (of an LSTM two), likewise.
-        steps: Operators elsewhere that read the last state of one layer and direction: which of
-            the last states, and the number of the layer and direction in it.
+        layer: The layer; it is called with a sequence, and with initial states unless these are
+            zeros.
+        output: The operator whose result is the output sequence, if anything reads it.
+        last: The operators whose results are the last states (two for an LSTM), likewise.
+        steps: Operators elsewhere that read the last state of one layer and direction, each with
+            the index of the state, and the number of the layer and direction in it.
     """
 
     layer: TorchLayer
@@ -273,12 +274,12 @@ class Stack:
 
 
 def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
-    """Return the recurrent layer that all work of a module path is, called once, if it is one.
+    """Return the recurrent layer that a module path consists of and that is called once, if any.
 
-    1. The options are read off the operators; two directions are tried where the number is even.
-    2. The operators that a capture of this layer would write are listed, in order, and compared
-       with those of the path; results that nothing reads may be missing.
-    3. What other work reads must be the sequence, the last states, or the last state of one layer
+    1. Read the options from the operators. If the number of runs is even, try two directions, too.
+    2. List the operators that a capture of this layer would write, in order, and compare them with
+       those of the path. Results that nothing reads may be missing.
+    3. Operators outside may only read the sequence, the last states, or the last state of one layer
        and direction, which the module around the layer picks.
     """
     runs = [n for n in nodes if n.op in _KINDS]
@@ -286,17 +287,17 @@ def stack(graph: ArchGraph, path: str, nodes: Sequence[Node]) -> Stack | None:
         return None
     start = graph.nodes.index(nodes[0])
     if graph.nodes[start : start + len(nodes)] != tuple(nodes):
-        return None  # other work in between: an argument of the layer may not be there yet
+        return None  # other work in between: an argument of the layer may not exist yet
     ways = (2, 1) if len(runs) % 2 == 0 else (1,)
     stacks = (_Writing(graph, path, nodes, runs, len(runs) // way, way).stack() for way in ways)
     return next((stack for stack in stacks if stack is not None), None)
 
 
 def single_layers(graph: ArchGraph, nodes: Sequence[Node]) -> str:
-    """Say which recurrent layer some work is that is not one layer of ``torch.nn``, and its sizes.
+    """Describe a recurrent layer that is not one layer of ``torch.nn``: its kind and sizes.
 
-    Empty if it is none. ``torch.nn`` has one hidden size for all layers and directions; a cut may
-    leave several.
+    Empty if there is none. ``torch.nn`` has one hidden size for all layers and directions; after a
+    cut they may differ.
     """
     runs = [n for n in nodes if n.op in _KINDS]
     if not runs:
@@ -308,16 +309,16 @@ def single_layers(graph: ArchGraph, nodes: Sequence[Node]) -> str:
 
 @dataclass
 class _Writing:
-    """The operators of a recurrent layer as they are compared, one by one.
+    """The operators of a recurrent layer while they are compared one by one.
 
     Attributes:
         graph: The graph.
         path: Path of the layer.
         nodes: All operators of the path.
-        runs: Those of them that are one layer and direction.
-        layers: How many layers there are.
-        ways: How many directions.
-        at: How many operators of the path have been compared.
+        runs: Operators among them that compute one layer and direction each.
+        layers: Number of layers.
+        ways: Number of directions.
+        at: Number of operators of the path compared so far.
     """
 
     graph: ArchGraph
@@ -335,7 +336,7 @@ class _Writing:
 
     @property
     def time(self) -> int:
-        """Dimension of the steps."""
+        """Dimension of the time steps."""
         return 1 if self.first.arg("batch_first") is True else 0
 
     def options(self) -> dict[str, Any]:
@@ -362,12 +363,12 @@ class _Writing:
         if options.get("proj_size", 0) >= options["hidden_size"]:  # torch.nn has no such layer
             return None
         results = self.compared(options, states)
-        # Operators that are left over are other work of the path.
+        # Operators that remain are other work of the path.
         steps = self.steps(*results) if results is not None and self.at == len(self.nodes) else None
         if results is None or steps is None:
             return None
         kind = _KINDS[self.first.op][0]
-        # The layer's own order of weights: by layer, direction, then kind, as a run has them.
+        # The layer's own order of weights: by layer, direction, then kind, as in a run.
         names: Any = kind(**options, device="meta")._flat_weights_names
         leaves = [leaf for run in self.runs for leaf in _leaves(run)]
         if len(names) != len(leaves):
@@ -377,7 +378,7 @@ class _Writing:
         return Stack(layer, *results, steps)
 
     def states(self) -> list[Value] | None:
-        """Return the first states of all layers: empty if they are zeros; None if unclear."""
+        """Return the initial states of all layers: empty if they are zeros, None if unclear."""
         inside = {n.name: n for n in self.nodes}
         first = _first_states(self.first)
         states: list[Value] = []
@@ -386,17 +387,17 @@ class _Writing:
             if node is None and len(self.runs) == 1:
                 states.append(value)
             elif node is not None and node.op == "aten.slice.Tensor":
-                # A layer of several takes its part of what the module is called with.
+                # One of several layers takes its slice of the states passed to the module.
                 states.append(node.arg("self"))
             elif node is None or node.op != "aten.zeros":
                 return None
-        # torch.nn takes all first states or none.
+        # torch.nn takes either all initial states or none.
         return states if len(states) in (0, len(first)) else None
 
     def compared(
         self, options: Mapping[str, Any], states: Sequence[Value]
     ) -> tuple[str | None, tuple[str | None, ...]] | None:
-        """Return the results, sequence and last states; None where an operator differs."""
+        """Return the results, sequence and last states; None if an operator differs."""
         sequence: Value = self.first.arg("input")
         kinds = len(_first_states(self.first))
         last: list[list[Value]] = []
@@ -405,7 +406,7 @@ class _Writing:
             for way, run in enumerate(self.runs[start : start + self.ways]):
                 if not self.called(run, self.flipped(sequence, way), states):
                     return None
-                # What nothing reads has no operator: None stands for it.
+                # A result that nothing reads has no operator: None stands for it.
                 out, *ends = (
                     self.next("getitem", source=Ref(run.name), index=index)
                     for index in range(kinds + 1)
@@ -413,7 +414,7 @@ class _Writing:
                 last.append(ends)
                 outs.append(self.flipped(out, way))
             if options.get("dropout") and start + self.ways < len(self.runs):
-                # A capture drops numbers with time first, in the order in which torch.nn draws.
+                # A capture applies dropout time-first, in the order in which torch.nn draws.
                 joined = self.joined([self.turned(out) for out in outs], -1)
                 dropped = self.next(
                     "aten.dropout", input=joined, p=options["dropout"], train=TRAINING
@@ -447,11 +448,11 @@ class _Writing:
         return steps
 
     def _picks(self, name: str, index: int) -> bool:
-        """Return whether an operator beside the layer takes the last state out of a result of it.
+        """Return whether an operator outside the layer picks the last state from a result of it.
 
         Args:
             name: The operator.
-            index: The result: the sequence of a layer's outputs (0), or states of all layers.
+            index: Index of the result: the sequence of a layer's outputs (0), or states.
         """
         reader, last = self.graph.node[name], (0, 0) if index else (self.time, -1)
         picked = reader.op, reader.arg("dim", 0), reader.arg("index")
@@ -460,7 +461,7 @@ class _Writing:
     # -- operators --------------------------------------------------------------------------------
 
     def next(self, op: str, /, **args: Value) -> Value:
-        """Return the next operator of the path if it is this one; None otherwise."""
+        """Return the next operator of the path if it matches; None otherwise."""
         node = self.nodes[self.at] if self.at < len(self.nodes) else None
         if node is None or node.op != op or any(node.arg(k) != v for k, v in args.items()):
             return None
@@ -468,15 +469,15 @@ class _Writing:
         return Ref(node.name)
 
     def called(self, run: Node, sequence: Value, states: Sequence[Value]) -> bool:
-        """Return whether the next operators are the first states and the call of one layer."""
+        """Return whether the next operators are the initial states and the call of one layer."""
         first, number = self.first, self.runs.index(run)
         for value, source in itertools.zip_longest(_first_states(run), states):
             if source is None:
-                self.next("aten.zeros")  # unless another layer's are used again
+                self.next("aten.zeros")  # unless it reuses another layer's
                 if not isinstance(value, Ref) or self.graph.node[value.name].op != "aten.zeros":
                     return False
             elif value != source:
-                # torch.nn gives each layer and direction the states at its own number.
+                # torch.nn passes each layer and direction the states at its own number.
                 bounds = {"dim": None, "start": number, "end": number + 1}
                 if self.next("aten.slice.Tensor", self=source, **bounds) != value:
                     return False
@@ -484,18 +485,18 @@ class _Writing:
         return alike and self.next(run.op, input=sequence) == Ref(run.name)
 
     def flipped(self, value: Value, way: int) -> Value:
-        """Return a sequence, turned around for the second direction."""
+        """Return a sequence, reversed for the second direction."""
         return self.next("aten.flip", self=value, dims=(self.time,)) if way else value
 
     def joined(self, parts: Sequence[Value], dim: int) -> Value:
-        """Return what several layers or directions give, side by side."""
+        """Return the results of several layers or directions, concatenated."""
         if len(parts) == 1:
             return parts[0]
-        # A default is not written.
+        # Default arguments are not written.
         return self.next("aten.cat", tensors=tuple(parts), **({"dim": dim} if dim else {}))
 
     def turned(self, value: Value) -> Value:
-        """Return a sequence with its first two dimensions swapped, if it has the batch first."""
+        """Return a sequence with its first two dimensions swapped, if it is batch-first."""
         if not self.time:
             return value
         return self.next("aten.transpose.int", self=value, dim0=0, dim1=1)

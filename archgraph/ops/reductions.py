@@ -1,4 +1,4 @@
-"""Reductions, which mix all positions of a dimension; runs along one in order; losses."""
+"""Reductions, which mix all positions of a dimension; ordered scans along one; losses."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def _reduce(eq: Equations, exact: bool) -> list[Dims]:
         else:
             eq.span(x[d], what)
     keep = len(eq.node.shape) == len(x)
-    # All results (a maximum and its position) have one shape.
+    # All results (a maximum and its position) have the same shape.
     return [
         [Fixed(1) if d in dims else x[d] for d in range(len(x)) if keep or d not in dims]
     ] * len(eq.node.types)
 
 
-# -- reductions to which zeros add nothing --------------------------------------------------------
+# -- reductions that zeros do not change ----------------------------------------------------------
 def _sum_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of a reduction to which zeros add nothing.
+    """Relate the axes of a reduction that zeros do not change.
 
     It is exact along axes whose masked positions are zero.
     """
@@ -44,9 +44,9 @@ def _sum_axes(eq: Equations) -> list[Dims]:
 
 
 def _count_axes(eq: Equations) -> list[Dims]:
-    """Relate the axes of operators that count or ask whether any value is true.
+    """Relate the axes of operators that count values, or test whether any is true.
 
-    They are exact for truth values, not for numbers next to zero.
+    They are exact for booleans, but not for numbers close to zero.
     """
     floating = eq.operand_dtype(eq.node.args[0][1]).startswith(("float", "bfloat"))
     return _reduce(eq, exact=not floating)
@@ -54,12 +54,12 @@ def _count_axes(eq: Equations) -> list[Dims]:
 
 # -- all others -----------------------------------------------------------------------------------
 def _reduction_axes(eq: Equations) -> list[Dims]:
-    """Reduced dimensions vanish; where they are channels, all of them are mixed."""
+    """Remove the reduced dimensions, whose positions are all mixed."""
     return _reduce(eq, exact=False)
 
 
 def _extreme_axes(eq: Equations) -> list[Dims]:
-    """Reduce as others do; where a position is asked for, the reduced dimensions keep theirs."""
+    """Reduce like others, but pin the reduced dimensions if a position in them is used."""
     results = _reduce(eq, exact=False)
     users = map(eq.graph.node.__getitem__, eq.graph.users[eq.node.name])
     if len(results) == 1 or any(user.arg("index") == 1 for user in users):
@@ -70,7 +70,7 @@ def _extreme_axes(eq: Equations) -> list[Dims]:
 
 
 def _mean_type(args: Args) -> TensorType:
-    """Return the type of a mean: some dimensions vanish, or have the size one."""
+    """Return the type of a mean: some dimensions vanish, or have size 1."""
     (x,) = real(args.get("self"))
     keep, numbers = number(args, "keepdim", False, bool), [*map(plain_value, listed(args, "dim"))]
     rank = len(x.shape)
@@ -82,13 +82,13 @@ def _mean_type(args: Args) -> TensorType:
 
 
 def _spread(node: Node) -> Repeats:
-    """Variances by N - 1 know how many positions there are."""
+    """Return how a variance repeats: division by N - 1 depends on the number of positions."""
     by_count = node.arg("correction", 1) == 0 or node.arg("unbiased", True) is False
     return "uniform" if by_count else "never"
 
 
 def _renorm_axes(eq: Equations) -> list[Dims]:
-    """Every position of one dimension is scaled by its own norm over the others."""
+    """Relate the axes of ``renorm``: each position of one dimension is scaled by its own norm."""
     x = eq.arg("self")
     for index, layout in enumerate(x):
         if index != eq.dim("dim", len(x)):
@@ -103,7 +103,7 @@ _REDUCTIONS = {
     "sum": Operator(_sum_axes, zeros.first, growth=Growth(), backward=PASSES),
     "nansum": Operator(_sum_axes, zeros.first, backward=INPUT),
     "linalg_vector_norm norm": Operator(_sum_axes, zeros.first, backward=_BOTH),
-    # Repeated positions change how many there are, not whether there are any.
+    # Repeated positions change their number, but not whether there are any.
     "any": Operator(_count_axes, zeros.first, growth=Growth(repeats="any"), backward=STOPS),
     "count_nonzero": Operator(_count_axes, zeros.first, backward=STOPS),
     "mean": replace(
@@ -118,7 +118,7 @@ _REDUCTIONS = {
     "std std_mean": replace(_reduction, growth=Growth(repeats=_spread), backward=_BOTH),
     "nanmean aminmax prod median nanmedian": _reduction,
     "median.dim nanmedian.dim": Operator(_extreme_axes, zeros.first),
-    # Of zeros alone: log of their number, true, position 0.
+    # For zeros these give the log of their number, true, and position 0.
     "logsumexp": Operator(_reduction_axes, backward=_BOTH),
     "all": Operator(_reduction_axes, growth=Growth(repeats="any"), backward=STOPS),
     "renorm": Operator(_renorm_axes, zeros.first),
@@ -126,9 +126,9 @@ _REDUCTIONS = {
 }
 
 
-# -- in order -------------------------------------------------------------------------------------
+# -- ordered operators ----------------------------------------------------------------------------
 def _along_axes(eq: Equations) -> list[Dims]:
-    """Pin a dimension along which an operator runs in order (cumsum, flip, roll, sort)."""
+    """Pin a dimension along which order matters (cumsum, flip, roll, sort)."""
     x = eq.of(eq.node.args[0][1])
     dims = eq.ints("dims") or eq.ints("dim", (-1,))
     if "dims" in op_schema(eq.node.op).by_name and not eq.ints("dims"):  # the flattened tensor
@@ -139,7 +139,7 @@ def _along_axes(eq: Equations) -> list[Dims]:
 
 
 def _difference_axes(eq: Equations) -> list[Dims]:
-    """Pin a dimension along which neighbours are compared, and what is put before and after it."""
+    """Pin a dimension along which neighbours are compared, and the parts added at its ends."""
     x, dim = eq.along()
     dim = eq.dim("dim", len(x), -1)
     eq.pin([x[dim]], ORDER, PROJECT)
@@ -150,7 +150,7 @@ def _difference_axes(eq: Equations) -> list[Dims]:
 
 
 def _sought_axes(eq: Equations) -> list[Dims]:
-    """Places of numbers in a sorted row, which stays; of several rows each has its numbers."""
+    """Pin a sorted row in which values are searched; each of several rows has its own values."""
     x, row = eq.arg("self"), eq.arg("boundaries") or eq.arg("sorted_sequence")
     eq.pin(row[-1:], ORDER, PROJECT)
     if len(row) > 1:
@@ -161,14 +161,14 @@ def _sought_axes(eq: Equations) -> list[Dims]:
 
 
 def _first_axes(eq: Equations) -> list[Dims]:
-    """Pin the first dimension, along which an operator runs in order."""
+    """Pin the first dimension, along which order matters."""
     x = eq.of(eq.node.args[0][1])
     eq.pin(x[:1], ORDER, PROJECT)
     return [x]
 
 
 def _reduced_axes(eq: Equations) -> list[Dims]:
-    """Pin a dimension that is run through in order, to one position (kthvalue, mode)."""
+    """Pin a dimension that is reduced to one position by order (kthvalue, mode)."""
     x = eq.of(eq.node.args[0][1])
     d = eq.dim("dim", len(x), -1)
     eq.pin([x[d]], ORDER, PROJECT)
@@ -190,7 +190,7 @@ def _transform_axes(eq: Equations) -> list[Dims]:
     """Pin the dimensions that a Fourier transform runs along; pass the others."""
     x = eq.of(eq.node.args[0][1])
     dims, sizes = eq.ints("dim"), eq.ints("s")
-    if not dims:  # the last ones, as many as there are sizes; without sizes all
+    if not dims:  # the last ones, as many as there are sizes; all if there are none
         dims = tuple(range(len(x) - len(sizes) if sizes else 0, len(x)))
     out = list(x)
     for d in dims:
@@ -214,9 +214,9 @@ _IN_ORDER = {
     "flipud": Operator(spelling=_flip_spelling(0)),
     "cumprod cummax cummin rot90": _along,
     "diff": replace(_along, rule=_difference_axes),
-    # Zero lies anywhere between the boundaries.
+    # Zero may lie anywhere between the boundaries.
     "bucketize searchsorted": Operator(_sought_axes, pointwise=True, backward=STOPS),
-    # Of zeros: positions, logarithms of counts.
+    # For zeros these give positions and logarithms of counts.
     "argsort logcumsumexp": Operator(_along_axes),
     "msort": Operator(_first_axes, zeros.first),
     "kthvalue mode": Operator(_reduced_axes, zeros.first, backward=saves(results=(1,))),
@@ -227,9 +227,9 @@ _IN_ORDER = {
 }
 
 
-# -- of two operands ------------------------------------------------------------------------------
+# -- two operands ---------------------------------------------------------------------------------
 def _distance_axes(eq: Equations) -> list[Dims]:
-    """Return one number, to which positions without a difference add nothing."""
+    """Relate the axes of a distance: a single number, to which equal positions add nothing."""
     both = eq.broadcast(eq.layouts())
     for layout in both:
         eq.total(layout, eq.operands(), "distance")
@@ -237,10 +237,10 @@ def _distance_axes(eq: Equations) -> list[Dims]:
 
 
 def _area_axes(eq: Equations) -> list[Dims]:
-    """Pin a dimension whose neighbours are averaged; the steps between them may be given."""
+    """Pin a dimension over whose neighbours an area is summed; their distances may be given."""
     y, x = eq.arg("y"), eq.arg("x")
     dim = eq.dim("dim", len(y), -1)
-    if len(x) == 1:  # the same steps everywhere
+    if len(x) == 1:  # the same distances everywhere
         x = [Fixed(1)] * dim + x + [Fixed(1)] * (len(y) - 1 - dim)
     both = eq.broadcast([y, x])
     eq.pin([*y[dim : dim + 1], *x[dim : dim + 1]], ORDER, PROJECT)
@@ -257,12 +257,12 @@ _OF_TWO = {
 
 # -- losses that a model computes itself -----------------------------------------------------------
 def _loss_axes(eq: Equations) -> list[Dims]:
-    """Two operands compared position by position, then all of them, their mean or their sum."""
+    """Relate the axes of an elementwise loss: all of its values, their mean or their sum."""
     return [_averaged(eq, eq.broadcast(eq.layouts()))]
 
 
 def _averaged(eq: Equations, dims: Dims) -> Dims:
-    """Return the layouts of a loss: one number for each position, or all of them as one."""
+    """Return the layouts of a loss: one number per position, or a single one."""
     if eq.integer("reduction", 1) == 0:
         return dims
     for layout in dims:
@@ -271,7 +271,7 @@ def _averaged(eq: Equations, dims: Dims) -> Dims:
 
 
 def _class_loss_axes(eq: Equations) -> list[Dims]:
-    """Scores per class at x[1]; the target is a class, or a number for each, at all the others."""
+    """Relate the axes of a loss with scores per class at x[1], which is pinned."""
     x, target = eq.arg("self"), eq.arg("target")
     classes = min(1, len(x) - 1)  # a single example has no batch
     rest = [*x[:classes], *x[classes + 1 :]]
@@ -282,7 +282,7 @@ def _class_loss_axes(eq: Equations) -> list[Dims]:
 
 
 def _cosine_loss_axes(eq: Equations) -> list[Dims]:
-    """Cosines of rows; the target has a number for each."""
+    """Relate the axes of a loss of cosines of rows; the target has one number per row."""
     (_, left), (_, right), *_ = eq.node.args
     *rows, width = eq.broadcast([eq.of(left), eq.of(right)])
     eq.total(width, [left, right], "cosine")
@@ -290,14 +290,14 @@ def _cosine_loss_axes(eq: Equations) -> list[Dims]:
 
 
 def _triplet_loss_axes(eq: Equations) -> list[Dims]:
-    """Distances of rows, with a small number added to each difference."""
+    """Relate the axes of a loss of distances, with a small number added to each difference."""
     *rows, width = eq.broadcast(eq.layouts())
     eq.span(width, "distance")
     return [_averaged(eq, rows)]
 
 
 def _loss_repeats(node: Node) -> Repeats:
-    """Return that a mean, unlike a sum, stays where all positions are repeated equally often."""
+    """Return that a mean, unlike a sum, is unchanged if all positions repeat equally often."""
     return "uniform" if node.arg("reduction", 1) == 1 else "never"
 
 

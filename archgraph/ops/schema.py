@@ -1,4 +1,4 @@
-"""ATen overloads by name: their arguments, defaults, and whether they may appear in a graph."""
+"""ATen overloads by name: their arguments, defaults, and whether a graph may contain them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from archgraph.errors import GraphError
 from archgraph.graph.ir import Atom, Value, show
 
-# Operators that read or write anything but their arguments; never accepted.
+# Operators that read or write anything except their arguments; never accepted.
 _UNSAFE = frozenset({"from_file", "set_", "set_data", "_debug_has_internal_overlap"})
-# Numbers that a graph may leave out, by operator: a norm without momentum averages over all of its
-# batches, and its layer counts them.
+# Numbers that a graph may omit, by operator: a norm without momentum averages over all its batches,
+# and its layer counts them.
 LEFT_OUT: Mapping[str, str] = MappingProxyType({"aten.batch_norm": "momentum"})
-# Arguments that say where or how to store, not what to compute: they never enter a graph.
+# Arguments about where or how to store, not what to compute: they are never part of a graph.
 STORAGE_ARGS = frozenset(
     {"device", "layout", "pin_memory", "cudnn_enable", "cudnn_enabled", "non_blocking"}
 )
@@ -41,7 +41,7 @@ class Schema:
 
     Attributes:
         op: Graph name, e.g. ``aten.add.Tensor``.
-        overload: What to call.
+        overload: The overload to call.
         args: Arguments in order, storage arguments included.
         returns: Number of results; a list result counts as ``-1``.
     """
@@ -57,23 +57,23 @@ class Schema:
         return {a.name: a for a in self.args}
 
     def call_args(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and keyword arguments of a call, from arguments by name."""
+        """Convert arguments by name to positional and keyword arguments of a call."""
         positional = [a for a in self.args if not a.keyword_only]
-        # Up to the last one with a value: those before it cannot be left out.
+        # Up to the last one with a value, since those before it cannot be omitted.
         while positional and not (positional[-1].name in values or positional[-1].required):
             positional.pop()
         keyword = {a.name: values[a.name] for a in self.args if a.keyword_only and a.name in values}
         number = LEFT_OUT.get(self.op)
         if number is not None and values.get(number) is None:
             values = {**values, number: 0.0}  # no result depends on it
-        # A required storage argument (batch_norm's cudnn_enabled) is a permission: granted.
+        # A required storage argument (batch_norm's cudnn_enabled) is a permission: grant it.
         return [
             values.get(a.name, True if a.name in STORAGE_ARGS else a.default) for a in positional
         ], keyword
 
     @functools.cached_property
     def makes_tensor(self) -> bool:
-        """True if it makes a tensor on a device of its own choice (``zeros``, ``arange``)."""
+        """Whether it creates a tensor on a device of its own choice (``zeros``, ``arange``)."""
         return "device" in self.by_name and "Tensor" not in (self.args[0].type if self.args else "")
 
 
@@ -124,7 +124,7 @@ def op_schema(op: str) -> Schema:
 
 
 def to_value(value: object, type_: str = "") -> Value:
-    """Return a torch argument as a graph value: lists become tuples, enumerations ``Atom``.
+    """Convert a torch argument to a graph value: lists become tuples, enumerations ``Atom``.
 
     >>> to_value([1, 2]), to_value(torch.float32), to_value(1, "float")
     ((1, 2), Atom(name='float32'), 1.0)
@@ -134,7 +134,7 @@ def to_value(value: object, type_: str = "") -> Value:
             return tuple(to_value(v, "float" if "float" in type_ else "") for v in value)
         case torch.dtype() | torch.memory_format() | torch.layout():
             return Atom(str(value).removeprefix("torch."))
-        # A bool is an int, too, and has to stay one.
+        # A bool is also an int, and has to remain a bool.
         case None | bool() | str() | float():
             return value
         case int():
@@ -159,7 +159,7 @@ def from_atom(atom: Atom) -> torch.dtype | torch.memory_format | torch.layout:
 
 @functools.cache
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a name.
+    """Return the torch dtype with this name.
 
     Raises:
         GraphError: If there is none.
@@ -174,10 +174,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def canonical_args(op: str, args: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
-    """Return the arguments in schema order without those that equal their default.
+    """Return the arguments in schema order, without those that equal their defaults.
 
     Raises:
-        GraphError: For an argument that the operator does not have, or a missing one.
+        GraphError: For an argument that the operator does not have, or a missing argument.
     """
     schema = op_schema(op)
     if unknown := sorted(args.keys() - schema.by_name.keys()):
@@ -193,7 +193,7 @@ def canonical_args(op: str, args: Mapping[str, Value]) -> tuple[tuple[str, Value
         value = args[argument.name]
         if argument.type in ("float", "Optional[float]") and type(value) is int:
             value = float(value)
-        # Compared as printed: True, 1 and 1.0 are equal, and different arguments.
+        # Compared as printed: True, 1 and 1.0 compare equal, but are different arguments.
         if argument.required or show(value) != show(argument.default):
             result.append((argument.name, value))
     return tuple(result)

@@ -1,4 +1,4 @@
-"""All positions in another shape or order: views, transposes, copies, joined, split, padded."""
+"""All positions in another shape or order: views, transposes, copies, concatenation, padding."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from archgraph.ops.pointwise import CURVE
 from archgraph.ops.starts import leafless_identity
 from archgraph.ops.types import Args, certain, listed, number, real
 
-# Every position of the operand, somewhere else: zeros go with it.
+# Every position of the operand moves somewhere else, with its zeros.
 _moved = Operator(zero=zeros.first, pointwise=True, growth=MOVES, backward=PASSES)
 
 
-# -- results of several ---------------------------------------------------------------------------
+# -- operators with several results ---------------------------------------------------------------
 def _getitem_axes(eq: Equations) -> list[Dims]:
-    """One of several results."""
+    """Return the layout of one of several results."""
     source = eq.node.arg("source")
     assert isinstance(source, Ref)
     return [eq.values[source.name][eq.integer("index")]]
 
 
 def _getitem_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """One of several results."""
+    """Return the dirt of one of several results."""
     source = eq.node.arg("source")
     assert isinstance(source, Ref)
     return [eq.dirt[source.name][eq.integer("index")]]
@@ -42,7 +42,7 @@ def _getitem_zero(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 # -- another shape --------------------------------------------------------------------------------
 def _reshape_axes(eq: Equations) -> list[Dims]:
-    """Factors of the dimensions, regrouped; the target shape is recomputed after a cut."""
+    """Regroup the factors of the dimensions; the target shape is recomputed after a cut."""
     x = eq.of(eq.node.args[0][1])
     dims = eq.solver.regroup(x, eq.node.shape)
     if dims is None:
@@ -58,24 +58,24 @@ def _reshape_spelling(call: Spelling) -> Call:
 
 
 def _reshape_write(write: ViewWrite) -> Call:
-    """All of it in another shape."""
+    """Write into a reshaped view: reshape its contents back."""
     return "aten.reshape", {"self": write.part, "shape": write.shape}
 
 
 def _inverse_write(op: str = "") -> Callable[[ViewWrite], Call]:
-    """Write into a view by the inverse of the operator that made it; by default it is its own."""
+    """Write into a view by the inverse of the operator that made it; by default its own."""
     return lambda write: (op or write.op, {"self": write.part})
 
 
 def _reshape_layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """Return ``nn.Flatten`` where dimensions become one, ``nn.Unflatten`` where one is split."""
+    """Return ``nn.Flatten`` if dimensions are merged, ``nn.Unflatten`` if one is split."""
     before, after = shape_of(graph, node.arg("self")), node.shape
     joins = len(before) > len(after)
     longer, shorter = (before, after) if joins else (after, before)
     count = len(longer) - len(shorter) + 1
     if count == 1:
         return None
-    for start in range(1, len(shorter)):  # from the second dimension: the batch is the first
+    for start in range(1, len(shorter)):  # from the second dimension: the first is the batch
         end = start + count
         middle = [size for size in longer[start:end] if isinstance(size, int)]
         joined = (*longer[:start], math.prod(middle), *longer[end:])
@@ -93,14 +93,14 @@ _view = replace(_moved, rule=_reshape_axes, spelling=_reshape_spelling)
 
 
 def _unsqueeze_axes(eq: Equations) -> list[Dims]:
-    """Insert a new dimension of size one."""
+    """Insert a new dimension of size 1."""
     x = list(eq.arg("self"))
     x.insert(eq.dim("dim", len(x) + 1), Fixed(1))
     return [x]
 
 
 def _squeeze_axes(eq: Equations) -> list[Dims]:
-    """Dimensions of size one vanish."""
+    """Remove dimensions of size 1."""
     x = eq.arg("self")
     stated = eq.ints("dim")
     dims = {d % len(x) for d in stated} if stated else set(range(len(x)))
@@ -127,7 +127,7 @@ _VIEWS = {
 
 # -- another order --------------------------------------------------------------------------------
 def _permute_axes(eq: Equations) -> list[Dims]:
-    """Dimensions in a new order."""
+    """Reorder the dimensions."""
     x = eq.arg("self")
     return [[x[d % len(x)] for d in eq.ints("dims")]]
 
@@ -141,7 +141,7 @@ def _permute_write(write: ViewWrite) -> Call:
 
 
 def _transpose_axes(eq: Equations) -> list[Dims]:
-    """Two dimensions change places."""
+    """Swap two dimensions."""
     x = list(eq.arg("self"))
     a, b = eq.dim("dim0", len(x)), eq.dim("dim1", len(x))
     x[a], x[b] = x[b], x[a]
@@ -149,13 +149,13 @@ def _transpose_axes(eq: Equations) -> list[Dims]:
 
 
 def _transpose_write(write: ViewWrite) -> Call:
-    """Two dimensions change places again."""
+    """Write into a transposed view: swap the two dimensions again."""
     dims = [v for k, v in write.args.items() if k != "self"]
     return "aten.transpose.int", {"self": write.part, "dim0": dims[0], "dim1": dims[1]}
 
 
 def _turned_axes(eq: Equations) -> list[Dims]:
-    """Exchange the last two dimensions."""
+    """Swap the last two dimensions."""
     x = eq.arg("self")
     return [[*x[:-2], *reversed(x[-2:])]]
 
@@ -177,7 +177,7 @@ _ORDERS = {
     "swapaxes swapdims": Operator(alias="transpose.int"),
     "t numpy_T mT": replace(_turned, overwritten=_inverse_write()),
     "matrix_H": _turned,
-    # Conjugates of complex numbers: they are moved, but not themselves.
+    # Conjugates of complex numbers: they are moved, and their values change.
     "mH adjoint": Operator(_turned_axes, zeros.first, pointwise=True),
     "movedim": replace(_moved, rule=_movedim_axes),
     **{f"moveaxis.{k}": Operator(alias=f"movedim.{k}") for k in ("intlist", "int")},
@@ -205,7 +205,7 @@ def _pixel_unshuffle_axes(eq: Equations) -> list[Dims]:
 
 
 def _channel_shuffle_axes(eq: Equations) -> list[Dims]:
-    """Prod(groups, c) becomes Prod(c, groups)."""
+    """Turn Prod(groups, c) into Prod(c, groups)."""
     x = eq.arg("self")
     groups = eq.integer("groups", 1)
     inside = eq.new(fixed_size(x[1]) // groups)
@@ -215,7 +215,7 @@ def _channel_shuffle_axes(eq: Equations) -> list[Dims]:
 
 # -- positions repeated ---------------------------------------------------------------------------
 def _expand_axes(eq: Equations) -> list[Dims]:
-    """Dimensions of size one stretch."""
+    """Stretch dimensions of size 1."""
     x, shape = eq.arg("self"), eq.node.shape
     x = [Fixed(1)] * (len(shape) - len(x)) + x
     out = [d if d.size == size else eq.new(size) for d, size in zip(x, shape, strict=True)]
@@ -233,7 +233,7 @@ def _expand_spelling(call: Spelling) -> Call:
 def _repeat_axes(eq: Equations) -> list[Dims]:
     """Make a repeated channel axis the product of the repetition and the axis.
 
-    Copies of a single position are an axis of their own, as those of an expansion are.
+    Copies of a single position form a new axis, as in an expansion.
     """
     x = eq.arg("self")
     value = eq.node.arg("repeats")
@@ -252,7 +252,7 @@ def _repeat_axes(eq: Equations) -> list[Dims]:
 
 
 def _tile_spelling(call: Spelling) -> Call:
-    """Write `tile` as a repetition that names every dimension."""
+    """Write `tile` as a repetition that lists every dimension."""
     dims = call.args["dims"]
     if not isinstance(dims, tuple):
         return call.op, call.args
@@ -261,14 +261,14 @@ def _tile_spelling(call: Spelling) -> Call:
 
 
 def _interleave_axes(eq: Equations) -> list[Dims]:
-    """Each position repeated in place: the axis times the repetition."""
+    """Make an axis whose positions are each repeated in place the axis times the repetition."""
     x = eq.arg("self")
     count = eq.node.arg("repeats")
     if not isinstance(count, int) or eq.node.arg("dim") is None:
         return eq.opaque()
     dim = eq.dim("dim", len(x))
     out = list(x)
-    # Whole examples, say masks, may be repeated for an axis of heads.
+    # Whole examples, such as masks, may be repeated for an axis of heads.
     copies = eq.new(count) if isinstance(x[dim], Fixed) else Fixed(count)
     eq.taint([copies])
     eq.states("repeats", copies)
@@ -312,14 +312,14 @@ _CHANNELS_AND_COPIES = {
     "broadcast_to": Operator(alias="expand"),
     "repeat": Operator(_repeat_axes, zeros.first, growth=ALIGNED, backward=NOTHING),
     "tile": Operator(spelling=_tile_spelling),
-    # Copies of a position follow one another, so that positions are not its operand's.
+    # Copies of a position are adjacent, so positions of the result are not the operand's.
     "repeat_interleave": Operator(_interleave_axes, zeros.first, growth=COPIES, backward=NOTHING),
 }
 
 
 # -- complex numbers as pairs ---------------------------------------------------------------------
 def _complex_axes(eq: Equations) -> list[Dims]:
-    """Pairs of a last dimension become complex numbers, or the other way round."""
+    """Turn pairs in a last dimension into complex numbers, or vice versa."""
     x = eq.arg("self")
     if len(eq.node.shape) > len(x):
         return [[*x, Fixed(2)]]
@@ -328,7 +328,7 @@ def _complex_axes(eq: Equations) -> list[Dims]:
 
 
 def _component_write(index: int) -> Callable[[ViewWrite], Call]:
-    """Write into the real (0) or imaginary (1) parts of complex numbers, written as pairs."""
+    """Write into the real (0) or imaginary (1) parts of complex numbers, stored as pairs."""
     return lambda write: write.scattered("aten.select_scatter", dim=len(write.shape), index=index)
 
 
@@ -353,7 +353,7 @@ _COMPLEX = {
 }
 
 
-# -- joined ---------------------------------------------------------------------------------------
+# -- concatenation --------------------------------------------------------------------------------
 def _cat_axes(eq: Equations) -> list[Dims]:
     """Make the concatenated dimension the sum of its parts; unify the others."""
     operands = eq.layouts()
@@ -374,7 +374,7 @@ def _joined(eq: Equations, operands: Sequence[Dims], dim: int) -> Dims:
 
 
 def _cat_type(args: Args) -> TensorType:
-    """Shapes that agree but for one dimension, which is added up."""
+    """Return the type of a concatenation: shapes agree except in one dimension, which is summed."""
     tensors, dim = real(*listed(args, "tensors")), number(args, "dim", 0, int)
     rank = len(tensors[0].shape)
     certain(rank >= 2, -rank <= dim < rank, *(len(t.shape) == rank for t in tensors))
@@ -387,7 +387,7 @@ def _cat_type(args: Args) -> TensorType:
 
 
 def _stacked_axes(eq: Equations) -> list[Dims]:
-    """``hstack``, ``vstack``, …: operands of few dimensions get more, then join."""
+    """Relate the axes of ``hstack``, ``vstack``, …: operands gain dimensions, then concatenate."""
     unit = Fixed(1)
     operands = [o or [unit] for o in eq.layouts()]
     match eq.node.op:
@@ -402,7 +402,7 @@ def _stacked_axes(eq: Equations) -> list[Dims]:
 
 
 def _grid_axes(eq: Equations) -> list[Dims]:
-    """Vectors, each repeated along the dimensions of all others."""
+    """Relate the axes of a mesh grid: each vector is repeated along all other dimensions."""
     dims = [(vector or [Fixed(1)])[0] for vector in eq.layouts()]
     if eq.node.arg("indexing") == "xy":
         dims[:2] = dims[1::-1]
@@ -411,13 +411,13 @@ def _grid_axes(eq: Equations) -> list[Dims]:
 
 
 def _block_axes(eq: Equations) -> list[Dims]:
-    """Matrices as blocks along a diagonal: rows below rows, columns beside columns."""
+    """Relate the axes of a block-diagonal matrix: rows and columns are concatenated."""
     blocks = [[Fixed(1)] * (2 - len(block)) + block for block in eq.layouts()]
     return [[concatenation(dims) for dims in zip(*blocks, strict=True)]]
 
 
 def _pairs_axes(eq: Equations) -> list[Dims]:
-    """Every position of each vector with every position of the others, side by side."""
+    """Relate the axes of a Cartesian product of vectors: one row per combination."""
     vectors = eq.layouts()
     rows = product(d for vector in vectors for d in vector)
     eq.taint([rows])
@@ -425,7 +425,7 @@ def _pairs_axes(eq: Equations) -> list[Dims]:
 
 
 def _stack_axes(eq: Equations) -> list[Dims]:
-    """Operands agree; a new dimension counts them."""
+    """Unify operands; a new dimension counts them."""
     operands = eq.layouts()
     for other in operands[1:]:
         eq.agree(operands[0], other)
@@ -436,7 +436,7 @@ def _stack_axes(eq: Equations) -> list[Dims]:
 
 # -- split ----------------------------------------------------------------------------------------
 def _split_axes(eq: Equations) -> list[Dims]:
-    """Cut a dimension at the sizes of the parts, which are recomputed when the axis is cut."""
+    """Cut a dimension at the sizes of the parts, which are recomputed after a cut of the axis."""
     x, dim = eq.along()
     parts = eq.cut_all(x[dim], [t.shape[dim] for t in eq.node.types])
     if parts is None:
@@ -447,11 +447,11 @@ def _split_axes(eq: Equations) -> list[Dims]:
 
 
 def _split_spelling(default: int = 0) -> Callable[[Spelling], Call]:
-    """Write an operator as a split into parts of stated sizes.
+    """Return a rule that writes an operator as a split into parts of given sizes.
 
     Args:
-        default: Dimension that is split where the operator has no such argument; the only one of a
-            vector.
+        default: Dimension to split if the operator has no such argument; a vector's only dimension
+            is always 0.
     """
 
     def spelling(call: Spelling) -> Call:
@@ -465,7 +465,7 @@ def _split_spelling(default: int = 0) -> Callable[[Spelling], Call]:
 
 
 def _split_write(write: ViewWrite) -> Call | None:
-    """One part of several, where all have a size that is a number."""
+    """Write into one part of a split, if all sizes are numbers."""
     sizes = write.args["split_sizes"]
     cuts = tuple(s for s in sizes if isinstance(s, int)) if isinstance(sizes, tuple) else ()
     if not cuts or cuts != sizes:
@@ -500,21 +500,21 @@ _JOINED_AND_SPLIT = {
 }
 
 
-# -- padded ---------------------------------------------------------------------------------------
+# -- padding --------------------------------------------------------------------------------------
 def _pad_axes(eq: Equations) -> list[Dims]:
-    """Add the terms of padding before and after; on channels they are axes like others."""
+    """Add terms for the padding before and after; on channels they are axes like others."""
     x = eq.arg("self")
     value = eq.node.arg("pad")
     listed = value if isinstance(value, tuple) else ()
     amounts = [n for n in listed if isinstance(n, int | Polynomial)]
-    if eq.node.arg("mode", "constant") != "constant":  # the new positions are copies of others
+    if eq.node.arg("mode", "constant") != "constant":  # padding consists of copies of positions
         padded = x[len(x) - len(amounts) // 2 :]
         eq.pin(padded, "padded with its own positions", PROJECT)
         return [[*x[: len(x) - len(padded)], *eq.fixed(eq.node.shape[-len(padded) :])]]
     out = list(x)
     sizes: list[Layout | Size] = []
     pairs = zip(amounts[::2], amounts[1::2], strict=True)
-    # Amounts come in pairs from the last dimension on.
+    # Amounts come in pairs, starting from the last dimension.
     for dim, (before, after) in zip(range(len(x) - 1, -1, -1), pairs, strict=False):
         layout = x[dim]
         if before == after == 0:
@@ -536,20 +536,20 @@ def _pad_axes(eq: Equations) -> list[Dims]:
 
 
 def _pads_nothing(args: Mapping[str, Value]) -> bool:
-    """All amounts are zero."""
+    """Return whether all amounts are zero."""
     amounts = args.get("pad")
     return isinstance(amounts, tuple) and all(a == 0 for a in amounts)
 
 
 def _pad_backward(node: Node) -> Backward:
-    """Save the input where the new positions are mirrored or repeat the border."""
+    """Save the input if the padding mirrors it or repeats its border."""
     return INPUT if node.arg("mode") in ("reflect", "replicate") else NOTHING
 
 
 _PADDED = {
     "pad constant_pad_nd": Operator(
         _pad_axes,
-        zeros.first,  # new positions that are not zero are noted by the rule
+        zeros.first,  # the rule taints padding that is not zero
         growth=replace(ALIGNED, picks=False),
         unchanged=_pads_nothing,
         backward=_pad_backward,

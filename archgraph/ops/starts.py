@@ -1,4 +1,4 @@
-"""How leaves start: as in torch.nn by default, and so that an operator returns its input."""
+"""Initial values of leaves: torch.nn's defaults, and values that make an operator the identity."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Literal, TypeAlias
 from archgraph.graph.ir import ArchGraph, Node
 
 InitialiserKind = Literal["zeros", "ones", "uniform", "normal"]
-# How a leaf starts: the name and arguments of an initialiser.
+# The name and arguments of a leaf's initialiser.
 Start: TypeAlias = "tuple[str, Mapping[str, float | int]]"
-# How leaves start, by argument, so that an operator returns its input; a text says why it cannot.
+# Initialisers, by argument, that make an operator return its input; a string is why there are none.
 Identity: TypeAlias = "Mapping[str, Start] | str"
 
 
 @dataclass(frozen=True, slots=True)
 class Initialiser:
-    """How a leaf starts: ``uniform`` up to ``scale`` on both sides of 0, or ``normal``."""
+    """Initialiser of a leaf: ``uniform`` in ±``scale``, or ``normal``."""
 
     kind: InitialiserKind
     scale: float = 1.0
@@ -25,13 +25,13 @@ class Initialiser:
 
 FixedShape: TypeAlias = tuple[int, ...]
 Shapes: TypeAlias = Mapping[str, FixedShape]  # of the leaves that an operator uses, by argument
-# How a leaf starts: always alike, or by its shape and those of the leaves beside it.
+# A constant initialiser, or a function of the leaf's shape and those of the operator's leaves.
 Init: TypeAlias = Initialiser | Callable[[FixedShape, Shapes], Initialiser]
-# Parameters that a model adds to or multiplies with activations itself: small, so that they disturb
-# little.
+# For parameters that a model itself adds to or multiplies with activations: small, for little
+# effect at first.
 SMALL = Initialiser("normal", 0.02)
 
 
 def leafless_identity(_graph: ArchGraph, _node: Node) -> Identity:
-    """Return no leaves: an operator without any returns its input already, if it ever does."""
+    """Return no leaves: an operator without leaves is the identity from the start, if ever."""
     return {}

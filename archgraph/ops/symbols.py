@@ -1,4 +1,4 @@
-"""Sizes as symbols of PyTorch's: what an operator gives where more than the batch is open."""
+"""Type inference with symbolic sizes, used if sizes other than the batch are open."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def size_of(expression: sympy.Expr, names: Mapping[str, str]) -> Size:
 
     Args:
         expression: The expression.
-        names: Of open sizes, by symbol.
+        names: Names of open sizes, by symbol.
 
     Raises:
-        ValueError: If it is not made of sums, products and quotients of open sizes.
+        ValueError: If it contains anything except sums, products and quotients of open sizes.
 
     Example:
         >>> a, b = sympy.symbols("a b")
@@ -43,7 +43,7 @@ def size_of(expression: sympy.Expr, names: Mapping[str, str]) -> Size:
 
 
 def _fraction(expression: sympy.Expr, names: Mapping[str, str]) -> tuple[Size, Size]:
-    """Return dividend and divisor: a rational number in an expression is part of a whole one."""
+    """Return dividend and divisor; rational numbers may occur anywhere in the expression."""
     match expression:
         case sympy.Rational():
             return int(expression.p), int(expression.q)
@@ -73,15 +73,15 @@ def _fraction(expression: sympy.Expr, names: Mapping[str, str]) -> tuple[Size, S
 def symbolic_type(
     op: str, args: tuple[tuple[str, object], ...], sizes: Mapping[str, int]
 ) -> ResultType:
-    """Return the type of an operator's result, from its meta kernel on symbols.
+    """Infer the type of an operator's result with its meta kernel on symbolic sizes.
 
-    1. Each open size is a symbol with the example's value, by which the kernel decides. Values
-       that are equal by chance are made unequal.
-    2. What the result has is an expression of symbols.
-    3. A symbol that has become a number, or another one, does not stand for all values.
+    1. Make each open size a symbol with the example's value as its hint, which the kernel's
+       conditions use. Equal values are made different.
+    2. Convert the result's sizes, which are expressions of symbols.
+    3. If a symbol has become a number or another symbol, the result does not hold for all values.
 
     Raises:
-        GraphError: If the arguments do not fit, or fit for some values alone.
+        GraphError: If the arguments do not fit, or fit only for some values.
         NotImplementedError: If the operator has no meta kernel.
     """
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
@@ -103,13 +103,13 @@ def symbolic_type(
             return size
         return size.value(symbols)  # type: ignore[arg-type]  # symbols count as numbers
 
-    # Composite operators run their decompositions in Python, which leave symbols as they are.
+    # Composite operators run their decompositions in Python, which preserves symbols.
     with enable_python_dispatcher(), FakeTensorMode(shape_env=env):
         result = run_kernel(op, args, symbol_of)
     for symbol, other in env.replacements.items():  # 3.
         if str(symbol) in names:
             other_name = names.get(str(other), str(other))
-            raise GraphError(f"{op} does not fit every {names[str(symbol)]}", found=other_name)
+            raise GraphError(f"{op} does not fit all {names[str(symbol)]}", found=other_name)
 
     def type_(value: object) -> TensorType:
         if not isinstance(value, torch.Tensor):
@@ -120,7 +120,7 @@ def symbolic_type(
                 for size in value.shape
             ]
         except ValueError as error:
-            message = f"{op} gives a size that a graph cannot express"
+            message = f"{op} computes a size that a graph cannot express"
             raise GraphError(message, found=str(error)) from None
         return TensorType(tuple(shape), str(value.dtype).removeprefix("torch."))  # 2.
 

@@ -1,4 +1,4 @@
-"""The operator table: what a row says of an operator, and what follows for a graph."""
+"""The operator table: an operator's row, and facts about a graph that follow from rows."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from archgraph.ops.pointwise import PLAIN
 from archgraph.ops.schema import op_schema
 from archgraph.ops.starts import SMALL, Initialiser, Shapes
 
-# The families of operators, one file each. Keys of their rows are names without namespace; without
-# overload where all overloads are alike.
+# The families of operators, one file each. Keys of their rows are names without namespace, and
+# without overload if all overloads have the same facts.
 ROWS = rows(
     convolutions.ROWS,
     creation.ROWS,
@@ -67,7 +67,7 @@ FAMILIES = (
     "attention", "convolution", "linear", "recurrent", "embedding", "norm", "pooling", "join",
     "activation",
 )  # fmt: skip
-"""What operators do, in the order in which a part with several of them is called after one."""
+"""Families of operators; a part with several of them is named after the first in this order."""
 
 _FAMILIES = {
     name: family
@@ -92,7 +92,7 @@ def base(op: str) -> str:
 
 @functools.cache
 def row(op: str) -> Operator:
-    """Return an operator's row; pointwise ATen operators share one, unknown ones pin and report.
+    """Return an operator's row; pointwise ATen operators share one, unknown ones pin all axes.
 
     >>> row("aten.conv2d").weighted, row("aten.tanh").pointwise
     (True, True)
@@ -105,14 +105,14 @@ def row(op: str) -> Operator:
 
 @functools.cache
 def _listed(op: str) -> Operator | None:
-    """Return the row of an overload itself, or the one that all overloads of its operator share."""
+    """Return the row of an overload, or the row that all overloads of its operator share."""
     listed = (ROWS.get(name) for name in (op.removeprefix("aten."), base(op)))
-    # A graph contains no aliases: what is known is in the row of the operator itself.
+    # A graph contains no aliases: the facts are in the row of the actual operator.
     return next((row for row in listed if row is not None and not row.alias), None)
 
 
 def operator_family(op: str) -> str:
-    """Return what an operator does, one of :data:`FAMILIES`; empty: none of these.
+    """Return an operator's family, one of :data:`FAMILIES`; empty if it is in none of them.
 
     >>> [operator_family(f"aten.{op}") for op in ("conv2d", "add.Tensor", "reshape")]
     ['convolution', 'join', '']
@@ -124,12 +124,12 @@ def operator_family(op: str) -> str:
 
 
 def call_row(op: str) -> Operator:
-    """Return what is said of calls of an operator, which may be one that is not in graphs."""
+    """Return the row for calls of an operator, including operators that graphs do not contain."""
     return _listed(op) or Operator()
 
 
 def growth(op: str) -> Growth:
-    """Return what an operator does with repeated positions.
+    """Return how an operator treats repeated positions.
 
     >>> growth("aten.relu").idempotent, growth("aten.softmax.int").repeats
     (True, 'never')
@@ -146,7 +146,7 @@ def known(op: str) -> bool:
 
 # -- calls ------------------------------------------------------------------------------------
 def canonical(call: Spelling) -> Call:
-    """Return one spelling for calls that say the same thing, with every silent size written out."""
+    """Return one spelling for equivalent calls, with every implicit size written out."""
     if alias := ROWS.get(call.op.removeprefix("aten."), Operator()).alias:
         target = f"aten.{alias}"
         # Arguments correspond by position; names differ (swapaxes' `axis0` is transpose's `dim0`).
@@ -165,7 +165,7 @@ def is_identity(op: str, args: Mapping[str, Value]) -> bool:
 
 
 def functional(op: str) -> str:
-    """Return an in-place operator's functional form of another name; empty for all others."""
+    """Return the functional form of an in-place operator if it has another name; else empty."""
     return ROWS.get(op.removeprefix("aten."), Operator()).functional
 
 
@@ -179,14 +179,14 @@ def draws(op: str) -> bool:
 
 
 def impossible(node: Node) -> str:
-    """Return why an operator cannot run at a node's sizes; empty where it can."""
+    """Return why an operator cannot run at a node's sizes; empty if it can."""
     known = row(node.op).impossible
     return known(node) if known is not None else ""
 
 
 # -- leaves and operators of a graph ------------------------------------------------------------
 def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
-    """Return how a leaf starts, by the operator that uses it; None where no operator says.
+    """Return the initialiser of a leaf from the operator that uses it; None if none defines one.
 
     A leaf that forward itself assigns (a counter) starts at zero.
     """
@@ -194,7 +194,7 @@ def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
         node = graph.node[user]
         for argument, value in node.args:
             start = row(node.op).init.get(argument)
-            # The first operator that says something decides.
+            # The first operator with an initialiser decides.
             if start is not None and Leaf(param.name) in walk(value):
                 shapes = _leaf_shapes(graph, node)
                 return start if isinstance(start, Initialiser) else start(param.shape, shapes)
@@ -206,9 +206,9 @@ def initialiser(graph: ArchGraph, param: Param) -> Initialiser | None:
 
 
 def _leaf_shapes(graph: ArchGraph, node: Node) -> Shapes:
-    """Shapes of the leaves that an operator uses, by argument (``params.0`` in a list).
+    """Return shapes of the leaves that an operator uses, by argument (``params.0`` in a list).
 
-    ``weight`` is what it multiplies.
+    ``weight`` is the leaf that it multiplies by.
     """
     shapes = {
         argument if item is value else f"{argument}.{index}": graph.param[item.name].shape
@@ -222,7 +222,7 @@ def _leaf_shapes(graph: ArchGraph, node: Node) -> Shapes:
 
 @per_graph
 def statistics(graph: ArchGraph) -> tuple[str, ...]:
-    """Return the running statistics of norms, and the counters that forward advances."""
+    """Return the running statistics of norms, and the counters that forward increments."""
     values = (node.arg(argument) for node in graph.nodes for argument in row(node.op).statistics)
     counted = (buffer for buffer, _ in graph.updates)
     return tuple(dict.fromkeys((*(v.name for v in values if isinstance(v, Leaf)), *counted)))
@@ -237,7 +237,7 @@ def variances(graph: ArchGraph) -> tuple[str, ...]:
 
 @per_graph
 def counters(graph: ArchGraph) -> Mapping[str, int]:
-    """Return the integer buffers that each forward pass of training advances, and by how much."""
+    """Return the integer buffers that each forward pass in training increments, with the step."""
     steps = {}
     for buffer, value in graph.updates:
         value = value.train if isinstance(value, Mode) else value
@@ -252,13 +252,13 @@ def counters(graph: ArchGraph) -> Mapping[str, int]:
 def normalisation(graph: ArchGraph) -> tuple[str, ...]:
     """Return all leaves of norm operators: affine parameters, statistics and their counters."""
     norms = (n for n in graph.nodes if row(n.op).normalises)
-    # The first operand is normed: it may be a leaf, too.
+    # The first operand is the normalised one: it may be a leaf, too.
     leaves = (v.name for n in norms for v in [*n.operands()][1:] if isinstance(v, Leaf))
     return tuple(dict.fromkeys((*leaves, *statistics(graph))))
 
 
 def counted_macs(operator: Counted) -> Amount:
-    """Return an operator's multiply–accumulates for one example (0 where it has none)."""
+    """Return an operator's multiply–accumulates for one example, 0 if it has none."""
     count = row(operator.node.op).macs
     return count(operator) if count is not None else 0
 
@@ -266,14 +266,14 @@ def counted_macs(operator: Counted) -> Amount:
 def macs(graph: ArchGraph, node: Node) -> int:
     """Return an operator's multiply–accumulates for one example, at the sizes of a graph."""
     count = counted_macs(Counted.of(graph, node))
-    assert isinstance(count, int)  # its sizes are
+    assert isinstance(count, int)  # since its sizes are
     return count
 
 
 def backward(node: Node) -> Backward:
-    """Return what autograd does for an operator.
+    """Return how autograd treats an operator.
 
-    An operator of which nothing is known counts as if all its operands and results were saved.
+    An operator without such facts counts as if all its operands and results were saved.
 
     >>> backward(Node("y", "aten.relu")).results, backward(Node("y", "aten.special_erfcx")).checked
     ((0,), False)
@@ -286,18 +286,18 @@ def backward(node: Node) -> Backward:
 
 
 def layer(graph: ArchGraph, node: Node) -> TorchLayer | None:
-    """Return the layer of ``torch.nn`` that computes an operator; None where there is none."""
+    """Return the ``torch.nn`` layer that computes an operator; None if there is none."""
     operator = row(node.op)
     if operator.layer is None:
         return None
-    # A number that depends on the mode: a layer has none, beside the flag that says its own mode.
+    # A layer's numbers cannot depend on the mode, except the flag that selects its own mode.
     values = (i for k, v in node.args if k != operator.training_flag for i in nested(v))
     branches = (v for m in values if isinstance(m, Mode) for v in (m.train, m.eval))
     return operator.layer(graph, node) if all(isinstance(v, Ref) for v in branches) else None
 
 
 def offset(node: Node) -> bool:
-    """Return whether an operator adds or pads with numbers, which a factor would not reach."""
+    """Return whether an operator adds or pads with a constant, which a factor would not scale."""
     numbers = (v for k, v in node.args if k in ("other", "value") and isinstance(v, (int, float)))
     return any(number != 0 for number in numbers)
 

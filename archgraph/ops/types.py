@@ -1,9 +1,9 @@
-"""Result types in closed form, for the common case of the operators that most networks consist of.
+"""Closed-form result types for the common cases of the most frequent operators.
 
 The first call of many meta kernels imports PyTorch's compiler and a computer algebra system, which
-takes longer than everything else that is done to a small network. Each function gives the type
-that the meta kernel would give, or raises :class:`Uncertain`: then the kernel decides, and says
-what is wrong. Arguments are patterns (:func:`archgraph.ops.infer.pattern`).
+takes longer than all other work on a small network. Each function returns the type that the meta
+kernel would return, or raises :class:`Uncertain`: then the kernel decides, and reports errors.
+Arguments are patterns (:func:`archgraph.ops.infer.pattern`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REAL = frozenset({"float32", "float64", "float16", "bfloat16"})
 
 
 class Scalar(NamedTuple):
-    """A plain argument with its class, so that equal numbers of other classes differ."""
+    """A plain argument with its class, so that equal numbers of different classes differ."""
 
     kind: type
     value: Any
@@ -31,42 +31,42 @@ class Uncertain(Exception):
 
 
 def certain(*facts: object) -> None:
-    """Leave what is not as all facts say to the kernel."""
+    """Raise :class:`Uncertain` unless all facts hold."""
     if not all(facts):
         raise Uncertain
 
 
 def real(*values: object) -> list[TensorType]:
-    """Require tensors of real numbers, of one element type."""
+    """Require floating-point tensors of one dtype."""
     tensors = [v for v in values if isinstance(v, TensorType) and v.dtype in _REAL]
     certain(len(tensors) == len(values), len({t.dtype for t in tensors}) == 1)
     return tensors
 
 
 def plain_value(value: object) -> Any:
-    """Return a plain argument; Ellipsis for all others."""
+    """Return the value of a plain argument; Ellipsis for other arguments."""
     return value.value if isinstance(value, Scalar) else ...
 
 
 def number(args: Args, name: str, default: object, kind: type) -> Any:
-    """Return a plain argument of one class, or its default."""
+    """Return a plain argument of exactly one class, or its default."""
     value = plain_value(args[name]) if name in args else default
-    # Exactly this class: True is an int to isinstance, and kernels treat it differently.
+    # Exactly this class: isinstance(True, int) holds, but kernels treat bools differently.
     certain(type(value) is kind)
     return value
 
 
 def listed(args: Args, name: str) -> tuple[object, ...]:
-    """Require a list argument, which may be empty."""
+    """Return a list argument, which may be empty; raise :class:`Uncertain` if it is not a list."""
     value = args.get(name)
-    # A Scalar is a tuple, too.
+    # A Scalar is also a tuple.
     if type(value) is not tuple:
         raise Uncertain
     return value
 
 
 def ints(args: Args, name: str, count: int, default: int) -> tuple[int, ...]:
-    """Return one integer per dimension, from a list of one for all or one for each."""
+    """Return one integer per dimension, from a list with one for all or one for each."""
     if name not in args:
         return (default,) * count
     values = [plain_value(v) for v in listed(args, name)]
@@ -75,25 +75,25 @@ def ints(args: Args, name: str, count: int, default: int) -> tuple[int, ...]:
 
 
 def optional(args: Args, names: Iterable[str], shape: SymbolicShape, dtype: str) -> None:
-    """Require tensors to be absent, or of a shape and element type."""
+    """Require tensors to be absent, or of the given shape and dtype."""
     for value in map(args.get, names):
         certain(value is None or plain_value(value) is None or value == TensorType(shape, dtype))
 
 
 def positive(sizes: Sequence[Size]) -> list[int]:
-    """Require sizes to be numbers, and not zero."""
+    """Require sizes to be positive numbers."""
     plain = [s for s in sizes if type(s) is int and s > 0]
     certain(len(plain) == len(sizes))
     return plain
 
 
 def broadcast(shapes: Iterable[SymbolicShape]) -> SymbolicShape:
-    """Return the shape that several broadcast to."""
+    """Return the shape that several shapes broadcast to."""
     result: list[Size] = []  # last dimension first
     for shape in shapes:
         result += [1] * (len(shape) - len(result))
         for i, size in enumerate(reversed(shape)):
-            # A batch of one would broadcast as well: sizes that depend on it must be equal.
+            # A batch of one would also broadcast, so sizes that depend on it must be equal.
             certain(size in (1, result[i]) or result[i] == 1)
             result[i] = size if result[i] == 1 else result[i]
     return tuple(reversed(result))
@@ -107,13 +107,13 @@ def slid(
     dilations: Sequence[int],
     ceil: bool = False,
 ) -> list[int]:
-    """Return how often a window fits into each dimension."""
+    """Return the number of window positions along each dimension."""
     result = []
     for n, k, s, p, d in zip(sizes, kernels, strides, paddings, dilations, strict=True):
         certain(min(k, s, d) >= 1, p >= 0)
         room = n + 2 * p - d * (k - 1) - 1
         count = (room + (s - 1 if ceil else 0)) // s + 1
-        # PyTorch drops a last window that would start in the padding behind the image.
+        # PyTorch drops a last window that would start in the padding after the image.
         if ceil and (count - 1) * s >= n + p:
             count -= 1
         certain(room >= 0, count >= 1)

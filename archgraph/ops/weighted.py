@@ -1,4 +1,4 @@
-"""What layers with a weight and a bias share: sums over the weight, zeros, starts."""
+"""Shared rules of layers with a weight and a bias: sums over the weight, zeros, initial values."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from archgraph.ops.equations import Dims, Dirt, Equations
 from archgraph.ops.starts import FixedShape, Init, Initialiser, Shapes
 from archgraph.ops.zeros import open_dims, product_dirt
 
-# A bias has one number per output, a weight its outputs in front.
+# A bias has one element per output; a weight's first dimension counts outputs.
 OUT = {"weight": 0, "bias": 0}
 OUT_IN = {"weight": ("out", "in", "kernel", "kernel", "kernel"), "bias": ("out",)}
 
 
 def contract_weight(eq: Equations, layout: Layout, side: int, channel: int) -> None:
-    """Sum over a weight: exact for a leaf, which is masked; a computed weight need not be zero."""
+    """Sum over a weight: exact for a leaf, which is masked; a computed weight may be nonzero."""
     operands = [(eq.node.arg("input"), channel), (eq.node.arg("weight"), side)]
     eq.contract(layout, operands, eq.node.op.split(".")[1])
 
 
 def masked_outputs(eq: Equations, dims: Dims, channel: int) -> list[Dirt]:
-    """Return the dirt of a layer: on masked outputs its weight is zero, and its bias.
+    """Return the dirt of a layer: its weight and bias are zero on masked outputs.
 
     Args:
         eq: The current operator.
         dims: Layouts of its result.
-        channel: Which dimension of the result counts the outputs; none of them if it is negative.
+        channel: Dimension of the result that counts outputs; negative if there is none.
     """
     activation, weight = eq.node.arg("input"), eq.node.arg("weight")
     rest = [d for i, d in enumerate(dims) if i != channel]
@@ -38,17 +38,17 @@ def masked_outputs(eq: Equations, dims: Dims, channel: int) -> list[Dirt]:
         dirt = tuple(v for v in eq.axes_in(eq.dirt_of(activation)) if v in across)
     else:
         dirt = product_dirt(eq, [activation, weight], dims)
-    if eq.has("bias"):  # one number per output, whatever the input
+    if eq.has("bias"):  # one element per output, whatever the input
         dirt += open_dims(rest) + eq.dirt_of(eq.node.arg("bias"))
     return [dirt]
 
 
 def _fan_in(shape: FixedShape, shapes: Shapes) -> Initialiser:
-    """Uniform in ±1/√(fan in) of the weight."""
+    """Return a uniform initialiser in ±1/√(fan in) of the weight."""
     weight = shapes.get("weight", ())
     fan_in = math.prod(weight[1:]) if len(weight) > 1 else 1
     return Initialiser("uniform", 1 / math.sqrt(max(fan_in, 1)))
 
 
-# As in torch.nn.
+# Like torch.nn.
 FAN_IN: Mapping[str, Init] = {"weight": _fan_in, "bias": _fan_in}

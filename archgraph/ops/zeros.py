@@ -1,10 +1,10 @@
-"""Which operators keep zeros: what a sum over an axis may rely on when positions are masked.
+"""Propagation of zeros: whether a sum over an axis is exact when positions are masked.
 
-Masking zeroes dropped positions of leaves. Whether a *result* is zero there too decides whether a
-sum over the axis is the cut network's sum. Each function gives, for every result of the current
-operator, the layouts at whose masked positions it need not be zero (its dirt); what it does not
-list is certainly zero. An axis in two dimensions of one result is listed if either needs it.
-Zero means arbitrarily small: what jumps at zero (``sign``, ``!=``) does not keep it.
+Masking sets dropped positions of leaves to zero. A sum over the axis equals the cut network's sum
+only if the summed *result* is zero there, too. Each function returns, for every result of the
+current operator, the layouts at whose masked positions it may be nonzero (its dirt); layouts that
+are not listed are certainly zero. An axis in two dimensions of one result is listed if either needs
+it. Zero means arbitrarily small: functions that jump at zero (``sign``, ``!=``) do not keep it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Zeros = Callable[[Equations, list[Dims]], list[Dirt]]
 
 
 def open_dims(dims: Sequence[Layout]) -> Dirt:
-    """Return those layouts that have axes."""
+    """Return the layouts that have axes."""
     return tuple(d for d in dims if not isinstance(d, Fixed))
 
 
 def stretched(eq: Equations, value: Value, dims: Dims) -> Dirt:
-    """Return the dirt of an operand as a part of a result that it broadcasts to."""
+    """Return the dirt of an operand when it is broadcast to a result."""
     return eq.dirt_of(value) + _missing(eq, value, dims)
 
 
 def _missing(eq: Equations, value: Value, dims: Dims) -> Dirt:
-    """Dimensions that a broadcast operand does not have: it is constant along them."""
+    """Return the dimensions along which a broadcast operand is constant, since it lacks them."""
     dims_of = eq.of(value)
     lead = len(dims) - len(dims_of)
     return open_dims(
@@ -40,17 +40,17 @@ def _missing(eq: Equations, value: Value, dims: Dims) -> Dirt:
 
 
 def never(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Nothing is known to be zero."""
+    """Return dirt everywhere: nothing is known to be zero."""
     return [open_dims(dims) for dims in results]
 
 
 def always(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Zeros everywhere."""
+    """Return no dirt: zeros everywhere."""
     return [() for _ in results]
 
 
 def first(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Zero where the first operand is; positions in its result (integers) are not."""
+    """Return the first operand's dirt; results that are positions (integers) are all dirt."""
     operands = eq.operands()
     dirt = eq.dirt_of(operands[0]) if operands else ()
     floating = [torch_dtype(t.dtype).is_floating_point for t in eq.node.types]
@@ -62,23 +62,23 @@ def first(eq: Equations, results: list[Dims]) -> list[Dirt]:
 
 
 def every(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Zero where all operands are."""
+    """Return all operands' dirt: zero where all operands are."""
     dirt = tuple(d for v in eq.operands() for d in eq.dirt_of(v))
     return [dirt] * len(results)
 
 
 def some(eq: Equations, results: list[Dims]) -> list[Dirt]:
-    """Zero where one of the operands is: a sum of products."""
+    """Return the dirt of sums of products: zero where one of the operands is."""
     return [product_dirt(eq, eq.operands(), dims) for dims in results]
 
 
 def _occurrences(eq: Equations, dims: Dims) -> Counter[Var]:
-    """Count the dimensions that each axis is in."""
+    """Count the dimensions that contain each axis."""
     return Counter(v for d in dims for v in eq.axes_in([d]))
 
 
 def product_dirt(eq: Equations, operands: Sequence[Value], dims: Dims) -> Dirt:
-    """Return the dirt of a result whose numbers are products, summed: no operand is zero there."""
+    """Return the dirt of a result that sums products: axes at which no operand is zero."""
     count = _occurrences(eq, dims)
     if not count:
         return ()

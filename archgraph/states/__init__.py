@@ -1,6 +1,6 @@
 """Weights and the linear maps between the states of architectures.
 
-A rewrite gives a transfer ``A`` from a global state to a client's; updates come back by its
+A rewrite returns a transfer ``A`` from a global state to a client's state; updates return by its
 transpose::
 
     Transfer: an Entry per leaf of the client         its source, a scale, or an initialiser
@@ -10,12 +10,12 @@ transpose::
     new state, Coverage ◀──── result ──── Merger ◀── add ─────────┤
     medians, Krum: robust ◀── slabs ───── Pool, on disk ◀── add ──┘
 
-A new value is ``Σ w Aᵀ update / Σ w |A|ᵀ|A| 1`` where any client covers it (of integers: the
-largest). ``wire`` writes tensors as bytes, ``lazy`` computes them when they are asked for.
+A new value is ``Σ w Aᵀ update / Σ w |A|ᵀ|A| 1`` where any client covers it (integers take the
+largest value). ``wire`` encodes tensors as bytes; ``lazy`` computes them on access.
 
-1. ``push`` is the transpose of ``pull``. Transfers compose: ``a >> b`` pulls what ``b`` pulls of
-   what ``a`` pulls, and ``identity`` changes nothing.
-2. An update is checked completely before it is added, so that a rejected one leaves no trace.
+1. ``push`` is the transpose of ``pull``. Transfers compose: ``(a >> b).pull(θ)`` is
+   ``b.pull(a.pull(θ))``, and ``identity`` changes nothing.
+2. An update is checked completely before it is added, so a rejected one leaves no trace.
 3. Values that no client covers and frozen values stay as they were, bit for bit.
 """
 

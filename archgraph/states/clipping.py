@@ -1,4 +1,4 @@
-"""How far an update is from what was sent, and updates that go only part of that way."""
+"""The size of an update, and updates scaled down to a part of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from archgraph.states.wire import carried
 
 @carried
 class UpdateSize(NamedTuple):
-    """The size of what training changed.
+    """The size of an update.
 
     Attributes:
         norm: L2 norm over all values that can be averaged.
-        values: Their number.
+        values: Number of these values.
     """
 
     norm: float
@@ -27,7 +27,7 @@ class UpdateSize(NamedTuple):
 
     @property
     def rms(self) -> float:
-        """Root mean square: it compares models of different sizes."""
+        """Root mean square of the changes, comparable between models of different sizes."""
         return self.norm / math.sqrt(max(self.values, 1))
 
 
@@ -36,8 +36,8 @@ def change(sent: State, state: State, unmerged: Collection[str] = ()) -> UpdateS
     """Return the size of the update ``state - sent``, in double precision.
 
     Args:
-        sent: What the client was sent.
-        state: What it returned. Integers, and entries that were not sent, do not count.
+        sent: The state that the client received.
+        state: The state that it returned. Integers and entries that were not sent do not count.
         unmerged: Further entries that do not count.
 
     Example:
@@ -54,15 +54,15 @@ def change(sent: State, state: State, unmerged: Collection[str] = ()) -> UpdateS
 
 @torch.no_grad()
 def clipped(sent: State, state: State, factor: float, unmerged: Collection[str] = ()) -> State:
-    """Scale the update by a factor: ``sent + factor · (state - sent)``; integers stay.
+    """Scale the update by a factor: ``sent + factor · (state - sent)``. Integers stay as returned.
 
-    Its norm is ``factor`` times that of the update, up to one rounding of each value. Every value
-    lies between the one sent and the one returned, so that variances stay at least 0.
+    The norm of the result is ``factor`` times the norm of the update, up to one rounding per value.
+    Every value lies between the sent and the returned one, so variances stay nonnegative.
 
     Args:
-        sent: What the client was sent.
-        state: What it returned.
-        factor: Of the update; from 1 on, the state itself is returned.
+        sent: The state that the client received.
+        state: The state that it returned.
+        factor: Factor on the update. At 1 or more, ``state`` itself is returned.
         unmerged: Entries that stay as returned.
 
     Example:
@@ -80,7 +80,7 @@ def clipped(sent: State, state: State, factor: float, unmerged: Collection[str] 
 def _changed(
     sent: State, state: State, unmerged: Collection[str]
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield entries that count, before and after, in double precision."""
+    """Yield each entry that counts: name, value before, value after (in double precision)."""
     for name, after in state.items():
         inexact = after.is_floating_point() or after.is_complex()
         if inexact and name in sent and name not in unmerged:

@@ -1,4 +1,4 @@
-"""Copies to a device for which nothing waits: neither the device nor who asks for them."""
+"""Asynchronous copies to a device: neither the device nor the caller waits for them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from archgraph.states.state import State
 
-#: Kinds of devices that take copies while they and the processor compute.
+#: Kinds of devices that copy while they and the CPU compute.
 ASYNCHRONOUS = {"cuda"}
-# Bytes at whose multiples a GPU's own tensors begin: the bits of a product may depend on it.
+# A GPU's own tensors start at multiples of this many bytes; the bits of a product may depend on it.
 _ALIGNED = 512
 
 
 def to_device(value: Tensor, device: torch.device | str) -> Tensor:
-    """Return a tensor on a device; a GPU copies it from page-locked memory when it comes to it.
+    """Return a tensor on a device; copies to a GPU are asynchronous, from page-locked memory.
 
     >>> to_device(torch.ones(2), "cpu")
     tensor([1., 1.])
@@ -22,7 +22,7 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
     where = torch.device(device)
     if not value.is_cpu or where.type not in ASYNCHRONOUS:
         return value.to(where)
-    # PyTorch uses this memory again once the device has read it.
+    # PyTorch reuses this memory once the device has read it.
     pinned = torch.empty_like(value, pin_memory=where.type == "cuda").copy_(value)
     return pinned.to(where, non_blocking=True)
 
@@ -30,15 +30,15 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
 def state_to_device(
     state: State, device: torch.device | str, *, copy: bool = False
 ) -> dict[str, Tensor]:
-    """Return a state on a device; what comes from the processor's memory goes there as one buffer.
+    """Return a state on a device; entries in CPU memory are copied as one buffer.
 
-    Its entries begin where tensors of their own might, and share the buffer, which stays as long as
-    one of them.
+    The entries share this buffer, which lives as long as any of them. They are aligned in it as
+    tensors of their own would be.
 
     Args:
-        state: On whatever devices.
-        device: Where it is to be.
-        copy: Whether entries that are there are copied, too.
+        state: The state, on any devices.
+        device: The target device.
+        copy: Whether to copy entries that are already on the device, too.
 
     Example:
         >>> state_to_device({"w": torch.ones(2)}, "cpu")
@@ -68,14 +68,14 @@ def state_to_device(
 
 
 def server_copies(state: State) -> dict[str, Tensor]:
-    """Copy a state into contiguous memory of its own on the CPU, whatever device it comes from."""
+    """Copy a state from any device into contiguous memory of its own on the CPU."""
     if not state:
         return {}
-    with torch.inference_mode(False):  # whatever the mode of a strategy that waits for it
+    with torch.inference_mode(False):  # whatever mode the calling strategy is in
         contiguous = torch.contiguous_format
         copies = {
-            # From a GPU into page-locked memory, which PyTorch uses again. One copy and not two: a
-            # second one here would read that memory before the GPU has written to it.
+            # From a GPU into page-locked memory, which PyTorch reuses. Do not copy a second time
+            # here: that would read this memory before the GPU has written to it.
             name: tensor.to("cpu", non_blocking=tensor.is_cuda, copy=True, memory_format=contiguous)
             for name, tensor in state.items()
         }

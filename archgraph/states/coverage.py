@@ -1,4 +1,4 @@
-"""How much of a source state some entries cover, as a sum of outer products."""
+"""Coverage of a source state by transfer entries, stored as a sum of outer products."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from torch import Tensor
 from archgraph.states.dimension_map import DimMap, Vector
 from archgraph.states.entry import Entry
 
-# More bands of equal coverage than this are divided by a dense tensor instead of one by one.
+# With more bands of equal coverage than this, divide by a dense tensor instead of band by band.
 MAX_BANDS = 64
 
-# A sum of so few values is divided by a dense tensor: a band costs a call.
+# A sum of at most this many values is divided by a dense tensor, since every band costs a call.
 SMALL = 2**12
 
-# Of so many numbers a division is kept for the next rounds.
+# A division with at most this many numbers is cached for the next rounds.
 KEPT = 2**17
 
 _Edges: TypeAlias = npt.NDArray[np.int64]
 _Cells: TypeAlias = npt.NDArray[Any]
-# Per dimension the edges of cells (0, …, extent), and the table of the cells' values.
+# For each dimension the edges of its cells (0, …, extent), and the table of the cells' values.
 Grid: TypeAlias = tuple[tuple[_Edges, ...], Vector]
 Slices: TypeAlias = tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A share of one entry's coverage: what one target entry gives its source entry.
+    """One term of an entry's coverage: the contribution of one target entry to its source entry.
 
     Attributes:
-        factor: Of the whole entry.
+        factor: Factor on the whole outer product.
         dims: The target entry's maps.
-        rows: Weights along the target entry's first dimension; empty: ones.
+        rows: Weights along the target entry's first dimension; empty if all are one.
     """
 
     factor: float
@@ -49,12 +49,12 @@ class Term:
 
     @staticmethod
     def of(entry: Entry, weight: float = 1.0, rows: tuple[float, ...] = ()) -> Term:
-        """Return the coverage that an entry gives its source when it counts this much."""
-        # |A|ᵀ|A| 1 has the scale twice, as push(pull(θ)) has.
+        """Return the coverage that an entry of this weight gives its source."""
+        # |A|ᵀ|A| 1 contains the scale twice, as push(pull(θ)) does.
         return Term(weight * entry.scale**2, entry.dims, rows)
 
     def steps(self) -> Iterator[SteppedVector | None]:
-        """Yield the vectors of the outer product, ``None`` for ones; without the factor."""
+        """Yield the vectors of the outer product, ``None`` for ones, without the factor."""
         for dim, map_ in enumerate(self.dims):
             if self.rows and dim == 0:
                 rows = np.asarray(self.rows)
@@ -64,7 +64,7 @@ class Term:
 
 
 class SteppedVector(NamedTuple):
-    """A vector, and where its value changes."""
+    """A vector and the positions where its value changes."""
 
     vector: Vector
     edges: tuple[int, ...]
@@ -78,19 +78,19 @@ class SteppedVector(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _steps(map_: DimMap) -> SteppedVector:
-    """Return what a map covers; cached, since it is the same in every round."""
+    """Return the coverage of a map; cached, since it is the same in every round."""
     return SteppedVector.of(map_.coverage())
 
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """How a sum is divided by its coverage; entries that are covered alike share it.
+    """How to divide a sum by its coverage; entries with equal coverage share it.
 
     Attributes:
-        bands: Slices along the first dimension, and what each of their rows is divided by; 1 where
-            nothing is covered.
-        uncovered: Boxes where nothing is covered.
-        covered: Where anything is, if there are too many of these boxes; else None.
+        bands: Slices along the first dimension, each with the divisor of its rows; the divisor is
+            1 where nothing is covered.
+        uncovered: Boxes in which nothing is covered.
+        covered: Mask of the covered positions if there are too many such boxes, else None.
     """
 
     bands: list[tuple[slice, Tensor]]
@@ -99,14 +99,14 @@ class Division:
 
 
 class Coverage(Mapping[str, Tensor]):
-    """How much reached each position, by entry name: dense float64 tensors, made when looked up.
+    """Total weight on each position, by entry name: dense float64 tensors, made on access.
 
-    Stored is the sum of outer products that the coverage consists of; an entry that is covered
-    evenly is looked up as one number, expanded.
+    Only the outer products of the sum are stored. A lookup of an evenly covered entry returns one
+    number, expanded to the entry's shape.
 
     Args:
-        shapes: Of every entry.
-        terms: What covers them; an entry without terms is not covered.
+        shapes: Shape of every entry.
+        terms: Terms that cover each entry; an entry without terms is not covered.
 
     >>> term = Term.of(Entry("w", (DimMap.of(range(2), 4), None)), weight=5)
     >>> coverage = Coverage({"w": (4, 3)}, {"w": [term]})
@@ -120,14 +120,14 @@ class Coverage(Mapping[str, Tensor]):
         self._shapes = dict(shapes)
         self._terms = {name: tuple(terms.get(name, ())) for name in shapes}
         self._unit = 1.0
-        # Entries of one shape that are covered alike (all norms of a width) share their grid. Maps
-        # are told apart by identity: the terms keep them alive, and hashing them takes longer.
+        # Entries of equal shape and coverage (all norms of a width) share their grid. Maps are
+        # distinguished by identity: the terms keep them alive, and hashing them takes longer.
         self._grids: dict[tuple[object, ...], Grid] = {}
         self._divisions: dict[tuple[object, ...], Division] = {}
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], entries: Iterable[Entry]) -> Coverage:
-        """Return what entries of a transfer cover of its source."""
+        """Return the coverage of a transfer's source by its entries."""
         terms: dict[str, list[Term]] = {}
         for entry in entries:
             if entry.source is not None:
@@ -145,7 +145,7 @@ class Coverage(Mapping[str, Tensor]):
         return len(self._shapes)
 
     def grid(self, name: str) -> Grid:
-        """Return the coverage of an entry as cells of equal value."""
+        """Return the coverage of an entry as cells of constant value."""
         key = self._key(name)
         if key not in self._grids:
             self._grids[key] = _grid(self._shapes[name], self._terms[name])
@@ -153,7 +153,7 @@ class Coverage(Mapping[str, Tensor]):
         return bounds, np.asarray(table * self._unit)
 
     def division(self, name: str, dtype: torch.dtype) -> Division:
-        """Return how a sum of a dtype is divided by the coverage of its entry."""
+        """Return how to divide a sum of this dtype by the coverage of its entry."""
         key = (*self._key(name), dtype)
         if key not in self._divisions:
             shape, terms = self._shapes[name], self._terms[name]
@@ -162,20 +162,20 @@ class Coverage(Mapping[str, Tensor]):
         return self._divisions[key]
 
     def even(self, name: str) -> float | None:
-        """Return the coverage of an entry that is the same everywhere; None: it differs."""
+        """Return the coverage of an entry if it is the same everywhere, else None."""
         for term in self._terms[name]:
             if term.rows or any(term.dims):
                 return None
         return sum(term.factor for term in self._terms[name]) * self._unit
 
     def times(self, factor: float) -> Coverage:
-        """Return the coverage with every weight multiplied."""
+        """Return the coverage with every weight multiplied by a factor."""
         result = Coverage(self._shapes, self._terms)
         result._unit = self._unit * factor
         return result
 
     def share(self, name: str) -> float:
-        """Fraction of an entry's positions that anything reached, 0 to 1."""
+        """Return the fraction of an entry's positions that are covered, 0 to 1."""
         bounds, table = self.grid(name)
         sizes: _Cells = np.asarray(1)
         for edges in bounds:
@@ -183,7 +183,7 @@ class Coverage(Mapping[str, Tensor]):
         return float((sizes * (table > 0)).sum() / max(sizes.sum(), 1))
 
     def _key(self, name: str) -> tuple[object, ...]:
-        """Return what entries have in common that are covered alike."""
+        """Return a key that entries with equal coverage share."""
         terms = [(id(term.dims), term.factor, term.rows) for term in self._terms[name]]
         return (self._shapes[name], *terms)
 
@@ -193,10 +193,10 @@ class Coverage(Mapping[str, Tensor]):
 
 
 def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
-    """Add outer products up on the coarsest grid whose cells have one value each.
+    """Sum outer products on the coarsest grid whose cells each have a single value.
 
-    An edge stands where the vector of any product changes; a cell's value is the sum over the
-    products of their vectors' values at its lower corner.
+    The grid has an edge wherever the vector of any product changes. The value of a cell is the sum
+    of the products at its lower corner.
     """
     products = [(term.factor, list(term.steps())) for term in terms]
     bounds = []
@@ -218,7 +218,7 @@ def _grid(shape: tuple[int, ...], terms: tuple[Term, ...]) -> Grid:
 def _boxes(
     bounds: Sequence[list[int]], table: Any, outer: Slices = ()
 ) -> Iterator[tuple[Slices, float]]:
-    """Yield cells of a table (nested lists) as boxes; equal neighbours along an axis are joined."""
+    """Yield cells of a table (nested lists) as boxes, joining equal neighbours along each axis."""
     if not bounds:
         yield outer, table
         return
@@ -233,9 +233,9 @@ def _boxes(
 def _light_division(
     shape: tuple[int, ...], terms: tuple[Term, ...], unit: float, dtype: torch.dtype
 ) -> Division | None:
-    """Return a division by a few bands, mostly the same in every round; None: it is a large one."""
+    """Return a division by a few bands, usually the same every round; None if it is a large one."""
     bounds, table = _grid(shape, terms)
-    # Large ones are of scattered positions, which are others in every round.
+    # Large ones come from scattered positions, which differ in every round.
     if table.shape[:1] > (MAX_BANDS,) or table.size > KEPT:
         return None
     division = _division((bounds, table * unit), shape, dtype)
@@ -244,7 +244,7 @@ def _light_division(
 
 
 def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Division:
-    """Compute a :class:`Division`: a band of rows is divided by one row, which stays cached."""
+    """Compute a :class:`Division`. Each band is divided by one row, which stays cached."""
     bounds, table = grid
     covered = table > 0
     divisors = np.where(covered, table, 1.0)
@@ -266,7 +266,7 @@ def _division(grid: Grid, shape: tuple[int, ...], dtype: torch.dtype) -> Divisio
 
 
 def _stretched(table: _Cells, bounds: Iterable[_Edges]) -> _Cells:
-    """Repeat each cell of a table to its size, except along dimensions of a single cell."""
+    """Repeat each cell of a table to its size, except along dimensions with a single cell."""
     for dim, edges in enumerate(bounds):
         if len(edges) > 2:
             table = np.repeat(table, np.diff(edges), axis=dim)
@@ -274,5 +274,5 @@ def _stretched(table: _Cells, bounds: Iterable[_Edges]) -> _Cells:
 
 
 def _dense(table: _Cells, bounds: Iterable[_Edges], shape: tuple[int, ...]) -> Tensor:
-    """Expand a table of cells, each to its size."""
+    """Expand each cell of a table to its size."""
     return torch.from_numpy(np.array(np.broadcast_to(_stretched(table, bounds), shape)))

@@ -1,7 +1,7 @@
-"""One dimension's linear map: slices where it can be, an index, weights or a fold where it must.
+"""The linear map of one dimension: slices where possible, else an index, weights or a fold.
 
-A :class:`DimMap` is a sparse matrix from one axis to another in one canonical form, so that equal
-maps are equal values and composing them stays closed. Transfers are Kronecker products of them.
+A :class:`DimMap` is a sparse matrix from one axis to another in a canonical form, so equal maps are
+equal values and a composition is a :class:`DimMap` again. Transfers are Kronecker products of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PositionArray: TypeAlias = "Sequence[int] | npt.NDArray[np.int64]"
 Vector: TypeAlias = npt.NDArray[np.float64]
 Segment: TypeAlias = tuple[int, int, int]  # start, stop, step
 
-# A selection of more contiguous runs than this, or of shorter ones, is gathered by index.
+# A selection with more contiguous runs than this, or with shorter ones, is gathered by index.
 MAX_RUNS = 64
 MIN_RUN = 4
 
@@ -33,20 +33,20 @@ def _pack(values: npt.NDArray[Any], dtype: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class DimMap:
-    """One dimension's linear map, a sparse ``length × size`` matrix in its one canonical form.
+    """The linear map of one dimension: a sparse ``length × size`` matrix in canonical form.
 
-    Target position ``i`` is ``Σ_k weight[k] · source[position[k]]`` over its own ``k``: exactly
-    one for a selection or a replication, several for a fold, none for a zero. Make it with
-    :meth:`of` or :meth:`sparse`, which choose the form; ``None`` stands for the identity. Equal
-    maps are equal values.
+    Target position ``i`` is ``Σ_k weight[k] · source[position[k]]`` over its own terms ``k``:
+    exactly one term for a selection or a replication, several for a fold, none for a zero. Create
+    it with :meth:`of` or :meth:`sparse`, which choose the form. ``None`` stands for the identity.
+    Equal maps are equal values.
 
     Attributes:
         size: Extent of the source dimension.
         length: Extent of the target dimension.
-        runs: The positions as few slices ``(start, stop, step)``, in order; else empty.
-        index: The positions as packed int64 where few slices do not suffice; else empty.
-        weights: Packed float64, one per position; empty when all are one.
-        offsets: Packed int64 of ``length + 1`` bounds into the positions; empty when every target
+        runs: The positions as a few slices ``(start, stop, step)``, in order; else empty.
+        index: The positions as packed int64 if a few slices do not suffice; else empty.
+        weights: Packed float64, one per position; empty if all are one.
+        offsets: Packed int64 of ``length + 1`` bounds into the positions; empty if every target
             position has exactly one.
     """
 
@@ -63,8 +63,8 @@ class DimMap:
     ) -> DimMap | None:
         """Return the map that takes these positions in this order, each with its weight.
 
-        Identity becomes ``None``, an arithmetic progression one slice, few contiguous runs as many
-        slices, anything else an index; repetition is allowed.
+        The identity becomes ``None``, an arithmetic progression one slice, a few contiguous runs
+        one slice each, and anything else an index. Positions may repeat.
 
         Raises:
             RewriteError: If a position lies outside ``0 … size - 1``.
@@ -91,7 +91,7 @@ class DimMap:
         size: int,
         length: int,
     ) -> DimMap | None:
-        """Return the map with ``weights`` at (``rows``, ``columns``), duplicates added up.
+        """Return the map with ``weights`` at (``rows``, ``columns``); duplicates are summed.
 
         Raises:
             RewriteError: If a row or column lies outside the matrix.
@@ -111,7 +111,7 @@ class DimMap:
         if len(row):
             first = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (np.diff(column) != 0)])
             row, column, weight = row[first], column[first], np.add.reduceat(weight, first)
-        # Zeros go and entries are sorted, so that equal maps are equal values.
+        # Drop zeros and sort entries, so that equal maps are equal values.
         stays = weight != 0
         row, column, weight = row[stays], column[stays], weight[stays]
         counts = np.bincount(row, minlength=length)
@@ -154,17 +154,17 @@ class DimMap:
 
     @property
     def slices(self) -> bool:
-        """Whether it selects by a few slices: a view, no index."""
+        """Whether it selects by a few slices, without an index."""
         return self.selects and bool(self.runs)
 
     @property
     def window(self) -> slice | None:
-        """The one slice that it selects by, if it does."""
+        """The single slice that it selects by, if there is one."""
         return slice(*self.runs[0]) if self.selects and len(self.runs) == 1 else None
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
-        """Source positions; one per target position unless it folds."""
+        """Source positions: one per target position unless the map folds."""
         if self.runs:
             return np.concatenate([np.arange(*run, dtype=np.int64) for run in self.runs])
         return np.frombuffer(self.index, dtype="<i8").astype(np.int64)
@@ -201,7 +201,7 @@ class DimMap:
             )
         if self.selects and other.selects:
             if len(self.runs) == len(other.runs) == 1:
-                # A slice of a slice is one: most compositions (a prefix of a prefix) end here.
+                # A slice of a slice is a slice. Most compositions (a prefix of a prefix) end here.
                 (start, _, step), (first, stop, stride) = self.runs[0], other.runs[0]
                 low, high = start + first * step, start + (stop - 1) * step + 1
                 width = step * stride if other.length > 1 else 1
@@ -218,7 +218,7 @@ class DimMap:
             picked, rows, factors = via, other.targets, outer
         columns, weights = self.positions[picked], self.values[picked] * factors
         product = DimMap.sparse(rows, columns, weights, size=self.size, length=other.length)
-        # Only composed weights are rounded: widen, then net2net's narrow is the identity.
+        # Round only composed weights, so that widen followed by net2net's narrow is the identity.
         return None if product is None else product._rounded()
 
     def _rounded(self) -> DimMap | None:
@@ -258,7 +258,7 @@ class DimMap:
         return dense
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
-        """Compute ``A x`` along one dimension, a new tensor.
+        """Compute ``A x`` along one dimension as a new tensor.
 
         Shapes:
             x: ``[…, size, …]`` → ``[…, length, …]``
@@ -269,7 +269,7 @@ class DimMap:
             matrix = torch.from_numpy(self.matrix()).to(x)
             return torch.tensordot(matrix, x, dims=([1], [dim])).movedim(0, dim)
         y = x.index_select(dim, self._tensor(self.positions, x))
-        if self.weights:  # along whole rows: later dimensions may be as short as a kernel
+        if self.weights:  # scale whole rows: later dimensions may be as short as a kernel
             factors = torch.from_numpy(self.values).to(x)
             y.flatten(dim).mul_(factors.repeat_interleave(math.prod(x.shape[dim + 1 :])))
         if self.offsets:
@@ -303,13 +303,13 @@ class DimMap:
             into.index_add_(dim, self._tensor(self.positions, y), y.to(into.dtype), alpha=alpha)
 
     def expand(self, y: Tensor, dim: int) -> Tensor:
-        """Compute ``Aᵀ y`` along one dimension, a new tensor.
+        """Compute ``Aᵀ y`` along one dimension as a new tensor.
 
         Shapes:
             y: ``[…, length, …]`` → ``[…, size, …]``
         """
         if self._injective:
-            # Gathering with the inverse is several times faster than adding slice by slice.
+            # Gathering with the inverse is several times faster than adding slices one by one.
             if self.weights:
                 y = y * self._factors(dim, y)
             inverse = np.full(self.size, self.length)
@@ -323,18 +323,18 @@ class DimMap:
 
     @property
     def _injective(self) -> bool:
-        """Whether it takes by index, and no source position twice."""
+        """Whether it takes by index and takes no source position twice."""
         if self.slices or self.offsets:
             return False
         return bool(np.bincount(self.positions, minlength=1).max() == 1)
 
     @property
     def _dense(self) -> bool:
-        """Whether a matrix product is cheaper than gathering every single weight."""
+        """Whether a matrix product is cheaper than gathering every weight."""
         return bool(self.offsets) and len(self.positions) > 4 * (self.size + self.length)
 
     def _factors(self, dim: int, like: Tensor) -> Tensor:
-        """Return the weights along a dimension."""
+        """Return the weights, shaped to broadcast along a dimension."""
         shape = [-1 if d == dim else 1 for d in range(like.dim())]
         return torch.from_numpy(self.values).to(like).view(shape)
 
@@ -362,7 +362,7 @@ class DimMap:
 
 
 def _runs(where: npt.NDArray[np.int64]) -> tuple[Segment, ...]:
-    """Return few slices that list these positions in order; empty if there are none or too many."""
+    """Return a few slices that list these positions in order; empty if none or too many needed."""
     count = len(where)
     if count == 0:
         return ()
@@ -381,7 +381,7 @@ def _at(dim: int, run: Segment) -> tuple[slice, ...]:
 
 
 def composed(a: DimMap | None, b: DimMap | None) -> DimMap | None:
-    """Return ``a``, then ``b``, where ``None`` is the identity.
+    """Return the map ``a`` followed by ``b``, where ``None`` is the identity.
 
     >>> composed(None, None) is None, str(composed(None, DimMap.of([0], 2)))
     (True, ':1')

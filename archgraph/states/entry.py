@@ -1,4 +1,4 @@
-"""Where one entry of a target state comes from: a source or an initialiser, maps, a scale."""
+"""The origin of one entry of a target state: a source or an initialiser, maps, a scale."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _FIXED: dict[str, Fill] = {
     **_of_torch("zeros", "ones", "constant", "eye", "dirac"),
     "value": _constant,
 }
-#: Initialisers by name: those of ``torch.nn.init`` with their argument names, and ``value``, whose
-#: argument ``value`` is a constant of a graph.
+#: Initialisers by name: those of ``torch.nn.init`` with their argument names, and ``value``, which
+#: copies a constant of a graph, its argument ``value``.
 INITIALISERS = frozenset(_RANDOM) | frozenset(_FIXED)
 
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """How an entry without a source gets its values, as plain values.
+    """How an entry without a source is initialised, as plain values.
 
     Attributes:
         name: One of :data:`INITIALISERS`.
-        args: Its arguments by name.
-        shape: The shape that is initialised; the entry's dimension maps apply after it.
-        key: Names the random stream, so that neither other entries nor later rewrites change it.
+        args: Arguments of the initialiser by name.
+        shape: The shape that is initialised, before the entry's dimension maps are applied.
+        key: Name of the random stream, so that neither other entries nor later rewrites change it.
 
     >>> Initial("constant", (("val", 0.5),), (3,), "fc.bias").make(torch.float32)
     tensor([0.5000, 0.5000, 0.5000])
@@ -65,11 +65,11 @@ class Initial:
     def __post_init__(self) -> None:
         if self.name not in INITIALISERS:
             raise RewriteError(
-                "no such initialiser", found=self.name, expected=", ".join(sorted(INITIALISERS))
+                "unknown initialiser", found=self.name, expected=", ".join(sorted(INITIALISERS))
             )
 
     def make(self, dtype: torch.dtype, seed: int = 0) -> Tensor:
-        """Return the initial values, the same for the same seed and key, on the CPU."""
+        """Return the initial values on the CPU; equal seeds and keys give equal values."""
         tensor = torch.empty(self.shape, dtype=dtype)
         args = dict(self.args)
         if self.name in _FIXED:
@@ -85,13 +85,13 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one entry of the target state comes from.
+    """The origin of one entry of the target state.
 
     Attributes:
-        source: Name in the source state; ``None``: initialised.
-        dims: One map per dimension, ``None`` for the identity.
+        source: Name of the entry in the source state; None if it is initialised.
+        dims: One map per dimension; None for the identity.
         scale: Factor on every value.
-        init: The initialiser, if and only if ``source`` is ``None``.
+        init: The initialiser, if and only if ``source`` is None.
 
     >>> Entry("fc.weight", (DimMap.of(range(2), 4), None), scale=0.5)
     <Entry 0.5 · fc.weight[:2, :]>
@@ -104,11 +104,11 @@ class Entry:
 
     def __post_init__(self) -> None:
         if (self.source is None) != (self.init is not None):
-            raise RewriteError("an entry has either a source or an initialiser", where=self.source)
+            raise RewriteError("entries need either a source or an initialiser", where=self.source)
 
     @staticmethod
     def kept(slot: Slot) -> Entry:
-        """Return the entry that is the source's of the same name.
+        """Return the entry that copies the source entry of the same name.
 
         >>> Entry.kept(Slot("fc.bias", (4,), "float32"))
         <Entry fc.bias>
@@ -117,7 +117,7 @@ class Entry:
 
     @staticmethod
     def initialised(slot: Slot, name: str, **args: Value | Constant) -> Entry:
-        """Return an entry of this slot's shape that is initialised.
+        """Return an initialised entry of this slot's shape.
 
         >>> Entry.initialised(Slot("fc.bias", (4,), "float32"), "constant", val=0.5).pull(None)
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
@@ -135,32 +135,32 @@ class Entry:
 
     @property
     def sliced(self) -> bool:
-        """Whether it is one :meth:`view` of its source, apart from its scale."""
+        """Whether it is a single :meth:`view` of its source, up to its scale."""
         return self.source is not None and not self._rest()
 
     @property
     def selects(self) -> bool:
-        """Whether every value is one source value, unscaled."""
+        """Whether every value is an unscaled value of the source."""
         return self.scale == 1 and all(m is None or m.selects for m in self.dims)
 
     def then(self, other: Entry) -> Entry:
-        """Compose this entry with ``other``, whose source it is."""
+        """Compose this entry with ``other``, which takes it as its source."""
         dims = tuple(itertools.starmap(composed, zip(self.dims, other.dims, strict=True)))
         return Entry(self.source, dims, self.scale * other.scale, self.init)
 
     def pull(
         self, x: Tensor | None, *, dtype: torch.dtype = torch.float32, seed: int = 0
     ) -> Tensor:
-        """Compute the target's values from the source's, a contiguous copy."""
+        """Compute the target's values from the source's, as a contiguous copy."""
         if self.init is not None:
             x = self.init.make(dtype, seed)
         assert x is not None
         wide = widened(x)
-        if wide is not x and not self.selects:  # torch computes nothing in eight bits
+        if wide is not x and not self.selects:  # torch does not compute in eight bits
             return self.pull(wide).to(x.dtype)
         y = self.view(x)
-        # Maps that shrink go first, the strongest before others, which then touch less; those that
-        # lengthen go from the last dimension on, so that the largest copy is one of whole rows.
+        # Apply shrinking maps first, the strongest before the others, which then process less.
+        # Apply lengthening maps from the last dimension on, so that the largest copy is row-wise.
         rest = sorted(
             self._rest(),
             key=lambda item: (
@@ -175,13 +175,13 @@ class Entry:
         return y if self.scale == 1 else y.mul_(self.scale)
 
     def push(self, y: Tensor, into: Tensor, alpha: float = 1.0) -> None:
-        """Add ``alpha · Aᵀ y`` to ``into``, of the source's shape, in place."""
+        """Add ``alpha · Aᵀ y`` in place to ``into``, which has the source's shape."""
         view, alpha, rest = self.view(into), alpha * self.scale, self._rest()
-        alpha = 1 if alpha == 1 else alpha  # integers take no floating-point factor
+        alpha = 1 if alpha == 1 else alpha  # integer tensors refuse a floating-point factor
         if not rest:
             view.add_(y, alpha=alpha)
             return
-        # The first dimension comes last: its slices are contiguous, so they add into place well.
+        # Scatter the first dimension last: its slices are contiguous, so adding in place is fast.
         y = y.to(into.dtype)
         for dim, map_ in reversed(rest[1:]):
             y = map_.expand(y, dim)
@@ -189,7 +189,7 @@ class Entry:
         map_.scatter(y, dim, view, alpha)
 
     def view(self, x: Tensor) -> Tensor:
-        """Return the part of a source tensor that the single slices select."""
+        """Return the part of a source tensor that single slices select."""
         if not any(self.dims):
             return x
         return x[tuple((m and m.window) or slice(None) for m in self.dims)]

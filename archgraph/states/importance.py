@@ -1,4 +1,4 @@
-"""Importance: how much a network needs each position of its axes, and each of its blocks."""
+"""Importance scores of the positions of a network's axes, and of its blocks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from archgraph.hints import unknown
 from archgraph.states.wire import decode, encode
 from archgraph.tables import Table, plural
 
-# Heights of the bars of a table, from nothing to the largest score.
+# Heights of a table's bars, from zero to the largest score.
 _BARS = " ▁▂▃▄▅▆▇█"
-_COLUMNS = 16  # of bars
+_COLUMNS = 16  # number of bars
 AxisChoice: TypeAlias = Axis | str
 
 
@@ -31,13 +31,13 @@ class Importance:
     """Scores of the positions of axes, and of blocks; equal values compare equal.
 
     Attributes:
-        positions: By axis name a score per position, 0 or more; the more, the more important. Any
-            sequence of numbers, a tensor or an array may be given.
-        blocks: By block name: its influence.
-        method: How the scores were made, for tables.
+        positions: For each axis name one score per position, 0 or more. Higher is more important.
+            Accepts any sequence of numbers, a tensor or an array.
+        blocks: Influence of each block, by block name.
+        method: How the scores were computed; shown in tables.
 
     Raises:
-        RewriteError: For scores that are negative, not finite, or not a list of numbers.
+        RewriteError: If scores are negative, not finite, or not a list of numbers.
 
     Example:
         >>> scores = Importance({"fc1.out": [0.125, 0.5, 0.0, 0.375]})
@@ -62,20 +62,20 @@ class Importance:
         """Return the scores of an axis.
 
         Args:
-            axis: Its name; or the axis itself, with whose size the scores are compared.
+            axis: Name of the axis, or the axis itself; then the number of scores must be its size.
 
         Raises:
-            RewriteError: If there are none, or not one per position.
+            RewriteError: If there are no scores for it, or not one per position.
         """
         name = axis.name if isinstance(axis, Axis) else axis
         if name not in self.positions:
             raise RewriteError(
-                "importance has no scores of this axis", where=name, **unknown(name, self.positions)
+                "no importance scores for this axis", where=name, **unknown(name, self.positions)
             )
         scores = self.positions[name]
         if isinstance(axis, Axis) and len(scores) != axis.size:
             raise RewriteError(
-                "importance is of another size of this axis",
+                "the number of scores does not match the size of the axis",
                 where=name,
                 found=plural(len(scores), "score"),
                 expected=plural(axis.size, "position"),
@@ -83,24 +83,24 @@ class Importance:
         return np.asarray(scores)
 
     def best(self, axis: AxisChoice, count: int) -> npt.NDArray[np.int64]:
-        """Return the most important positions of an axis in ascending order; of equals the first.
+        """Return the most important positions of an axis, ascending; ties go to the first.
 
         Args:
             axis: As in :meth:`of`.
-            count: How many.
+            count: Number of positions.
 
         Raises:
             RewriteError: As in :meth:`of`.
         """
-        # In double precision and stable: every machine takes the same of positions that tie.
+        # Double precision and a stable sort: ties are resolved in the same way on every machine.
         return np.sort(np.argsort(-self.of(axis), kind="stable")[:count])
 
     def kept(self, axis: AxisChoice, count: int) -> float:
-        """Return the share of an axis' scores that its best positions have, 0 to 1.
+        """Return the share of an axis' total score in its best positions, 0 to 1.
 
         Args:
             axis: As in :meth:`of`.
-            count: How many positions stay.
+            count: Number of positions to keep.
 
         Raises:
             RewriteError: As in :meth:`of`.
@@ -112,7 +112,7 @@ class Importance:
         return min(math.fsum(scores[self.best(axis, count)]) / total, 1.0)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the scores to a safetensors file, in one step, and return its path.
+        """Write the scores to a safetensors file atomically and return its path.
 
         Raises:
             RunError: If the file cannot be written.
@@ -137,10 +137,10 @@ class Importance:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Importance:
-        """Read scores that :meth:`save` wrote.
+        """Read scores written by :meth:`save`.
 
         Raises:
-            RewriteError: If the file is missing or holds something else.
+            RewriteError: If the file is missing or has other content.
         """
         problem, expected = "cannot read importance", "a file that Importance.save wrote"
         try:
@@ -156,7 +156,7 @@ class Importance:
             raise RewriteError(problem, where=str(path), found=error, expected=expected) from error
 
     def plain(self) -> Mapping[str, Any]:
-        """Return the scores as files have them: scores by axis, or all fields by name."""
+        """Return the scores as stored in files: scores by axis, or all fields by name."""
         if not self.blocks:
             return dict(self.positions)
         return {
@@ -164,7 +164,7 @@ class Importance:
         }  # fmt: skip
 
     def table(self) -> Table:
-        """Return a row per axis: positions, what the best half of them has, scores as bars."""
+        """Return a row per axis: positions, score share of the best half, and scores as bars."""
         half = {name: self.kept(name, (len(s) + 1) // 2) for name, s in self.positions.items()}
         rows = tuple(
             (name, str(len(scores)), f"{100 * half[name]:.0f} %", _bars(scores))
@@ -186,21 +186,21 @@ class Importance:
         return self.table()._repr_html_()
 
 
-# Scores, scores of positions by axis, the fields of scores by name, or the file of some.
+# Scores, a mapping from axis to scores, a mapping with the fields of Importance, or a file.
 Scores: TypeAlias = "Importance | Mapping[str, Any] | str | os.PathLike[str]"
 
 
 def scores_of(value: Scores) -> Importance:
-    """Return the scores that an argument means.
+    """Convert an argument to scores.
 
     Raises:
-        RewriteError: If it means none.
+        RewriteError: If it does not contain scores.
     """
     if isinstance(value, Importance):
         return value
     if not isinstance(value, Mapping):
         return Importance.load(value)
-    # An axis has a list of scores, so that one may be called `positions`.
+    # An axis maps to a list of scores, so an axis may be called `positions`.
     long = isinstance(value.get("positions"), Mapping)
     return Importance(**value) if long else Importance(value)
 
@@ -222,7 +222,7 @@ def _scores(name: str, values: object) -> tuple[float, ...]:
 
 
 def _bars(scores: Sequence[float]) -> str:
-    """Draw scores as bars, neighbours together where there are many."""
+    """Draw scores as bars; where there are many, average neighbours."""
     columns = np.array_split(np.asarray(scores), min(len(scores), _COLUMNS))
     heights = np.array([column.mean() for column in columns])
     top = max(float(heights.max()), 1e-300)

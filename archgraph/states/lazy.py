@@ -1,4 +1,4 @@
-"""A state whose tensors are computed when they are asked for, a few rows at a time."""
+"""A state whose tensors are computed on access, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 from archgraph.states.dimension_map import DimMap
 from archgraph.states.transfer import Transfer
 
-# Bytes of a source that are read at once: they stay in the processor's cache until they are copied.
+# Bytes of a source that are read at once: they stay in the CPU cache until they are copied.
 BAND = 2**21
-# Rows that are read for each one that is used, where the used ones are not neighbours.
+# Read at most this many rows per used row if the used rows are not adjacent.
 SPARSE = 4
 
 Rows: TypeAlias = "Callable[[str, int, int], Tensor]"
 
 
 class LazyState(Mapping[str, Tensor]):
-    """A state of which nothing is in memory: each access computes a tensor anew.
+    """A state that holds no tensors in memory: each access computes one again.
 
     Attributes:
-        types: A tensor on the meta device for each name: its shape and dtype.
+        types: A meta tensor with the shape and dtype of each entry, by name.
 
     Args:
-        types: See above.
-        rows: Computes the rows ``start`` to ``stop`` of a tensor; a scalar has one row.
+        types: As above.
+        rows: Function that computes rows ``start`` to ``stop`` of a tensor; a scalar has one row.
 
     >>> import torch
     >>> types = {"w": torch.empty(3, 2, device="meta")}
@@ -54,11 +54,11 @@ class LazyState(Mapping[str, Tensor]):
         return f"<LazyState: {len(self)} tensors, {size / 1e6:,.1f} MB>"
 
     def through(self, transfer: Transfer, *, seed: int = 0) -> LazyState:
-        """Return what a transfer makes of this state: :meth:`Transfer.pull`, as it is needed.
+        """Apply a transfer lazily: :meth:`Transfer.pull`, computed on access.
 
         Args:
             transfer: From the state's architecture to another one.
-            seed: Of the initialised entries.
+            seed: Seed of the initialised entries.
         """
         return Pulled(transfer, self, seed=seed)
 
@@ -67,7 +67,7 @@ class LazyState(Mapping[str, Tensor]):
         return self._rows(name, start, stop)
 
     def bands(self, name: str) -> Iterator[Tensor]:
-        """Compute a tensor a few rows after the other; joined along dimension 0 they are it."""
+        """Yield a tensor a few rows at a time, to be concatenated along dimension 0."""
         like = self.types[name]
         count = _count(like)
         step = max(1, BAND * count // max(like.nbytes, 1))
@@ -76,12 +76,12 @@ class LazyState(Mapping[str, Tensor]):
 
 
 class Pulled(LazyState):
-    """What a transfer makes of a lazy state, itself lazy: :meth:`Transfer.pull`, bit for bit.
+    """The result of a transfer on a lazy state, also lazy: bit for bit :meth:`Transfer.pull`.
 
     Args:
         transfer: The transfer.
         state: A state of its source.
-        seed: As of :meth:`Transfer.pull`.
+        seed: As in :meth:`Transfer.pull`.
     """
 
     def __init__(self, transfer: Transfer, state: LazyState, *, seed: int = 0) -> None:
@@ -95,10 +95,10 @@ class Pulled(LazyState):
         return value if value.dim() == 0 else value[start:stop]
 
     def bands(self, name: str) -> Iterator[Tensor]:
-        """Compute a tensor a few rows after the other.
+        """Yield a tensor a few rows at a time.
 
-        Where every value is one of the source's, a band is computed of the rows that it needs;
-        sums are computed at once, since their order would change the last bits.
+        If every value is a value of the source, a band is computed from only the rows that it
+        needs. Sums are computed at once, since another order would change the last bits.
         """
         entry, like = self.transfer.entries[name], self.types[name]
         if entry.source is None or not entry.dims or any(m and m.offsets for m in entry.dims):
@@ -110,7 +110,7 @@ class Pulled(LazyState):
         for start in range(0, len(positions), step):
             chosen = positions[start : start + step]
             low, high = int(chosen.min()), int(chosen.max()) + 1
-            if high - low > SPARSE * step:  # all over the tensor
+            if high - low > SPARSE * step:  # scattered over the tensor
                 yield from _split(self[name][start:], step)
                 return
             weights = None if first is None else first.values[start : start + step]

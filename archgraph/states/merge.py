@@ -1,14 +1,14 @@
 """Streaming aggregation: updates of many architectures into one global state.
 
-The covered mean, ``θ = (Σ_c w_c A_cᵀ θ_c) / (Σ_c w_c |A_c|ᵀ|A_c| 1)`` where anything reached,
-elsewhere the old value bit for bit. The divisor is ``Aᵀ 1`` where a map only selects; where it
-weighs or adds, only this one gives a replicated state back.
+The result is the covered mean, ``θ = (Σ_c w_c A_cᵀ θ_c) / (Σ_c w_c |A_c|ᵀ|A_c| 1)``, where any
+client covers a position, and the old value bit for bit elsewhere. For a map that only selects, the
+divisor is ``Aᵀ 1``; for a map with weights or sums, only this divisor recovers a replicated state.
 
-What a transfer takes by slices (prefixes, windows, whole entries) is added straight into a view of
-one sum of the global size, which becomes the new state in place. (A sum for each architecture took
-2.56 passes over memory instead of 2.29.) What it takes by index, with weights or as a fold is
-summed per distinct transfer in the client's own shape and embedded once. Neither grows with the
-number of clients.
+Entries that a transfer takes by slices (prefixes, windows, whole entries) are added straight into a
+view of one sum of the global size, which becomes the new state in place. (Separate sums for each
+architecture took 2.56 passes over memory instead of 2.29.) Entries that it takes by index, with
+weights or as a fold are summed per distinct transfer in the client's own shape and embedded once.
+Neither grows with the number of clients.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ from archgraph.states.updates import (
     unsummable,
 )
 
-# Weights are relative to the first one. While they and their scales add up to at most HEAVY, sums
-# of values below LARGEST stay within float32; beyond it they may not, so that means are looked at.
-# Times a lighter weight than LIGHT, values vanish below float32, also where nobody else has any;
-# with one heavier than its inverse, a sum of weights may pass float32: divided by it, all vanish.
+# Weights are relative to the first one. While weights times scales add up to at most HEAVY, sums of
+# values below LARGEST fit into float32; beyond it they may not, so the means are checked.
+# With a weight below LIGHT, values underflow float32, even where no other client has any. With a
+# weight above its inverse, a sum of weights may overflow float32: divided by it, all values vanish.
 HEAVY, LIGHT = 2.0**40, 2.0**-80
 
 # Bytes of sums that are added to, and divided, while they are in the cache.
 CHUNK = 2**20
 
-# For so many distinct transfers sums of their own are stored; those of others are embedded.
+# Keep separate sums for at most this many distinct transfers; those of others are embedded.
 GROUPS = 16
 
 
 class _Lane(NamedTuple):
-    """The way of one entry of a transfer into the global state.
+    """The path of one entry of a transfer into the global state.
 
     Attributes:
-        name: The client's entry.
-        entry: Where it comes from.
-        source: Its global name.
-        shape: Its shape at the client.
+        name: Name of the client's entry.
+        entry: Its origin.
+        source: Name of the global entry.
+        shape: Shape of the client's entry.
         view: Size, strides and offset of the part of the global sum that it adds straight into;
-            ``()``: all of it; None: it has a sum of its own, in the client's shape.
-        masked: Whether updates give only some rows of it.
-        scale: Factor of its values in the sum: a sum of its own is scaled when it is embedded.
+            ``()`` for all of it; None if it has a separate sum, in the client's shape.
+        masked: Whether updates contain only some of its rows.
+        scale: Factor on its values in the sum; a separate sum is scaled when it is embedded.
     """
 
     name: str
@@ -84,13 +84,13 @@ class _Lane(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The ways of all entries of a transfer, the same in every round.
+    """The paths of all entries of a transfer; the same in every round.
 
     Attributes:
         lanes: Entries that are averaged.
-        at: Those that come from a global entry, with their numbers.
-        counted: Integers, of which the maximum counts.
-        apart: Which lanes have sums of their own.
+        at: Lanes by global entry, each with its index in ``lanes``.
+        counted: Integer entries, which take the maximum.
+        apart: Indices of the lanes with separate sums.
         bytes: Size of the client's state.
     """
 
@@ -101,17 +101,17 @@ class _Plan(NamedTuple):
     bytes: int
 
 
-# Bounded, since transfers that move (FedRolex) are others in every round.
+# Bounded, since moving transfers (FedRolex) differ in every round.
 @functools.lru_cache(maxsize=64)
 def _plan(
     transfer: Transfer, fixed: frozenset[str], unmerged: frozenset[str], masked: frozenset[str]
 ) -> _Plan:
-    """Plan how the entries of a transfer get into the global state.
+    """Plan how the entries of a transfer are added to the global state.
 
     Args:
         transfer: Global → client.
         fixed: Global entries that keep their old values.
-        unmerged: Entries of the client that are left out.
+        unmerged: Client entries that are not merged.
         masked: Entries of which only some rows count.
     """
     lanes: list[_Lane] = []
@@ -122,7 +122,7 @@ def _plan(
         if want.name in unmerged or entry.source is None or want.dtype == torch.bool:
             continue
         if entry.source in fixed:
-            # Averaging would move equal frozen numbers by a rounding error in every round.
+            # Averaging equal frozen values would change them by a rounding error every round.
             continue
         slices, view = transfer.views.get(want.name), None
         if slices is not None:
@@ -142,12 +142,13 @@ def _plan(
 
 @dataclass(slots=True)
 class _Group:
-    """The sums of updates that have one plan.
+    """The sums of all updates with the same plan.
 
     Attributes:
-        plan: Their plan.
+        plan: The plan.
         weight: ``Σ w`` of the updates.
-        sums: What the plan's lanes add to: parts of global sums, or their own; None: not made yet.
+        sums: The sum that each lane adds to: part of a global sum, or a separate one; None if it
+            does not exist yet.
         rows: ``Σ w · rows`` of masked lanes, by name.
         peaks: Maxima of the entries of ``plan.counted``.
     """
@@ -159,27 +160,27 @@ class _Group:
     peaks: list[Tensor] = field(default_factory=list)
 
     def count(self, peaks: list[Tensor]) -> None:
-        """Raise the maxima to those of an update."""
+        """Update the maxima with those of an update."""
         if peaks and self.peaks:
             torch._foreach_maximum_(self.peaks, peaks)
         else:
             self.peaks = [peak.clone() for peak in peaks]
 
     def terms(self) -> Iterator[tuple[str, Term]]:
-        """Yield the coverage that it gives global entries."""
+        """Yield the coverage of global entries by this group."""
         for lane in self.plan.lanes:
             rows = tuple(self.rows[lane.name].tolist()) if lane.masked else ()
             yield lane.source, Term.of(lane.entry, 1.0 if rows else self.weight, rows)
 
 
 class _Waiting(NamedTuple):
-    """An update that is about to be added.
+    """An update that is waiting to be added.
 
     Attributes:
         group: Its group.
         update: The update.
-        weight: Its weight beside the first one.
-        through: What makes its entries of those of the state, if anything does.
+        weight: Its weight relative to the first one.
+        through: Transfer from the update's state to the client's entries, if there is one.
     """
 
     group: _Group
@@ -194,24 +195,25 @@ class _Waiting(NamedTuple):
 
 
 class Merger:
-    """Adds up updates one at a time and gives the covered mean.
+    """Adds up updates one at a time and returns the covered mean.
 
-    It stores one sum of the global size, which becomes the new state, and per distinct transfer
-    the sums of what it does not take by slices; beyond 16 transfers, those of the least recently
-    used are embedded. The old state is only referred to, and no update is stored.
+    It stores one sum of the global size, which becomes the new state, and for each distinct
+    transfer the sums of the entries that are not taken by slices. Beyond 16 transfers, the least
+    recently used ones are embedded. It only references the old state and stores no updates, except
+    those that may ``wait``.
 
     Args:
-        graph: The global architecture, or its signature. Its frozen parameters and what
-            :func:`.unsummable` finds keep their old values bit for bit.
+        graph: The global architecture, or its signature. Its frozen parameters and the entries
+            found by :func:`.unsummable` keep their old values bit for bit.
         state: The old global state.
-        dtype: Least precision of the sums. In float64, means of float32 do not depend on the
-            clients' order beyond their last rounding, and weights may differ by more than
+        dtype: Minimum precision of the sums. In float64, means of float32 values depend on the
+            order of the clients only in their last rounding, and weights may differ by more than
             ``2**80``; adding takes several times as long.
-        wait: Bytes of updates that may wait until several are added at once, entry by entry, which
-            is faster; their tensors must not change before the result.
+        wait: Bytes of updates that may wait, so that several are added at once, entry by entry,
+            which is faster. Their tensors must not change before the result.
 
     Raises:
-        RejectedUpdate: If the state is not one of the graph.
+        RejectedUpdate: If the state does not match the graph.
 
     >>> from archgraph.states import DimMap, Entry, Slot
     >>> slots, small = (Slot("w", (3,), "float32"),), (Slot("w", (2,), "float32"),)
@@ -243,9 +245,9 @@ class Merger:
         self._dtype = dtype
         self._wait = wait
         self._waiting: list[_Waiting] = []
-        self._bytes = 0  # of these
+        self._bytes = 0  # of waiting updates
         self._sums: dict[str, Tensor] = {}
-        # By transfer and what is left out and masked, in order of last use.
+        # By transfer, unmerged and masked entries; in order of last use.
         self._groups: dict[tuple[str, frozenset[str], frozenset[str]], _Group] = {}
         self._unit = 0.0  # the first weight
         self._steepest = 1.0  # the largest scale
@@ -272,17 +274,18 @@ class Merger:
         Args:
             transfer: Global → client.
             state: The client's state after training.
-            weight: Of this client against the others (examples, say); a positive number. Only
-                ratios matter, so equal weights are exactly the uniform mean.
-            scales: Factor per client entry on the numerator alone (FedFA's 1/n_c).
+            weight: Weight of this client relative to the others, for example its number of
+                examples; positive. Only ratios matter, so equal weights give exactly the uniform
+                mean.
+            scales: Factor per client entry on the numerator only (FedFA's 1/n_c).
             rows: Per client entry, a vector of 0 and 1 over its first axis: the rows that this
-                client gives (HeteroFL's classes).
-            unmerged: Client entries that are left out (norm statistics, personal layers, a head of
-                another size), whether the state has them or not.
+                client contributes (HeteroFL's classes).
+            unmerged: Client entries that are not merged (norm statistics, personal layers, a head
+                of another size), whether the state has them or not.
 
         Raises:
-            RejectedUpdate: If the update, its weight, scales or rows are not fit for merging, with
-                the entry's name; nothing of it was added.
+            RejectedUpdate: If the update, its weight, scales or rows cannot be merged; names the
+                entry. Nothing of the update was added.
             ArchGraphError: If the transfer does not start at the global architecture, or the result
                 was already returned.
         """
@@ -294,22 +297,22 @@ class Merger:
 
     @torch.no_grad()
     def accumulate(self, update: Update, *, through: Transfer | None = None) -> None:
-        """Add an update whose form and values were checked where it arrived.
+        """Add an update whose form and values were checked on arrival.
 
         1. Make the weight relative to the first one: equal weights are exactly 1.
         2. Integers: keep the maximum of each entry.
-        3. Add it, together with those that wait, once these are large enough.
+        3. Add it together with waiting updates once these are large enough.
 
         Args:
             update: The update.
-            through: What makes the client's entries of those of the update, one at a time while
-                they are added, so that the larger state never exists as a whole (FedADP's growth).
-                None: they are those of the update.
+            through: Transfer that computes the client's entries from those of the update, one at a
+                time while they are added, so that the larger state never exists as a whole
+                (FedADP's growth). None if the update has the client's entries.
 
         Raises:
             ArchGraphError: If the transfer does not start at the global architecture or where
-                ``through`` ends, the weight is too light beside the first one, or the result was
-                already returned.
+                ``through`` ends, the weight is too small relative to the first one, or the result
+                was already returned.
         """
         transfer, state = update.transfer, update.state
         key = transfer.digest, frozenset(update.unmerged), frozenset(update.rows)
@@ -320,7 +323,7 @@ class Merger:
             group = _Group(plan, [None] * len(plan.lanes))
         if through is not None and through.target != transfer.target:
             raise ArchGraphError(
-                "what makes the client's entries does not end where the transfer does",
+                "`through` does not end at the architecture that the transfer ends at",
                 **first_difference(through.target, transfer.target),
             )
         if any(value.device != self._device for value in state.values()):
@@ -328,7 +331,7 @@ class Merger:
         self._unit = self._unit or update.weight
         weight = update.weight / self._unit  # 1
         if not LIGHT <= weight <= 1 / LIGHT and self._dtype != torch.float64:
-            smaller = "it vanishes beside the first one" if weight < 1 else "the first one vanishes"
+            smaller = "it vanishes next to the first" if weight < 1 else "the first one vanishes"
             raise ArchGraphError(
                 f"a weight is out of range: {smaller}",
                 found=weight,
@@ -357,13 +360,13 @@ class Merger:
     def result(
         self, multiply: Mapping[str, float] | None = None
     ) -> tuple[dict[str, Tensor], Coverage]:
-        """Return the new global state, and what covered it, in the weights of the updates.
+        """Return the new global state and its coverage, in units of the updates' weights.
 
-        Integers are the maximum over the clients that have them; bools keep their old values. The
-        sums become the new state in place, so this ends the merger.
+        Integers take the maximum over the clients that have them; bools keep their old values. The
+        sums become the new state in place, so the merger cannot be used afterwards.
 
         Args:
-            multiply: Factor per global entry on the mean (FedFA's mean norm).
+            multiply: Factor on the mean per global entry (FedFA's mean norm).
 
         Raises:
             ArchGraphError: If the result was already returned, a factor names an unknown entry, or
@@ -380,7 +383,7 @@ class Merger:
             terms.setdefault(source, []).append(term)
         self._embed(keep=0)
         maxima = self._maxima()
-        # And with them all further references to the sums: each is freed once it has been divided.
+        # Drop all further references to the sums: each is freed once it has been divided.
         self._groups.clear()
         coverage = Coverage({slot.name: slot.shape for slot in self.signature}, terms)
         new: dict[str, Tensor] = {}
@@ -396,7 +399,7 @@ class Merger:
         return new, coverage.times(self._unit or 1.0)
 
     def _divide_evenly(self, names: Iterable[str], coverage: Coverage) -> None:
-        """Divide the sums that all clients cover alike, those of one divisor in one call."""
+        """Divide evenly covered sums, all those with the same divisor in one call."""
         even: dict[float, list[Tensor]] = {}
         for name in names:
             if divisor := coverage.even(name):
@@ -415,17 +418,17 @@ class Merger:
             )
 
     def _type(self, source: str) -> torch.dtype:
-        """Return what a global entry is summed in."""
+        """Return the dtype in which a global entry is summed."""
         return torch.promote_types(accumulator(self._old[source].dtype), self._dtype)
 
     def _flush(self) -> None:
-        """Add what waits to the sums."""
+        """Add the waiting updates to the sums."""
         for names in self._chunks(itertools.chain(*(one.group.plan.at for one in self._waiting))):
             self._add(names)
         self._waiting, self._bytes = [], 0
 
     def _chunks(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """Yield global entries, each once, a few at a time: their sums stay in the cache."""
+        """Yield each global entry once, in chunks whose sums fit into the cache."""
         chunk, size = list[str](), 0
         for name in dict.fromkeys(names):
             chunk.append(name)
@@ -436,12 +439,12 @@ class Merger:
         yield chunk
 
     def _add(self, names: Sequence[str]) -> None:
-        """Add what comes from some global entries, of all updates that wait, in their order.
+        """Add the lanes of some global entries, for all waiting updates in their order.
 
-        1. The first value of a sum becomes the sum, scaled: adding it to zeros costs a pass more.
-           It waits for the second one, since writing the sum of both is one pass as well.
-        2. An entry of which only some rows count is added under a mask.
-        3. Others of equal factors are added in one call.
+        1. Write the first value of a sum, scaled, instead of adding it to zeros, which costs one
+           pass more. It waits for the second value, since writing their sum is also one pass.
+        2. Add an entry of which only some rows count under a mask.
+        3. Add others with equal factors in one call.
         """
         last, sums, values = 1.0, list[Tensor](), list[Tensor]()
         firsts: dict[str, Tensor] = {}
@@ -483,7 +486,7 @@ class Merger:
             self._sums[source].copy_(first)
 
     def _into(self, lane: _Lane) -> tuple[Tensor, bool]:
-        """Return what an entry adds to, and whether that is still to be written."""
+        """Return the sum that a lane adds to, and whether it is still to be written."""
         if lane.view is None:
             return self._new(lane.shape, lane.source, empty=not lane.masked), not lane.masked
         fresh = not (lane.masked or lane.view or lane.source in self._sums)
@@ -491,7 +494,7 @@ class Merger:
         return total.as_strided(*lane.view) if lane.view else total, fresh
 
     def _sum(self, source: str, *, empty: bool = False) -> Tensor:
-        """Return the global sum of an entry, created when it is first needed."""
+        """Return the global sum of an entry; create it on first use."""
         if source not in self._sums:
             self._sums[source] = self._new(self._old[source].shape, source, empty=empty)
         return self._sums[source]
@@ -502,7 +505,7 @@ class Merger:
         return make(shape, dtype=self._type(source), device=self._device)
 
     def _embed(self, keep: int) -> None:
-        """Add the transfers' own sums into the global one, except those of the last few used."""
+        """Add separate sums into the global ones, except those of the last ``keep`` transfers."""
         separate = [group for group in self._groups.values() if group.plan.apart]
         if len(separate) > keep:
             self._flush()
@@ -512,20 +515,20 @@ class Merger:
                 lane, total = group.plan.lanes[index], group.sums[index]
                 if total is not None:
                     lane.entry.push(total, self._sum(lane.source))
-                group.sums[index] = None  # it begins anew where another update comes
+                group.sums[index] = None  # created again if another update arrives
 
     def _mean(self, name: str, coverage: Coverage, factor: float) -> Tensor:
-        """Return ``factor · Σ / coverage`` of one entry, the old value where nothing covers it."""
+        """Return ``factor · Σ / coverage`` of one entry; the old value where nothing covers it."""
         old, new = self._old[name], self._sums.pop(name)
         division = None
-        if not coverage.even(name):  # else it is divided
+        if not coverage.even(name):  # else it is already divided
             division = coverage.division(name, new.dtype)
             for rows, divisor in division.bands:
                 new[rows].div_(divisor.to(self._device))
         if factor != 1:
             new.mul_(factor)
-        # Else it is a mean of finite values below LARGEST, times a factor that leaves it in single
-        # precision, which needs no pass to prove it finite.
+        # If not steep, it is a mean of finite values below LARGEST, times a factor that keeps it
+        # within single precision: no pass is needed to prove it finite.
         steep = self._reach > HEAVY or abs(factor) * self._steepest > HEAVY
         steep = steep or (old.dtype.itemsize < 4 and (factor != 1 or self._steepest > 1))
         new = new.to(old.dtype)
@@ -539,7 +542,7 @@ class Merger:
         return new if covered is None else torch.where(covered.to(self._device), new, old)
 
     def _maxima(self) -> dict[str, Tensor]:
-        """Return the maximum of every integer entry that a client has, else the old values."""
+        """Return the maximum of each integer entry over the clients that have it."""
         result: dict[str, Tensor] = {}
         parts: dict[str, list[tuple[_Lane, Tensor]]] = {}
         for group in self._groups.values():
@@ -550,7 +553,7 @@ class Merger:
             if all(lane.entry.unchanged for lane, _ in several):
                 result[source] = functools.reduce(torch.maximum, [peak for _, peak in several])
                 continue
-            # An integer entry only selects: pulling positions tells where values belong.
+            # An integer entry only selects: pulling positions shows where values belong.
             positions = torch.arange(old.numel(), device=self._device).view(old.shape)
             at = torch.cat([lane.entry.pull(positions).flatten() for lane, _ in several])
             largest = old.flatten().clone()
@@ -561,9 +564,9 @@ class Merger:
 
 
 def _add_each(sums: list[Tensor], values: list[Tensor], factor: float) -> None:
-    """Add ``factor · values`` to sums in their order: some may be views of the same one."""
+    """Add ``factor · values`` to sums in order: some may be views of the same sum."""
     if sums and all(value.is_cpu for value in sums):
-        torch._foreach_add_(sums, values, alpha=factor)  # one after the other there
+        torch._foreach_add_(sums, values, alpha=factor)  # sequential on the CPU
     else:
         for into, value in zip(sums, values, strict=True):
             into.add_(value, alpha=factor)

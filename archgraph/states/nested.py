@@ -1,4 +1,4 @@
-"""Parts of parts: the map from one part of a model to a smaller one."""
+"""Nested parts: the transfer from one part of a model to a smaller one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from archgraph.states.transfer import Transfer
 
 
 def nested(larger: Transfer, smaller: Transfer) -> Transfer:
-    """Return the map from one part of a model to a part that lies in it.
+    """Return the transfer from one part of a model to a part contained in it.
 
     Args:
         larger: From the model to the first part.
-        smaller: From the model to the second, every value of which the first has, too.
+        smaller: From the model to the second part, whose values are all in the first.
 
     Returns:
         The transfer with ``larger >> nested(larger, smaller) == smaller``.
 
     Raises:
-        RewriteError: If the second does not lie in the first; names the entry.
+        RewriteError: If the first part does not contain the second; names the entry.
 
     Example:
         >>> import torch
@@ -36,14 +36,14 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
         True
     """
     if larger.source != smaller.source:
-        raise RewriteError("parts of different models", found=smaller, expected=larger)
+        raise RewriteError("transfers of different models", found=smaller, expected=larger)
     homes: dict[str | None, list[str]] = {}
     for name, entry in larger.entries.items():
         homes.setdefault(entry.source, []).append(name)
     entries = {}
     for name, entry in smaller.entries.items():
         parts = homes.get(entry.source, []) if entry.source is not None else []
-        # Of several copies of one entry (grafted blocks) none is the one that is meant.
+        # If an entry has several copies (grafted blocks), it is unclear which one is meant.
         outer = larger.entries[parts[0]] if len(parts) == 1 else None
         if outer is None or not (outer.selects and entry.selects):
             raise RewriteError(
@@ -53,7 +53,7 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
             dims = tuple(map(_within, outer.dims, entry.dims))
         except LookupError as error:
             raise RewriteError(
-                f"has positions that the larger part lacks: that has {outer}",
+                f"has positions that the larger part lacks; the larger part has {outer}",
                 where=name,
                 found=entry,
             ) from error
@@ -62,7 +62,7 @@ def nested(larger: Transfer, smaller: Transfer) -> Transfer:
 
 
 def _within(outer: DimMap | None, inner: DimMap | None) -> DimMap | None:
-    """Return where the positions of one selection stand in another."""
+    """Return the positions of one selection within another."""
     if outer is None or outer == inner:
         return None if outer is not None else inner
     positions = np.arange(outer.size) if inner is None else inner.positions

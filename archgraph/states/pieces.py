@@ -1,4 +1,4 @@
-"""Tensors by the axes that their dimensions are made of."""
+"""Split tensors by the axes of their dimensions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 
-# A tensor, and for each of its dimensions the axis that it is, or None.
+# A tensor and, for each of its dimensions, the name of its axis or None.
 NamedPiece: TypeAlias = "tuple[Tensor, tuple[str | None, ...]]"
 
 
 def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[NamedPiece]:
-    """Yield a tensor in pieces each of whose dimensions is one axis or none.
+    """Yield pieces of a tensor in which each dimension is a single axis or none.
 
     A product becomes a dimension per factor, a concatenation a piece per term.
 
     Args:
         tensor: A leaf or a value of a graph.
-        layouts: Of its dimensions, from :func:`archgraph.axes`.
+        layouts: Layouts of its dimensions, from :func:`archgraph.axes`.
 
     Example:
         >>> heads, width, rest = AxisRef("heads", 2), AxisRef("head_dim", 3), AxisRef("out", 4)
@@ -38,7 +38,7 @@ def pieces(tensor: Tensor, layouts: Sequence[Layout]) -> Iterator[NamedPiece]:
                 yield from pieces(part, (*before, term, *after))
             return
         if isinstance(layout, Prod):
-            # The batch, whose size the layout leaves open, is one factor at most.
+            # At most one factor is the batch, whose size the layout leaves open.
             sizes = [f.size if isinstance(f.size, int) else -1 for f in layout.factors]
             yield from pieces(tensor.unflatten(at, sizes), (*before, *layout.factors, *after))
             return
@@ -54,8 +54,8 @@ def position_sums(
 
     Args:
         tensor: A leaf or a value of a graph.
-        layouts: Of its dimensions.
-        axes: Names of the axes; a tensor without one of them leaves it out.
+        layouts: Layouts of its dimensions.
+        axes: Names of the axes. The result omits axes that the tensor does not have.
 
     Example:
         >>> width = AxisRef("width", 2)
@@ -72,7 +72,7 @@ def position_sums(
 def sums_of_piece(
     piece: Tensor, names: Sequence[str | None], axes: Collection[str]
 ) -> dict[str, Tensor]:
-    """Sum the elements of a piece for each position of each axis, as :func:`position_sums` does."""
+    """Sum the elements of a piece for each position of each axis, like :func:`position_sums`."""
     return {
         axis: _union(piece, [dim for dim, name in enumerate(names) if name == axis])
         for axis in dict.fromkeys(names)
@@ -81,11 +81,11 @@ def sums_of_piece(
 
 
 def _union(piece: Tensor, dims: Sequence[int]) -> Tensor:
-    """Sum by the position along any of the dimensions: inclusion and exclusion of diagonals."""
+    """Sum by the position along any of the dimensions, by inclusion-exclusion over diagonals."""
     total = piece.new_zeros(piece.shape[dims[0]])
     for count in range(1, len(dims) + 1):
         for together in itertools.combinations(dims, count):
-            # Equal subscripts are a diagonal; 0 is the axis, and the others are summed.
+            # Equal subscripts select a diagonal; subscript 0 is the axis, others are summed.
             subscripts = [0 if dim in together else dim + 1 for dim in range(piece.dim())]
             total = total - (-1) ** count * torch.einsum(piece, subscripts, [0])
     return total

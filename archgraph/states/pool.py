@@ -1,13 +1,13 @@
-"""Updates of a round kept on disk, and seen value by value: medians, trimmed means, distances.
+"""Updates of a round, stored on disk and read value by value: medians, trimmed means, distances.
 
-A covered mean needs sums; a median needs all values of a position at once. So updates are written
-to a file and read back by *slabs*: some rows of a global entry, from every update that covers any
-of them. What a client says of a position is what the position would become if it were the only
-client, ``v_c = A_cᵀ θ_c / |A_c|ᵀ|A_c| 1``: for a part of the model the client's own value, for a
-fold the share that falls to each position. Clients that do not cover a position have no value.
+A covered mean needs only sums; a median needs all values of a position at once. So updates are
+written to a file and read back in *slabs*: some rows of a global entry, from every update that
+covers any of them. A client's value at a position is the value that it would have if this were the
+only client, ``v_c = A_cᵀ θ_c / |A_c|ᵀ|A_c| 1``: for a part of the model the client's own value, for
+a fold the share of each position. Clients that do not cover a position have no value there.
 
-Memory is that of a slab and of one result, whatever the number of clients. Values do not depend on
-how the rows are cut into slabs, or on the order of the clients.
+Memory is bounded by one slab and one result, whatever the number of clients. Values do not depend
+on how rows are split into slabs, or on the order of the clients.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from archgraph.states.state import Signature, State, accumulator, signature, wid
 from archgraph.states.transfer import Transfer
 from archgraph.states.updates import Update, unsummable
 
-# Values of all updates together that are in memory at a time; a row is never cut.
+# Number of values of all updates together that are in memory at a time; a row is never split.
 SLAB = 2**20
 
 
@@ -42,7 +42,7 @@ class PooledUpdate(NamedTuple):
     """An update in the file.
 
     Attributes:
-        client: Whose it is.
+        client: Id of the client.
         update: The update, without its state.
         stored: Its entries in the file.
     """
@@ -53,13 +53,13 @@ class PooledUpdate(NamedTuple):
 
 
 class Slab(NamedTuple):
-    """Some rows of a global entry, as every update has them.
+    """Some rows of a global entry, from every update that covers the entry.
 
     Attributes:
-        clients: Whose updates they are, ascending.
-        rows: Which rows.
-        values: ``[update, row, ...]``; complex numbers as pairs in a last dimension.
-        covered: Which of them there are, of the same shape.
+        clients: Ids of the clients, ascending.
+        rows: Slice of the global entry's rows.
+        values: ``[update, row, ...]``; complex numbers are pairs in a last dimension.
+        covered: Mask of the values that exist, of the same shape.
     """
 
     clients: tuple[int, ...]
@@ -74,7 +74,7 @@ class Pool:
     Args:
         graph: The global architecture, or its signature. Its frozen parameters are never read.
         state: The old global state.
-        slab: Values of all updates together that are in memory at a time.
+        slab: Number of values of all updates together that are in memory at a time.
 
     >>> from archgraph.states import DimMap, Entry, Slot
     >>> slots, small = (Slot("w", (3,), "float32"),), (Slot("w", (2,), "float32"),)
@@ -97,10 +97,10 @@ class Pool:
         self.updates: list[PooledUpdate] = []
 
     def add(self, client: int, update: Update) -> None:
-        """Write an update, whose form and values were checked where it arrived, to the file.
+        """Write an update to the file; its form and values were checked on arrival.
 
         Raises:
-            RunError: If there is no room on disk.
+            RunError: If the disk is full.
         """
         stored = self._spill.put(
             {k: v for k, v in update.state.items() if k not in update.unmerged}
@@ -113,7 +113,7 @@ class Pool:
             yield one.update._replace(state=self._spill.get(one.stored))
 
     def _of(self, clients: Collection[int] | None) -> list[PooledUpdate]:
-        # Sorted, since updates are added in the order in which they arrived.
+        # Sorted, since updates are stored in the order of their arrival.
         return sorted(
             (one for one in self.updates if clients is None or one.client in clients),
             key=lambda one: one.client,
@@ -121,11 +121,11 @@ class Pool:
 
     @torch.no_grad()
     def slabs(self, name: str, clients: Collection[int] | None = None) -> Iterator[Slab]:
-        """Read the values that clients have for a global entry, by rows.
+        """Yield the clients' values of a global entry, some rows at a time.
 
         Args:
-            name: The entry; a frozen one or one of bools has none.
-            clients: Whose updates; None: all.
+            name: Name of the entry. Frozen and bool entries yield no slabs.
+            clients: Ids of the clients. Default: all.
         """
         old = self._old[name]
         if name in self._frozen or old.dtype == torch.bool:
@@ -159,15 +159,16 @@ class Pool:
         clients: Collection[int] | None = None,
         multiply: Mapping[str, float] | None = None,
     ) -> dict[str, Tensor]:
-        """Return the new global state: at every position the mean of the values in the middle.
+        """Return the new global state: at every position, the mean of the middle values.
 
-        Weights do not count. Integers take the lower median, bools their old values, and so does a
-        position whose mean is not finite: one client alone could have made it so.
+        Weights are ignored. Integers take the lower median. Bools keep their old values, as do
+        positions whose mean is not finite: a single client could have caused that.
 
         Args:
-            cut: How many of so many values are left out at each end.
-            quorum: How many clients have to cover a position; where fewer do, it stays.
-            clients: Whose updates; None: all.
+            cut: Maps a number of values to the number that is discarded at each end.
+            quorum: Minimum number of clients that cover a position; with fewer, the position keeps
+                its old value.
+            clients: Ids of the clients. Default: all.
             multiply: Factor per global entry.
         """
         return self.middle_and_reach(cut, quorum=quorum, clients=clients, multiply=multiply)[0]
@@ -181,12 +182,12 @@ class Pool:
         clients: Collection[int] | None = None,
         multiply: Mapping[str, float] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what :meth:`middle` does, and at which positions it is no old value, bool."""
+        """Return the result of :meth:`middle` and, per entry, a mask of the replaced positions."""
         new, reached = {}, {}
         for slot in self.signature:
             old, factor = self._old[slot.name], (multiply or {}).get(slot.name, 1.0)
             new[slot.name] = old.clone()
-            # Complex numbers as pairs; a scalar as one row.
+            # Complex numbers become pairs; a scalar becomes one row.
             pairs = torch.view_as_real(new[slot.name]) if old.is_complex() else new[slot.name]
             seen = torch.zeros(pairs.shape, dtype=torch.bool)
             into, at = (x if old.dim() else x.unsqueeze(0) for x in (pairs, seen))
@@ -202,13 +203,14 @@ class Pool:
 
     @torch.no_grad()
     def squared_distances(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Sum squared differences between updates, and count over how many values each is.
+        """Sum squared differences between updates, and count the values in each sum.
 
         Args:
-            clients: Whose updates, ascending.
+            clients: Ids of the clients, ascending.
 
         Returns:
-            Both ``[client, client]``, float64; values that not both cover do not count.
+            Sums and counts, both ``[client, client]`` in float64, over values that both clients
+            cover.
         """
         index = {client: number for number, client in enumerate(clients)}
         sums = torch.zeros(len(clients), len(clients), dtype=torch.float64)
@@ -217,7 +219,7 @@ class Pool:
             old = widened(self._old[slot.name].cpu())
             origin = torch.view_as_real(old) if old.is_complex() else old
             for slab in self.slabs(slot.name, clients) if slot.averaged else ():
-                # Differences do not depend on the origin; near the values they lose no digits.
+                # Differences do not depend on the origin; one near the values loses no digits.
                 values = slab.values.double() - (origin[slab.rows] if old.dim() else origin)
                 at = torch.tensor([index[client] for client in slab.clients])
                 squares, common = distances(values.flatten(1), slab.covered.flatten(1))
@@ -233,11 +235,11 @@ class Pool:
         values: Tensor,
         covered: Tensor,
     ) -> None:
-        """Write what an update has for some rows of a global entry, and where it has anything.
+        """Write an update's values for some rows of a global entry, and the mask of covered ones.
 
-        1. Each of the client's entries that lie in these rows is pushed into them, ``Aᵀ θ_c``.
-        2. Where ``|A|ᵀ|A| 1`` of all of them is 0, nothing is covered.
-        3. Divided by it, a fold gives each position its share, and a selection the value itself.
+        1. Push each of the client's entries that lie in these rows into them: ``Aᵀ θ_c``.
+        2. Positions where ``|A|ᵀ|A| 1`` of all of them is 0 are not covered.
+        3. Divide by it: a fold gives each position its share, a selection the value itself.
         """
         coverage = torch.zeros(values.shape, dtype=torch.float64)
         averaged = values.is_floating_point() or values.is_complex()
@@ -261,7 +263,7 @@ class Pool:
 
 @functools.lru_cache(maxsize=256)
 def _by_source(transfer: Transfer) -> Mapping[str, tuple[str, ...]]:
-    """Return the target's entries by where they come from, for every entry of the source."""
+    """Return names of the target's entries by source entry, for every entry of the source."""
     names: dict[str, tuple[str, ...]] = {slot.name: () for slot in transfer.source}
     for name, entry in transfer.entries.items():
         if entry.source is not None:
@@ -270,7 +272,7 @@ def _by_source(transfer: Transfer) -> Mapping[str, tuple[str, ...]]:
 
 
 def _within(entry: Entry, window: slice, mask: Tensor | None) -> tuple[int, int, Entry] | None:
-    """Return the rows of a client's entry that lie within some global ones, and their map."""
+    """Return bounds of the rows of a client's entry within some global rows, and their map."""
     if not entry.dims:
         return 0, 1, entry
     map_, size = entry.dims[0], window.stop - window.start
@@ -291,7 +293,7 @@ def _within(entry: Entry, window: slice, mask: Tensor | None) -> tuple[int, int,
 
 
 def _outer(entry: Entry, window: slice, mask: Tensor | None) -> Tensor:
-    """Return what an entry covers of some rows of its source, to be broadcast."""
+    """Return the coverage of some source rows by an entry, in a shape that broadcasts."""
     term = Term.of(entry, rows=() if mask is None else tuple(mask.tolist()))
     product = torch.tensor(term.factor, dtype=torch.float64)
     for dim, steps in enumerate(term.steps()):

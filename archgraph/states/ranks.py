@@ -1,4 +1,4 @@
-"""Sums over the values between two ranks, in one pass: sorting all of them would take longer."""
+"""Sums over the values between two ranks, in one pass; sorting all values would take longer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ PIECE = 1 << 16  # values that stay in the cache
 def squares_between(
     values: np.ndarray, first: int, final: int, *, signed: bool = True
 ) -> tuple[float, int]:
-    """Sum the squares of the values from one rank to another in ascending order, and count them.
+    """Sum the squares of the values between two ranks in ascending order, and count the values.
 
-    1. A sample tells between which two values each of the ranks lies.
-    2. One pass in pieces that stay in the cache counts what is below, sums the squares of what
-       certainly lies between the ranks, and collects what is near them.
-    3. In the latter the values at both ranks are looked up. If it turns out not to contain them,
-       everything is near.
+    1. A sample gives two bounds for the value at each rank.
+    2. One pass, in pieces that fit into the cache, counts values below the bounds, sums the squares
+       of values certainly between the ranks, and collects values near them.
+    3. The values at both ranks are looked up among the collected ones. If these do not contain
+       them, the pass is repeated with all values as near.
 
     Args:
         values: The values.
-        first: The first rank that counts, from 0. Values that are equal to its value count, too.
-        final: The last one.
-        signed: Whether values are ordered, or their magnitudes.
+        first: First rank that counts, from 0. Values equal to the value at this rank count, too.
+        final: Last rank that counts. The same applies to values equal to the value there.
+        signed: Whether values are ordered by value; if False, by magnitude.
 
     Example:
         >>> squares_between(np.array([3.0, -1.0, 2.0]), 1, 2)

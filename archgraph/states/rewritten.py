@@ -1,4 +1,4 @@
-"""What every rewrite returns: the new graph, and the map to its states from the old one's."""
+"""The result of every rewrite: the new graph, and the map from old states to new ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from archgraph.states.transfer import Transfer
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What every rewrite returns: the new graph, and the map to its states from the old one's.
+    """The result of every rewrite: the new graph, and the map from old states to new ones.
 
-    Unpacks as ``graph, transfer``; ``a >> b`` composes, where ``b`` is a rewrite of ``a.graph`` or
-    a function from a graph to one.
+    Unpacks as ``graph, transfer``. ``a >> b`` composes; ``b`` is a rewrite of ``a.graph`` or a
+    function from a graph to its rewrite.
 
     Raises:
         RewriteError: If the transfer does not end at the graph.
@@ -38,7 +38,7 @@ class Rewritten:
 
     @staticmethod
     def identity(graph: ArchGraph) -> Rewritten:
-        """Return the rewrite that changes nothing, the start of a chain."""
+        """Return the rewrite that changes nothing, to start a chain with."""
         return Rewritten(graph, Transfer.identity(graph))
 
     @staticmethod
@@ -48,7 +48,7 @@ class Rewritten:
         entries: Mapping[str, Entry],
         notes: tuple[str, ...] = (),
     ) -> Rewritten:
-        """Return the rewrite of a graph to another, whose entries come from the first one's."""
+        """Return the rewrite from one graph to another; ``entries`` give each entry's origin."""
         return Rewritten(after, Transfer(signature(before), signature(after), entries, notes))
 
     def __repr__(self) -> str:

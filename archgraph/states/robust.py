@@ -1,4 +1,4 @@
-"""What a few values or updates among many cannot move: trimmed means, and Krum's choice."""
+"""Statistics that a few outliers among many cannot move: trimmed means, and Krum's selection."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: How many of so many values are left out at each end.
+#: Maps a number of values to the number that is discarded at each end.
 Cut: TypeAlias = Callable[[int], int]
 
 
 def middle(values: Tensor, covered: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
-    """Average the values in the middle of each column; of integers take the lower median.
+    """Average the values in the middle of each column; for integers take the lower median.
 
-    Values are added in ascending order, so that the result does not depend on theirs, and the mean
-    lies between the least and the largest of them, whatever rounding does.
+    Values are added in ascending order, so the result does not depend on the order of the updates.
+    The mean lies between the smallest and the largest of them, whatever the rounding.
 
     Args:
         values: ``[update, ...]``.
-        covered: Which of them count, of the same shape.
-        cut: How many of so many are left out at each end; at least one or two stay.
+        covered: Mask of the values that count, of the same shape.
+        cut: Maps a number of values to the number discarded at each end; at least one or two stay.
 
     Returns:
-        The means, in double precision, and how many values count; without any the mean is
-        undefined.
+        The means in double precision, and the number of values that count; without any, the mean
+        is undefined.
 
     Example:
         >>> ones = torch.ones(4, 1, dtype=torch.bool)
@@ -51,14 +51,14 @@ def middle(values: Tensor, covered: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
 
 
 def distances(values: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum squared differences of rows where both count, and count how often both do.
+    """Sum squared differences of rows over the values that both cover, and count these values.
 
     Args:
         values: ``[update, value]``, in double precision.
-        covered: Which of them count, of the same shape.
+        covered: Mask of the values that count, of the same shape.
 
     Returns:
-        Both ``[update, update]``; what overflows is infinite.
+        Sums and counts, both ``[update, update]``; sums that overflow are infinite.
 
     Example:
         >>> values = torch.tensor([[1.0, 2.0], [4.0, 9.0]], dtype=torch.float64)
@@ -69,25 +69,25 @@ def distances(values: Tensor, covered: Tensor) -> tuple[Tensor, Tensor]:
     mask = covered.double()
     values = values.masked_fill(~covered, 0.0)
     squares = values.square() @ mask.T
-    # Values that are not finite are far from everything.
+    # Values that are not finite are far from all others.
     sums = (squares + squares.T - 2 * (values @ values.T)).nan_to_num(nan=torch.inf).clamp(min=0)
     return (sums + sums.T) / 2, mask @ mask.T
 
 
 def krum(squares: Tensor, counts: Tensor, malicious: int, keep: int) -> list[int]:
-    """Choose the updates nearest to their neighbours (Blanchard et al., NeurIPS 2017, §4).
+    """Select the updates nearest to their neighbours (Blanchard et al., NeurIPS 2017, §4).
 
-    The score of an update is the mean of its ``n - f - 2`` least squared distances to others, per
-    value that both have; with less than that in common with anyone, of those that there are.
+    The score of an update is the mean of its ``n - f - 2`` smallest squared distances to others,
+    per value that both have. If it shares values with fewer updates, the mean is over those.
 
     Args:
         squares: Sums of squared differences, ``[update, update]``.
-        counts: Over how many values.
+        counts: Number of values in each sum.
         malicious: ``f``.
-        keep: How many are chosen; several: multi-Krum.
+        keep: Number of updates to select; more than one is multi-Krum.
 
     Returns:
-        Their positions, ascending; the first of equals.
+        Their indices, ascending; ties go to the first.
 
     Example:
         >>> points = torch.tensor([0.0, 0.1, 0.2, 9.0, 0.3])
@@ -99,6 +99,6 @@ def krum(squares: Tensor, counts: Tensor, malicious: int, keep: int) -> list[int
     distances.fill_diagonal_(torch.inf)
     nearest = distances.sort(1).values[:, : max(len(squares) - malicious - 2, 1)]
     known = nearest.isfinite()
-    scores = nearest.masked_fill(~known, 0.0).sum(1) / known.sum(1)  # without any: not a number
+    scores = nearest.masked_fill(~known, 0.0).sum(1) / known.sum(1)  # without any: NaN
     order = sorted(range(len(scores)), key=lambda i: (not known[i].any(), float(scores[i]), i))
     return sorted(order[:keep])

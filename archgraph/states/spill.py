@@ -17,7 +17,7 @@ from archgraph.states.state import State
 
 
 class Stored(NamedTuple):
-    """A tensor in the file: where it begins, and what it is."""
+    """A tensor in the file: its offset in bytes, shape, dtype and original device."""
 
     at: int
     shape: tuple[int, ...]
@@ -29,10 +29,10 @@ StoredState: TypeAlias = Mapping[str, Stored]
 
 
 class Spill:
-    """A file that holds tensors and vanishes with this object.
+    """A temporary file of tensors that is deleted with this object.
 
-    It has no name, so that nothing is left behind, whatever ends the process. Pieces are read, not
-    mapped: memory holds what was asked for and no more.
+    The file has no name, so it disappears however the process ends. Pieces are read, not mapped:
+    memory holds only the requested ones.
 
     Example:
         >>> spill = Spill()
@@ -45,25 +45,25 @@ class Spill:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="archgraph-")
-        weakref.finalize(self, self._file.close)  # one that is collected while open warns
+        weakref.finalize(self, self._file.close)  # an open file that is collected would warn
 
     def put(self, state: State) -> StoredState:
-        """Write tensors of any devices.
+        """Write tensors from any devices.
 
         Raises:
-            RunError: If there is no room.
+            RunError: If the disk is full.
         """
         return {name: self._write(value.detach()) for name, value in state.items()}
 
     def get(self, stored: StoredState) -> dict[str, Tensor]:
-        """Read tensors, onto the devices that they came from."""
+        """Read tensors back to the devices that they came from."""
         return {
             name: self.rows(one, 0, one.shape[0] if one.shape else 1).to(one.device)
             for name, one in stored.items()
         }
 
     def rows(self, stored: Stored, start: int, stop: int) -> Tensor:
-        """Read some slices along the first dimension, on the CPU; of a scalar all of it."""
+        """Read rows ``start`` to ``stop`` onto the CPU; a scalar is read as a whole."""
         width = math.prod(stored.shape[1:])
         shape = (stop - start, *stored.shape[1:]) if stored.shape else ()
         count = math.prod(shape)
@@ -85,6 +85,6 @@ class Spill:
             raise RunError(
                 problem,
                 found=os_reason(error),
-                hint="free some space, or name another folder in TMPDIR",
+                hint="free some space, or set TMPDIR to another folder",
             ) from error
         return stored

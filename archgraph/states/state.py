@@ -1,7 +1,8 @@
-"""What weights are: tensors by leaf name, and the signature that says which ones.
+"""The state of an architecture: tensors by leaf name, and the signature that lists them.
 
-A tied tensor is in a state once. Under all of its names it would count twice in each sum, norm and
-distance, and a client could send two values for one weight. ``ag.state_dict`` adds the other names.
+A tied tensor is in a state only once. Under each of its names, it would count twice in every sum,
+norm and distance, and a client could send two values for one weight. ``ag.state_dict`` adds the
+other names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ State: TypeAlias = Mapping[str, Tensor]
 
 
 class Slot(NamedTuple):
-    """One entry of a signature: what a state must have under this name."""
+    """One entry of a signature: name, shape, dtype and role of a tensor in a state."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +33,7 @@ class Slot(NamedTuple):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch's object."""
+        """The dtype as a ``torch.dtype``."""
         return cast(torch.dtype, getattr(torch, self.dtype))
 
     @property
@@ -52,7 +53,7 @@ def _signature(graph: ArchGraph) -> Signature:
 
 
 def signature(graph: ArchGraph | Signature) -> Signature:
-    """Return names, shapes, dtypes and roles of an architecture's state, in its order.
+    """Return names, shapes, dtypes and roles of an architecture's state, in the state's order.
 
     >>> from archgraph.graph.ir import ArchGraph, Param, TensorType
     >>> fc = Param("fc.weight", TensorType((10, 4), "float32"))
@@ -63,7 +64,7 @@ def signature(graph: ArchGraph | Signature) -> Signature:
 
 
 def first_difference(actual: Signature, expected: Signature) -> dict[str, Any]:
-    """Return where two signatures first differ, as parts of an error; empty if they are equal."""
+    """Return the first difference of two signatures as facts of an error; empty if equal."""
     for a, b in itertools.zip_longest(actual, expected):
         if a != b:
             return {"where": (a or b).name, "found": a or "nothing", "expected": b or "nothing"}
@@ -71,7 +72,7 @@ def first_difference(actual: Signature, expected: Signature) -> dict[str, Any]:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that values are summed in: float32 for half precision, else itself.
+    """Return the dtype to sum values in: float32 for half precision, otherwise the dtype itself.
 
     >>> accumulator(torch.bfloat16), accumulator(torch.float64)
     (torch.float32, torch.float64)
@@ -81,7 +82,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened(values: Tensor) -> Tensor:
-    """Return values in a type that torch computes with: float32 for eight bits, else as they are.
+    """Return values in a dtype that torch computes in: 8-bit floats as float32, others unchanged.
 
     >>> widened(torch.ones(2).to(torch.float8_e4m3fn)) + 1
     tensor([2., 2.])
@@ -91,7 +92,7 @@ def widened(values: Tensor) -> Tensor:
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same shape and values, of whatever type.
+    """Return whether two tensors have the same shape and values, whatever their dtype.
 
     >>> equal(torch.ones(2).to(torch.float8_e5m2), torch.ones(2).to(torch.float8_e5m2))
     True
@@ -100,7 +101,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def missing(name: str, state: State) -> dict[str, Any]:
-    """Say what a state has instead of a tensor, and what to do: parts of an error.
+    """Return facts of an error for a missing tensor: what was found instead, and a hint.
 
     >>> missing("fc.bias", {"module.fc.bias": torch.zeros(2)})["hint"]
     "remove the prefix 'module.', or read the state with ag.state_of"
@@ -113,7 +114,7 @@ def missing(name: str, state: State) -> dict[str, Any]:
             hint = f"remove the prefix {prefix!r}, or read the state with ag.state_of"
             return {"found": key, "hint": hint}
         if isinstance(value, Mapping):
-            hint = f"pass the state inside of it: checkpoint[{key!r}]"
+            hint = f"pass the state inside it: checkpoint[{key!r}]"
             return {"found": f"a mapping {key!r}", "hint": hint}
-    hint = "ag.trace, ag.state_of and transfer.pull give complete states"
+    hint = "ag.trace, ag.state_of and transfer.pull return complete states"
     return {"found": None, "hint": hint}

@@ -1,14 +1,14 @@
 """The linear map between the states of two architectures: compose, pull, push, describe.
 
-A :class:`Transfer` has for every entry of the target state an :class:`Entry` that says where it
-comes from in the source state. Read as a
-matrix ``A`` (the Kronecker product of its dimension maps, entry by entry) it has three readings:
+A :class:`Transfer` has an :class:`Entry` for every entry of the target state, which defines how it
+is computed from the source state. Read as a matrix ``A`` (entry by entry, the Kronecker product of
+its dimension maps), a transfer can be used in three ways:
 
 - ``pull``: ``A θ``, the target's state from the source's (distribution);
 - ``push``: ``Aᵀ θ'`` and its coverage ``|A|ᵀ|A| 1``, back in the source's shape (aggregation). For
-  a map that only selects, the coverage is ``Aᵀ 1``: how often each position was kept. For one that
-  weighs or adds up, this is the normalisation under which ``push(pull(θ)) / coverage`` gives back
-  a replicated θ and shares a sum out in equal parts;
+  a map that only selects, the coverage is ``Aᵀ 1``: how often each position was taken. For a map
+  with weights or sums, it is the normalisation with which ``push(pull(θ)) / coverage`` recovers a
+  replicated θ and divides a sum into equal parts;
 - ``describe``: the same in words.
 """
 
@@ -40,7 +40,7 @@ from archgraph.states.state import (
 )
 from archgraph.tables import Table
 
-# Rows of the table that a notebook shows.
+# Maximum number of table rows that a notebook shows.
 SHOWN = 40
 
 
@@ -49,14 +49,14 @@ class Transfer:
     """A linear map from the states of one architecture to those of another.
 
     Attributes:
-        source: The entries of a source state.
-        target: The entries of a target state.
-        entries: For every target name, where it comes from; a plain mapping, never changed.
-        notes: What rewrites say of it, in lines: words alone, no part of what is compared.
+        source: Signature of the source state.
+        target: Signature of the target state.
+        entries: Origin of every target entry, by name; a plain mapping that is never changed.
+        notes: Lines that rewrites note about it, for readers only; not part of comparisons.
 
     Raises:
-        RewriteError: If an entry is missing, left over, or its maps do not fit the shapes; if an
-            integer or bool entry is anything but selected.
+        RewriteError: If an entry is missing or unknown, its maps do not fit the shapes, or an
+            integer or bool entry is anything but a selection.
 
     >>> from archgraph.states import DimMap, Slot
     >>> w = Slot("w", (4, 3), "float32")
@@ -85,7 +85,7 @@ class Transfer:
             raise RewriteError(
                 "entries and target differ", found=sorted(set(names) ^ set(self.entries))
             )
-        # Equal maps become one object: coverage finds entries that are mapped alike by identity.
+        # Share equal maps as one object: coverage finds equally mapped entries by identity.
         shared: dict[tuple[DimMap | None, ...], tuple[DimMap | None, ...]] = {}
         entries = {}
         for name in names:
@@ -101,13 +101,13 @@ class Transfer:
 
     @staticmethod
     def identity(graph: ArchGraph | Signature) -> Transfer:
-        """Return the map that leaves every state as it is."""
+        """Return the map that leaves every state unchanged."""
         slots = signature(graph)
         return Transfer(slots, slots, {slot.name: Entry.kept(slot) for slot in slots})
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the content: equal transfers share it."""
+        """SHA-256 of the content; equal for equal transfers."""
         lines = [repr((self.source, self.target))]
         for name, entry in self.entries.items():
             dims = tuple(None if m is None else dataclasses.astuple(m) for m in entry.dims)
@@ -121,11 +121,11 @@ class Transfer:
         return hash(self.digest)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Without what is cached.
+        # Without cached values.
         return Transfer, (self.source, self.target, self.entries, self.notes)
 
     def then(self, other: Transfer) -> Transfer:
-        """Compose this map with ``other``: associative, with :meth:`identity` neutral.
+        """Compose this map with ``other``: associative, with :meth:`identity` as neutral element.
 
         Raises:
             RewriteError: If ``other`` does not start where this one ends.
@@ -145,10 +145,10 @@ class Transfer:
         return self.then(other)
 
     def only(self, names: Container[str]) -> Transfer:
-        """Return the part of this map that makes some of the target's entries.
+        """Return the part of this map that computes some of the target's entries.
 
         Args:
-            names: Names of entries to keep; those of the target that are not among them go.
+            names: Names of the target entries to keep; all others are dropped.
 
         >>> slots = (Slot("a", (2,), "float32"), Slot("b", (3,), "float32"))
         >>> Transfer.identity(slots).only({"b"})
@@ -168,17 +168,17 @@ class Transfer:
         partial: bool = False,
         gradients: bool = False,
     ) -> dict[str, Tensor]:
-        """Compute the target's state from the source's: contiguous copies of its dtype and device.
+        """Compute the target's state from the source's, as contiguous copies of its dtype.
 
         Args:
-            state: A state of the source; entries that nothing comes from may be missing.
-            seed: Of the initialised entries; each has its own stream, so that composing transfers
-                or reordering entries changes nothing. A generator gives one seed.
-            copy: Whether an entry that is taken as a whole is copied, too; else it is the same
-                tensor as in the source.
-            partial: Whether an entry whose source is missing is left out; else it is an error.
-            gradients: Whether gradients of the result flow back to the state: a part of a model is
-                then trained as a function of the whole (FjORD).
+            state: A state of the source. Entries that no target entry uses may be missing.
+            seed: Seed of the initialised entries. Each has its own random stream, so that composing
+                transfers or reordering entries changes nothing. A generator draws one seed.
+            copy: Whether to copy entries that are taken whole. If False, the result has the same
+                tensors as the source there.
+            partial: Whether to skip entries whose source is missing. If False, this is an error.
+            gradients: Whether gradients of the result flow back to the state, so that a part of a
+                model is trained as a function of the whole model (FjORD).
 
         Raises:
             RewriteError: If the state lacks an entry or one has another shape.
@@ -202,12 +202,12 @@ class Transfer:
             for name, entry in self.entries.items():
                 value = self._computed(name, state, seed, copy, partial)
                 if value is not None:
-                    # Initialisers draw on the CPU: the same numbers whatever the device.
+                    # Initialisers draw on the CPU: equal numbers on every device.
                     result[name] = value if entry.init is None else value.to(device=device)
         return result
 
     def entry(self, name: str, state: State) -> Tensor:
-        """Compute one entry of what :meth:`pull` gives; it may be a tensor of the state itself.
+        """Compute one entry of the result of :meth:`pull`; it may be a tensor of the state itself.
 
         Raises:
             RewriteError: As :meth:`pull`.
@@ -217,14 +217,14 @@ class Transfer:
         return value
 
     def covered(self, part: State) -> dict[str, Tensor]:
-        """Return the entries of what :meth:`pull` gives that come from some of the source's."""
+        """Return the entries of the result of :meth:`pull` whose source is in ``part``."""
         names = (n for n, entry in self.entries.items() if entry.source in part) if part else ()
         return {name: self.entry(name, part) for name in names}
 
     def _computed(
         self, name: str, state: State, seed: int, copy: bool, partial: bool
     ) -> Tensor | None:
-        """Compute an entry of the target; None: what it comes from is missing."""
+        """Compute an entry of the target; None if its source is missing."""
         entry, shape, dtype, index, same, result = self._plan[name]
         if entry.source is None:
             return entry.pull(None, dtype=dtype or torch.float32, seed=seed)
@@ -235,7 +235,7 @@ class Transfer:
             value = entry_of(state, entry.source, shape)
         if same and not copy:
             return value
-        if value.is_meta:  # a check needs shapes alone
+        if value.is_meta:  # a check only needs shapes
             return torch.empty(result, dtype=dtype or value.dtype, device=value.device)
         if index is None:
             value = entry.pull(value)
@@ -245,13 +245,12 @@ class Transfer:
 
     @torch.no_grad()
     def push(self, state: State) -> tuple[dict[str, Tensor], Coverage]:
-        """Apply the transpose: a target's state back in the source's shape, and what covers it.
+        """Apply the transpose: return a target state in the source's shape, and its coverage.
 
-        Several target entries that come from one source entry add up. Half precision is summed
-        in float32.
+        Target entries with the same source entry are summed. Half precision is summed in float32.
 
         Returns:
-            The numerator (zero where nothing comes back) and the :class:`Coverage`.
+            The numerator (zero where no entry contributes) and the :class:`Coverage`.
 
         Raises:
             RewriteError: If the state lacks an entry or one has another shape.
@@ -276,7 +275,7 @@ class Transfer:
 
     @functools.cached_property
     def coverage(self) -> Coverage:
-        """What :meth:`push` covers of the source, whatever the state."""
+        """Coverage of the source by :meth:`push`; it does not depend on the state."""
         return Coverage.of(self.shapes, self.entries.values())
 
     @functools.cached_property
@@ -285,7 +284,7 @@ class Transfer:
         return {slot.name: slot.shape for slot in self.source}
 
     def describe(self) -> str:
-        """Describe what rewrites noted, each target entry that changed, and what was dropped."""
+        """Describe notes of rewrites, each changed target entry, and dropped source entries."""
         used = {entry.source for entry in self.entries.values()}
         changed = self._changed()
         lines = [
@@ -318,7 +317,7 @@ class Transfer:
         )._repr_html_()
 
     def summary(self) -> str:
-        """Say how much is taken, in one line."""
+        """Count the entries taken and initialised, and the values, in one line."""
         fresh = sum(entry.source is None for entry in self.entries.values())
         before, after = (sum(math.prod(s.shape) for s in x) for x in (self.source, self.target))
         return (
@@ -327,7 +326,7 @@ class Transfer:
         )
 
     def _changed(self) -> list[Slot]:
-        """Return the entries that are not plain copies under their own names."""
+        """Return the entries that are not plain copies of the source entry of the same name."""
         return [
             slot
             for slot in self.target
@@ -336,7 +335,7 @@ class Transfer:
 
     @functools.cached_property
     def views(self) -> Mapping[str, Slices]:
-        """Target entries that are one view of their source, apart from a scale: its slices."""
+        """Slices of the target entries that are a single view of their source, up to a scale."""
         return {
             name: tuple((m and m.window) or slice(None) for m in entry.dims)
             if any(entry.dims)
@@ -351,10 +350,10 @@ class Transfer:
     ) -> dict[
         str, tuple[Entry, torch.Size, torch.dtype | None, Slices | None, bool, tuple[int, ...]]
     ]:
-        """Entry, source shape, new dtype, slices of a view, whether it is equal, shape: by name.
+        """By name: entry, source shape, new dtype, slices of a view, whether unchanged, shape.
 
-        Most entries of most transfers are slices; a model has hundreds, so nothing that stays the
-        same is computed for each pull.
+        Most entries of most transfers are slices, and a model has hundreds of them, so nothing
+        that stays the same is computed on each pull.
         """
         slots, plan = {slot.name: slot for slot in self.source}, {}
         for slot in self.target:
@@ -369,7 +368,7 @@ class Transfer:
 
 
 def _check(slot: Slot, entry: Entry, sources: Mapping[str, Slot]) -> None:
-    """Check that an entry makes what its slot says."""
+    """Check that an entry produces its slot's shape."""
     source = sources.get(entry.source or "")
     if entry.init is not None:
         shape = entry.init.shape
@@ -378,7 +377,7 @@ def _check(slot: Slot, entry: Entry, sources: Mapping[str, Slot]) -> None:
     elif entry.selects or (slot.averaged and source.averaged):
         shape = source.shape
     else:
-        raise RewriteError("only a selection of integers is defined", where=slot.name, found=entry)
+        raise RewriteError("integers and bools can only be selected", where=slot.name, found=entry)
     maps = list(zip(shape, entry.dims, strict=False))
     fits = all(m is None or m.size == size for size, m in maps)
     result = tuple(size if m is None else m.length for size, m in maps)
@@ -392,7 +391,7 @@ def _check(slot: Slot, entry: Entry, sources: Mapping[str, Slot]) -> None:
 
 
 def entry_of(state: State, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return an entry of a state, checked.
+    """Return an entry of a state, with its shape checked.
 
     Raises:
         RewriteError: If the state lacks it or it has another shape.

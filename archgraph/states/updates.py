@@ -1,4 +1,4 @@
-"""Checks of an update: a state of its architecture, finite, with usable weights and masks."""
+"""Checks of an update: a state of its architecture, finite, with valid weights and masks."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from archgraph.states.state import (
 )
 from archgraph.states.transfer import Transfer
 
-# Values, weights and scales are below it, so that the sums of a round stay within single precision.
+# Bound on values, weights and scales, so that the sums of a round stay within single precision.
 LARGEST = 2.0**80
 
 
 class Update(NamedTuple):
-    """A client's update, and how it counts.
+    """A client's update, and how it counts in the average.
 
     Attributes:
         transfer: Global → client.
         state: The client's state after training.
-        weight: Of this client against the others.
-        scales: Factor per client entry on the numerator alone.
-        rows: Per client entry, 0 and 1 over its first axis: the rows that this client gives.
-        unmerged: Client entries that are left out; the state need not have them.
+        weight: Weight of this client relative to the others.
+        scales: Factor per client entry on the numerator only.
+        rows: Per client entry, 0 and 1 over its first axis: the rows that this client contributes.
+        unmerged: Client entries that are not merged; the state need not have them.
     """
 
     transfer: Transfer
@@ -51,7 +51,7 @@ class Update(NamedTuple):
 
 
 class ExpectedEntry(NamedTuple):
-    """A slot with its torch objects, created once: checking an update must cost next to nothing."""
+    """A slot with its torch objects, created once: checking an update must cost almost nothing."""
 
     slot: Slot
     name: str
@@ -61,7 +61,7 @@ class ExpectedEntry(NamedTuple):
 
 
 def expected_entries(graph: ArchGraph | Signature) -> tuple[ExpectedEntry, ...]:
-    """Return what an update of this architecture must have, in order."""
+    """Return the entries that an update of this architecture must have, in order."""
     return _of_graph(graph) if isinstance(graph, ArchGraph) else _of_slots(graph)
 
 
@@ -79,10 +79,11 @@ def _of_slots(slots: Signature) -> tuple[ExpectedEntry, ...]:
 
 @torch.no_grad()
 def unsummable(graph: ArchGraph | Signature, state: State) -> dict[str, Tensor]:
-    """Return the entries of a state that no sum holds and that nothing changes: masks of −∞, say.
+    """Return entries that cannot be summed and never change, such as attention masks of −∞.
 
     They are the leaves that are neither trained nor written by forward and have values that are
-    infinite or not below ``LARGEST``. A signature does not say which leaves these are.
+    infinite or not below ``LARGEST``. For a signature, which does not show these leaves, the result
+    is empty.
 
     Args:
         graph: The architecture.
@@ -108,7 +109,7 @@ def unsummable(graph: ArchGraph | Signature, state: State) -> dict[str, Tensor]:
 
 @per_graph
 def _unchanged(graph: ArchGraph) -> tuple[str, ...]:
-    """Return the leaves of real numbers that neither training nor forward changes."""
+    """Return the floating-point leaves that neither training nor forward changes."""
     written = statistics(graph)
     leaves = {p.name for p in graph.params if not p.trainable and p.name not in written}
     types = {slot.name: slot.torch_dtype for slot in signature(graph) if slot.name in leaves}
@@ -123,19 +124,19 @@ def check_update(
     optional: Collection[str] = (),
     fixed: State = MappingProxyType({}),
 ) -> None:
-    """Check that a state is one of this architecture, and fit for averaging.
+    """Check that a state matches this architecture and can be averaged.
 
     Args:
         graph: The architecture, or its signature.
         state: The update.
-        finite: Whether to look at values, too: for NaN, infinity and numbers that are too large to
-            be summed (one pass).
-        optional: Entries that may be missing (what stays with the client).
-        fixed: What :func:`unsummable` found in the state before: these values are not looked at
-            where they are still the same.
+        finite: Whether to check values, too, for NaN, infinity and numbers that are too large to be
+            summed (one pass).
+        optional: Entries that may be missing, such as those that stay with the client.
+        fixed: Result of :func:`unsummable` on the previous state; values that are still equal to
+            these are not checked.
 
     Raises:
-        RejectedUpdate: For a missing or further entry, another type, shape or dtype, NaN, infinity
+        RejectedUpdate: For a missing or unknown entry, a wrong type, shape or dtype, NaN, infinity
             or a value of 1.2e24 (2⁸⁰) or more; names the entry.
 
     >>> slots = (Slot("w", (2,), "float32"),)
@@ -158,7 +159,7 @@ def check_update(
             or value.is_nested
             or value.is_quantized
             or value.is_meta
-        ):  # this runs for every entry of every client; what is wrong is worked out only then
+        ):  # runs for every entry of every client, so the details are worked out only here
             _check_entry(want, value)
     _check_number(expected, state)
     if finite:
@@ -166,18 +167,18 @@ def check_update(
 
 
 def _check_number(expected: Collection[ExpectedEntry], state: State) -> None:
-    """Check that a state has no further entries."""
+    """Check that a state has no unknown entries."""
     if len(state) != len(expected):
         further = sorted(map(str, set(state) - {want.name for want in expected}))
         raise RejectedUpdate("unknown entry", where=further[0], found=f"{len(further)} more")
 
 
-# Other classes decide themselves how they are computed.
+# Other subclasses of Tensor define their own computations.
 _ORDINARY: tuple[type, ...] = (Tensor, Parameter)
 
 
 def foreign(value: object) -> str | None:
-    """Return what something is, if it is not an ordinary dense tensor, whose values are its own.
+    """Describe a value that is not an ordinary dense tensor; None if it is one.
 
     >>> foreign(torch.zeros(2)), foreign([0.0]), foreign(torch.eye(2).to_sparse())
     (None, 'list', 'torch.sparse_coo tensor on cpu')
@@ -193,7 +194,7 @@ def foreign(value: object) -> str | None:
 
 
 def finite(values: Tensor) -> bool:
-    """Return whether all values are; a finite sum proves it in one pass that writes nothing.
+    """Return whether all values are finite; a finite sum proves it in one pass without writing.
 
     >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([float("inf"), -float("inf")]))
     (True, False)
@@ -203,7 +204,7 @@ def finite(values: Tensor) -> bool:
 
 
 def all_finite(tensors: Collection[Tensor]) -> bool:
-    """Return whether all values of all tensors of a device are; they are waited for once.
+    """Return whether all values of tensors on one device are finite, with one synchronisation.
 
     >>> all_finite([torch.ones(2), torch.tensor(float("nan"))]), all_finite([])
     (False, True)
@@ -233,13 +234,14 @@ def _check_values(expected: Iterable[ExpectedEntry], state: State, fixed: State)
         value, before = state[want.name], fixed.get(want.name)
         if want.averaged and (before is None or not equal(value, before.to(value.device))):
             values[want.name] = widened(value)
-    # One NaN or infinity spoils the norm, so a small norm proves all values finite and no larger,
-    # in one pass that writes nothing. Only else is every value looked at: the norm can overflow.
+    # A single NaN or infinity makes the norm NaN or infinite. So a small norm proves in one pass,
+    # without writing, that all values are finite and no larger. Otherwise each value is checked,
+    # since the norm may overflow.
     narrow = [value for value in values.values() if value.dtype == torch.float32]
     others = [value for value in values.values() if value.dtype != torch.float32]
     norms = [*torch._foreach_norm(narrow)] if narrow else []
     norms += [torch.linalg.vector_norm(v, dtype=accumulator(v.dtype)) for v in others]
-    if norms and not bool((torch.stack(norms) < LARGEST).all()):  # a device is waited for once
+    if norms and not bool((torch.stack(norms) < LARGEST).all()):  # synchronises once
         for name, value in values.items():
             _check_value(name, value)
 
@@ -265,11 +267,11 @@ def _check_value(name: str, value: Tensor) -> None:
 
 
 def check_options(update: Update) -> None:
-    """Check how an update is to count.
+    """Check the options of an update.
 
-    1. Its weight is a number that can be compared with others' in double precision.
-    2. Scales, masks and what is left out name entries of the client.
-    3. Scales are numbers; with values below the same bound, no product overflows.
+    1. Its weight is a number that can be compared with others in double precision.
+    2. Scales, masks and unmerged entries name entries of the client.
+    3. Scales are numbers; as values have the same bound, no product overflows.
     4. A mask has a 0 or 1 for each row of its entry.
 
     Raises:
@@ -297,15 +299,15 @@ def _check_rows(update: Update) -> None:
         actual, expected = list(mask.shape), list(shapes[name][:1])
         if not expected or actual != expected:
             raise RejectedUpdate(
-                "row mask of another length", where=name, found=actual, expected=expected
+                "row mask has the wrong length", where=name, found=actual, expected=expected
             )
         if not ((mask == 0) | (mask == 1)).all():
-            raise RejectedUpdate("row mask has other values than 0 and 1", where=name)
+            raise RejectedUpdate("row mask has values other than 0 and 1", where=name)
 
 
 def _number(value: float) -> bool:
-    """Return whether a value is a number, and finite as a float."""
+    """Return whether a value is a number that is finite as a float."""
     try:
         return math.isfinite(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # other things than numbers
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # not a number
         return False

@@ -1,4 +1,4 @@
-"""How wide a transfer leaves each axis of the architecture that it starts at."""
+"""Width of each axis after a transfer from an architecture."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from archgraph.states.transfer import Transfer
 
 @takes_graph
 def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
-    """Count how many positions of each axis a transfer keeps, by axis name.
+    """Count the positions of each axis that a transfer keeps, by axis name.
 
-    Read off its dimension maps, so that it does not matter how the narrow architecture was made.
-    Between blocks of a chain that are left out, an axis is as wide as the one that enters them;
-    other axes of which nothing is taken are not among them.
+    The counts come from its dimension maps, so it does not matter how the narrow architecture was
+    made. After skipped blocks of a chain, an axis is as wide as the axis that enters them; other
+    axes of which nothing is taken are omitted.
 
     Args:
         graph: The architecture that the transfer starts at.
@@ -40,7 +40,7 @@ def widths(graph: ArchGraph, transfer: Transfer) -> dict[str, int]:
         if entry.source is not None:
             for layout, map_ in zip(solved.of(entry.source), entry.dims, strict=True):
                 for axis in axis_refs(layout):
-                    # The axis' own position at each of the layout's; 1 where it has none.
+                    # The axis' own position at each position of the layout; 1 where it has none.
                     at = position_shares(layout, {}, {axis.name: np.arange(axis.size) + 2})
                     at = at if map_ is None else at[map_.positions]
                     if count := len(np.unique(at[at > 1])):

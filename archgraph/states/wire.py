@@ -1,7 +1,7 @@
 """Tensors and plain values as bytes: safetensors, with the plain values as JSON in its header.
 
-This is the only such format: results of worker processes, Flower's messages, spilled updates and
-checkpoints are written by it. Reading one executes nothing of it.
+This is the only such format: worker processes' results, Flower's messages, spilled updates and
+checkpoints use it. Reading a message never executes code from it.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ from archgraph.states.state import State
 
 K = TypeVar("K", bound=type)
 
-# Where a header holds the plain values, and the names of a file's tensors in their order.
+# Keys of a header: the plain values, and the names of a file's tensors in order.
 VALUES, ORDER = "values", "order"
 _KINDS: dict[str, type] = {}
-# What safetensors has a name for, except float4, of which two values share a byte.
+# All dtypes that safetensors supports, except float4, which packs two values into a byte.
 DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
     "float8_e8m0fnu", "float16", "bfloat16", "float32", "float64", "complex64",
 )  # fmt: skip
-# What JSON, NumPy and the constructors of values raise where a message is damaged.
+# Errors that JSON, NumPy and the constructors of values raise for a damaged message.
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
 def carried(kind: K) -> K:
-    """Let messages hold a frozen dataclass or named tuple, as a decorator of it.
+    """Decorate a frozen dataclass or named tuple, so that messages can contain it.
 
-    A reader makes values of these types and of no others, whatever a message says.
+    A reader creates values of decorated types only, whatever a message says.
     """
     _KINDS[kind.__name__] = kind
     return kind
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return a tensor as it is written: computed, contiguous, in the memory of the processor."""
+    """Return a tensor as it is written: detached, resolved and contiguous, in CPU memory."""
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor, without a copy where it is dense."""
+    """Return the bytes of a tensor, without a copy if it is dense."""
     return dense(tensor).reshape(-1).view(torch.uint8).numpy().data
 
 
 def from_raw(buffer: bytes | memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of bytes that :func:`raw` gave, in memory of its own.
+    """Convert the bytes returned by :func:`raw` to a tensor in memory of its own.
 
     Raises:
-        ValueError: If these are not as many bytes as it has.
+        ValueError: If the number of bytes does not match the shape and dtype.
 
     Example:
         >>> from_raw(raw(torch.ones(2, 1)), torch.float32, (2, 1))
         tensor([[1.],
                 [1.]])
     """
-    # In PyTorch's own memory, since the bits of a sum may depend on the alignment.
+    # In memory allocated by PyTorch, since the bits of a sum may depend on the alignment.
     flat = torch.empty(math.prod(shape), dtype=dtype)
     if flat.numel():
         flat.view(torch.uint8).numpy()[:] = np.frombuffer(buffer, np.uint8)
@@ -77,15 +77,15 @@ def from_raw(buffer: bytes | memoryview, dtype: torch.dtype, shape: tuple[int, .
 
 
 def encode(value: Any) -> bytes:
-    """Write plain values and tensors, at any depth, as one message.
+    """Encode plain values and tensors, nested to any depth, as one message.
 
     Args:
-        value: None, booleans, numbers, text, tensors; lists, tuples and mappings by text of these;
-            values of the types that are :func:`carried`, with such fields.
+        value: None, booleans, numbers, strings, tensors; lists, tuples and mappings with string
+            keys of these; and values of :func:`carried` types with such fields.
 
     Raises:
-        TypeError: If it holds something else.
-        RunError: For a tensor that is not dense, or of a dtype that the format lacks.
+        TypeError: If it contains anything else.
+        RunError: For a tensor that is not dense, or has a dtype that the format lacks.
 
     Example:
         >>> decode(encode({"weight": torch.ones(2), "loss": 0.5}))
@@ -97,7 +97,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes) -> Any:
-    """Read what :func:`encode` wrote, with tensors in memory of their own; tuples become lists.
+    """Decode a message of :func:`encode`, with tensors in their own memory; tuples become lists.
 
     Raises:
         RejectedUpdate: If it is not such a message.
@@ -112,10 +112,10 @@ def decode(message: bytes) -> Any:
 
 
 def save_tensors(path: str | os.PathLike[str], state: State) -> None:
-    """Write tensors as a safetensors file, which keeps their order.
+    """Write tensors to a safetensors file, which keeps their order.
 
     Raises:
-        RunError: For a tensor that is not dense, or of a dtype that the format lacks.
+        RunError: For a tensor that is not dense, or has a dtype that the format lacks.
     """
     check_tensors(state)
     tensors = _apart(state)
@@ -123,27 +123,27 @@ def save_tensors(path: str | os.PathLike[str], state: State) -> None:
 
 
 def load_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read a file of :func:`save_tensors`: its tensors in their order.
+    """Read tensors written by :func:`save_tensors`, in their order.
 
-    The file is mapped, so a tensor is read when it is used, and processes that read the same file
-    share its memory until they write to it.
+    The file is memory-mapped: a tensor is read when it is used, and processes that read the same
+    file share its memory until they write to it.
 
     Raises:
         SafetensorError: If it is not such a file.
-        ValueError: If the order names other tensors than the file holds.
+        ValueError: If the stored order names other tensors than the file contains.
     """
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
         order = json.loads((file.metadata() or {}).get(ORDER, "null"))
-    if order is None:  # a file that another program has written
+    if order is None:  # written by another program
         return tensors
     if sorted(order) != sorted(tensors):
-        raise ValueError(f"{Path(path).name}: the order of its tensors names others")
+        raise ValueError(f"{Path(path).name}: its stored order does not match its tensors")
     return {name: tensors[name] for name in order}
 
 
 def _apart(state: State) -> dict[str, Tensor]:
-    """Return dense tensors none of which shares its memory with another: the format's rule."""
+    """Return dense tensors without shared memory, as the format requires."""
     result: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in state.items():
@@ -159,7 +159,7 @@ def check_tensors(state: State) -> None:
     """Check that tensors can be sent and stored.
 
     Raises:
-        RunError: For a tensor that is not dense, or of a dtype that the format lacks.
+        RunError: For a tensor that is not dense, or has a dtype that the format lacks.
 
     Example:
         >>> check_tensors({"weight": torch.ones(2, dtype=torch.complex64)})
@@ -169,10 +169,10 @@ def check_tensors(state: State) -> None:
 
 
 def _check(name: str, tensor: Tensor) -> None:
-    """Check that the format holds a tensor.
+    """Check that the format can store a tensor.
 
     Raises:
-        RunError: If it is not dense, or of another dtype.
+        RunError: If it is not dense, or has a dtype that the format lacks.
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
     layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
@@ -193,7 +193,7 @@ def _check(name: str, tensor: Tensor) -> None:
 
 
 def _written(value: Any, tensors: dict[str, Tensor], at: str) -> Any:
-    """Return JSON for a value; every mapping in it has one key that says what it stands for."""
+    """Convert a value to JSON; each mapping in it has one key, the kind of value it represents."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):

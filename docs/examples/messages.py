@@ -1,4 +1,4 @@
-"""Messages of twelve tokens on one of three topics, whose words stand in half of the places."""
+"""Messages of twelve tokens on one of three topics; half of the tokens are words of the topic."""
 
 import torch
 

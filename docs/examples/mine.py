@@ -5,7 +5,7 @@ from torch import nn
 
 
 class Residual(nn.Module):
-    """A convolution next to the identity."""
+    """A convolution with a shortcut."""
 
     def __init__(self, channels):
         super().__init__()

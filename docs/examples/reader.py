@@ -1,4 +1,4 @@
-"""A small reader of texts that looks at no padding, for docs/data-tokens.md."""
+"""A small text classifier that does not attend to padding, for docs/data-tokens.md."""
 
 import torch
 from torch import nn

@@ -4,7 +4,7 @@ import torch
 
 
 def make(sensors: int = 3, windows: int = 90):
-    """Training data of each sensor, and test data of all: is a wave rising, falling or flat?"""
+    """Return training data by sensor, and test data of all: is a wave rising, falling or flat?"""
     time = torch.linspace(0, 1, 16)
     slopes = torch.tensor([1.0, -1.0, 0.0])
 

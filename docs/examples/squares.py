@@ -1,15 +1,15 @@
-"""Pictures of a bright and a dark square, and for each pixel which of them it belongs to."""
+"""Images of a bright and a dark square, with the class of each pixel."""
 
 import torch
 
 
 def make(train=60, test=20):
-    """Training and test pictures, with the class of each pixel."""
+    """Return training and test images, with the class of each pixel."""
     return pictures(train, seed=0), pictures(test, seed=1)
 
 
 def pictures(count, seed):
-    """So many pictures [picture, 1, 16, 16], and their classes [picture, 16, 16]."""
+    """Return random images [image, 1, 16, 16] and their classes [image, 16, 16]."""
     draw = torch.Generator().manual_seed(seed)
     images = 0.3 * torch.randn(count, 1, 16, 16, generator=draw)
     classes = torch.zeros(count, 16, 16, dtype=torch.int64)

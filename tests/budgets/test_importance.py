@@ -267,8 +267,11 @@ def test_scores_of_another_network_are_refused():
     graph, _ = linear_net()
     axis = ag.axes(graph)["0.out"]
     for wrong, message in (
-        ({"0.oot": [1.0] * 5}, "0.out: importance has no scores of this axis; .*did you mean"),
-        ({"0.out": [1.0] * 4}, "another size of this axis; found 4 scores; expected 5 positions"),
+        ({"0.oot": [1.0] * 5}, "0.out: no importance scores for this axis; .*did you mean"),
+        (
+            {"0.out": [1.0] * 4},
+            "does not match the size of the axis; found 4 scores; expected 5 positions",
+        ),
     ):
         with pytest.raises(ag.RewriteError, match=message):
             ag.take(graph, 0.5, importance=ag.Importance(wrong))

@@ -221,7 +221,7 @@ def test_what_is_out_of_range_or_unequal_is_refused() -> None:
     with pytest.raises(ag.GraphError, match="length; found 25; expected 24 or less"):
         built(torch.zeros(2, 25).long())
     with pytest.raises(
-        ag.GraphError, match="length: the graph does not hold for this size; found 25"
+        ag.GraphError, match="length: the graph is not valid for this size; found 25"
     ):
         ag.cost(graph, {"length": 25})
     with pytest.raises(ag.GraphError, match=r"no such open size.*did you mean 'length'"):
@@ -229,7 +229,7 @@ def test_what_is_out_of_range_or_unequal_is_refused() -> None:
     net = captured(
         Add(), torch.zeros(2, 5, 4), torch.zeros(2, 5, 4), open={n: {1: "n"} for n in ("x", "y")}
     )
-    with pytest.raises(ag.GraphError, match="input y: has another n than input x; found 4"):
+    with pytest.raises(ag.GraphError, match="input y: has a different n than input x; found 4"):
         ag.build(*net)(torch.zeros(1, 3, 4), torch.zeros(1, 4, 4))
 
 
@@ -440,7 +440,7 @@ def test_values_that_no_size_has_are_refused() -> None:
     ours, theirs = (ag.cost(graph, {"n": value}) for value in (number, 512))
     assert ours.activations == theirs.activations
     for value in (0, 2.5, True, "5", None):
-        with pytest.raises(ag.GraphError, match="does not hold for this size"):
+        with pytest.raises(ag.GraphError, match="is not valid for this size"):
             ag.cost(graph, {"n": value})  # type: ignore[dict-item]  # the mistakes that are tested
     wrong: Any
     for wrong in (

@@ -472,7 +472,7 @@ MISTAKES = {
     "a folder without a run": Mistake(
         {},
         "compare nowhere",
-        "nowhere: not a run folder; found nothing of this name; expected "
+        "nowhere: not a run folder; found no such file or folder; expected "
         "run.yaml and metrics.jsonl",
     ),
     "a picture of another kind": Mistake(

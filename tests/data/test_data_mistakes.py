@@ -516,7 +516,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "no_such_function": (
         said(python="wrong_data_nowhere:make"),
         "experiment.yaml:8: data.python: cannot be imported; found No module named "
-        "'wrong_data_nowhere'; install it, or run archgraph in the folder that holds it",
+        "'wrong_data_nowhere'; install it, or run archgraph in the folder that contains it",
     ),
     "failing_function": (
         function("raise FileNotFoundError('scans.npz')"),

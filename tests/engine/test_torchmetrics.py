@@ -106,7 +106,7 @@ def test_a_torchvision_that_does_not_load_is_named(monkeypatch):
     with pytest.raises(pydantic.ValidationError, match="needs torchmetrics") as caught:
         spec("classification", "MulticlassAUROC")
     facts: Any = caught.value.errors()[0]["ctx"]["error"].facts
-    assert "torchvision::nms" in facts["found"] and "from one index" in facts["hint"]
+    assert "torchvision::nms" in facts["found"] and "from the same index" in facts["hint"]
 
 
 def test_labels():

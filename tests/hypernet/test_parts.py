@@ -78,7 +78,7 @@ def test_pieces_of_one_number_each_are_a_token_a_run():
 
 @pytest.mark.parametrize(("bins", "piece"), [(32, 5), (32, 0), (0, 8), (32, -1), (4, 8)])
 def test_a_summary_is_whole_pieces(bins, piece):
-    with pytest.raises(GraphError, match="not whole pieces"):
+    with pytest.raises(GraphError, match="cannot be split into pieces"):
         ParameterEncoder(1, 16, bins=bins, piece=piece)
 
 

@@ -357,7 +357,7 @@ def test_choices_beyond_the_candidates() -> None:
         (
             "python: no_such_package:Net\ninputs: {x: [3]}",
             "m.yaml:1: python: cannot be imported; found No module named 'no_such_package'; "
-            "install it, or run archgraph in the folder that holds it",
+            "install it, or run archgraph in the folder that contains it",
         ),
         (
             "python: torch.nn:Linear\nargs: {in_features: 3}\ninputs: {x: [3]}",
@@ -383,7 +383,9 @@ def test_mistakes_in_other_forms(text: str, message: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         load(tmp_path / "none.yaml")
-    assert str(error.value) == (f"{tmp_path}/none.yaml: cannot be read; found nothing of this name")
+    assert str(error.value) == (
+        f"{tmp_path}/none.yaml: cannot be read; found no such file or folder"
+    )
 
 
 FAMILY = """\

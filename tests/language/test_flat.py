@@ -110,7 +110,7 @@ def test_operators_that_write_in_place_are_refused(tmp_path: Path) -> None:
         load(target)
     assert str(error.value) == (
         f"{target}:9: %linear: unknown operator; found aten.set_; "
-        "expected an ATen operator that changes nothing in place"
+        "expected an ATen operator that does not work in place"
     )
 
 
@@ -120,5 +120,5 @@ def test_a_reference_to_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         load(target)
     assert str(error.value) == (
-        f"{target}:10: outputs: uses a result that no earlier operator makes; found %liner"
+        f"{target}:10: outputs: uses a result that no earlier operator computes; found %liner"
     )

@@ -100,41 +100,41 @@ def test_the_tiny_model_is_sound(tmp_path: Path) -> None:
 
 FAULTS = [
     # names
-    (("fc.weight", "@'a\" or b'"), "leaf with an impossible name"),
-    (("fc.weight", "@'a\\\\'"), "leaf with an impossible name"),
-    (("fc.weight", "fc..weight"), "leaf with an impossible name"),
+    (("fc.weight", "@'a\" or b'"), "leaf with an invalid name"),
+    (("fc.weight", "@'a\\\\'"), "leaf with an invalid name"),
+    (("fc.weight", "fc..weight"), "leaf with an invalid name"),
     (("fc.weight", "fc"), "fc.steps: leaf inside another leaf; found fc"),
     (("fc.weight", "@'\\ud800'"), "has an unpaired surrogate"),
     (('"tiny"', '"\\ud800"'), "invalid Unicode character"),
     (('"x": "%x"', '"class": "%x"'), "argument of forward must be an identifier; found class"),
-    (('"%half"', "\"T{'class': %half}\""), "name that a named tuple cannot have; found class"),
-    (('"%half"', "\"{'a': %half, 'a': %x}\""), "two results of one name"),
+    (('"%half"', "\"T{'class': %half}\""), "invalid name in a named tuple; found class"),
+    (('"%half"', "\"{'a': %half, 'a': %x}\""), "two results with the same name"),
     # operators
     (("aten.linear(input=%x", "aten.save(self=%x, filename='x'"), "%linear: unknown operator"),
     (("aten.linear(", "aten.from_file("), "%linear: unknown operator"),
     (("aten.linear(input=%x, weight=fc.weight)", "aten.random.from(self=%x, from=1, to=None)"),
      "%linear: unknown operator"),
     (("aten.linear(input=%x", "aten.linear(input='x'"),
-     "%linear: argument 'input' has a wrong type; found 'x'; expected Tensor"),
-    (("dim=-1", "dim=9223372036854775808"), "argument 'dim' has a wrong type"),
-    (("dim=-1", "dim=True"), "argument 'dim' has a wrong type; found True; expected int"),
+     "%linear: argument 'input' has the wrong type; found 'x'; expected Tensor"),
+    (("dim=-1", "dim=9223372036854775808"), "argument 'dim' has the wrong type"),
+    (("dim=-1", "dim=True"), "argument 'dim' has the wrong type; found True; expected int"),
     (("dim=-1", "dim=7"), "%split: aten.split_with_sizes does not fit its arguments"),
     (("split_sizes=(2, 2)", "split_sizes=(2, 3)"), "%split: aten.split_with_sizes does not fit"),
-    (("(self=fc.steps", "(self=%split"), "%count: argument 'self' has a wrong type; found %split"),
+    (("(self=fc.steps", "(self=%split"), "argument 'self' has the wrong type; found %split"),
     (("source=%split", "source=%linear"), "%half: getitem takes one of several results"),
     (("index=0", "index=2"), "%half: no such result; found 2; expected 0 to 1"),
     (("index=0", "index=True"), "%half: no such result"),
     # types
     (("%linear: float32[batch, 4]", "%linear: float32[batch, 5]"),
-     "%linear: aten.linear gives another type than written; found float32[batch, 5]; "
+     "%linear: aten.linear computes another type than declared; found float32[batch, 5]; "
      "expected float32[batch, 4]"),
-    (("%linear: float32", "%linear: float64"), "gives another type than written"),
-    (("%half: float32[batch, 2]", "%half: float32[2, 2]"), "getitem gives another type"),
+    (("%linear: float32", "%linear: float64"), "computes another type than declared"),
+    (("%half: float32[batch, 2]", "%half: float32[2, 2]"), "getitem computes another type"),
     (("fc.weight: float32", "fc.weight: int64"), "fc.weight: parameter that cannot be trained"),
-    (("fc.steps: int64[]", "fc.steps: float32[]"), "%count: aten.add.Tensor gives another type"),
-    (('"fc.steps": "%count"', '"fc.steps": "%half"'), "update fc.steps: update of another shape"),
-    (('"fc.steps": "%count"', '"fc.steps": "7"'), "update fc.steps: update of another shape"),
-    (('"%half"', '"%split"'), "outputs: several results where one is meant"),
+    (("fc.steps: int64[]", "fc.steps: float32[]"), "%count: aten.add.Tensor computes another type"),
+    (('"fc.steps": "%count"', '"fc.steps": "%half"'), "fc.steps: update with the wrong shape"),
+    (('"fc.steps": "%count"', '"fc.steps": "7"'), "fc.steps: update with the wrong shape"),
+    (('"%half"', '"%split"'), "outputs: several results where one is expected"),
     (('"%half"', '"train(%half, None)"'), "the graph returns no tensor in evaluation"),
     # sizes
     (("%x: float32[batch, 2]", "%x: float32[batch**99999999, 2]"), "is not a power"),
@@ -176,7 +176,7 @@ def test_results_are_counted_before_they_are_made() -> None:
 
 
 def test_no_name_of_a_file_runs_as_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SpecError, match="leaf with an impossible name"):
+    with pytest.raises(SpecError, match="leaf with an invalid name"):
         ag.build(load(tmp_path, ("fc.weight", '@\'x", 0) or print("ran") or ("\'')))
     assert not capsys.readouterr().out
 

@@ -67,8 +67,7 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
         ),
         (
             HEAD + "%y: floot32[batch] = aten.relu(self=%x)\nreturn %y",
-            "line 3, column 5: is not an element type; found 'floot32'; "
-            "expected e.g. float32, int64, bool",
+            "line 3, column 5: is not a dtype; found 'floot32'; expected e.g. float32, int64, bool",
         ),
         (
             HEAD + "%y: float32[batch] = aten.relu(self)\nreturn %y",
@@ -84,10 +83,10 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
             "line 3, column 1: is not a statement; found 'nodule'; expected one of "
             "parameter, buffer, constant, graph, note, section, update, forward, return, %name: …",
         ),
-        (HEAD, "a graph has one line 'return …'; found 0 of them"),
+        (HEAD, "a graph needs one line 'return …'; found 0 of them"),
         (
             HEAD + "return %x %x",
-            "line 3, column 11: goes on after its end; found '%x'; expected end of line",
+            "line 3, column 11: has extra text; found '%x'; expected end of line",
         ),
         (
             HEAD + "return 'a",
@@ -105,12 +104,12 @@ HEAD = "%x: float32[batch, 2] = input()\nforward x = %x\n"
         ),
         (
             "parameter w: float32[batch]",
-            "line 1, column 14: is not a shape of a leaf; found float32[batch]; "
+            "line 1, column 14: is not valid for a leaf; found float32[batch]; "
             "expected sizes ≥ 0, no open ones",
         ),
         (
             "buffer w: float32[2] frozen",
-            "line 1, column 22: is not known here; found 'frozen'; expected 'alias' or 'frozen'",
+            "line 1, column 22: is not allowed here; found 'frozen'; expected 'alias' or 'frozen'",
         ),
         (
             "constant c: float32[2] = raw:AAAA",

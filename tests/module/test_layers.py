@@ -794,7 +794,7 @@ def test_inputs_of_different_batches_are_refused():
     x = torch.randn(4, 3)
     net = build(*captured(Two(), x, x))
     with pytest.raises(
-        ag.GraphError, match=r"input y: has another batch size than input x; found 1"
+        ag.GraphError, match=r"input y: has a different batch size than input x; found 1"
     ):
         net(x, x[:1])
 

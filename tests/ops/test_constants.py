@@ -21,7 +21,9 @@ def test_constants_keep_every_bit(dtype):
 
 def test_a_constant_larger_than_a_graph_may_hold_is_refused():
     large = torch.zeros(1).expand(LIMITS.constant_bytes // 4 + 1)  # one element in memory
-    with pytest.raises(GraphError, match=r"constant is too large for a graph.*make it a buffer"):
+    with pytest.raises(
+        GraphError, match=r"constant is too large for a graph.*register it as a buffer"
+    ):
         constant(large)
 
 

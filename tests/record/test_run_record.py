@@ -260,7 +260,7 @@ def test_a_line_that_no_round_writes_is_an_error(tmp_path, line):
 def test_folder_that_cannot_be_written(experiment, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        RunError, match="cannot write the run folder; found a file where a folder has to be"
+        RunError, match="cannot write the run folder; found a file instead of a folder"
     ):
         execute(experiment(rounds=1), out=tmp_path / "file" / "run")
     with pytest.raises(RunError, match="cannot write the run folder"):

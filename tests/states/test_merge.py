@@ -371,7 +371,7 @@ def test_what_makes_the_entries_may_be_said_beside_the_state(kind, seed, weight)
 def test_what_makes_the_entries_ends_where_the_transfer_does():
     narrow = KINDS["prefix"]
     merger = Merger(SLOTS, random(SLOTS, 0))
-    with pytest.raises(ArchGraphError, match=r"conv\.weight: what makes the client's entries does"):
+    with pytest.raises(ArchGraphError, match=r"conv\.weight: `through` does not end at"):
         merger.accumulate(Update(FULL, random(SLOTS, 1)), through=narrow)
     assert merger.clients == 0
 
@@ -584,7 +584,7 @@ def test_weights_of_any_size_give_the_weighted_mean(pairs):
 def test_a_weight_that_vanishes_beside_the_first_one_is_refused(dtype):
     light, heavy = client("full", 2, 1e-13), client("window", 1, 1e12)
     if dtype == torch.float32:
-        with pytest.raises(ArchGraphError, match="it vanishes beside the first one; found"):
+        with pytest.raises(ArchGraphError, match="it vanishes next to the first; found"):
             merge([heavy, light])
         # Twenty of them would add up to more than float32 holds, and every mean to zero.
         with pytest.raises(ArchGraphError, match="the first one vanishes; found"):
@@ -751,15 +751,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fc: scale of an unknown entry": {"scales": {"fc": 1.0}},
     "fc: row mask of an unknown entry": {"rows": {"fc": torch.ones(5)}},
     "fc: unmerged of an unknown entry": {"unmerged": ["fc"]},
-    r"fc.weight: row mask of another length; found \[4\]; expected \[5\]": {
+    r"fc.weight: row mask has the wrong length; found \[4\]; expected \[5\]": {
         "rows": {"fc.weight": torch.ones(4)}
     },
     "fc.weight: row mask is not a dense tensor; found list": {"rows": {"fc.weight": [1] * 5}},
     "fc.weight: row mask is not a dense tensor; found torch.sparse_coo": {
         "rows": {"fc.weight": torch.ones(5).to_sparse()}
     },
-    "norm.steps: row mask of another length": {"rows": {"norm.steps": torch.ones(())}},
-    "fc.weight: row mask has other values": {"rows": {"fc.weight": torch.full((5,), 0.5)}},
+    "norm.steps: row mask has the wrong length": {"rows": {"norm.steps": torch.ones(())}},
+    "fc.weight: row mask has values other": {"rows": {"fc.weight": torch.full((5,), 0.5)}},
 }
 
 
