@@ -34,7 +34,7 @@ def _number(
         value = percent(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and not fits(value):
-            hint = "sizes: {axis: 4} says numbers of positions" if value > 1 else None
+            hint = "to set numbers of positions, write sizes: {axis: 4}" if value > 1 else None
             raise Mistake(f"is not a {what}", found=value, expected=expected, hint=hint)
         return value
 

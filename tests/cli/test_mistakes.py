@@ -227,7 +227,7 @@ MISTAKES = {
         family("0.5", "50"),
         RUN,
         "family.yaml:6: clients[1].take: is not a share; found 50; expected a number in (0, "
-        "1]; sizes: {axis: 4} says numbers of positions",
+        "1]; to set numbers of positions, write sizes: {axis: 4}",
     ),
     "more blocks than there are": Mistake(
         family("take: 0.5", "shorten: {body: 5}"),

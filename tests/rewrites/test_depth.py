@@ -201,10 +201,10 @@ def Joining(self, x):
 @pytest.mark.parametrize(
     ("end", "why"),
     [
-        (lambda x, y: torch.stack([x, y]).mean(0), "reduces what it appends .* in %mean_1"),
-        (lambda x, y: torch.add(y, x, alpha=0.5), "multiplies what it adds to"),
-        (lambda x, y: x.roll(1, -1) + y, "which moves what enters"),
-        (lambda x, y: (0.5 * x).roll(1, -1) + y, "which moves what enters"),
+        (lambda x, y: torch.stack([x, y]).mean(0), "reduces its input together .* in %mean_1"),
+        (lambda x, y: torch.add(y, x, alpha=0.5), "multiplies its shortcut"),
+        (lambda x, y: x.roll(1, -1) + y, "which moves positions of the input"),
+        (lambda x, y: (0.5 * x).roll(1, -1) + y, "which moves positions of the input"),
         (lambda x, y: torch.add(x, y, alpha=0.5), ""),
         (lambda x, y: (x + y).relu(), ""),
         (lambda x, y: y - x, ""),
