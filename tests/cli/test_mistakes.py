@@ -186,8 +186,7 @@ MISTAKES = {
         "--python show net.yaml",
         "net.yaml:2: python: made_here.py:10 in forward: Net cannot be captured: a and b must"
         " have same reduction dim, but got [s77, 5] X [2, 4].; found return "
-        "self.b(self.a(x).relu()); give example inputs that forward accepts when it is called"
-        " without tracing",
+        "self.b(self.a(x).relu()); pass example inputs that forward accepts without tracing",
     ),
     "a model of the hub": Mistake(
         python_model(
