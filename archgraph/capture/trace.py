@@ -525,7 +525,7 @@ def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TraceError(
-            f"example inputs do not match forward: {error}",
+            f"example inputs do not fit forward: {error}",
             where=type(model).__name__,
             expected=f"forward{signature}",
         ) from None

@@ -553,7 +553,7 @@ def batched_function(net, x):
     [
         (branch, 1, r"branches on the values of a tensor; found if x.max\(\) > 1:.*torch.where"),
         (loop, 1, r"branches on the values of a tensor; found for _ in range.*torch.cond"),
-        (item, 1, r"a number depends on the values of a tensor.*leave out .item\(\)"),
+        (item, 1, r"a number depends on the values of a tensor.*avoid .item\(\)"),
         (picked_rows, 1, r"a size depends on the values of a tensor.*torch.where"),
         (numpy, 1, r"leaves torch for numpy.*found return net.layer.*use torch functions"),
         (batched_function, 1, r"torch.vmap"),

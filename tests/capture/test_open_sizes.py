@@ -281,7 +281,7 @@ X = torch.zeros(2, 5, 4)
             {"x": {1: "n"}},
             "n cannot be open: forward accepts 8, 10, 14, but not every size",
         ),
-        (Add(), (X, X), {"x": {1: "a"}, "y": {1: "b"}}, "a and b cannot be open both"),
+        (Add(), (X, X), {"x": {1: "a"}, "y": {1: "b"}}, "a and b cannot both be open"),
         (Add(), (X, X), {"x": {1: "n"}, "y": {1: "n"}, "z": {1: "n"}}, "open: no such input"),
         (Add(), (X, X), {"x": {3: "n"}}, "open: x, axis 3: no such axis"),
         (Add(), (X, X), {"x": {1: "n", 2: "n"}}, "n has two sizes in the example; found 4"),
