@@ -183,7 +183,7 @@ class RankOptions(Base):
     scaling: Literal["alpha_over_r", "rsqrt"] = Field(
         default="alpha_over_r", description="the scale: alpha over rank, or over its square root"
     )
-    allow_nothing: bool = Field(default=False, description="accept ranks that are not larger")
+    allow_nothing: bool = Field(default=False, description="accept a rank that changes nothing")
 
 
 class FitOptions(Base):
