@@ -33,10 +33,10 @@ class Axis:
         size: Number of positions.
         role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden``, ``cell``, or
             ``rank`` (of a low-rank adapter).
-        reason: Why it cannot be cut; empty where it can.
-        spans: Norms, softmaxes and reductions that run over it, as ``what in place``: cutting it
-            changes what they compute, so that mask ≡ take does not hold for it. It is not pinned:
-            HeteroFL and NeFL cut such axes in Transformers.
+        reason: Why it cannot be cut; empty if it can.
+        spans: Norms, softmaxes and reductions that run over it, each as ``operator in module``.
+            Cutting it changes what they compute, so mask ≡ take does not hold for it. It is not
+            pinned: HeteroFL and NeFL cut such axes in Transformers.
     """
 
     name: str
@@ -47,18 +47,18 @@ class Axis:
 
     @property
     def free(self) -> bool:
-        """Whether it may be cut."""
+        """Whether it can be cut."""
         return not self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A product of tensors that an operator sums over a dimension of each.
+    """A product of tensors that an operator sums over one dimension of each.
 
     Attributes:
         node: The operator.
-        layout: What is summed over.
-        operands: Each with its dimension.
+        layout: Layout of the dimension that is summed over.
+        operands: Each operand with its dimension.
     """
 
     node: str
@@ -68,17 +68,17 @@ class Contraction:
 
 @dataclass(frozen=True, repr=False)
 class Axes:
-    """All axes of a graph, and of what layout every dimension is.
+    """All axes of a graph, and the layout of every dimension.
 
     Attributes:
-        all: Axes in order of their producers.
+        all: Axes in the order of their producers.
         leaf: Layouts of each leaf's dimensions.
         value: Layouts of each operator's results.
         attributes: Layouts whose sizes an operator's argument states, by (node, argument).
         contractions: Products that are summed over a layout.
-        runs: Layouts that an operator runs over otherwise (norms, softmaxes, sums), by node.
-        attention: Heads and width of a value of attention that several operators spell out, by the
-            one that weighs the values.
+        runs: Layouts that an operator runs over in another way (norms, softmaxes, sums), by node.
+        attention: Number of heads and width per head of attention that is spelled out in several
+            operators, by the operator that weighs the values.
     """
 
     all: tuple[Axis, ...]
@@ -91,12 +91,12 @@ class Axes:
 
     @property
     def free(self) -> tuple[Axis, ...]:
-        """Axes that may be cut."""
+        """Axes that can be cut."""
         return tuple(a for a in self.all if a.free)
 
     @property
     def pinned(self) -> tuple[Axis, ...]:
-        """Axes that may not, each with its reason."""
+        """Axes that cannot be cut, each with its reason."""
         return tuple(a for a in self.all if not a.free)
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class Axes:
         """Return the axis by name.
 
         Raises:
-            AxisError: Names the nearest axis.
+            AxisError: If the graph has no such axis; suggests the nearest name.
         """
         for axis in self.all:
             if axis.name == name:
@@ -130,23 +130,25 @@ class Axes:
 
     @functools.cached_property
     def products(self) -> tuple[tuple[str, ...], ...]:
-        """Products of axes, each once: the size of a leaf's dimension is a sum of some of them."""
+        """Distinct products of axes: the size of a leaf's dimension is a sum of some of them."""
         layouts = itertools.chain.from_iterable(self.leaf.values())
         return tuple(dict.fromkeys(itertools.chain.from_iterable(map(products_of, layouts))))
 
     def independent(self, among: Iterable[Axis] | None = None) -> tuple[Axis, ...]:
-        """Return the axes that one number cuts: at most one factor of every product.
+        """Return the axes that a single share cuts: at most one factor of every product.
 
-        Half of the heads is half of an attention layer; half of each of them, too, is a quarter.
+        Half of the heads is half of an attention layer. Halving the width of each head as well
+        would leave a quarter.
 
-        1. Only axes that the number is given for count as factors.
-        2. Heads come first: those in more products (heads of keys and values before their
-           repeats). Then what is more often the last factor (the width of a group before the number
-           of groups), and in fewer products. Ties go by the order of the axes.
-        3. An axis is cut unless a product has a factor that is cut already.
+        1. Only the axes that the share applies to count as factors.
+        2. Heads come first; among them those in more products (heads of keys and values before
+           their repeats). Then come axes that are the last factor more often (the width of a group
+           before the number of groups), then those in fewer products. Ties keep the order of the
+           axes.
+        3. An axis is cut unless one of its products has a factor that is cut already.
 
         Args:
-            among: Axes that the number is given for. Default: all free ones but ranks of adapters.
+            among: Axes that the share applies to. Default: all free axes except ranks of adapters.
 
         Example:
             >>> import torch
@@ -170,10 +172,11 @@ class Axes:
     def match(self, pattern: str) -> tuple[Axis, ...]:
         """Return the free axes by name, role or pattern (``layer1.*``, ``heads``), in order.
 
-        A prefix matches whole name parts: ``layer1`` stands for ``layer1.*``.
+        A prefix matches complete parts of a name: ``layer1`` stands for ``layer1.*``.
 
         Raises:
-            AxisError: If nothing matches; says whether a pinned axis does, and why it is pinned.
+            AxisError: If no free axis matches. If a pinned axis does, the message says why it is
+                pinned.
         """
         matching = tuple(a for a in self.all if _matches(a, pattern))
         free = tuple(a for a in matching if a.free)
@@ -181,25 +184,25 @@ class Axes:
             return free
         if matching:
             raise AxisError("axis cannot be cut", where=matching[0].name, found=matching[0].reason)
-        # The hint may name a pinned axis, which says why it is pinned once it is asked for.
+        # The hint may name a pinned axis. A lookup of that axis then reports why it is pinned.
         error = _no_axis(pattern, (a.name for a in self.free))
         error.hint = nearest(pattern, (a.name for a in self.all), cutoff=0.4) or error.hint
         raise error
 
 
 def products_of(layout: Layout) -> list[tuple[str, ...]]:
-    """Return the products of axes that a layout's size is a sum of; a number is an empty one."""
+    """Return the products of axes that add up to a layout's size; a number is an empty product."""
     if isinstance(layout, Sum):
         return [product for term in layout.terms for product in products_of(term)]
     if isinstance(layout, Prod):
         parts = itertools.product(*map(products_of, layout.factors))
-        # An axis that is squared stands once.
+        # A squared axis is listed once.
         return [tuple(dict.fromkeys(itertools.chain.from_iterable(part))) for part in parts]
     return [(layout.name,) if isinstance(layout, AxisRef) else ()]
 
 
 def _precedence(products: Collection[tuple[str, ...]]) -> Callable[[Axis], tuple[bool, int, int]]:
-    """Return the key by which axes are sorted for one number: the first one is cut."""
+    """Return the sort key of axes for a single share: axes that sort first are cut first."""
     often = Counter(itertools.chain.from_iterable(products))
     last = Counter(factors[-1] for factors in products if len(factors) > 1)
     return lambda axis: (
@@ -228,7 +231,8 @@ def axes(graph: ArchGraph) -> Axes:
     """Solve the axis equations of a graph.
 
     Args:
-        graph: Any graph; an operator without a row pins what it touches and says so.
+        graph: Any graph. An operator without a row in the operator table pins the axes that it
+            touches, and the reason names it.
 
     Returns:
         Axes and layouts; cached with the graph.
@@ -255,20 +259,20 @@ def axes(graph: ArchGraph) -> Axes:
 
 
 def _state_ends(eq: Equations) -> None:
-    """State what holds for the outputs of a graph and for the buffers that it updates."""
+    """Add the equations for the outputs of a graph and for the buffers that it updates."""
     for ref in dict.fromkeys(i for i in walk(eq.graph.outputs) if isinstance(i, (Ref, Leaf))):
-        # Who reads an output counts on its sizes.
+        # The consumer of an output relies on its sizes.
         for index, layout in enumerate(eq.of(ref)):
             eq.solver.pin(layout, f"dimension {index} of the model's output")
     for buffer, value in eq.graph.updates:
-        # A buffer and what it becomes (a mean and the batch's) are cut together.
+        # A buffer and its update (a running mean and the batch's mean) are cut together.
         for ref in (i for i in walk(value) if isinstance(i, (Ref, Leaf))):
             for a, b in zip(eq.leaves[buffer], eq.of(ref), strict=False):
                 eq.unify(a, b)
 
 
 def _axes(eq: Equations) -> Axes:
-    """Return the solved equations with names instead of variables."""
+    """Return the solved equations, with names instead of variables."""
     for branch in side_branches(eq.graph):
         if branch.low_rank:
             eq.roles.append((eq.leaves[branch.down][branch.rank_dim], "rank", ""))
@@ -290,7 +294,7 @@ def _axes(eq: Equations) -> Axes:
 
 
 def _public(eq: Equations, naming: Naming) -> dict[Var, Axis]:
-    """Return the axes by their variables; pins those that no parameter has or nothing uses."""
+    """Return the axes by variable; pins those that no parameter has and those of unused leaves."""
     for param in eq.graph.params:
         if not eq.graph.leaf_users[param.name]:
             for layout in eq.leaves[param.name]:
@@ -306,14 +310,14 @@ def _public(eq: Equations, naming: Naming) -> dict[Var, Axis]:
 
 
 class _NamedLayouts:
-    """Layouts of solved equations in named axes."""
+    """Translates layouts of solved equations to named axes."""
 
     def __init__(self, eq: Equations, public: Mapping[Var, Axis]) -> None:
         self._eq, self._public = eq, public
         self._cache: dict[int, Layout] = {}  # by identity: resolved layouts stay alive
 
     def of(self, layout: Layout) -> Layout:
-        """Return a layout in named axes."""
+        """Return a layout in terms of named axes."""
         layout = self._eq.resolve(layout)
         if id(layout) not in self._cache:
             self._cache[id(layout)] = self._renamed(layout)
@@ -321,7 +325,7 @@ class _NamedLayouts:
 
     def _renamed(self, layout: Layout) -> Layout:
         match layout:
-            case Var():  # without a name it is not an axis of any leaf
+            case Var():  # a variable without a name is not an axis of any leaf
                 axis = self._public.get(layout)
                 return Fixed(layout.size) if axis is None else AxisRef(axis.name, axis.size)
             case Prod(factors):
@@ -333,7 +337,7 @@ class _NamedLayouts:
 
 
 def restated(sizes: StatedSizes, of: Callable[[Layout], Any]) -> Any:
-    """Return what an argument states with something else for each layout; numbers stay."""
+    """Return an argument's stated sizes with ``of`` applied to each layout; numbers stay."""
     if isinstance(sizes, tuple):
         return tuple(restated(size, of) for size in sizes)
     return sizes if isinstance(sizes, int | Polynomial) or sizes is None else of(sizes)

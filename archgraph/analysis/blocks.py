@@ -1,6 +1,6 @@
-"""From the pieces of the main stream to blocks, by the module hierarchy.
+"""Build blocks from the pieces of the main stream, following the module hierarchy.
 
-Drafts are put together here; what they mean is said in :mod:`archgraph.analysis.structure`.
+This module builds drafts of blocks; :mod:`archgraph.analysis.structure` defines what a block is.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from archgraph.ops.table import row
 
 
 class Drafts:
-    """Drafts of one graph's blocks.
+    """Drafts of the blocks of one graph.
 
     Attributes:
         chains: Drafts of each tower and of the main stream, in topological order.
         ends: Drafts of further outputs; they come last.
-        named: The user's sections that list no blocks.
+        named: The user's sections that do not list their blocks.
         cuts: Results on every path from the input to the output, in order.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph, self.node = graph, graph.node
-        # Both modes have the blocks of evaluation; what only training needs hangs on them.
+        # Both modes have the blocks of evaluation; operators of training alone join these blocks.
         evaluated = specialise(graph, training=False)
         self.stream = Stream(evaluated)
         self.modules = Modules(graph, self.stream)
         self.order = self.modules.order
         self.merging = Merging(graph, self.modules)
-        # The user's sections that list no blocks.
+        # The user's sections that do not list their blocks.
         self.named = {name for name, blocks in graph.sections if not blocks}
         chains = [self._chain(pieces) for pieces in (*self.stream.towers, self.stream.pieces)]
         self.chains = [self._apart(chain) for chain in chains] if self.named else chains
@@ -52,7 +52,7 @@ class Drafts:
         self.ends = _assign(self.modules, evaluated, flat)
         self.cuts = tuple(p.exit for p in self.stream.pieces)
         self._name(flat)
-        # Last: what a block is compared by includes the operators beside the stream.
+        # Last, since the fingerprint of a block includes its operators outside the stream.
         for d in flat:
             set_fingerprint(self.modules, d, self.node[self.exit(d)])
 
@@ -62,7 +62,7 @@ class Drafts:
         return [d for chain in self.chains for d in chain] + self.ends
 
     def lift(self, graph: ArchGraph, lifted: Callable[[Piece], Piece]) -> None:
-        """Turn the drafts into those of the graph from which theirs was made, piece by piece."""
+        """Map the drafts back to the graph from which theirs was derived, piece by piece."""
         self.graph, self.node = graph, graph.node
         self.order = {n.name: i for i, n in enumerate(graph.nodes)}
         changed = {piece: lifted(piece) for d in self.all for piece in d.pieces}
@@ -70,7 +70,7 @@ class Drafts:
             d.heads, d.pieces = ([changed[p] for p in pieces] for pieces in (d.heads, d.pieces))
 
     def _chain(self, pieces: Sequence[Piece]) -> list[BlockDraft]:
-        """Divide a chain into blocks: working pieces, merged by modules, and what is between."""
+        """Divide a chain into blocks: working pieces merged by module, and the pieces between."""
         heads = [p for p in pieces if p.heavy]
         if not heads:
             return [draft(self.modules, [], list(pieces))] if pieces else []
@@ -98,12 +98,12 @@ class Drafts:
         return [*lead, *drafts, *tail]
 
     def _apart(self, chain: Sequence[BlockDraft]) -> list[BlockDraft]:
-        """Make blocks of their own of the user's sections that do no work: a pooling, say."""
+        """Give user sections without parameters (such as pooling) a block of their own."""
         works = {self.section(n) for n in self.stream.heavy}
         drafts: list[BlockDraft] = []
         for d in chain:
             names = [self.section(p.exit) for p in d.pieces]
-            if self._is_input(d.pieces[0]):  # it belongs to what follows
+            if self._is_input(d.pieces[0]):  # the input belongs to the piece that follows
                 names[:1] = names[1:2] or names[:1]
             groups = itertools.groupby(zip(names, d.pieces, strict=True), key=lambda pair: pair[0])
             runs = [(name, [piece for _, piece in pairs]) for name, pairs in groups]
@@ -118,13 +118,13 @@ class Drafts:
         return drafts
 
     def _idle(self, name: str, pieces: list[Piece]) -> BlockDraft:
-        """Make the block of a section that does no work; the input is in no module."""
+        """Draft the block of a section without layers; the input is not in any module."""
         block = draft(self.modules, [], pieces)
         block.path = block.path or (name,)
         return block
 
     def section(self, name: str) -> str:
-        """Return the user's section without a list in which an operator is; empty if in none."""
+        """Return the user's section (one without a block list) of an operator; empty if none."""
         first, *_ = (*self.modules.place(name), "")
         return first if first in self.named else ""
 
@@ -132,17 +132,17 @@ class Drafts:
         return self.node[piece.exit].op == "input"
 
     def _divide(self, between: Sequence[Piece], left: BlockDraft, right: BlockDraft | None) -> int:
-        """Return how many of the pieces between two blocks belong to the first of them."""
+        """Return the number of pieces between two blocks that belong to the first of them."""
         begins = (i for i, p in enumerate(between) if self._is_next(p, left, right))
         return next(begins, len(between))
 
     def _is_next(self, piece: Piece, left: BlockDraft, right: BlockDraft | None) -> bool:
         """Return whether a piece between two blocks begins the second one.
 
-        1. What is in the module of one of them alone is part of that one.
-        2. Pointwise operators end a block, unless they prepare another shape of its result.
-        3. A norm after a plain layer is part of it; after a region it prepares what follows,
-           unless that is a residual region: those take the stream as it is.
+        1. A piece in the module of just one of them is part of that one.
+        2. Pointwise operators end a block, unless they change the shape of its result for the next.
+        3. A norm after a plain layer is part of that layer's block. After a region it prepares what
+           follows, unless that is a residual region, which takes the stream as it is.
         """
         inside = common(map(self.modules.place, piece.nodes))
         mine = bool(left.path) and under(inside, left.path)
@@ -159,9 +159,9 @@ class Drafts:
         return left.whole or not closes
 
     def _prepares(self, piece: Piece, inside: Path, block: BlockDraft) -> bool:
-        """Return whether a piece that is in a module is part of the block that follows it."""
+        """Return whether a piece inside a module is part of the block that follows it."""
         module = self._outer(block)
-        # What combines the stream with something else belongs to a module of its own alone.
+        # A piece that combines the stream with another value needs a module of the block's own.
         return (
             bool(module)
             and under(inside, module)
@@ -169,23 +169,23 @@ class Drafts:
         )
 
     def _reshapes(self, piece: Piece) -> bool:
-        """Return whether a piece prepares the stream for what needs another shape of it."""
+        """Return whether a piece changes the shape of the stream for what follows."""
         node = self.node
         return bool(piece.entry) and node[piece.entry].shape != node[piece.exit].shape
 
     def _combines(self, piece: Piece) -> bool:
-        """Return whether a piece combines the stream with something beside it, place by place."""
+        """Return whether a piece combines the stream with another value position by position."""
         node = self.node[piece.exit]
         alone = len(piece.nodes) == 1 and row(node.op).pointwise
         return alone and len({*node.uses(), *node.leaves()}) > 1
 
     def _work(self, draft: BlockDraft) -> int:
-        """Return the number of layers of a block."""
+        """Return the number of layers in a block."""
         heavy = self.stream.heavy
         return self.modules.count(n for p in draft.heads for n in p.nodes if n in heavy)
 
     def _outer(self, draft: BlockDraft) -> Path:
-        """Return the outermost module that contains only this block and the operators before it."""
+        """Return the outermost module with only this block and the operators before it."""
         work = self._work(draft)
         path = draft.path
         while len(path) > 1 and self.modules.work[path[:-1]] == work:
@@ -193,12 +193,12 @@ class Drafts:
         return path
 
     def _name(self, drafts: list[BlockDraft]) -> None:
-        """Name blocks after modules, and say which module each is, or is a part of."""
+        """Name blocks after modules, and set the module that each block is, or is a part of."""
         first = [chain[0] for chain in self.chains if chain]
         names = [self._own_name(d, "input" if d in first else "output") for d in drafts]
         self._tell_apart(drafts, names)
         shared = {d.unit for d in drafts if d.unit and d.heads}
-        for a, b in itertools.pairwise(drafts):  # a module that contains a list is not a block's
+        for a, b in itertools.pairwise(drafts):  # a module around a list does not name a block
             if siblings(a.unit, b.unit):
                 shared -= {a.unit[:size] for size in range(len(common((a.unit, b.unit))) + 1)}
         for d, name in zip(drafts, unique(names), strict=True):
@@ -207,7 +207,7 @@ class Drafts:
             d.unit = next((p for p in outer if p in shared), d.unit)
 
     def _tell_apart(self, drafts: Sequence[BlockDraft], names: list[str]) -> None:
-        """Name blocks of one module after the modules further in that their work begins in."""
+        """Name blocks of one module after the inner modules in which their work begins."""
         alike: dict[str, list[int]] = {}
         for i, (d, name) in enumerate(zip(drafts, names, strict=True)):
             if not d.user_block:
@@ -223,8 +223,8 @@ class Drafts:
                 [".".join(begin[:size]) for begin in begins]
                 for size in range(len(module), max(map(len, begins)) + 1)
             ]
-            best = max(deeper, key=lambda each: len(set(each)))  # the shortest of them
-            # Unless a block has one of these names already.
+            best = max(deeper, key=lambda each: len(set(each)))  # the shortest among equal ones
+            # Unless another block already has one of these names.
             if not set(best).intersection(alike.keys() - {name}):
                 for i, longer in zip(which, best, strict=True):
                     names[i] = longer
@@ -235,12 +235,12 @@ class Drafts:
         return next((self.modules.place(n) for n in heavy), ())
 
     def _own_name(self, draft: BlockDraft, default: str) -> str:
-        """Return the name of a block by its module alone, which becomes its unit."""
+        """Return the name of a block from its module alone, which becomes its unit."""
         draft.unit = path = draft.path
         if draft.user_block:
             return draft.user_block
         heavy = [n for n in draft.stream if n in self.stream.heavy]
-        # The module is the block's alone if it has no other layers.
+        # The module belongs to this block alone if it has no other layers.
         if path and self.modules.work[path] == self.modules.count(heavy):
             draft.unit = path = self._whole_module(draft, path)
         else:
@@ -251,7 +251,7 @@ class Drafts:
         return ".".join(path) or leaf or default
 
     def _whole_module(self, draft: BlockDraft, path: Path) -> Path:
-        """Return the module of a block: the innermost with its norms, or the item of a list."""
+        """Return the module of a block: the innermost one with its norms, or the list item."""
         modules, work = self.modules, self.modules.work[path]
         layers = [n for n in draft.stream if modules.is_layer(n)]
         around = common(map(modules.place, layers))
@@ -262,7 +262,7 @@ class Drafts:
         return path
 
     def exit(self, draft: BlockDraft) -> str:
-        """Return the node whose value a block makes."""
+        """Return the node that computes a block's value."""
         return draft.pieces[-1].exit if draft.pieces else self.graph.nodes[-1].name
 
     def entry(self, draft: BlockDraft) -> str:
@@ -278,22 +278,22 @@ class Drafts:
 
 
 def _identity(draft: BlockDraft) -> bool:
-    """Return whether a block starts with a residual region whose shortcut is the stream itself."""
+    """Return whether a block starts with a residual region that has an identity shortcut."""
     first = draft.heads[0] if draft.heads else None
     return first is not None and first.kind == "residual" and first.shortcut == first.entry
 
 
 def _assign(modules: Modules, evaluated: ArchGraph, drafts: list[BlockDraft]) -> list[BlockDraft]:
-    """Give every operator beside the stream to a block; further outputs become blocks.
+    """Assign every operator outside the stream to a block; further outputs become blocks.
 
-    1. What serves the stream belongs to the first block that it serves.
-    2. What else depends on the stream hangs on the last block that it needs; what serves that
-       belongs to the first such block.
-    3. A counter goes with its module; a chain of counters keeps its order.
+    1. An operator that feeds the stream belongs to the first block that it feeds.
+    2. Any other operator that depends on the stream belongs to the last block that it needs;
+       operators that feed it belong to the first such block.
+    3. A counter belongs to its module; a chain of counters keeps its order.
     """
     graph = modules.graph
     owner = {n: i for i, d in enumerate(drafts) for n in d.stream}
-    below = reachable(owner, graph.users.__getitem__)  # the stream and all that depends on it
+    below = reachable(owner, graph.users.__getitem__)  # the stream and everything that uses it
     ends = _ends(modules, evaluated, owner, below, len(drafts))
     drafts += ends
     if not drafts:
@@ -317,14 +317,14 @@ def _ends(
     below: Collection[str],
     number: int,
 ) -> list[BlockDraft]:
-    """Return blocks of further outputs, numbered from ``number`` on; set their owners."""
+    """Return the blocks of further outputs, numbered from ``number``; set their owners."""
     stream, order = modules.stream, modules.order
     ends: list[BlockDraft] = []
     for output in stream.outputs:
         needed = stream.ancestors((output,)) - stream.live
         nodes = sorted((n for n in needed if n in below and n not in owner), key=order.__getitem__)
         if nodes:
-            # It starts where it leaves the stream last.
+            # The block starts at the last result that it takes from the stream.
             sources = [u for n in nodes for u in evaluated.node[n].uses() if u in owner]
             entry = max(sources, key=order.__getitem__, default="")
             piece = Piece(tuple(nodes), entry, output)
@@ -336,9 +336,9 @@ def _ends(
 
 
 def _serve(graph: ArchGraph, owner: dict[str, int]) -> list[Node]:
-    """Give operators without a block to the first that they serve; return those that serve none."""
+    """Assign operators to the first block that they feed; return those that feed none."""
     alone: list[Node] = []
-    # Backwards, so that what uses an operator has its block before the operator itself.
+    # Backwards, so that the users of an operator have a block before the operator itself.
     for n in reversed([n for n in graph.nodes if n.name not in owner]):
         users = [owner[u] for u in graph.users[n.name] if u in owner]
         if users:
@@ -349,7 +349,7 @@ def _serve(graph: ArchGraph, owner: dict[str, int]) -> list[Node]:
 
 
 def _nearest(modules: Modules, node: Node, owner: Mapping[str, int]) -> int:
-    """Return the block of the operator next to a free one, first of all in its own module."""
+    """Return the block of the operator nearest to a free one, preferably of the same module."""
     module, index = modules.place(node.name), modules.order[node.name]
     nodes = modules.graph.nodes
     best: tuple[int, int] | None = None

@@ -1,10 +1,10 @@
-"""Choices of axes: by share, by size or by position, and never by how a number is typed.
+"""Read choices of axes: by share, by size or by position, independent of the type of a number.
 
-``0.5`` and ``{"layer1.*": 0.5}`` are shares (of ``widen``: factors), ``sizes={"heads": 4}`` are
-numbers of positions, ``positions={"fc1.out": [0, 2, 5]}`` the positions themselves. ``take``,
-``narrow`` and ``widen`` read them here. One share cuts at most one factor of every product of axes
-(:meth:`archgraph.analysis.axes.Axes.independent`); sizes and positions are of each axis that they
-name.
+``0.5`` and ``{"layer1.*": 0.5}`` are shares (factors in ``widen``), ``sizes={"heads": 4}`` are
+numbers of positions, and ``positions={"fc1.out": [0, 2, 5]}`` are the positions themselves.
+``take``, ``narrow`` and ``widen`` use this module. One share cuts at most one factor of every
+product of axes (:meth:`archgraph.analysis.axes.Axes.independent`); sizes and positions apply to
+each axis that they name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from archgraph.analysis.axes import Axes, Axis
 from archgraph.errors import RewriteError
 from archgraph.hints import listed
 
-# One share for every width (ranks of adapters are none), or shares by axis name, role or pattern.
+# One share for every width (ranks of adapters excluded), or shares by axis name, role or pattern.
 OneShare: TypeAlias = float | str  # 0.5 or "50%"
 Shares: TypeAlias = (
     OneShare | Mapping[str, OneShare] | Mapping[Axis, OneShare] | Mapping[str | Axis, OneShare]
@@ -45,19 +45,28 @@ def chosen_axes(
     rounding: Rounding = "ceil",
     allow_nothing: bool = False,
 ) -> tuple[dict[Axis, int], dict[Axis, npt.NDArray[np.int64]]]:
-    """Return sizes of axes chosen by share or size, and positions of those chosen by position.
+    """Return the sizes of axes chosen by share or size, and the positions chosen by position.
 
-    Each is a choice by axis name, role or pattern, of which a later entry wins; positions win over
-    sizes, sizes over shares. To ``grow`` is to read factors from 1 on instead of shares and sizes
-    that are not smaller, and every old position has to occur among the new ones; otherwise each may
-    occur once. One position always stays. What changes nothing is refused: a client whose share
-    meets pinned axes alone would train the whole model, and nothing would say so.
+    Every choice maps axis names, roles or patterns to values. Later entries override earlier ones;
+    positions override sizes, and sizes override shares. At least one position of an axis remains.
+    A choice that changes nothing is an error: a client whose share matches only pinned axes would
+    otherwise train the full model unnoticed.
+
+    Args:
+        solved: Axes of the graph.
+        shares: One share for all widths, or shares by axis.
+        sizes: Number of positions by axis.
+        positions: Positions by axis; each may occur once.
+        grow: If True, read factors of at least 1 instead of shares, and sizes that are not smaller
+            than before; positions may repeat, and every old position must occur.
+        rounding: How a share of an axis is rounded to a size.
+        allow_nothing: If True, accept shares that change nothing.
 
     Raises:
-        RewriteError: For an empty choice, or what is not a share, a factor, a possible size or
-            possible positions; for shares or factors other than 1 that change nothing, unless
-            ``allow_nothing``.
-        AxisError: For an axis that does not exist or is pinned.
+        RewriteError: If the choice is empty; if a value is not a share, a factor, a possible size
+            or a list of possible positions; if shares or factors other than 1 change nothing,
+            unless ``allow_nothing``.
+        AxisError: If an axis does not exist or is pinned.
 
     Example:
         >>> import torch
@@ -91,14 +100,14 @@ def chosen_axes(
 
 
 def _rounded(axis: Axis, share: float, rounding: Rounding) -> int:
-    """Return how many positions a share of an axis is; at least one."""
+    """Return the number of positions in a share of an axis; at least one."""
     # 0.07 × 100 is 7.000000000000001: rounding up must not make that 8.
     exact = round(share * axis.size, 9)
     return max(math.floor(exact) if rounding == "floor" else math.ceil(exact), 1)
 
 
 def _size(axis: Axis, size: Any, grow: bool) -> int:
-    """Return a size of an axis: at most that which it has, or with ``grow`` at least that."""
+    """Check the size of an axis: at most its present size, or with ``grow`` at least that."""
     low, high = (axis.size, math.inf) if grow else (1, axis.size)
     integral = isinstance(size, numbers.Integral) and not isinstance(size, bool)
     if not integral or not low <= size <= high:
@@ -115,23 +124,24 @@ def _check_changes(
 ) -> None:
     """Check that shares other than 1 change an axis.
 
-    A share that rounds back to every size is a mistake; sizes and positions are said explicitly.
+    A share that rounds back to every present size is a mistake. Sizes and positions are explicit,
+    so they may repeat the present ones.
 
     Raises:
-        RewriteError: With the reasons of the first few axes.
+        RewriteError: If nothing changes; gives the reasons of the first few axes.
     """
     asked = [axis for axis, share in by_share.items() if share != 1]
     nothing = not asked and (isinstance(shares, Mapping) or shares in (None, 1))
     if nothing or any(count != axis.size for axis, count in counts.items()):
         return
-    # No free axis was chosen, or each has its size back.
-    what = "rounded to what it has" if asked else "pinned"
+    # No free axis was chosen, or every share rounds to the present size.
+    what = "rounded to the present size" if asked else "pinned"
     reasons = {a.name: str(a.size) if asked else a.reason for a in asked or solved.pinned}
     few = listed(f"{name} ({reason})" for name, reason in reasons.items())
     raise RewriteError(
         "changes nothing: every axis keeps its size",
         found=f"{shares}, and {f'{what}: {few}' if reasons else 'no axis'}",
-        hint="`explain` says what would free an axis; where the whole model is meant, leave it out "
+        hint="`explain` shows what would free an axis; for the full model, omit the choice "
         "(in Python: allow_nothing=True)",
     )
 
@@ -154,14 +164,14 @@ def _index(axis: Axis, requested: Any, grow: bool) -> npt.NDArray[np.int64]:
 def _by_axis(
     solved: Axes, choice: Any, expected: str, *, share: bool = False
 ) -> Iterator[tuple[Axis, Any]]:
-    """Yield each chosen axis with what is chosen of it: 1 of factors that a share leaves whole."""
+    """Yield each chosen axis with its value: 1 for factors that a share does not cut."""
     if choice is None:
         return
     if isinstance(choice, Mapping):
         for key, value in choice.items():
             matching = (solved[key.name],) if isinstance(key, Axis) else solved.match(key)
             for axis in matching:
-                if not axis.free:  # it was passed itself: by name only free ones match
+                if not axis.free:  # passed as an Axis: names match only free axes
                     raise RewriteError("axis cannot change", where=axis.name, found=axis.reason)
             cut = solved.independent(matching) if share else matching
             yield from ((axis, value if axis in cut else 1) for axis in matching)
@@ -177,7 +187,7 @@ def _by_axis(
 
 
 def percent(value: Any) -> Any:
-    """Return a percentage as a number, and any other value as it is.
+    """Convert a percentage to a number; return any other value unchanged.
 
     >>> percent("14.3%"), percent(0.5)
     (0.143, 0.5)
@@ -187,7 +197,7 @@ def percent(value: Any) -> Any:
 
 
 def _number(axis: Axis | None, value: Any, grow: bool) -> float:
-    """Return a share in (0, 1], or with ``grow`` a factor from 1 to the largest."""
+    """Check a share in (0, 1], or with ``grow`` a factor from 1 to ``LARGEST_FACTOR``."""
     value = percent(value)
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not (1 <= value <= LARGEST_FACTOR if grow else 0 < value <= 1):
@@ -199,19 +209,19 @@ def _number(axis: Axis | None, value: Any, grow: bool) -> float:
             expected=f"a number {bounds}",
             hint=_size_hint(axis, value) if number else _positions_hint(value),
         )
-    # A float32 means the decimal that it prints, not the nearest double of its bits.
+    # A float32 means the decimal that it prints, not the double with the same bits.
     return float(str(value)) if isinstance(value, np.floating) else float(value)
 
 
 def _size_hint(axis: Axis | None, number: float) -> str:
     is_size = axis is not None and number > 1 and float(number).is_integer()
     size = f"{axis.name!r}: {int(number)}" if axis is not None and is_size else "axis: 4"
-    return f"sizes={{{size}}} says numbers of positions"
+    return f"to set numbers of positions, pass sizes={{{size}}}"
 
 
 def _positions_hint(value: Any) -> str | None:
     several = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
-    return "positions={axis: [0, 2, 5]} says positions" if several else None
+    return "to choose positions, pass positions={axis: [0, 2, 5]}" if several else None
 
 
 def _whole_numbers(axis: Axis, requested: Any) -> npt.NDArray[np.int64]:
@@ -219,7 +229,7 @@ def _whole_numbers(axis: Axis, requested: Any) -> npt.NDArray[np.int64]:
         index = np.asarray(requested)
     except ValueError:  # rows of different lengths
         index = np.empty((0, 0))
-    integers = not index.size or index.dtype.kind in "iu"  # an empty list has floats
+    integers = not index.size or index.dtype.kind in "iu"  # an empty list has a float dtype
     if isinstance(requested, str) or index.ndim != 1 or not integers:
         raise RewriteError(
             "positions must be a list of whole numbers", where=axis.name, found=repr(requested)

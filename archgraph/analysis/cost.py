@@ -26,8 +26,8 @@ class NodeCost:
     """Cost of one operator for one example.
 
     Attributes:
-        parameters: Trainable and frozen elements that it is the first to use.
-        macs: Multiply–accumulates (FLOPs = 2 · MACs of products).
+        parameters: Elements (trainable and frozen) of which it is the first user.
+        macs: Multiply–accumulates (FLOPs of products = 2 · MACs).
         bytes: Size of its result, in bytes.
     """
 
@@ -46,12 +46,12 @@ class Cost:
     """Cost of a graph.
 
     Attributes:
-        parameters: Elements of all parameters, tied ones once.
-        macs: Multiply–accumulates of one example in evaluation.
+        parameters: Elements of all parameters; tied parameters count once.
+        macs: Multiply–accumulates for one example in evaluation.
         bytes: Size of the state (parameters and buffers), in bytes.
-        activations: Size of all intermediate results of one example in evaluation, in bytes.
+        activations: Size of all intermediate results for one example in evaluation, in bytes.
         nodes: Cost by operator name; operators of the training branch cost nothing.
-        graph: Whose cost it is.
+        graph: The graph.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ class Cost:
 
     @property
     def polynomial(self) -> CostPolynomial:
-        """The costs of all submodels: exact polynomials of axes' sizes and of blocks."""
+        """Costs of all submodels: exact polynomials in the sizes of axes, by blocks."""
         from archgraph.analysis.cost_polynomial import cost_polynomial  # solves the axes
 
         return cost_polynomial(self.graph)
@@ -78,17 +78,18 @@ class Cost:
     def training(self, batch: int = 1, optimizer: Optimizer = "sgd") -> TrainingMemory:
         """Return the memory of a training step, in bytes.
 
-        It counts what PyTorch allocates on a CPU: weights, buffers, the batch, the optimiser's
-        state, gradients, what autograd saves by the operator table, and the gradients of results on
-        the way. The loss counts as twice the outputs: what it saves, and their gradients.
+        The sum includes everything that PyTorch allocates on a CPU: weights, buffers, the batch,
+        the optimiser's state, gradients, tensors that autograd saves according to the operator
+        table, and gradients of intermediate results. The loss counts as twice the outputs: the
+        tensors that it saves, and the gradients of the outputs.
 
         Args:
-            batch: Examples per step.
-            optimizer: An optimiser of ``torch.optim`` by its name in any case, ``momentum`` for SGD
-                with momentum, or a function from parameters to an optimiser.
+            batch: Number of examples per step.
+            optimizer: Name of an optimiser in ``torch.optim`` (case-insensitive), ``momentum`` for
+                SGD with momentum, or a function from parameters to an optimiser.
 
         Raises:
-            GraphError: If the batch is empty, or the optimiser is not known.
+            GraphError: If the batch is empty or the optimiser is unknown.
 
         Example:
             >>> import torch
@@ -119,7 +120,7 @@ class Cost:
         return Table("Cost", ("measure", "value"), rows, frozenset({1}))._repr_html_()
 
     def of(self, nodes: Iterable[str]) -> NodeCost:
-        """Sum over some operators, e.g. those of a block."""
+        """Sum the costs of some operators, such as those of a block."""
         return sum((self.nodes[n] for n in nodes), NodeCost())
 
 
@@ -129,14 +130,14 @@ def _bytes(type_: TensorType, sizes: Mapping[str, int]) -> int:
 
 @takes_graph
 def cost(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> Cost:
-    """Count parameters, MACs and bytes; exact, from the operator table.
+    """Count parameters, MACs and bytes of a graph exactly, from the operator table.
 
     Args:
-        graph: The architecture, or what holds one.
-        sizes: Values of open sizes, by name. Default: those of the example that was traced.
+        graph: The architecture, or an object that contains one.
+        sizes: Values of open sizes by name. Default: those of the traced example.
 
     Raises:
-        GraphError: If there is no such open size, or the graph does not hold for its value.
+        GraphError: If there is no such open size, or the graph does not allow its value.
 
     Example:
         >>> import torch
@@ -152,14 +153,14 @@ def cost(graph: ArchGraph, sizes: Mapping[str, int] | None = None) -> Cost:
 def _cost(graph: ArchGraph) -> Cost:
     sizes = example_sizes(graph)
     evaluated = specialise(graph, training=False)
-    counted: set[str] = set()  # a tied or shared parameter is counted at its first use
+    counted: set[str] = set()  # a tied or shared parameter counts at its first use
     parameters = {p.name: math.prod(p.shape) for p in graph.params if p.role == "parameter"}
     nodes: dict[str, NodeCost] = {}
     for node in graph.nodes:
         first = (set(node.leaves()) & parameters.keys()) - counted
         counted |= first
         nodes[node.name] = NodeCost(sum(parameters[leaf] for leaf in first))
-    # Of the evaluated graph: operators of the training branch have parameters and no other cost.
+    # Use the evaluated graph: operators of the training branch have parameters but no other cost.
     for node in evaluated.nodes:
         size = sum(_bytes(type_, sizes) for type_ in node.types)
         nodes[node.name] += NodeCost(0, node_macs(evaluated, node), size)

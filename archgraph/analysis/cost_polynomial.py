@@ -29,27 +29,28 @@ class CostPart:
     """A part of a cost.
 
     Attributes:
-        needs: It is there while of each of these sets a block is; none: always.
-        polynomial: Its cost, of the sizes of axes.
+        needs: Sets of blocks. The part counts if at least one block of every set is present; empty
+            if it always counts.
+        polynomial: Its cost as a polynomial in the sizes of axes.
     """
 
     needs: Needs
     polynomial: Polynomial
 
     def there(self, skipped: Collection[str]) -> bool:
-        """Return whether it is there where some blocks are left out."""
+        """Return whether the part counts when some blocks are skipped."""
         return not any(blocks.issubset(skipped) for blocks in self.needs)
 
 
 @dataclass(frozen=True, slots=True)
 class CostFigures:
-    """What a submodel costs; as in :class:`archgraph.analysis.cost.Cost`.
+    """Cost figures of a submodel, as in :class:`archgraph.analysis.cost.Cost`.
 
     Attributes:
         parameters: Elements of all parameters.
-        macs: Multiply–accumulates of one example in evaluation.
+        macs: Multiply–accumulates for one example in evaluation.
         bytes: Size of the state, in bytes.
-        activations: Size of all intermediate results of one example in evaluation, in bytes.
+        activations: Size of all intermediate results for one example in evaluation, in bytes.
     """
 
     parameters: int
@@ -60,14 +61,14 @@ class CostFigures:
 
 @dataclass(frozen=True)
 class CostPolynomial:
-    """What every submodel of a graph costs: exact, without making it.
+    """Exact costs of every submodel of a graph, without building it.
 
     Attributes:
         axes: Sizes of the free axes in the graph.
-        blocks: Blocks that can be left out, and the axes that vanish with each.
-        equal: Sizes that have to be equal where a block is left out, and are only by chance: what
-            is cut to make them unequal keeps the block.
-        parts: By measure (``parameters``, ``macs``, ``bytes``, ``activations``).
+        blocks: Removable blocks, each with the axes that vanish with it.
+        equal: Sizes that must be equal for a block to be skipped but are equal only by chance. If
+            a cut makes them unequal, the block cannot be skipped.
+        parts: Parts by measure (``parameters``, ``macs``, ``bytes``, ``activations``).
 
     Example:
         >>> import torch
@@ -89,7 +90,7 @@ class CostPolynomial:
     def of(
         cls, graph: ArchGraph, parts: Mapping[str, Mapping[Needs, Polynomial]]
     ) -> CostPolynomial:
-        """Return measures of a graph's submodels, from what each costs by what it needs."""
+        """Return the measures of a graph's submodels from their parts, by needed blocks."""
         sizes, solved = TensorSizes.of_graph(graph), axes(graph)
         removable = [block for block in structure(graph).blocks if block.removable]
         unlike = {block.name: _unlike(sizes, block) for block in removable}
@@ -104,7 +105,7 @@ class CostPolynomial:
         )
 
     def polynomial(self, measure: str, skipped: Collection[str] = ()) -> Polynomial:
-        """Return a measure as one polynomial, with some blocks left out."""
+        """Return a measure as one polynomial, with some blocks skipped."""
         gone = {name for block in skipped for name in self.blocks[block]}
         there = (part.polynomial for part in self.parts[measure] if part.there(skipped))
         return Polynomial.total(there).without(gone)
@@ -112,15 +113,15 @@ class CostPolynomial:
     def at(
         self, sizes: Mapping[str, int] | None = None, skipped: Collection[str] = ()
     ) -> CostFigures:
-        """Return what a submodel costs.
+        """Return the cost of a submodel.
 
         Args:
-            sizes: Of axes that are cut; the others have their size.
-            skipped: Blocks that are left out.
+            sizes: Sizes of cut axes by name; the other axes keep their size.
+            skipped: Names of skipped blocks.
 
         Raises:
             AxisError: If there is no such free axis.
-            GraphError: If a block is not there, or cannot be left out at these sizes.
+            GraphError: If a block does not exist, or cannot be skipped at these sizes.
         """
         all_sizes = self.sizes(sizes or {}, skipped)
         return CostFigures(**{m: self.polynomial(m, skipped).value(all_sizes) for m in MEASURES})
@@ -130,31 +131,31 @@ class CostPolynomial:
 
         Raises:
             AxisError: If there is no such free axis.
-            GraphError: If a block is not there, or cannot be left out at these sizes.
+            GraphError: If a block does not exist, or cannot be skipped at these sizes.
         """
         for name in cut:
             if name not in self.axes:
                 raise AxisError("no such free axis", **unknown(name, self.axes))
         for name in skipped:
             if name not in self.blocks:
-                raise GraphError("no block that can be left out", **unknown(name, self.blocks))
+                raise GraphError("no such removable block", **unknown(name, self.blocks))
         sizes = {**self.axes, **cut}
         for name in skipped:
             for end, entry in self.equal.get(name, ()):
                 if (a := end.value(sizes)) != (b := entry.value(sizes)):
-                    message = "block cannot be left out at these sizes"
+                    message = "block cannot be skipped at these sizes"
                     raise GraphError(message, where=name, found=f"changes {b} to {a}")
         return sizes
 
 
 @dataclass(frozen=True)
 class TensorSizes:
-    """Sizes of the tensors of a graph, as polynomials of the axes that are free.
+    """Sizes of the tensors of a graph, as polynomials in the free axes.
 
     Attributes:
-        solved: Its axes.
-        free: Names of those that are free.
-        values: Of open sizes.
+        solved: Axes of the graph.
+        free: Names of the free axes.
+        values: Values of open sizes.
     """
 
     solved: Axes
@@ -163,12 +164,12 @@ class TensorSizes:
 
     @classmethod
     def of_graph(cls, graph: ArchGraph, batch: int = 1) -> TensorSizes:
-        """Return the sizes of a graph for some examples, other open sizes as in the example."""
+        """Return the sizes of a graph for a batch size; other open sizes as in the example."""
         free = {axis.name for axis in axes(graph).free}
         return cls(axes(graph), free, example_sizes(graph, batch))
 
     def of(self, layouts: Iterable[Layout]) -> tuple[Amount, ...]:
-        """Return the sizes of dimensions by their layouts."""
+        """Return the sizes of dimensions from their layouts."""
         return tuple(total(layout, self._size) for layout in layouts)
 
     def _size(self, part: Layout) -> Amount:
@@ -177,7 +178,7 @@ class TensorSizes:
         return size_at(part.size, self.values)
 
     def operand(self, value: Value) -> tuple[Amount, ...]:
-        """Return the sizes of a leaf, or of an operator's first result; nothing of other values."""
+        """Return the sizes of a leaf or of an operator's first result; empty for other values."""
         match value:
             case Ref():
                 return self.of(self.solved.value[value.name][0])
@@ -190,11 +191,11 @@ class TensorSizes:
 @takes_graph
 @per_graph
 def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
-    """Return the costs of a graph as polynomials of its axes' sizes and its blocks.
+    """Return the costs of a graph as polynomials in the sizes of its axes, by its blocks.
 
-    1. A dimension's size is that of its layout: an axis, a product, a sum, or a number.
-    2. Costs of operators are those of the operator table, at these sizes.
-    3. A block that can be left out takes along its operators, what only they need
+    1. The size of a dimension is that of its layout: an axis, a product, a sum, or a number.
+    2. The costs of operators come from the operator table, at these sizes.
+    3. Skipping a removable block also removes its operators, operators that only they need
        (:mod:`archgraph.analysis.presence`), and the width that a dense block appends.
     """
     evaluated, sizes = specialise(graph, training=False), TensorSizes.of_graph(graph)
@@ -222,8 +223,8 @@ def cost_polynomial(graph: ArchGraph) -> CostPolynomial:
 
 
 def _unlike(sizes: TensorSizes, block: Block) -> tuple[tuple[Polynomial, Polynomial], ...]:
-    """Return the dimensions that a block ends and begins with that are equal in size alone."""
-    if block.terms:  # what it appends goes
+    """Return the sizes at a block's end and start that are equal only by chance."""
+    if block.terms:  # a dense block's appended width vanishes
         return ()
     ends = [sizes.operand(Ref(name)) for name in (block.exit, block.bypass)]
     return tuple(

@@ -1,4 +1,4 @@
-"""A block while it is put together, and what two blocks are compared by."""
+"""Drafts of blocks, and the fingerprints by which blocks are compared."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ BlockKind = Literal["residual", "chain", "parallel", "dense", "head"]
 
 @dataclass(eq=False)
 class BlockDraft:
-    """A block while it is put together.
+    """A block under construction.
 
     Attributes:
         heads: The pieces that do its work.
         pieces: All its pieces; consecutive.
         path: Innermost module of its work.
         user_block: The user's name for it, if any.
-        uses: How often its layers are used, one round after the other.
-        extra: Operators beside the stream that hang on it or only serve it.
+        uses: Number of times that its layers are used, one round after the other.
+        extra: Operators outside the stream that depend on it or only feed it.
         kind: As in :class:`archgraph.analysis.structure.Block`.
         name: Its name.
         unit: Module that it is, or is a part of.
-        full: Operators and wiring, sizes aside.
-        spine: Layers and norms on the way with most work.
-        out: What the blocks of a section have in common: dtype and shape of the result.
+        full: Operators and wiring, without sizes.
+        spine: Layers and norms on the path with most work.
+        out: Result that the blocks of a section share: whether it is dense, its dtype and shape.
     """
 
     heads: list[Piece]
@@ -48,7 +48,7 @@ class BlockDraft:
 
     @property
     def last(self) -> Piece | None:
-        """Its last piece that does work."""
+        """Its last working piece."""
         return self.heads[-1] if self.heads else None
 
     def terms(self, graph: ArchGraph) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class BlockDraft:
 
     @property
     def whole(self) -> bool:
-        """Whether it is more than a single layer: what stages are made of."""
+        """Whether it is more than a single layer, so that stages can consist of such blocks."""
         return len(self.heads) > 1 or self.kind in ("residual", "parallel", "dense")
 
     @property
@@ -73,12 +73,12 @@ class BlockDraft:
 def draft(
     modules: Modules, heads: list[Piece], pieces: list[Piece], user_block: str = ""
 ) -> BlockDraft:
-    """Draft a block of pieces; its module is that of its work, or of what it learns."""
+    """Draft a block from pieces, with the innermost module of its layers (or of its operators)."""
     path = common(map(modules.place, _work(modules, heads, pieces)))
     kinds = [p.kind for p in heads]
     last = heads[-1] if heads else None
     if last is not None and last.kind in ("residual", "parallel"):
-        # The sum's module holds the shortcut, too; a list of such blocks is none of them.
+        # The sum's module also contains the shortcut. A list of such blocks is not a block.
         outer = modules.place(last.exit)
         path = outer if outer and under(path, outer) and not modules.lists(outer, path) else path
     order: tuple[BlockKind, ...] = ("residual", "parallel", "dense")
@@ -89,7 +89,7 @@ def draft(
 
 
 def _work(modules: Modules, heads: Sequence[Piece], pieces: Sequence[Piece]) -> list[str]:
-    """Return a block's layers; without layers, its operators with leaves; else all of them."""
+    """Return a block's layers; without layers, its operators with leaves, or else all of them."""
     nodes = [n for p in heads or pieces for n in p.nodes]
     if heads:
         return [n for n in nodes if n in modules.stream.heavy]
@@ -97,14 +97,14 @@ def _work(modules: Modules, heads: Sequence[Piece], pieces: Sequence[Piece]) -> 
 
 
 def set_fingerprint(modules: Modules, draft: BlockDraft, end: Node) -> None:
-    """Say what two blocks are compared by: operators and wiring, the way with most work, result."""
+    """Set the fingerprint of a block: operators and wiring, path with most work, and result."""
     graph = modules.graph
     draft.full = _body(graph, sorted([*draft.stream, *draft.extra], key=modules.order.__getitem__))
     spine = filter(modules.is_layer, _spine(modules.stream, draft))
     draft.spine = tuple(base(graph.node[n].op) for n in spine)
     shape: tuple[object, ...] = end.shape
     if draft.kind in ("dense", "parallel") and draft.last is not None:
-        # What joins branches has a width of its own: only the rest of its shape counts.
+        # An operator that joins branches sets its own width: compare only the rest of its shape.
         joins = graph.node[draft.last.exit]
         parts, joined = [graph.node[n].shape for n in all_items(joins)], joins.shape
         wide = {
@@ -115,19 +115,19 @@ def set_fingerprint(modules: Modules, draft: BlockDraft, end: Node) -> None:
 
 
 def all_items(node: Node) -> list[str]:
-    """Return the items of the lists that an operator takes."""
+    """Return the items of all list arguments of an operator."""
     return [name for _, v in node.args if isinstance(v, tuple) for name in refs(v)]
 
 
 def list_items(node: Node) -> tuple[str, ...]:
-    """Return the results that an operator takes only as items of a list, each once, in order."""
+    """Return the results that an operator takes only as list items: each once, in order."""
     items = [i for _, v in node.args if isinstance(v, tuple) for i in v if isinstance(i, Ref)]
     plain = {n for _, v in node.args if not isinstance(v, tuple) for n in refs(v)}
     return tuple(dict.fromkeys(i.name for i in items if i.name not in plain))
 
 
 def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
-    """Return the path through a block that does most of its work."""
+    """Return the path through a block with most layers."""
     nodes = draft.stream
     inside: dict[str, tuple[int, str]] = {}
     for name in nodes:
@@ -143,7 +143,7 @@ def _spine(stream: Stream, draft: BlockDraft) -> list[str]:
 
 
 def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the operators and wiring of a block, sizes and names aside."""
+    """Return the operators and wiring of a block, without sizes and names."""
     local = {name: i for i, name in enumerate(nodes)}
     params, node_of = graph.param, graph.node
 
@@ -158,7 +158,7 @@ def _body(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
                 return f"({','.join(map(look, value))})"
             case Mode():
                 return f"train({look(value.train)},{look(value.eval)})"
-            case bool() | None | str():  # before int, which a bool is
+            case bool() | None | str():  # before int, since bool is a subclass of int
                 return repr(value)
             case int() | Polynomial():
                 return "n"

@@ -1,7 +1,7 @@
-"""Forms: what a part of a graph computes, names and widths aside.
+"""Forms: the computation of a part of a graph, without names and widths.
 
 Two parts of one form are the same network up to the sizes of their axes: their operators and their
-leaves, each in the form's order, belong together.
+leaves correspond, each in the form's order.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _OPERANDS = ("self", "other")  # arguments of a binary operator
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a part of a graph computes, and with which operators and leaves.
+    """The computation of a part of a graph, with its operators and leaves.
 
     Attributes:
-        lines: One for each operator, in an order that does not depend on how the graph was written.
+        lines: One line per operator, in an order that does not depend on how the graph was written.
         nodes: The operators, in this order.
         leaves: The leaves, in order of use.
-        far: Results from elsewhere in the stream that it takes, in order of use.
+        far: Results that it takes from elsewhere in the stream, in order of use.
     """
 
     lines: tuple[str, ...]
@@ -66,11 +66,11 @@ class Form:
 
 
 def differ(a: Form, b: Form) -> str:
-    """Say in what two forms differ, for messages."""
+    """Describe how two forms differ, for messages."""
     if a.words != b.words:
         return " vs ".join(_apart(a.words, b.words))
     if len(a.lines) != len(b.lines):
-        return f"only one makes an output: {a}"
+        return f"only one computes an output: {a}"
     for x, y in zip(a.lines, b.lines, strict=True):
         if x != y:
             word, _, mine = x.partition("(")
@@ -85,7 +85,7 @@ def differ(a: Form, b: Form) -> str:
 def factor(node: Node) -> float | None:
     """Return the number by which an operator multiplies or divides.
 
-    It is not part of a form: attention divides by the root of a width.
+    It is not part of a form, because attention divides by the square root of a width.
     """
     if growth(node.op).scales not in ("one", "first"):
         return None
@@ -94,7 +94,7 @@ def factor(node: Node) -> float | None:
 
 
 def _apart(a: tuple[str, ...], b: tuple[str, ...]) -> Iterator[str]:
-    """Yield two lists of words; of long ones what lies around their difference."""
+    """Yield two lists of words; for long lists, only the words around their difference."""
     pairs = list(zip(a, b, strict=False))
     begin = next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
     begin = max(begin - 2, 0) if max(len(a), len(b)) > _WORDS else 0
@@ -110,7 +110,7 @@ def _natural(name: str) -> list[str | int]:
 
 
 def nearest_form(form: Form, others: Sequence[Form]) -> Form | None:
-    """Return the form among the others that shares the most operators."""
+    """Return the one of ``others`` that shares the most operators with a form."""
 
     def alike(other: Form) -> tuple[bool, float]:
         matcher = difflib.SequenceMatcher(None, form.words, other.words, autojunk=False)
@@ -120,10 +120,10 @@ def nearest_form(form: Form, others: Sequence[Form]) -> Form | None:
 
 
 class Forms:
-    """The forms of one graph's parts.
+    """The forms of the parts of one graph.
 
-    ``by_widths``: operands that nothing else tells apart are ordered by the shapes of their leaves,
-    not by their names.
+    With ``by_widths``, operands that are otherwise indistinguishable are ordered by the shapes of
+    their leaves instead of their names.
 
     Attributes:
         graph: The graph.
@@ -143,7 +143,7 @@ class Forms:
         self._known: dict[tuple[str, str], Form] = {}
 
     def part(self, entry: str, end: str) -> Form:
-        """Return the form of what lies between two results of the stream."""
+        """Return the form of the part between two results of the stream."""
         entry, end = self.through(entry), self.through(end)
         if (entry, end) not in self._known:
             between = self.graph.nodes[self._at[entry] : self._at[end] + 1]
@@ -159,17 +159,17 @@ class Forms:
         return _Reading(self, "", self.outputs, set()).form()
 
     def through(self, name: str) -> str:
-        """Return the result behind operators that act in training only (dropout)."""
+        """Follow operators that act only in training (dropout) back to their operand."""
         while True:
             node = self.graph.node[name]
             fact, used = row(node.op), next(node.uses(), None)
             acts = not fact.training_flag or fact.normalises or len(node.types) > 1
-            if acts or used is None:  # an operator on a leaf
+            if acts or used is None:  # None: an operator on a leaf
                 return name
             name = used
 
     def _args(self, node: Node) -> Iterator[tuple[str, Value, bool]]:
-        """Yield the arguments in evaluation, and whether each states sizes of axes."""
+        """Yield the arguments in evaluation, each with whether it states sizes of axes."""
         for key, value in node.args:
             yield key, in_mode(value, False), (node.name, key) in self._sizes
 
@@ -180,7 +180,7 @@ def forms(graph: ArchGraph, by_widths: bool = False) -> Forms:
 
     Args:
         graph: The graph.
-        by_widths: Whether its names mean nothing to the graph that it is compared with.
+        by_widths: If True, ignore names, as for two graphs that do not share a naming scheme.
 
     Example:
         >>> import torch
@@ -193,15 +193,15 @@ def forms(graph: ArchGraph, by_widths: bool = False) -> Forms:
 
 
 class _Reading:
-    """A part of a graph while its form is read off."""
+    """Reads off the form of a part of a graph."""
 
     def __init__(self, of: Forms, entry: str, ends: Sequence[str], far: set[str]) -> None:
         self.of, self.graph, self.entry = of, of.graph, entry
         self.ends = [of.through(end) for end in ends]
         region = reachable(self.ends, self._uses, of._at.keys() - far - {entry})
-        self.key: dict[str, str] = {}  # of equal keys for equal computations
+        self.key: dict[str, str] = {}  # equal keys for equal computations
         for name in sorted(region, key=of._at.__getitem__):
-            # A digest, since the line of an operator would repeat those of all before it.
+            # A digest, since the line of an operator would repeat the lines of all its operands.
             text = self._line(name, self._keyed, lambda leaf: "")
             self.key[name] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -225,7 +225,7 @@ class _Reading:
         for name in self._order():
             lines.append(self._line(name, ref, numbered))
             number[name] = len(number)
-        # Whether it makes an output of the graph: the last layer is unlike hidden ones.
+        # Whether the part computes an output: the last layer must not match hidden ones.
         outputs = [i for i, name in enumerate(self.of.outputs) if name in self.ends]
         if outputs:
             lines.append(f"return({'; '.join(map(str, outputs))})")
@@ -237,9 +237,9 @@ class _Reading:
         return self.key.get(name, "far")
 
     def _order(self) -> Iterator[str]:
-        """Yield operators after what they use, operands in the order of their keys or arguments."""
+        """Yield operators after their operands, which are in the order of their keys."""
         visited: set[str] = set()
-        # On a stack of its own: networks are deeper than Python's.
+        # An explicit stack, since networks are deeper than Python's recursion limit.
         for end in self.ends:
             stack = [(end, iter(self._results(self._sorted(end))))] if end in self.key else []
             visited.update(name for name, _ in stack)
@@ -260,7 +260,7 @@ class _Reading:
         return [self.of.through(name) for _, value, _ in args for name in refs(value)]
 
     def _sorted(self, name: str) -> list[tuple[str, Value, bool]]:
-        """Sort arguments: those of a sum or product in the order of their keys."""
+        """Return the arguments; operands of a sum or product are sorted by their keys."""
         node = self.graph.node[name]
         args = list(self.of._args(node))
         if growth(node.op).scales == "one" or (row(node.op).merges and node.arg("alpha", 1) == 1):
@@ -271,13 +271,13 @@ class _Reading:
         return args
 
     def _ranked(self, values: Sequence[Value]) -> list[Value]:
-        """Sort operands by their keys; those of one key by names or widths of their leaves."""
+        """Sort operands by their keys, and equal keys by the names or shapes of their leaves."""
         ranked: list[Value] = []
         for _, group in itertools.groupby(sorted(values, key=self._rank), self._rank):
             tied = list(group)
             if len(tied) > 1:
                 below = [self._beneath(value) for value in tied]
-                # Leaves that all of them depend on do not tell them apart.
+                # Leaves that all of them depend on do not distinguish them.
                 common = below[0].intersection(*below[1:])
                 private = [leaves - common for leaves in below]
                 order = sorted(range(len(tied)), key=lambda i: self._marks(private[i]))
@@ -294,7 +294,7 @@ class _Reading:
         return (shapes, names) if self.of.by_widths else (names, shapes)
 
     def _beneath(self, value: Value) -> set[str]:
-        """Return the leaves from which an operand is made within the part."""
+        """Return the leaves within the part from which an operand is computed."""
         if isinstance(value, Leaf):
             return {value.name}
         assert isinstance(value, Ref)
@@ -313,7 +313,7 @@ class _Reading:
             if key in left_out or (key in _OPERANDS and number is not None and value == number):
                 continue
             if sizes and isinstance(op_schema(node.op).by_name[key].default, int):
-                continue  # a number of groups, which is not written where it is one
+                continue  # a number of groups, which is omitted where it is 1
             text = self._show(value, sizes, ref, leaf)
             if text:
                 arguments.append(f"{key}={text}")
@@ -322,14 +322,14 @@ class _Reading:
     def _show(
         self, value: Value, sizes: bool, ref: Callable[[str], str], leaf: Callable[[str], str]
     ) -> str:
-        """Write an argument; without ``sizes``, widths of axes are omitted from the form."""
+        """Format an argument; without ``sizes``, omit widths of axes."""
         match value:
             case Ref(name):
                 return ref(self.of.through(name))
             case Leaf(name):
                 param = self.graph.param[name]
                 return f"{param.role} {leaf(name)} of rank {len(param.shape)}"
-            case bool() | str() | Atom():  # before int, which a bool is
+            case bool() | str() | Atom():  # before int, since bool is a subclass of int
                 return str(value)
             case int() | Polynomial() if sizes:
                 return "n"
@@ -341,7 +341,7 @@ class _Reading:
                 return "batch"
             case tuple():
                 items = [self._show(v, sizes, ref, leaf) for v in value]
-                # A list of what dense blocks made before is as long as the network is deep.
+                # The list of all earlier results in a dense block grows with depth: keep one term.
                 runs = (list(run) for _, run in itertools.groupby(items))
                 terms = (t for run in runs for t in (run[:1] if run[0] == "far" else run))
                 return f"({', '.join(terms)})"

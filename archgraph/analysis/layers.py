@@ -1,4 +1,4 @@
-"""The layers of a graph in order: operators with the entries of the state that they use first."""
+"""The layers of a graph in order: operators with the state entries that they use first."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Layer:
 
     Attributes:
         node: The operator; empty for unused entries.
-        kind: Everything about it but names: operator, arguments, roles and types of its leaves.
-            Leaves of earlier layers (tied weights) are numbers in the order of first use.
+        kind: Everything except its names: operator, arguments, roles and types of its leaves.
+            Leaves of earlier layers (tied weights) are numbered in the order of first use.
         entries: State entries that no earlier layer uses, in argument order.
     """
 

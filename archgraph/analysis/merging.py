@@ -1,7 +1,7 @@
-"""Which pieces of the stream are one building block, by the module hierarchy.
+"""Merge pieces of the stream into building blocks, following the module hierarchy.
 
-Attention and feed-forward of a Transformer's layer are one block, since users and papers count
-layers, and NeFL leaves out whole ones. A file's sections may name the halves.
+The attention and feed-forward parts of a Transformer layer are one block, because users and papers
+count layers, and NeFL skips complete ones. The sections of a file can name the halves separately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from archgraph.ops.table import base
 
 
 class Merging:
-    """Puts the working pieces of a chain together.
+    """Merges the working pieces of a chain into blocks.
 
     Attributes:
         claims: Names of the user's blocks, by module.
@@ -26,16 +26,16 @@ class Merging:
 
     def __init__(self, graph: ArchGraph, modules: Modules) -> None:
         self.modules, self.stream, self.node = modules, modules.stream, graph.node
-        # Names that differ in their ordinal only are the uses of one module, in order.
+        # Names that differ only in their ordinal are successive uses of one module.
         self.claims: dict[Path, list[str]] = {}
         for name in (name for _, blocks in graph.sections for name in blocks):
             self.claims.setdefault(path_of(name.partition("~")[0]), []).append(name)
 
     def merged(self, heads: Sequence[Piece]) -> list[BlockDraft]:
-        """Return the working pieces, with those of one building block put together.
+        """Return drafts of blocks, each with all working pieces of one building block.
 
-        Pieces that are used again and again, one round after the other, are one block. Otherwise a
-        module merges its pieces as :meth:`_is_block` says.
+        Pieces that are used repeatedly, one round after the other, are one block. Otherwise
+        :meth:`_is_block` decides whether a module merges its pieces.
         """
         working = [[n for n in h.nodes if n in self.stream.heavy] for h in heads]
         works = [[self.modules.place(n) for n in names] for names in working]
@@ -44,7 +44,7 @@ class Merging:
         group = self._groups(heads, working, [common(w) for w in works], claimed, uses)
         drafts: list[BlockDraft] = []
         for i, head in enumerate(heads):
-            # The user's block decides, where there is one.
+            # The user's block decides if there is one.
             same = i > 0 and claimed[i] == claimed[i - 1]
             before = drafts.pop().heads if same and (claimed[i] or group[i] == group[i - 1]) else []
             drafts.append(draft(self.modules, [*before, head], [], claimed[i]))
@@ -60,10 +60,11 @@ class Merging:
         claimed: Sequence[str],
         uses: Mapping[int, tuple[int, int]],
     ) -> list[int]:
-        """Return, for each piece, the first one of its block.
+        """Return, for each piece, the index of the first piece of its block.
 
-        Modules are asked from the innermost, all of one class at once: what is a list once is a
-        list everywhere. One is asked only if its pieces are neighbours and contain all its work.
+        Modules are considered from the innermost, all of one class at once: if one module of a
+        class is a list, all of them are. A module is considered only if its pieces are neighbours
+        and contain all its work.
         """
         group = list(range(len(heads)))
         merged = set[int]()
@@ -88,7 +89,7 @@ class Merging:
         return group
 
     def _classes(self, modules: Iterable[Path]) -> Iterable[list[Path]]:
-        """Return modules by their class, the innermost first."""
+        """Group modules by their class, innermost first."""
         classes: dict[object, list[Path]] = {}
         for module in sorted(modules, key=len, reverse=True):
             classes.setdefault((len(module), self.modules.class_of(module)), []).append(module)
@@ -115,13 +116,13 @@ class Merging:
     def _rounds(
         self, working: Sequence[Sequence[str]], claimed: Sequence[str]
     ) -> dict[int, tuple[int, int]]:
-        """Return runs of pieces that share weights: first one, length and times."""
+        """Return runs of pieces that share weights: length and number of rounds by first piece."""
         keys = [
             tuple((self.node[n].op, self.modules.weights(n)) for n in names) for names in working
         ]
         again: dict[int, int] = {}
         last: dict[object, int] = {}
-        for i in reversed(range(len(keys))):  # backwards: each finds the next of its kind
+        for i in reversed(range(len(keys))):  # backwards: each piece finds the next equal one
             if keys[i] in last:
                 again[i] = last[keys[i]]
             last[keys[i]] = i
@@ -129,11 +130,11 @@ class Merging:
         i = 0
         while i < len(keys):
             end = again.get(i, i)
-            size = end - i  # a round is as long as it takes until its first piece comes again
+            size = end - i  # a round ends where its first piece is used again
             while size and end < len(keys) and keys[end] == keys[end - size]:
                 end += 1
-            times = (end - i) // size if size else 0  # what is left of a round does not count
-            # The user's sections name each use: then each is a block of its own.
+            times = (end - i) // size if size else 0  # an incomplete last round does not count
+            # The user's sections may name each use, which makes each a block of its own.
             if times > 1 and not any(claimed[i:end]):
                 rounds[i] = size, times
                 i += size * times
@@ -149,13 +150,17 @@ class Merging:
         looks: Sequence[tuple[str, ...]],
         twin: bool,
     ) -> bool:
-        """Return whether the pieces that a module holds are one building block.
+        """Return whether the pieces of a module are one building block.
 
-        Several such modules are those of one class: another place, the same children. Plain layers
-        are one block if several such modules are inside a list and not lists themselves; regions
-        beside plain layers, if there are several; residual regions, if they are an item of a list
-        and not lists themselves (attention and feed-forward). Items of a list are stages' blocks
-        if they are equal, or if other modules do not repeat them (``twin``).
+        A class of modules shares its children, but not its position. ``several`` below means that
+        the graph has more than one module of the class.
+
+        - Plain layers are one block if there are several such modules, inside a list, and they are
+          not lists themselves.
+        - Regions next to plain layers are one block if there are several such modules.
+        - Residual regions (attention and feed-forward) are one block if the module is an item of a
+          list and not a list itself. Items of a list are blocks of stages if they are equal, or if
+          other modules do not repeat them (``twin``).
         """
         several = self.modules.classes[self.modules.class_of(module)] > 1
         if "residual" in kinds:
@@ -168,10 +173,10 @@ class Merging:
         return several and (set(kinds) == {"parallel", "step"} or (item and not listed))
 
     def _look(self, head: Piece) -> tuple[str, ...]:
-        """Return the operators of a piece from the first layer to the last, the shortcut aside."""
+        """Return a piece's operators from its first to its last layer, without the shortcut."""
         inside = set(head.nodes) - {head.exit}
         ends = [p for p in self.stream.preds[head.exit] if p in inside and p != head.shortcut]
-        # Without its projection, the first block of a stage looks like the others.
+        # Without its projection, the first block of a stage equals the others.
         body = self.stream.ancestors(ends, inside) if head.kind == "residual" else set(head.nodes)
         nodes = [n for n in head.nodes if n in body]
         layers = [i for i, n in enumerate(nodes) if n in self.stream.heavy]
@@ -180,13 +185,13 @@ class Merging:
         return tuple(base(self.node[n].op) for n in nodes[layers[0] : layers[-1] + 1])
 
     def _claim(self, paths: Sequence[Path]) -> str:
-        """Return the user's block that contains a piece's work: that of the innermost module."""
+        """Return the user's block that contains a piece's work, by the innermost module."""
         best: Path = ()
         for module in self.claims:
             if len(module) > len(best) and any(under(p, module) for p in paths):
                 best = module
         if not best:
             return ""
-        # Each use of the module takes the next name; the last one stays for all that follow.
+        # Each use of the module takes the next name; the last name serves all further uses.
         names = self.claims[best]
         return names.pop(0) if len(names) > 1 else names[0]

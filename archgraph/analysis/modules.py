@@ -1,4 +1,4 @@
-"""The module hierarchy of a graph: paths, and which layers each module contains."""
+"""The module hierarchy of a graph: module paths, and the layers that each module contains."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def under(path: Path, module: Path) -> bool:
 
 
 def is_numbered(part: str) -> bool:
-    """Return whether a module is one of several that are told apart by a number."""
+    """Return whether a module name ends in a number, as items of a list do."""
     return part[-1:].isdigit()
 
 
 def siblings(a: Path, b: Path) -> bool:
-    """Return whether two modules lie in different items of one list.
+    """Return whether two modules are in different items of one list.
 
     >>> siblings(("layer1", "0", "conv"), ("layer1", "1")), siblings(("up", "0"), ("down", "0"))
     (True, False)
@@ -58,7 +58,7 @@ def siblings(a: Path, b: Path) -> bool:
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Append an ordinal to names that occur again.
+    """Append an ordinal to names that occur more than once.
 
     >>> unique(["l", "l", "m"])
     ['l', 'l~2', 'm']
@@ -72,12 +72,12 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 class Modules:
-    """Which modules the operators of a graph's stream belong to.
+    """Modules of the operators in a graph's stream.
 
     Attributes:
-        order: Places of the operators.
+        order: Index of each operator.
         work: Number of heavy operators of the stream, by module.
-        layers: And of norms, together.
+        layers: Number of heavy operators and norms, by module.
         classes: Number of modules of each class, see :meth:`class_of`.
     """
 
@@ -91,7 +91,7 @@ class Modules:
         layers: set[tuple[str, ...]] = set()
         chains = (*stream.towers, stream.pieces)
         for name in (n for pieces in chains for p in pieces for n in p.nodes):
-            # A layer that is used several times is one layer, of the module of its first use.
+            # A layer that is used several times counts once, in the module of its first use.
             if not self.is_layer(name) or self.weights(name) in layers:
                 continue
             layers.add(self.weights(name))
@@ -104,7 +104,7 @@ class Modules:
         self.classes = Counter(map(self.class_of, self._children))
 
     def place(self, name: str) -> Path:
-        """Return the module of an operator: that of its leaves if more exact than the call's."""
+        """Return the module of an operator: its leaves' module if inside the one that calls it."""
         if name not in self._places:
             node = self.graph.node[name]
             scope = path_of(node.scope)
@@ -118,13 +118,13 @@ class Modules:
         return self._places[name]
 
     def class_of(self, module: Path) -> tuple[Path, frozenset[str]]:
-        """Return what modules of one class share: path without numbers, and children."""
+        """Return the properties that modules of one class share: numberless path, and children."""
         pattern = tuple(re.sub(r"\d+", "*", part) for part in module)
         return pattern, frozenset(self._children.get(module, ()))
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """Return what identifies a layer, however often it is used: its leaves, computed or not."""
-        # A product of two results has no leaves: it stands for itself.
+        """Return the identity of a layer across its uses: its leaves, also through computations."""
+        # A product of two results has no leaves, so it is identified by its own name.
         return self.stream.weights(name) or (f"%{name}",)
 
     def count(self, names: Iterable[str]) -> int:
@@ -132,7 +132,7 @@ class Modules:
         return len({self.weights(n) for n in names})
 
     def lists(self, module: Path, path: Path) -> bool:
-        """Return whether a path is in an item of the module's list, and other items have work."""
+        """Return whether a path is in an item of a list in the module, with work in other items."""
         return any(
             is_numbered(path[k]) and self.work[path[:k]] > self.work[path[: k + 1]]
             for k in range(len(module), len(path))

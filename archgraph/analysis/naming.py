@@ -1,4 +1,4 @@
-"""Names of axes: each is named after the operator or the leaf that has it first."""
+"""Names of axes: each axis is named after the first operator or leaf that has it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from archgraph.ops.table import row
 
 
 class Naming:
-    """Names, roles and spans of the variables that solved equations are left with.
+    """Names, roles and spans of the variables that remain in solved equations.
 
-    A weight's sides say best what an axis is: they name first, in the order of the operators. Then
-    leaves name what is left by their dimensions, first those in use, constants last.
+    The sides of a weight describe an axis best, so they name axes first, in the order of the
+    operators. The remaining axes are named by the dimensions of leaves: leaves in use first, then
+    constants.
 
     Attributes:
-        names: Name by variable, in the order in which operators come to its leaves.
-        roles: What operators know a variable to be, where it is not simply a channel.
-        spans: What runs over a variable, in order.
+        names: Name by variable, in the order in which operators use its leaves.
+        roles: Roles that operators assign to variables; a variable without one is a plain channel.
+        spans: Operators that run over each variable, in order.
         weighed: Variables of parameters.
     """
 
     def __init__(self, eq: Equations) -> None:
         self._eq = eq
         self._inside: dict[int, tuple[Var, ...]] = {}
-        self._complete: set[int] = set()  # runs of variables that all have names
+        self._complete: set[int] = set()  # runs of variables that are all named
         self._count: dict[str, int] = {}
         self._names: dict[Var, str] = {}
         self.roles: dict[Var, str] = {}
@@ -58,14 +59,14 @@ class Naming:
             return (layout,)
         if isinstance(layout, Fixed):
             return ()
-        inside = self._inside.get(id(layout))  # nothing is bound any more: resolved ones stay alive
+        inside = self._inside.get(id(layout))  # binding is over, so resolved layouts stay alive
         if inside is None:
             inside = tuple(v for v in leaves(layout) if isinstance(v, Var))
             self._inside[id(layout)] = inside
         return inside
 
     def _spans(self) -> dict[Var, dict[str, None]]:
-        """Return what runs over each variable, and where."""
+        """Return the operators that run over each variable, with their module."""
         spans: dict[Var, dict[str, None]] = {}
         for layout, name, what in self._eq.spans:
             location = self._eq.graph.node[name].scope or f"%{name}"
@@ -74,7 +75,7 @@ class Naming:
         return spans
 
     def _ordered(self, names: Sequence[str]) -> dict[Var, int]:
-        """Return the places of the variables of some leaves, in their order."""
+        """Return the index of each variable in the order of some leaves."""
         visited: set[int] = set()
         order: dict[Var, int] = {}
         for leaf in dict.fromkeys(names):
@@ -102,12 +103,12 @@ class Naming:
     def _name(self, owner: str, leaf: str, dims: Sequence[Layout], sides: Sequence[str]) -> None:
         """Name the axes of a tensor by its owner and their sides, or by the leaf's dimensions.
 
-        A weight that is computed from leaves (weight norm, a scaled kernel) is named after its
-        user.
+        A weight that is computed from leaves (weight norm, a scaled kernel) is named after the
+        operator that uses it.
         """
         for index, layout in enumerate(dims):
             run = self.variables(layout)
-            # Concatenations come again in many leaves (DenseNet): each is gone through once.
+            # Concatenations recur in many leaves (DenseNet): visit each only once.
             if id(run) in self._complete:
                 continue
             stem = f"{owner}.{sides[index]}" if index < len(sides) else f"{leaf}.{index}"
@@ -122,7 +123,7 @@ class Naming:
                 self._names[var] = self._fresh(f"{owner}.{role}" if role else stem + part)
 
     def _fresh(self, stem: str) -> str:
-        """Return the stem, with an ordinal if it is in use."""
+        """Return the stem, with an ordinal if it is already in use."""
         count = self._count.get(stem, 0)
         self._count[stem] = count + 1
         return stem if not count else f"{stem}~{count + 1}"

@@ -1,4 +1,4 @@
-"""The outline of a graph: what it computes, line by line, without names."""
+"""The outline of a graph: its computation, line by line, without names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from archgraph.notebook import preformatted
 
 
 class Outline(NamedTuple):
-    """What an architecture computes, without names.
+    """The computation of an architecture, without names.
 
     Attributes:
-        lines: Its operators in order, each with the leaves that it is the first to use.
+        lines: Its operators in order, each followed by the leaves that it is the first to use.
         leaves: Names of its leaves, in the order in which the lines number them.
     """
 
@@ -34,10 +34,10 @@ class Outline(NamedTuple):
 @takes_graph
 @per_graph
 def outline(graph: ArchGraph) -> Outline:
-    """Write what an architecture computes, line by line, without names.
+    """Write the computation of an architecture line by line, without names.
 
-    Two graphs have equal lines if they apply the same operators to results and leaves of the same
-    types, connected alike. Leaves at the same place then correspond.
+    Two graphs have equal lines if they apply the same operators, connected in the same way, to
+    results and leaves of the same types. Leaves with the same number then correspond.
 
     Example:
         >>> from torch import nn, zeros
@@ -78,6 +78,6 @@ def outline(graph: ArchGraph) -> Outline:
         declare(buffer)
         lines.append(f"update {places[buffer]} = {show(replace(value, unnamed))}")
     lines.append(f"return {show(replace(graph.outputs, unnamed))}")
-    for leaf in places:  # unused ones, which a state has nevertheless
+    for leaf in places:  # unused leaves, which are part of the state as well
         declare(leaf)
     return Outline(tuple(lines), tuple(places))

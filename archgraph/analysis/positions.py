@@ -1,4 +1,4 @@
-"""What remains of layouts, leaves and operators when axes keep some of their positions."""
+"""Cut layouts, leaves and operators to a selection of positions of axes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum, fixed_size, lea
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import canonical_args
 
-Kept = Mapping[str, np.ndarray]  # positions kept, by axis name; an axis not named keeps all
+Kept = Mapping[str, np.ndarray]  # remaining positions by axis name; axes without an entry keep all
 
 
 def total(layout: Layout, size: Callable[[Layout], Size]) -> Size:
-    """Return the size of a layout whose axes and fixed parts have these sizes."""
+    """Return the size of a layout from the sizes of its axes and fixed parts."""
     match layout:
         case Prod(factors):
             return math.prod(total(factor, size) for factor in factors)
@@ -31,7 +31,7 @@ def total(layout: Layout, size: Callable[[Layout], Size]) -> Size:
 
 
 def size_after(layout: Layout, selection: Mapping[str, Sized]) -> Size:
-    """Return the size of a layout when some axes keep only some positions."""
+    """Return the size of a layout when some axes keep only some of their positions."""
 
     def size(part: Layout) -> Size:
         stays = selection.get(part.name) if isinstance(part, AxisRef) else None
@@ -41,12 +41,12 @@ def size_after(layout: Layout, selection: Mapping[str, Sized]) -> Size:
 
 
 def sizes_after(sizes: StatedSizes, selection: Kept) -> Value:
-    """Return the value of an argument that states the sizes of layouts."""
+    """Return the new value of an argument that states the sizes of layouts."""
     return restated(sizes, lambda layout: size_after(layout, selection))
 
 
 def appended(solved: Axes, terms: Iterable[str]) -> list[str]:
-    """List the axes of results that a dense block appends, with repetition."""
+    """List the axes of the results that a dense block appends, with repetition."""
     layouts = (layout for term in terms for layout in solved.value[term][0])
     return [axis.name for layout in layouts for axis in axis_refs(layout)]
 
@@ -62,7 +62,7 @@ def touched(layout: Layout, selection: Kept) -> bool:
 
 
 def position_shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Compute a number per remaining position: the product of those of its axes, 1 by default.
+    """Return one number per remaining position: the product over its axes, 1 by default.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
     >>> position_shares(layout, {"heads": np.array([0, 1, 1])}, {"heads": np.array([1, 0.5, 0.5])})
@@ -83,7 +83,7 @@ def position_shares(layout: Layout, selection: Kept, share: Mapping[str, np.ndar
 
 
 def positions(layout: Layout, selection: Kept) -> np.ndarray:
-    """Return a dimension's remaining positions: Kronecker for products, blocks for sums.
+    """Return the remaining positions of a dimension: Kronecker for products, blocks for sums.
 
     >>> layout = Prod((AxisRef("heads", 2), AxisRef("head_dim", 3)))
     >>> positions(layout, {"head_dim": np.array([0, 2])})
@@ -110,7 +110,7 @@ def positions(layout: Layout, selection: Kept) -> np.ndarray:
 
 
 def param_after(solved: Axes, param: Param, selection: Kept) -> Param:
-    """Return a leaf cut to the remaining positions; the same object if none is cut."""
+    """Return a leaf cut to the remaining positions; the same object if nothing is cut."""
     layouts = solved.leaf[param.name]
     type_ = _type_after(param.type, layouts, selection)
     if type_ is param.type:
@@ -124,7 +124,7 @@ def param_after(solved: Axes, param: Param, selection: Kept) -> Param:
 def node_after(solved: Axes, node: Node, selection: Kept) -> Node:
     """Return an operator with the remaining sizes in its results and in stated sizes.
 
-    It is one of the graph, or stands in such a one's place under its name.
+    The operator may be one of the graph, or a replacement with the same name.
     """
     if node.op == "input":
         return node
@@ -133,7 +133,7 @@ def node_after(solved: Axes, node: Node, selection: Kept) -> Node:
         for key, _ in node.args
         if (node.name, key) in solved.attributes
     }
-    # Arguments are written anew only where one changes: most operators stay the same object.
+    # Arguments are rebuilt only if one changes: most operators stay the same object.
     args = node.args
     if any(node.arg(key) != value for key, value in stated.items()):
         by_name = dict(args) | stated
@@ -157,8 +157,8 @@ def _type_after(type_: TensorType, layouts: Sequence[Layout], selection: Kept) -
 
 
 def _constant_after(value: Constant, index: Sequence[np.ndarray]) -> Constant:
-    """Take these positions of every dimension of a constant."""
-    # As bytes: NumPy lacks some dtypes (bfloat16).
+    """Select the remaining positions of every dimension of a constant."""
+    # Select bytes, since NumPy lacks some dtypes (bfloat16).
     width = len(value.data) // max(int(np.prod(value.shape)), 1)
     raw = np.frombuffer(value.data, dtype=np.uint8).reshape(*value.shape, width)
     part = raw[np.ix_(*index, np.arange(width))]

@@ -1,7 +1,8 @@
-"""Casts between floating types: blocks are found without them, then get them back.
+"""Casts between floating types: found blocks exclude them, and get them back afterwards.
 
-A model in bfloat16 computes its norms and softmaxes in float32 and casts before and after. In
-float32 the same casts do nothing and are not in the graph. Its blocks and sections are the same.
+A model in bfloat16 computes its norms and softmaxes in float32, with casts before and after. In
+float32 the same casts do nothing and are not in the graph. Both graphs must have the same blocks
+and sections.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class Casts:
 
     Attributes:
         graph: The graph.
-        source: What each cast converts, by its name: a result or a leaf, through other casts.
-        plain: The graph without casts and all in float32; the graph itself where it has none.
+        source: Value that each cast converts, by the cast's name: a result or a leaf, looking
+            through other casts.
+        plain: The graph without casts and entirely in float32; ``graph`` itself if it has no casts.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -41,7 +43,7 @@ class Casts:
         return self.source.get(value.name, value) if isinstance(value, Ref) else value
 
     def of(self, name: str) -> str:
-        """Return the operator behind a cast; the operator itself if it is not a cast."""
+        """Return the operator that a cast converts; the operator itself if it is not a cast."""
         return self.source[name].name if name in self.source else name
 
     def _plain(self) -> ArchGraph:
@@ -52,7 +54,7 @@ class Casts:
             type_ = types if isinstance(node.type, tuple) else types[0]
             return dataclasses.replace(node, type=type_)
 
-        # Values go: their bytes are those of the type that a constant had.
+        # Drop values: their bytes are in the constant's original dtype.
         params = (dataclasses.replace(p, type=_single(p.type), value=None) for p in graph.params)
         nodes = (single(n) for n in graph.nodes if n.name not in self.source)
         return graph.replace(params=tuple(params), nodes=tuple(nodes))
@@ -60,11 +62,11 @@ class Casts:
     def restore(self, drafts: Drafts) -> None:
         """Put the casts into blocks that were found without them.
 
-        1. A block whose result has another type than its entry (the first one: than its weights),
-           and whose result is only cast back to that type, ends with these casts.
-        2. A cast inside a region is part of it; any other one is beside the stream, in the first
-           block that it serves, or else in that of what it converts.
-        3. Names follow: what a block takes is what the block before it now makes.
+        1. A block ends with the casts of its result if its result has another dtype than its entry
+           (for the first block: than its weights) and is only used after a cast back to that dtype.
+        2. A cast inside a region is part of the region. Any other cast is outside the stream, in
+           the first block that it feeds, or else in the block of the value that it converts.
+        3. Entries follow: a block takes the result that the block before it now ends with.
         """
         if not self.source:
             return
@@ -76,7 +78,7 @@ class Casts:
         )
 
     def _end_blocks(self, drafts: Drafts) -> dict[str, str]:
-        """End blocks with the casts back to the type that they take; returns the last by result."""
+        """End blocks with casts back to their entry's dtype; return the last cast by result."""
         ended: dict[str, str] = {}
         for chain in drafts.chains:
             for d in chain:  # in order: the entry of a block is the end of the one before
@@ -97,10 +99,10 @@ class Casts:
         return next((t.dtype for t in types if _floating(t)), default)
 
     def _distribute(self, flat: list[BlockDraft]) -> dict[str, list[str]]:
-        """Give blocks the other casts; returns those inside of regions by what they convert."""
+        """Assign the other casts to blocks; return those inside regions by the value converted."""
         owner = {n: i for i, d in enumerate(flat) for n in (*d.stream, *d.extra)}
         inner: dict[str, list[str]] = {}
-        for node in reversed(self.graph.nodes):  # users before what they use
+        for node in reversed(self.graph.nodes):  # users before their operands
             if node.name in owner:
                 continue
             users = [owner[u] for u in self.graph.users[node.name] if u in owner]
@@ -114,12 +116,12 @@ class Casts:
         return inner
 
     def _back(self, end: str, dtype: str) -> list[str]:
-        """Follow the casts that are the only use of a result, back to the one from a type."""
+        """Return the chain of casts that is the only use of a result and leads to a dtype."""
         run: list[str] = []
         name = end
         while self.graph.node[name].dtype != dtype:
             users = self.graph.users[name]
-            # Another use would read the result before the cast: the cast is a step of its own.
+            # Another use would read the result before the cast, so the cast is a step of its own.
             if len(users) != 1 or users[0] not in self.source or name in self.graph.output_refs():
                 return []
             name = users[0]
@@ -144,7 +146,7 @@ class Casts:
         )
 
     def ends(self, draft: BlockDraft) -> Piece:
-        """Return the last piece of a block, ignoring the casts that end it."""
+        """Return the last piece of a block before the casts that end it."""
         return next(p for p in reversed(draft.pieces) if p.nodes[-1] not in self.source)
 
 

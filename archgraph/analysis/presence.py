@@ -1,4 +1,4 @@
-"""What is in a submodel whose blocks are left out: the operators, by the blocks that they need."""
+"""Operators of a submodel with skipped blocks, determined by the blocks that they need."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from archgraph.graph.ir import ArchGraph, Ref, per_graph, walk
 from archgraph.graph.passes import reachable
 
 Needs: TypeAlias = frozenset[frozenset[str]]
-"""Of each of these sets of blocks one has to be there."""
+"""Sets of blocks; at least one block of every set must be present."""
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What the operators of a graph need to be in a submodel.
+    """The blocks that each operator of a graph needs to be part of a submodel.
 
     Attributes:
-        there: The blocks that each needs.
-        read: The blocks of which its result needs some reader.
-        within: The block that it is part of, by operator that is part of one.
-        stands_in: What is left out with its block, by the operator that is read in its place.
+        there: Blocks that each operator needs.
+        read: Blocks that the operator's result needs, so that at least one reader is present.
+        within: The block of each operator that vanishes with a block.
+        stands_in: Results of skipped blocks, by the operator that is read instead of them.
     """
 
     there: Mapping[str, Needs]
@@ -35,14 +35,15 @@ class Presence:
 @takes_graph
 @per_graph
 def presence(graph: ArchGraph) -> Presence:
-    """Return which blocks the operators of a graph need to be in a submodel.
+    """Return the blocks that each operator of a graph needs to be part of a submodel.
 
     From the last operator to the first:
 
-    1. Results and updates of buffers are always read.
-    2. A value is read where one of its users is there; and where a block is left out, what stands
-       in for its exit is read by those that read the exit.
-    3. An operator is there if its value is read, and so is its block. Inputs always are.
+    1. Outputs and updates of buffers are always read.
+    2. A value is read if one of its users is present. If a block is skipped, its bypass is read by
+       the readers of its exit.
+    3. An operator is present if its value is read and its block is present. Inputs are always
+       present.
     """
     within, stands_in = _parts(graph)
     always = {r.name for r in walk(graph.outputs) if isinstance(r, Ref)}  # 1
@@ -60,14 +61,14 @@ def presence(graph: ArchGraph) -> Presence:
 
 
 def _parts(graph: ArchGraph) -> tuple[dict[str, Needs], dict[str, list[str]]]:
-    """Return the blocks that operators are left out with, and what then stands in for the exits."""
+    """Return the block that each operator vanishes with, and the exits that a bypass replaces."""
     within: dict[str, Needs] = {}
     stands_in: dict[str, list[str]] = {}
     for block in (block for block in structure(graph).blocks if block.removable):
         listed = bool(block.terms) and not passes_on(graph, block)
         if not listed:
             stands_in.setdefault(block.bypass, []).append(block.exit)
-        # A dense block may prepare what it passes on, or end in a list that stays.
+        # A dense block may prepare the value that it passes on, or end in a list that remains.
         prepared = reachable([block.bypass], lambda name: graph.node[name].uses(), block.nodes)
         stays = prepared | ({block.exit} if listed else set())
         needs = frozenset({frozenset({block.name})})
@@ -76,7 +77,7 @@ def _parts(graph: ArchGraph) -> tuple[dict[str, Needs], dict[str, list[str]]]:
 
 
 def any_needs(needs: Iterable[Needs]) -> Needs:
-    """Return what is needed by one of several: a choice from each of their sets, joined."""
+    """Return the needs of something that any of several needs suffices for."""
     several = list(needs)
     if not several or not all(several):
         return frozenset()
@@ -87,5 +88,5 @@ def any_needs(needs: Iterable[Needs]) -> Needs:
 
 
 def least(sets: Collection[frozenset[str]]) -> Needs:
-    """Return what all of some sets need, without those that hold another one and follow from it."""
+    """Remove the sets that contain another one: they follow from it."""
     return frozenset(one for one in sets if not any(other < one for other in sets))

@@ -1,4 +1,4 @@
-"""Which blocks may be left out: where what enters can stand in for what leaves."""
+"""Decide which blocks are removable: those whose input can replace their output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from archgraph.ops.table import growth, multiplied, row
 
 
 class Removal:
-    """Which blocks of a graph may be left out, and why not."""
+    """Finds which blocks of a graph are removable, and why the others are not."""
 
     def __init__(self, graph: ArchGraph, drafts: Drafts, casts: Casts) -> None:
         self.graph = graph
@@ -28,20 +28,20 @@ class Removal:
         self.outputs = set(refs(graph.outputs))
 
     def obstacle(self, draft: BlockDraft, nodes: Sequence[str], entry: str, end: str) -> str:
-        """Return why a block cannot be left out; empty where it can."""
+        """Return why a block is not removable; empty if it is."""
         if draft.kind == "head":
-            return f"makes the output %{end}"
+            return f"computes the output %{end}"
         if not draft.stream or entry == end:
-            return "holds nothing that could be left out"
+            return "has no operators to remove"
         members, terms = set(nodes), draft.terms(self.graph)
         last, stays = self.casts.ends(draft), {entry, end}
-        if terms and draft.last is last:  # what it passes on stays, however it is prepared
+        if terms and draft.last is last:  # the value that it passes on remains, even if prepared
             reason = self._kept_term(terms, members, last.entry, end)
             stays.add(last.entry)
         else:
             reason = self._other(entry, end)
-            if terms and not reason:  # the mean over a stack, say
-                reason = f"reduces what it appends together with its input in %{end}"
+            if terms and not reason:  # for example, a mean over a stack
+                reason = f"reduces its input together with the results that it appends in %{end}"
         return (
             self._long_connection(draft, members, entry)
             or self._added(draft, members)
@@ -51,17 +51,17 @@ class Removal:
         )
 
     def _long_connection(self, draft: BlockDraft, members: set[str], entry: str) -> str:
-        """Return why what a block takes from further up the stream stands in the way."""
-        # Casts are looked through on both sides: the entry and its cast are one value.
+        """Return the reason if a block takes a value from further up the stream."""
+        # Look through casts on both sides: the entry and its cast are one value.
         near = members | {entry, self.casts.of(entry)}
         for piece in draft.pieces:
             used = {self.casts.of(u) for n in piece.nodes for u in self.graph.node[n].uses()}
             if piece.joins and any(u in self.streamed and u not in near for u in used):
-                return f"ends a long connection in %{piece.exit}"
+                return f"contains the end of a long skip connection (%{piece.exit})"
         return ""
 
     def _added(self, draft: BlockDraft, members: set[str]) -> str:
-        """Return which sum between the pieces at work adds what is not the block's own."""
+        """Return the reason if a sum between the working pieces adds a value used elsewhere."""
         graph, near = (
             self.graph,
             members | {self.casts.of(p.entry) for p in draft.pieces if p.entry},
@@ -76,36 +76,36 @@ class Removal:
             if not near.issuperset(map(self.casts.of, results)) or any(
                 not members.issuperset(graph.leaf_users[leaf]) for leaf in leaves
             ):
-                return f"holds %{piece.exit}, which adds what is used elsewhere"
+                return f"contains %{piece.exit}, which adds a value that is used elsewhere"
         return ""
 
     def _altered(self, draft: BlockDraft) -> str:
-        """Return which sum adds to another value than what enters.
+        """Return the reason if a sum does not add to the block's input itself.
 
-        A branch of zeros would not make such a block the identity.
+        Such a block is not the identity if its branch is zero.
 
-        What only changes the values position by position (a norm, half of what enters) is the
-        block's work; a projection is looked at by its type.
+        Operators that change values position by position (a norm, a factor of 0.5) are part of the
+        block's work; a projection is judged by its type.
         """
         node = self.graph.node
         for piece in draft.heads:
             if piece.kind != "residual":
                 continue
             if multiplied(node[piece.exit], Ref(piece.shortcut)):
-                return f"multiplies what it adds to in %{piece.exit}"
+                return f"multiplies its shortcut in %{piece.exit}"
             way = reachable([piece.shortcut], lambda n: node[n].uses(), set(piece.nodes))
             learned = any(any(node[n].leaves()) for n in way)  # a projection
             moves = any(growth(node[n].op).moves for n in way)
             if moves and not learned and node[piece.shortcut].type == node[piece.entry].type:
-                return f"adds to %{piece.shortcut}, which moves what enters"
+                return f"adds to %{piece.shortcut}, which moves positions of the input"
         return ""
 
     def _other(self, entry: str, end: str) -> str:
-        """Return why what enters a block cannot stand in for what leaves it.
+        """Return why a block's input cannot replace its output; empty if it can.
 
-        Both need one type, and no fixed dimension where the other has an axis that can be cut. That
-        their axes are the same is not asked: then no block of a plain chain (VGG) could be left
-        out.
+        Both must have one type. Neither may have a fixed dimension where the other has an axis that
+        can be cut. Their axes need not be the same; otherwise, no block of a plain chain (VGG)
+        would be removable.
         """
         a, b = self.graph.node[entry], self.graph.node[end]
         if a.type != b.type:
@@ -113,7 +113,7 @@ class Removal:
             return f"changes {before} to {after}"
         solved = axes(self.graph).value
         for i, (x, y) in enumerate(zip(solved[entry][0], solved[end][0], strict=True)):
-            # Cut later, one of them would be narrower than the other.
+            # A later cut would make one of them narrower than the other.
             if self._frozen(x, y) or self._frozen(y, x):
                 return f"dimension {i} is {x} before it and {y} after it"
         return ""
@@ -121,23 +121,23 @@ class Removal:
     def _leak(
         self, nodes: Sequence[str], going: Iterable[str], end: str, terms: Sequence[str]
     ) -> str:
-        """Return why a result other than the block's own is needed outside of the block.
+        """Return the reason if a result inside a block is needed outside of it.
 
         Args:
             nodes: The block's operators.
-            going: Those of the stream that go without the block, its last one aside.
-            end: Its last one.
-            terms: What it appends.
+            going: Operators of the stream that vanish with the block, except its last one.
+            end: Its last operator.
+            terms: Results that it appends.
         """
         graph, members = self.graph, set(nodes)
         starts = (n for n in going if graph.node[n].op != "input")
-        # Beside the stream, what takes one of them has nothing to take any more.
+        # Outside the stream, operators that take one of these results lose their operand.
         leaking = reachable(starts, graph.users.__getitem__, members - {end})
         for name in filter(leaking.__contains__, nodes):
             if name in self.outputs:
                 return f"%{name} inside it is an output"
             outside = [u for u in graph.users[name] if u not in members]
-            if name in terms:  # every later list that it is a term of drops it
+            if name in terms:  # every later list with this term drops it
                 outside = [u for u in outside if name not in self._lists(u, graph.node[end].op)]
             if outside:
                 return f"%{name} inside it is also used by %{outside[0]}"
@@ -152,24 +152,24 @@ class Removal:
         return frozenset(a.name for a in axes(self.graph).free)
 
     def _lists(self, name: str, op: str) -> frozenset[str]:
-        """Return what an operator of a kind joins as items of a list."""
+        """Return the list items that an operator joins; empty if its kind is not ``op``."""
         if name not in self._listed:
             self._listed[name] = frozenset(list_items(self.graph.node[name]))
         return self._listed[name] if self.graph.node[name].op == op else frozenset()
 
     def _kept_term(self, terms: Sequence[str], members: set[str], passed: str, end: str) -> str:
-        """Return why the width that a dense block adds cannot be taken away; empty where it can."""
+        """Return why the width that a dense block appends cannot be removed; empty if it can."""
         solved = axes(self.graph)
         stream = _axes_in(*solved.value[passed][0])
         for name in terms:
             widths = _axes_in(*solved.value[name][0])
             if not widths:
-                return f"appends %{name}, whose width is not that of a parameter of its own"
+                return f"appends %{name}, whose width is not an axis of a parameter"
             for axis, ref in widths.items():
                 if axis not in self._free:
                     return f"appends {ref}, which is pinned: {solved[axis].reason}"
                 if axis in stream:
-                    return f"appends {ref}, which what it is appended to has, too"
+                    return f"appends {ref}, which its input also has"
                 for leaf in self._alone.get(axis, ()):
                     if not members.issuperset(self.graph.leaf_users[leaf]):
                         return f"appends {ref}, which {leaf} needs"
@@ -185,16 +185,16 @@ class Removal:
 
     @functools.cached_property
     def _nothing_else(self) -> Mapping[str, list[str]]:
-        """Operators one of whose results would be empty without an axis, by axis."""
+        """Operators with a result that would be empty without an axis, by axis."""
         values = axes(self.graph).value
         return _needing({n: [d for dims in results for d in dims] for n, results in values.items()})
 
 
 def _needing(layouts: Mapping[str, Sequence[Layout]]) -> dict[str, list[str]]:
-    """Return, for each axis, what would have an empty dimension without it."""
+    """Return, for each axis, the owners of dimensions that would be empty without it."""
     needing: dict[str, list[str]] = {}
     for owner, dims in layouts.items():
-        # In every product of which the size is a sum.
+        # An axis that is a factor of every product that the size sums.
         always = (frozenset.intersection(*map(frozenset, products_of(d))) for d in dims)
         for name in frozenset[str]().union(*always):
             needing.setdefault(name, []).append(owner)

@@ -1,4 +1,4 @@
-"""Roles: what a part of a graph is to its user: weights, the head, features, label rows."""
+"""Roles of parts of a graph: weights, the head, features, label rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from archgraph.ops.table import row
 
 @per_graph
 def weight_operands(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Return the parameters that each weighted operator multiplies with (two or more dimensions).
+    """Return the parameters (two or more dimensions) that each weighted operator multiplies with.
 
-    Directly or through operators on parameters alone (a transposed or split weight). Biases, norm
-    parameters, position tables and class tokens do not count; operators without any are left out.
+    An operator uses them directly or through operators on parameters alone (a transposed or split
+    weight). Biases, norm parameters, position tables and class tokens do not count. Operators
+    without such parameters are omitted.
     """
     alone = fixed(graph)
     result = {}
@@ -42,7 +43,7 @@ def weight_operands(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
 def head(graph: ArchGraph) -> tuple[str, str] | None:
     """Return the last operator that multiplies with a weight, and the result that it is applied to.
 
-    Of a classifier: its last layer, and the features of the last hidden one. None where no operator
+    For a classifier: its last layer and the features of the last hidden layer. None if no operator
     multiplies a result with a weight.
 
     Example:
@@ -55,7 +56,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
         ('aten.linear', 'aten.relu')
     """
     alone = fixed(graph)
-    for name in reversed([*weight_operands(graph)]):  # they are in topological order
+    for name in reversed([*weight_operands(graph)]):  # in topological order
         applied = [used for used in graph.node[name].uses() if used not in alone]
         if applied:
             return name, applied[0]
@@ -64,7 +65,7 @@ def head(graph: ArchGraph) -> tuple[str, str] | None:
 
 @per_graph
 def fixed(graph: ArchGraph) -> Mapping[str, frozenset[str]]:
-    """Return the results that do not depend on inputs, with the leaves behind them."""
+    """Return the results that do not depend on inputs, with the leaves that they depend on."""
     fixed: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
         if node.op != "input" and all(used in fixed for used in node.uses()):
@@ -90,7 +91,7 @@ def layer_weights(graph: ArchGraph) -> frozenset[str]:
 @takes_graph
 @per_graph
 def frozen(graph: ArchGraph) -> frozenset[str]:
-    """Return the parameters that are not trained: entries of the state that nothing changes.
+    """Return the parameters that are not trained, so that their state entries never change.
 
     Example:
         >>> from torch import nn, zeros
@@ -106,9 +107,10 @@ def frozen(graph: ArchGraph) -> frozenset[str]:
 @takes_graph
 @per_graph
 def with_features(graph: ArchGraph) -> ArchGraph:
-    """Return two outputs: the architecture's, and the features of its last hidden layer.
+    """Return a graph with two outputs: the original ones, and the last hidden layer's features.
 
-    Features are what :func:`head` is applied to; without a head the tuple has the outputs alone.
+    Features are the result that :func:`head` is applied to; without a head, the output tuple
+    contains only the original outputs.
 
     Example:
         >>> from torch import nn, zeros
@@ -127,10 +129,10 @@ def with_features(graph: ArchGraph) -> ArchGraph:
 @takes_graph
 @per_graph
 def exits(graph: ArchGraph) -> tuple[str, ...]:
-    """Return the names of a network's answers, from the shallowest to the deepest.
+    """Return the names of a network's exits, from the shallowest to the deepest.
 
-    An answer is deeper if more operators lead to it; the main one is behind its equals. Empty where
-    the answers have no names.
+    An exit is deeper if more operators lead to it; among equally deep exits, the main one is last.
+    Empty if the outputs have no names.
 
     Example:
         >>> from torch import nn, zeros
@@ -152,10 +154,10 @@ def exits(graph: ArchGraph) -> tuple[str, ...]:
 
 @takes_graph
 def label_rows(graph: ArchGraph, classes: int) -> tuple[str, ...]:
-    """Return the leaves with a row per label: the classifier's, and token embeddings.
+    """Return the leaves with one row per label: the classifier's, and token embeddings.
 
-    A leaf is one of them if its first dimension is the class axis of an output, or if integers that
-    a node is given address its rows and there are as many rows as classes.
+    A leaf counts if its first dimension is the class axis of an output, or if integer inputs of an
+    operator index its rows and it has as many rows as there are classes.
 
     Args:
         graph: The architecture.
@@ -187,10 +189,10 @@ def _dims(solved: Axes, names: Iterable[str]) -> set[Layout]:
 
 
 def _addressed(graph: ArchGraph, leaf: str, rows: Layout) -> bool:
-    """Return whether integers address the rows of a leaf."""
+    """Return whether integers index the rows of a leaf."""
     for user in graph.leaf_users[leaf]:
         operands = [*graph.node[user].uses()]
-        # The rows are used up by indexing: neither the result nor the indices have them.
+        # Indexing consumes the rows: neither the result nor the indices have them.
         integers = any(graph.node[o].dtype.startswith("int") for o in operands)
         if integers and rows not in _dims(axes(graph), [user, *operands]):
             return True

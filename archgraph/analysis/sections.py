@@ -1,4 +1,4 @@
-"""From blocks to sections: stem, stages of one body repeated, head."""
+"""Group blocks into sections: stem, stages that repeat one body, and head."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from archgraph.analysis.blocks import Drafts
 from archgraph.analysis.draft import BlockDraft
 from archgraph.analysis.modules import common, is_numbered, siblings
 
-# Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
+# Number of kinds of blocks that may alternate: attention and feed-forward; a decoder has three.
 PERIODS = (1, 2, 3, 4)
 SectionKind = Literal["stem", "stage", "transition", "head"]
 
 
 class Group(NamedTuple):
-    """A section while it is put together."""
+    """A section under construction."""
 
     name: str
     kind: SectionKind
@@ -25,7 +25,7 @@ class Group(NamedTuple):
 
 
 def sections(drafts: Drafts) -> list[Group]:
-    """Return sections of blocks: of the towers, of the main stream, further outputs last."""
+    """Return the sections of the towers, then of the main stream; further outputs come last."""
     groups: list[Group] = []
     for tower in drafts.chains[:-1]:
         groups += _given(drafts, tower) or _tower(drafts, tower)
@@ -39,11 +39,11 @@ def sections(drafts: Drafts) -> list[Group]:
 
 
 def _given(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
-    """Return the user's sections, and those between them; nothing if there are none.
+    """Return the user's sections and those in between; empty if the user has none.
 
-    A section without a list of blocks has those whose work (without any: operators) it has. It is a
-    stem or a head in front of and behind all listed blocks; where none is listed, as it would be
-    without names.
+    A section without a list of blocks owns the blocks whose layers (without any: operators) are in
+    its module. It is a stem before all listed blocks and a head after them. If no section lists
+    blocks, it has the kind that its blocks would have without the user's names.
     """
     listed = {b: s for s, names in drafts.graph.sections for b in names}
     owners = [listed.get(d.user_block) or _section(drafts, d) for d in blocks]
@@ -63,7 +63,7 @@ def _given(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
 
 
 def _unnamed(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
-    """Return a stem, the blocks that the user listed, and a head; without any, as analysis says."""
+    """Return stem, listed blocks and head; if the user listed none, the sections that are found."""
     mine = [i for i, d in enumerate(blocks) if d.user_block]
     if not mine:
         return _framed(*_parts(drafts, blocks))
@@ -79,14 +79,14 @@ def _section(drafts: Drafts, block: BlockDraft) -> str:
 def _framed(
     stem: list[BlockDraft], stages: list[Group], head: list[BlockDraft], tower: bool = False
 ) -> list[Group]:
-    """Return a stem, stages and a head; those of a tower have names of their own."""
+    """Return a stem, stages and a head; in a tower, stem and head are named after modules."""
     first = [Group(_title(stem) if tower else "stem", "stem", stem)] if stem else []
     last = [Group(_title(head) if tower else "head", "head", head)] if head else []
     return [*first, *stages, *last]
 
 
 def _tower(drafts: Drafts, blocks: list[BlockDraft]) -> list[Group]:
-    """Return the sections of a tower; one without building blocks is a stem."""
+    """Return the sections of a tower; a tower without building blocks is a stem."""
     complete = any(d.whole for d in blocks)
     return _framed(*(_parts(drafts, blocks) if complete else (blocks, [], [])), tower=True)
 
@@ -101,12 +101,12 @@ def _parts(
 ) -> tuple[list[BlockDraft], list[Group], list[BlockDraft]]:
     """Return stem, stages and head of a chain.
 
-    A single block at either end that has nothing in common with the stages is not a stage.
+    A single block at either end that shares nothing with the stages is not a stage.
     """
     begin, end = _middle(drafts, blocks)
     stem, head = blocks[:begin], blocks[end:]
     stages = _stages(blocks[begin:end])
-    # One stage at least remains, however little its neighbours have in common with it.
+    # At least one stage remains, even if its neighbours share nothing with it.
     while len(stages) > 1 and _stranger(stages[0], stages[1:]):
         stem = [*stem, *stages.pop(0).blocks]
     while len(stages) > 1 and _stranger(stages[-1], stages[:-1]):
@@ -115,7 +115,7 @@ def _parts(
 
 
 def _stranger(group: Group, others: Sequence[Group]) -> bool:
-    """Return whether a section is a single block unlike all others, outside of their list."""
+    """Return whether a section is one block that is unlike all others and not in their list."""
     (first, *more) = group.blocks
     return not more and not any(
         (d.spine == first.spine and _branched(d) == _branched(first))
@@ -133,21 +133,21 @@ def _branched(draft: BlockDraft) -> bool:
 def _transitions(stages: list[Group]) -> list[Group]:
     """Turn the transition between two stages into a section of its own.
 
-    A transition is one block: a plain layer unlike its neighbours, or a block that changes the
-    resolution to that of the next stage.
+    A transition is one block: a plain layer that differs from its neighbours, or a block that
+    changes the resolution to that of the next stage.
     """
     groups: list[Group] = []
     for before, group, after in zip(stages, stages[1:], stages[2:], strict=False):
         (block, *more) = group.blocks
         left, right = before.blocks[-1], after.blocks[0]
-        # A building block of a transition has the resolution of the next stage; a plain layer
-        # between two stages has work that neither of them repeats.
+        # A building block as a transition has the resolution of the next stage. A plain layer as a
+        # transition has work that neither stage repeats.
         if block.whole:
             leads = block.out != left.out and block.out == right.out
         else:
             leads = block.spine not in (left.spine, right.spine)
         groups.append(group._replace(kind="transition") if leads and not more else group)
-    # The first and the last stage lead from or to nothing: they are no candidates.
+    # The first and the last stage have only one neighbour, so they cannot be transitions.
     groups = [*stages[:1], *groups, *stages[1:][-1:]]
     joined: list[Group] = []
     for group in groups:
@@ -159,10 +159,11 @@ def _transitions(stages: list[Group]) -> list[Group]:
 
 
 def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
-    """Return where the stages begin and end.
+    """Return the indices at which the stages begin and end.
 
-    Between the first and the last building block, the levels of an encoder–decoder included; in a
-    plain chain from the start to where the image or sequence collapses, or to the last layer.
+    Stages reach from the first to the last building block, including the levels of an
+    encoder–decoder. In a plain chain they reach from the start to the point where the image or
+    sequence collapses, or to the last layer.
     """
     complete, ends = [i for i, d in enumerate(blocks) if d.whole], _ends_of_levels(blocks)
     if not (complete or ends):
@@ -177,16 +178,16 @@ def _middle(drafts: Drafts, blocks: list[BlockDraft]) -> tuple[int, int]:
 
 
 def _ends_of_levels(blocks: Sequence[BlockDraft]) -> list[int]:
-    """Return the blocks at which levels of an encoder–decoder end: long connections join them."""
+    """Return the blocks at which levels of an encoder–decoder end, with their skip connections."""
     levels = {p.level for d in blocks for p in d.pieces if p.level}
     ends = [i for i, d in enumerate(blocks) if any(p.level for p in d.pieces)]
     return ends + [i for i, d in enumerate(blocks) if not levels.isdisjoint(d.stream)]
 
 
 def _plain_middle(drafts: Drafts, blocks: Sequence[BlockDraft]) -> tuple[int, int]:
-    """Return where the stages of a chain without building blocks begin and end."""
+    """Return the indices at which the stages of a chain without building blocks begin and end."""
     begin = 0 if blocks and blocks[0].heads else min(1, len(blocks))
-    # A fall of the rank is where an image or sequence collapses.
+    # The rank drops where an image or sequence collapses.
     ranks = [len(drafts.graph.node[drafts.exit(d)].shape) for d in blocks]
     falls = [i for i in range(begin + 1, len(ranks)) if ranks[i] < ranks[i - 1]]
     end = falls[-1] if falls else max(len(blocks) - 1, begin)
@@ -198,7 +199,7 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
     items = _by_module(blocks)
     runs: list[list[list[BlockDraft]]] = []
     while items:
-        # Greedy: the longest run from here on, whatever its period.
+        # Greedy: take the longest run from here on, with any period.
         size = max(_repeats(items, period) for period in PERIODS)
         runs += _split(items[:size])
         items = items[size:]
@@ -208,17 +209,17 @@ def _stages(blocks: Sequence[BlockDraft]) -> list[Group]:
         members = [d for item in run for d in item]
         units = {d.unit for d in members}
         path = common(units)
-        # One item of a list does not name the stage: the list does.
+        # A single item of a list does not name the stage; the list does.
         if path in units and path and is_numbered(path[-1]):
             path = path[:-1]
-        # A module with blocks of other stages inside would be an ambiguous name.
+        # The name of a module that also contains blocks of other stages would be ambiguous.
         covers = path and inside[path] == len(members)
         groups.append(Group(".".join(path) if covers else members[0].name, "stage", members))
     return groups
 
 
 def _by_module(blocks: Sequence[BlockDraft]) -> list[list[BlockDraft]]:
-    """Return blocks with those together that are parts of one module and have the same result."""
+    """Group neighbouring blocks that are parts of one module and have the same result."""
     groups = itertools.groupby(blocks, key=lambda d: (d.unit, d.out) if d.unit else id(d))
     return [list(items) for _, items in groups]
 
@@ -234,7 +235,7 @@ def _split(run: list[list[BlockDraft]]) -> list[list[list[BlockDraft]]]:
 
 
 def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:
-    """Count the items at the front that repeat with a period; 1 if only the first does."""
+    """Count the leading items that repeat with a period; 1 if only the first does."""
     size = 1
     while size < len(items):
         same_result = all(d.out == items[0][0].out for d in items[size])
@@ -248,9 +249,9 @@ def _repeats(items: Sequence[Sequence[BlockDraft]], period: int) -> int:
 
 
 def _similar(before: Sequence[BlockDraft], after: Sequence[BlockDraft], first: bool) -> bool:
-    """Return whether two items have one body.
+    """Return whether two items have the same body.
 
-    The last item may be cut short; the first may be a transition, or prepare what all share.
+    The last item may be incomplete. The first may be a transition, or prepare what all others use.
     """
     if len(after) > len(before):
         return False

@@ -1,7 +1,8 @@
-"""Adapters: small branches of two layers beside a layer.
+"""Adapters: small branches of two layers parallel to, or after, a layer.
 
-A *low-rank* branch has the input of the layer that it stands beside (LoRA), a *bottleneck* its
-result. Both are known by their form, whoever wrote them: PEFT's are found in a traced model.
+A *low-rank* branch (LoRA) takes the input of its base layer, a *bottleneck* takes the base's
+result. Both are recognised by their form, whichever library added them; for example, PEFT adapters
+are found in a traced model.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True, slots=True)
 class SideBranch:
-    """Two layers, one after the other, whose result is added to that of an operator.
+    """Two consecutive layers whose result is added to that of a base operator.
 
     Attributes:
         total: The sum.
-        base: The operator beside which they stand.
+        base: The operator to whose result the branch is added.
         layer: The operator with the weight: the base, or the one whose rows the base reshapes.
-        nodes: What is only theirs, in topological order.
+        nodes: Operators that belong to the branch alone, in topological order.
         down: Weight of the first layer.
-        rank_dim: Its dimension that counts what the first layer gives; 1 of an embedding.
+        rank_dim: Dimension of ``down`` that counts the first layer's outputs; 1 for an embedding.
         up: Weight of the second layer.
-        scale: What their result is multiplied by.
-        low_rank: Whether nothing stands between them, and they have the base's input.
-        weight: Of a low-rank branch, the base's weight, to which their product is a change; empty
-            where it is computed, or something else than a dropout stands before the layers.
+        scale: Factor by which their result is multiplied.
+        low_rank: Whether the layers take the base's input and nothing is between them.
+        weight: The base's weight, which a low-rank branch changes by the product of its layers.
+            Empty if that weight is computed, or if anything but a dropout precedes the layers.
         transposed: Whether that weight is [in, out].
     """
 
@@ -83,7 +84,7 @@ def low_rank_branches(graph: ArchGraph) -> list[SideBranch]:
 
 
 class _Layer(NamedTuple):
-    """A linear map: what it is applied to, and its weight and bias; empty if that is computed."""
+    """A linear map: its input, and its weight and bias; empty if they are computed."""
 
     input: Value = None
     weight: str = ""
@@ -92,7 +93,7 @@ class _Layer(NamedTuple):
 
     @classmethod
     def of(cls, node: Node) -> _Layer:
-        """Return an operator as a linear map; of another one all is empty."""
+        """Return an operator as a linear map; all fields are empty for any other operator."""
         fact = row(node.op).linear_map
         if fact is None:
             return cls()
@@ -103,15 +104,15 @@ class _Layer(NamedTuple):
 
 
 def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch | None:
-    """Return the adapter whose result a sum adds to a base, if it is one.
+    """Return the adapter whose result a sum adds to a base, if there is one.
 
-    1. The base may reshape the rows of a linear map, whose input is then flattened (GPT-2).
-    2. Go back from the branch, through operators of one operand that are used once, to the base's
-       result or its input.
-    3. These operators are two linear maps, products with numbers, and pointwise ones.
-    4. From the base's own input: a low-rank branch, if nothing stands between the maps.
-    5. From the base's result: a bottleneck, if the sum is in turn one branch of a sum. A block of a
-       residual perceptron has the same form, but its result is the stream.
+    1. The base may reshape the rows of a linear map whose input is flattened (GPT-2).
+    2. Go back from the branch, through operators with one operand and one use, to the base's result
+       or its input.
+    3. These operators are two linear maps, products with numbers, and pointwise operators.
+    4. From the base's own input: a low-rank branch, if nothing is between the maps.
+    5. From the base's result: a bottleneck, if the sum is in turn one operand of a sum. A block of
+       a residual perceptron has the same form, but its result is the stream.
     """
     node, factor = graph.node[base.name], _factor(total, branch)
     if base.name in graph.output_refs() or total.types != node.types:
@@ -142,7 +143,7 @@ def _branch(graph: ArchGraph, total: Node, base: Ref, branch: Ref) -> SideBranch
 
 
 def _reshaped(graph: ArchGraph, value: V) -> V | Ref:
-    """Return what a reshape leaves the last dimension of; of another operator its own result."""
+    """Return the operand of a reshape that keeps the last dimension; otherwise the value itself."""
     node = graph.node[value.name] if isinstance(value, Ref) else None
     source = node.arg("self") if node and node.op == "aten.reshape" else None
     if node and isinstance(source, Ref) and graph.node[source.name].shape[-1:] == node.shape[-1:]:
@@ -151,7 +152,7 @@ def _reshaped(graph: ArchGraph, value: V) -> V | Ref:
 
 
 def _factor(total: Node, branch: Ref) -> float | None:
-    """Return what a sum multiplies a branch by; None if no number, or one that scales the base."""
+    """Return a sum's factor for a branch; None if it is not a number, or scales the base."""
     alpha = total.arg("alpha", 1)
     if isinstance(alpha, (int, float)) and (alpha == 1 or total.arg("other") == branch):
         return alpha
@@ -159,9 +160,9 @@ def _factor(total: Node, branch: Ref) -> float | None:
 
 
 def _way_back(graph: ArchGraph, end: Ref, starts: Collection[Value]) -> tuple[list[Node], Ref]:
-    """Return the operators from a result back to one of ``starts``, and that; none where they fork.
+    """Return the operators from a result back to one of ``starts``, and that start.
 
-    The last operator comes first.
+    The last operator comes first. The list is empty if the path forks.
     """
     nodes, outputs = list[Node](), graph.output_refs()
     while end not in starts:
@@ -175,14 +176,14 @@ def _way_back(graph: ArchGraph, end: Ref, starts: Collection[Value]) -> tuple[li
 
 
 def _two_layers(nodes: Sequence[Node]) -> tuple[_Layer, _Layer, Sequence[float], bool, bool] | None:
-    """Read a chain of operators, the last one first, as two layers, if it is that.
+    """Read a chain of operators, the last one first, as two layers; None if it is not that.
 
-    Products with numbers, a linear map, pointwise operators, a linear map, again pointwise ones (a
-    dropout).
+    In this order: products with numbers, a linear map, pointwise operators, a linear map, and
+    pointwise operators (a dropout).
 
     Returns:
-        The first layer and the second, the numbers; whether the layers have no biases and nothing
-        stands between them; whether nothing but dropouts stands before them.
+        The first layer; the second layer; the numbers; whether the layers have no biases and
+        nothing is between them; whether nothing but dropouts precedes them.
     """
     maps = [i for i, node in enumerate(nodes) if _Layer.of(node).weight]
     if len(maps) != 2:
@@ -199,7 +200,7 @@ def _two_layers(nodes: Sequence[Node]) -> tuple[_Layer, _Layer, Sequence[float],
 
 
 def _is_operand(graph: ArchGraph, total: Node) -> bool:
-    """Return whether a sum's result goes into another sum, through pointwise operators alone."""
+    """Return whether another sum uses a sum's result, through pointwise operators alone."""
     users = graph.users[total.name]
     while len(users) == 1:
         user = graph.node[users[0]]
@@ -212,13 +213,13 @@ def _is_operand(graph: ArchGraph, total: Node) -> bool:
 
 
 def product_of(branch: SideBranch, up: Tensor, down: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return what ``up @ down`` changes a weight of some shape by, before the scale.
+    """Return the change ``up @ down`` of a weight with the given shape, before the scale.
 
     Args:
-        branch: The low-rank branch that has the weight.
-        up: Second weight, [out, rank, 1…], of whatever rank.
+        branch: The low-rank branch of the weight.
+        up: Second weight, [out, rank, 1…], with any number of dimensions.
         down: First weight, [rank, in, kernel…].
-        shape: Of the weight.
+        shape: Shape of the weight.
     """
     product = torch.tensordot(up.flatten(1), down, dims=([1], [branch.rank_dim]))
     return (product.movedim(0, -1) if branch.transposed else product).reshape(tuple(shape))
@@ -227,15 +228,15 @@ def product_of(branch: SideBranch, up: Tensor, down: Tensor, shape: Sequence[int
 def without(
     graph: ArchGraph, branches: Iterable[SideBranch]
 ) -> tuple[ArchGraph, dict[str, list[str]]]:
-    """Return a graph without some adapters, and by sum the operators that are gone.
+    """Return a graph without some adapters, and the removed operators by sum.
 
-    Each sum is the operator beside which its branch stands, so that it keeps its name.
+    The base operator takes the place and the name of the sum.
     """
     gone: dict[str, list[str]] = {}
     nodes = dict(graph.node)
     for branch in branches:
         nodes[branch.total] = dataclasses.replace(nodes.pop(branch.base), name=branch.total)
-        inner = gone.pop(branch.base, [])  # an adapter of a layer that has another one
+        inner = gone.pop(branch.base, [])  # an adapter of a layer that has another adapter
         gone[branch.total] = [*inner, branch.base, *branch.nodes]
         for name in branch.nodes:
             del nodes[name]

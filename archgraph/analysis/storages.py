@@ -1,4 +1,4 @@
-"""Which tensors of a training step share memory: views, and copies that their order needs."""
+"""Tensors of a training step that share memory: views, and copies that an operator must make."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from archgraph.ops.schema import from_atom, op_schema, torch_dtype
 from archgraph.ops.table import backward
 
 Storage: TypeAlias = "tuple[str, int] | Leaf"
-"""Memory, by the result that it was made for (operator and number), or by the leaf."""
+"""Identity of memory: the result (operator and index) or the leaf that it was allocated for."""
 
 
 @dataclass(frozen=True)
 class Storages:
-    """Which memory the values of a graph are in.
+    """The memory of every value of a graph.
 
     Attributes:
-        tensors: Tensors without memory, by operator or leaf.
-        owners: Whose memory each tensor's is, by its address.
+        tensors: Meta tensors by operator or leaf.
+        owners: Owner of each tensor's memory, by its address.
     """
 
     tensors: dict[Ref | Leaf, tuple[Tensor, ...]] = dataclasses.field(default_factory=dict)
@@ -46,7 +46,7 @@ class Storages:
         return self.owners[_address(self.tensors[value][index])]
 
     def copied(self, value: Ref | Leaf, trailing: int) -> bool:
-        """Return whether a value must be copied to have one dimension before the trailing ones."""
+        """Return whether flattening a value to one dimension before the trailing ones copies it."""
         (tensor, *_) = self.tensors[value]
         if tensor.dim() <= trailing + 1:
             return False
@@ -54,13 +54,13 @@ class Storages:
 
 
 def storages(graph: ArchGraph, batch: int) -> Storages:
-    """Return which memory the values of a graph in one mode are in.
+    """Return the memory of every value of a graph in one mode.
 
-    1. A view shares its operand's memory; which calls are views is for PyTorch to say, with tensors
-       that have sizes and strides and no numbers. So is the order in memory of results of
-       operators that work position by position.
-    2. Other results lie in memory row by row, unless the operator table names an operand whose
-       order they have.
+    1. A view shares its operand's memory. PyTorch decides which calls are views, when called with
+       meta tensors, which have sizes and strides but no data. The same holds for the memory format
+       of results of pointwise operators.
+    2. Other results are contiguous, unless the operator table names an operand whose memory format
+       they have.
     """
     result, sizes = Storages(), example_sizes(graph, batch)
     for param in graph.params:
@@ -76,7 +76,7 @@ def storages(graph: ArchGraph, batch: int) -> Storages:
 
 
 def _results(result: Storages, node: Node, sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
-    """Return a node's results, without numbers."""
+    """Return a node's results as meta tensors."""
     known = backward(node)
     operands = [value for value in node.operands() if value in result.tensors]
     if node.op == "getitem":
@@ -95,7 +95,7 @@ def _results(result: Storages, node: Node, sizes: Mapping[str, int]) -> tuple[Te
 
 
 def _follows(op: str) -> bool:
-    """Return whether an operator gives views, or results in its operands' order."""
+    """Return whether an operator returns views, or results in its operands' memory format."""
     overload = op_schema(op).overload
     arguments = overload._schema.arguments
     view = bool(arguments) and arguments[0].alias_info is not None
@@ -103,7 +103,7 @@ def _follows(op: str) -> bool:
 
 
 def _run(result: Storages, node: Node, sizes: Mapping[str, int]) -> tuple[Tensor, ...] | None:
-    """Call an operator with tensors without numbers; None where it needs numbers."""
+    """Call an operator on meta tensors; None if it needs data."""
 
     def lower(value: Value) -> Any:
         match value:
@@ -136,7 +136,7 @@ def _empty(type_: TensorType, sizes: Mapping[str, int]) -> Tensor:
 
 
 def _ordered(model: Tensor, tensor: Tensor) -> Tensor:
-    """Return a tensor whose dimensions lie in memory in the order of another's."""
+    """Return a tensor with the memory format of another one."""
     order = sorted(range(model.dim()), key=model.stride().__getitem__, reverse=True)
     inverse = sorted(range(model.dim()), key=order.__getitem__)
     return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)

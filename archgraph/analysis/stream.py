@@ -1,11 +1,11 @@
 """The main stream: the chain of cut nodes that carries the data from an input to the output.
 
-Masks, position indices, bias tables and conditioning are not part of it: it consists of what is
-downstream of *one* source and of parameters and leads to the deepest output in evaluation. A source
-is an input, or what is learned and has branches added to it (queries). A sum belongs to the stream
-of the result that a branch is added to, not to those that the branch reads: two streams may read
-each other in turn. A node of the stream that lies on every path is a *cut node*. One pass finds
-them: a node is a cut exactly when no edge jumps over it in topological order.
+Masks, position indices, bias tables and conditioning are not part of it. The stream consists of the
+operators that are downstream of *one* source and of parameters, and lead to the deepest output in
+evaluation. A source is an input, or a learned value to which branches are added (queries). A sum
+belongs to the stream of the operand that a branch is added to, not to the streams that the branch
+reads, because two streams may read each other in turn. A node on every path of the stream is a *cut
+node*. One pass finds them: a node is a cut exactly if no edge jumps over it in topological order.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ PieceKind = Literal["step", "residual", "dense", "parallel"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What lies between two neighbouring cut nodes, the second one included.
+    """The operators between two neighbouring cut nodes, including the second one.
 
     Attributes:
         nodes: Its operators in topological order; the last one is ``exit``.
         entry: Cut node whose value it consumes; empty at the start of the stream.
-        exit: Cut node whose value it makes.
-        kind: ``step`` (one operator), or a region: ``residual`` (ends by adding what the entry
-            carries), ``dense`` (ends by appending to the entry), ``parallel`` (anything else).
-        shortcut: What a region passes on beside its body: the operand of a residual's sum that
-            carries the entry (the entry itself, or the end of its projection), or the entry that a
-            dense region appends to.
-        heavy: Whether it works with weights.
-        joins: Whether it also takes a value from further up the stream (a long connection).
-        level: Cut node whose value it takes, where the stream between went to another resolution.
+        exit: Cut node whose value it computes.
+        kind: ``step`` (one operator), or a region: ``residual`` (ends by adding the carried entry),
+            ``dense`` (ends by appending to the entry), ``parallel`` (anything else).
+        shortcut: The value that a region passes on parallel to its body. For a residual, the
+            operand of the sum that carries the entry (the entry itself, or the end of its
+            projection); for a dense region, the entry that it appends to.
+        heavy: Whether it has operators with weights.
+        joins: Whether it also takes a value from further up the stream (a long skip connection).
+        level: Cut node whose value it takes, if the stream in between has another resolution.
     """
 
     nodes: tuple[str, ...]
@@ -56,7 +56,7 @@ Chain: TypeAlias = tuple[Piece, ...]
 
 
 def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
-    """Return results of parameters alone (a transposed weight), with their leaves."""
+    """Return the results of parameters alone (a transposed weight), with their leaves."""
     leaves_of: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         used = dict.fromkeys(n.uses())
@@ -68,16 +68,17 @@ def computed_weights(graph: ArchGraph) -> dict[str, tuple[str, ...]]:
 
 
 class Stream:
-    """The main stream of one mode of a graph, and what stands beside it.
+    """The main stream of a graph in one mode, and the streams that feed it.
 
     Attributes:
         heavy: Operators that do a layer's work.
         live: Operators that the deepest output needs.
-        output: The deepest output, counted in such operators.
-        sources: Results that a stream may start from.
-        source: The one that this stream starts from; empty where there is none.
-        pieces: The stream, cut into pieces.
-        towers: Streams of other inputs that feed it, each cut into pieces, in topological order.
+        output: The deepest output: the one after most heavy operators.
+        sources: Results from which a stream may start.
+        source: The source of this stream; empty if there is none.
+        pieces: The stream, divided into pieces.
+        towers: Streams of other inputs that feed it, each divided into pieces, in topological
+            order.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -121,7 +122,7 @@ class Stream:
         return any(u in self._computed for u in factors)
 
     def weights(self, name: str) -> tuple[str, ...]:
-        """Return the leaves of an operator, directly or through results of leaves alone."""
+        """Return the leaves of an operator, used directly or through results of leaves alone."""
         if name not in self._weights:
             node = self.graph.node[name]
             through = (leaf for u in node.uses() for leaf in self._computed.get(u, ()))
@@ -132,23 +133,23 @@ class Stream:
         return any(self.graph.param[leaf].role == "parameter" for leaf in node.leaves())
 
     def ancestors(self, names: Iterable[str], inside: set[str] | None = None) -> set[str]:
-        """Return the operators that some need, themselves included; optionally within a part."""
+        """Return the operators that ``names`` depend on, themselves included, within ``inside``."""
         return reachable(names, self.preds.__getitem__, inside)
 
     def _choose(self) -> tuple[str, Chain, tuple[Chain, ...]]:
-        """Choose the source whose stream and towers are cut best.
+        """Choose the source with the best division of stream and towers into pieces.
 
-        That is into most residual regions, with fewest long connections.
+        That is the division with the most residual regions minus long skip connections.
         """
         chains = []
         for source in self.sources:
             below, nodes = self._downstream(source, self.live)
             if self.output not in below:
-                continue  # it is read by the streams that lead there
+                continue  # the streams that lead to the output read it
             if self.output not in nodes:
                 nodes = sorted(below, key=self.order.__getitem__)
             nodes = self._leading_to(self.output, nodes)
-            # With a single source nothing is left for a tower to start from.
+            # With a single source, no tower can start elsewhere.
             towers = self._towers(nodes) if len(self.sources) > 1 else ()
             chains.append((source, self._chain(nodes, ""), towers))
         if not chains:
@@ -164,7 +165,7 @@ class Stream:
         return max(chains, key=score)
 
     def _sources(self) -> list[str]:
-        """Return the inputs; then what no input leads to, and what one leads to is added to."""
+        """Return the inputs, and values that no input leads to but that results are added to."""
         sources = [n.name for n in self.graph.nodes if n.op == "input" and n.name in self.live]
         below = reachable(sources, self.graph.users.__getitem__)
         for total, before in self._added_to.items():
@@ -174,7 +175,7 @@ class Stream:
         return sources
 
     def _downstream(self, source: str, among: set[str]) -> tuple[set[str], list[str]]:
-        """Return all that a source leads to, and what is learned and prepares it, in order."""
+        """Return everything downstream of a source, and the part with learned values, in order."""
         below = {source} & among
         for n in self.graph.nodes:
             before = self._added_to.get(n.name)
@@ -187,32 +188,32 @@ class Stream:
         return below, ordered
 
     def _leading_to(self, end: str, nodes: Sequence[str]) -> list[str]:
-        """Return the nodes that lead to one of them; a branch of another stream does not."""
+        """Return the nodes that lead to ``end``; a branch of another stream does not."""
         leading = self.ancestors((end,), set(nodes))
         return [n for n in nodes if n in leading]
 
     def _towers(self, main: Iterable[str]) -> tuple[Chain, ...]:
         """Return chains of several layers from other sources into the stream (encoders, towers).
 
-        A tower ends where it first fans out, or with the last sum of its own: what then serves one
-        block is that block's.
+        A tower ends where it first fans out, or with its own last sum. Operators after that feed a
+        single block and belong to it.
         """
         used = set(main)
         result = []
-        for source in reversed(self.sources):  # what a stream reads lies before what it is added to
+        for source in reversed(self.sources):  # a stream reads values before it is added to
             _, ordered = self._downstream(source, self.live - used)
             outside = {p for v in self.live.difference(ordered) for p in self.preds[v]}
-            # What an input alone leads to (a mask) does not belong to the stream.
+            # Results of an input alone (a mask) do not belong to the stream.
             cuts = self._cuts(ordered, "", outside & self._learned)
             ends = [v for v in ordered if v in cuts or v in self._added_to]
             ordered = self._leading_to(self._settled(ends[-1], ordered), ordered) if ends else []
-            if sum(v in self.heavy for v in ordered) >= 2:  # one layer (an embedding) prepares
+            if sum(v in self.heavy for v in ordered) >= 2:  # one layer (an embedding) is no tower
                 used.update(ordered)
                 result.append(self._chain(ordered, ""))
         return tuple(sorted(result, key=lambda chain: self.order[chain[0].exit]))
 
     def _settled(self, name: str, nodes: Sequence[str]) -> str:
-        """Return the result behind the norms and pointwise operators that alone use a result."""
+        """Follow the norms and pointwise operators that are the only users of a result."""
         while True:
             users = [u for u in self.graph.users[name] if u in nodes]
             if len(users) != 1 or {*self.graph.node[users[0]].uses()} != {name}:
@@ -225,7 +226,7 @@ class Stream:
     # -- how they hang together ---------------------------------------------------------------
 
     def _chain(self, nodes: Sequence[str], entry: str) -> Chain:
-        """Return the pieces of a part of the graph whose only way out is its last node."""
+        """Return the pieces of a part of the graph whose only exit is its last node."""
         pieces: list[Piece] = []
         cuts = self._cuts(nodes, entry)
         begin = 0
@@ -236,12 +237,13 @@ class Stream:
         return tuple(pieces)
 
     def _cuts(self, nodes: Sequence[str], entry: str, ends: Iterable[str] = ()) -> frozenset[str]:
-        """Return nodes that no edge jumps over; ``ends`` have an edge out of the part.
+        """Return the nodes that no edge jumps over; ``ends`` have an edge out of the part.
 
-        What a branch takes from before the result that it is added to leads to no other result.
+        A branch may take values from before the operand that it is added to. Such an edge counts
+        from that operand.
         """
         order = {name: i for i, name in enumerate(nodes)}
-        begin: dict[str, int] = {}  # of the branch that a node is in
+        begin: dict[str, int] = {}  # index from which a branch's nodes may take values
         for total in order.keys() & self._added_to.keys():
             start = order.get(self._added_to[total], -1)
             begin |= {
@@ -252,11 +254,11 @@ class Stream:
         jumps = [0] * (len(nodes) + 1)
         for i, name in enumerate(nodes):
             inside = [order[p] for p in self.preds[name] if p in order]
-            first = min(inside, default=-1)  # -1: from before the part
+            first = min(inside, default=-1)  # -1: before the part
             if entry in self.preds[name]:
                 first = -1
             first = max(first, begin.get(name, first))
-            # A difference array: the edge jumps over the nodes between its ends.
+            # A difference array: an edge jumps over the nodes between its ends.
             jumps[first + 1] += 1
             jumps[i] -= 1
         for name in ends:
@@ -266,13 +268,13 @@ class Stream:
         return frozenset(name for name, count in zip(nodes, over, strict=False) if count == 0)
 
     def _piece(self, nodes: Sequence[str], entry: str) -> Iterable[Piece]:
-        """Return one piece; a region that holds a chain of regions opens into that chain."""
+        """Return one piece; a region that contains a chain of regions opens into that chain."""
         end = nodes[-1]
         work = not self.heavy.isdisjoint(nodes)
         if len(nodes) == 1:
             return (Piece(tuple(nodes), entry, end, heavy=work),)
         inside = set(nodes) - {end}
-        # A branch may be the entry itself: the empty one of an identity shortcut.
+        # A branch may be the entry itself: the empty branch of an identity shortcut.
         starts = [p for p in self.preds[end] if p == entry or p in inside]
         branches = {p: self.ancestors((p,), inside) for p in starts}
         layers = {p: len(branch & self.heavy) for p, branch in branches.items()}
@@ -281,15 +283,15 @@ class Stream:
         longest = max(branches, key=lambda p: (layers[p], len(branches[p])), default="")
         if not entry or layers.get(longest, 0) < 2:
             return (region,)
-        # Bare: the other branches have no layers, as a long connection has none.
+        # Bare: the other branches have no layers, as in a long skip connection.
         bare = sum(layers.values()) == layers[longest]
         return self._opened(region, longest, branches[longest], bare)
 
     def _opened(self, region: Piece, longest: str, body: Set[str], bare: bool) -> Chain:
-        """Return the chain inside of a region and what is left of it, or else the region.
+        """Return the chain inside a region and the rest of the region, or the region itself.
 
-        1. A chain of residual regions opens; so does one of dense regions in a dense region.
-        2. A long connection around a chain of regions (U-Net) does not make one block of them.
+        1. A chain of residual regions opens; so does a chain of dense regions in a dense region.
+        2. A long skip connection around a chain of regions (U-Net) does not make it one block.
         """
         chain = self._chain([n for n in region.nodes if n in body], region.entry)
         nested = {p.kind for p in chain if p.heavy}
@@ -304,10 +306,10 @@ class Stream:
         return (*chain, Piece(rest, longest, region.exit, "step", "", heavy, True, level))
 
     def _hourglass(self, chain: Sequence[Piece], entry: str) -> bool:
-        """Return whether a chain leaves the resolution of its entry and comes back to it.
+        """Return whether a chain leaves the resolution of its entry and returns to it.
 
-        There two dimensions or more are others than at the entry, in whatever order: a layer may
-        have another width, or mix positions, and is at the entry's resolution all the same.
+        The chain has left it where two or more dimensions differ from the entry's, in any order: a
+        layer may change the width or mix positions without leaving the entry's resolution.
         """
         before, after = (self.graph.node[n].shape for n in (entry, chain[-1].exit))
         if len(before) != len(after) or sum(a != b for a, b in zip(before, after, strict=True)) > 1:
@@ -327,7 +329,7 @@ class Stream:
         same = start.dtype == end.dtype and len(start.shape) == len(end.shape)
         if row(end.op).merges and len(branches) > 1 and same:
             least, more, *_ = sorted(branches, key=lambda p: (layers[p], len(branches[p]), p))
-            # A shortcut has no layers, or one (a projection) beside a branch with more.
+            # A shortcut has no layers, or one (a projection) if the branch has more.
             if layers[least] == 0 or (layers[least] == 1 and layers[more] > 1):
                 return "residual", least
         items = [i for _, v in end.args if isinstance(v, tuple) for i in v]
@@ -337,13 +339,13 @@ class Stream:
 
 
 def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
-    """Return predecessors by node; a list that extends an earlier list goes through that.
+    """Return predecessors by node; a list that extends an earlier list counts as its successor.
 
-    Dense connections repeat themselves: ``cat(x, y)``, ``cat(x, y, z)``. Read as
-    ``cat(cat(x, y), z)`` each of them is a cut node.
+    Dense connections repeat earlier lists: ``cat(x, y)``, ``cat(x, y, z)``. Read as
+    ``cat(cat(x, y), z)``, each of them is a cut node.
     """
     first: dict[tuple[str, str, tuple[Value, ...]], str] = {}
-    lengths: dict[tuple[str, str], set[int]] = {}  # of the lists seen
+    lengths: dict[tuple[str, str], set[int]] = {}  # lengths of earlier lists
     result: dict[str, tuple[str, ...]] = {}
     for n in graph.nodes:
         before = dict.fromkeys(n.uses())
@@ -368,7 +370,7 @@ def _factored(graph: ArchGraph) -> Mapping[str, tuple[str, ...]]:
 
 
 def _downwards(most: int, sizes: Set[int]) -> Iterator[int]:
-    """Yield sizes from the largest allowed one down; the first without sorting the others."""
+    """Yield sizes in descending order from ``most``; sort only after the first one."""
     if most in sizes:
         yield most
     yield from sorted((s for s in sizes if s < most), reverse=True)

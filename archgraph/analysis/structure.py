@@ -1,8 +1,8 @@
-"""Structure: the blocks of an architecture, the sections they form, and which may be left out.
+"""Structure: the blocks of an architecture, their sections, and which blocks are removable.
 
-The chain of cut nodes (:mod:`archgraph.analysis.stream`) gives the pieces. A block is a piece that
-does work, together with the pointwise operators after it. The module hierarchy names blocks, claims
-what stands between two of them, and merges the pieces of one building block without a shortcut.
+The chain of cut nodes (:mod:`archgraph.analysis.stream`) gives the pieces. A block is a piece with
+layers, together with the pointwise operators after it. The module hierarchy names blocks, assigns
+the operators between two blocks, and merges the pieces of one building block without a shortcut.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ Named = TypeVar("Named", "Block", "Section")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Block:
-    """A part of a graph with one value in and one value out.
+    """A part of a graph with one input value and one output value.
 
     Attributes:
-        name: Module that holds it (``layer1.0``), or its first layer's.
+        name: Module that contains it (``layer1.0``), or the module of its first layer.
         section: Name of its section.
         nodes: Its operators in topological order; every operator of the graph is in one block.
         entry: Node whose value it consumes.
-        exit: Node whose value it makes.
-        removable: Whether ``bypass`` can stand in for the exit's value.
-        reason: Why not.
+        exit: Node whose value it computes.
+        removable: Whether ``bypass`` can replace the exit's value.
+        reason: Why it is not removable; empty if it is.
         kind: ``residual``, ``chain``, ``parallel``, ``dense``, or ``head`` (a further output).
         merge: Operator that ends its region; empty for a chain.
-        shortcut: What its region passes on beside its body: the operand of a residual's sum that
-            carries the entry (the entry itself or the end of its projection), or the value that a
-            dense region appends to.
-        sums: Every residual region in it, as its sum and the operand that carries what entered: a
-            transformer layer has two.
-        uses: How often the same layers run, one round after the other. Without the block all
-            rounds go; each is a block of its own where the user's sections name it (``layer~2``).
-        terms: What a dense region appends: items of the list that ``merge`` joins.
+        shortcut: The value that its region passes on parallel to its body. For a residual, the
+            operand of the sum that carries the entry (the entry itself or the end of its
+            projection); for a dense region, the value that it appends to.
+        sums: Every residual region in it, as its sum and the operand that carries the input; a
+            Transformer layer has two.
+        uses: Number of times that the same layers run, one round after the other. Removing the
+            block removes all rounds. Each round is a block of its own if the user's sections name
+            it (``layer~2``).
+        terms: Results that a dense region appends: items of the list that ``merge`` joins.
     """
 
     name: str
@@ -68,10 +69,10 @@ class Block:
 
     @property
     def bypass(self) -> str:
-        """Node whose value stands in for the exit's where the block is left out.
+        """Node whose value replaces the exit's if the block is skipped.
 
-        A dense block may prepare what it passes on (``x = relu(x); cat(x, f(x))``): the
-        preparation stays.
+        A dense block may prepare the value that it passes on (``x = relu(x); cat(x, f(x))``). The
+        preparation remains.
         """
         return self.shortcut if self.kind == "dense" and self.shortcut else self.entry
 
@@ -89,8 +90,8 @@ class Section:
     """A run of blocks with the same body and the same result; the first may change the shape.
 
     Attributes:
-        name: Module that its blocks share alone, or its first block's.
-        blocks: In topological order.
+        name: Module that contains its blocks and no others, or the name of its first block.
+        blocks: Its blocks in topological order.
         kind: ``stem``, ``stage``, ``transition`` (leads from one stage to the next), ``head``.
     """
 
@@ -110,7 +111,7 @@ class Structure:
     """Sections in order, and the cut nodes of the main stream.
 
     Attributes:
-        sections: Stem, stages with the transitions between them, head, from input to output.
+        sections: Stem, stages with the transitions in between, and head, from input to output.
         cuts: Names of the nodes on every path from the input to the output.
     """
 
@@ -126,7 +127,7 @@ class Structure:
         """Return the block by name.
 
         Raises:
-            GraphError: Names the nearest block.
+            GraphError: If there is no such block; suggests the nearest name.
         """
         return _find(name, self.blocks, "block")
 
@@ -134,7 +135,7 @@ class Structure:
         """Return the section by name.
 
         Raises:
-            GraphError: Names the nearest section.
+            GraphError: If there is no such section; suggests the nearest name.
         """
         return _find(name, self.sections, "section")
 
@@ -142,7 +143,7 @@ class Structure:
         """Return the blocks by name or pattern (``layer*.1``), in topological order.
 
         Raises:
-            GraphError: If a pattern matches none; names the nearest block.
+            GraphError: If a pattern matches no block; suggests the nearest name.
         """
         known = [b.name for b in self.blocks]
         chosen: set[str] = set()
@@ -154,10 +155,10 @@ class Structure:
         return tuple(b for b in self.blocks if b.name in chosen)
 
     def nodes(self, name: str) -> tuple[str, ...]:
-        """Return the operators of a section or, where no section has the name, of a block.
+        """Return the operators of a section or, if no section has the name, of a block.
 
         Raises:
-            GraphError: Names the nearest of both.
+            GraphError: If there is neither; suggests the nearest name.
         """
         parts = {s.name: tuple(n for b in s.blocks for n in b.nodes) for s in self.sections}
         for block in self.blocks:
@@ -167,12 +168,12 @@ class Structure:
         return parts[name]
 
     def end(self, name: str) -> str:
-        """Return the operator that computes the value of a section, or else of a block.
+        """Return the operator that computes the value of a section or, if there is none, a block.
 
-        It need not be the last one: operators of a side branch may come after it.
+        It need not be the last operator: those of a side branch may come after it.
 
         Raises:
-            GraphError: Names the nearest of both.
+            GraphError: If there is neither; suggests the nearest name.
         """
         inside = set(self.nodes(name))
         return [block.exit for block in self.blocks if inside.issuperset(block.nodes)][-1]
@@ -189,7 +190,7 @@ class Structure:
             (b.section, b.name, b.kind, str(len(b.nodes)), b.reason or "removable")
             for b in self.blocks
         )
-        columns = ("section", "block", "kind", "operators", "may be left out")
+        columns = ("section", "block", "kind", "operators", "removable")
         return Table(repr(self).strip("<>"), columns, rows, frozenset({3}))._repr_html_()
 
 
@@ -210,7 +211,7 @@ def structure(graph: ArchGraph) -> Structure:
     """Find the blocks and sections of a graph.
 
     Args:
-        graph: Any graph; ``graph.sections`` (the user's own) override what is found.
+        graph: Any graph; its ``sections`` (set by the user) override those that are found.
 
     Returns:
         The structure; cached with the graph.
@@ -241,20 +242,20 @@ def structure(graph: ArchGraph) -> Structure:
 
 
 def section_blocks(graph: ArchGraph) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the names of a graph's sections, each with those of its blocks.
+    """Return the names of a graph's sections, each with the names of its blocks.
 
-    Less than :func:`structure`: nobody asks which blocks may be left out.
+    Cheaper than :func:`structure`, because it does not decide which blocks are removable.
 
     Raises:
-        GraphError: As :func:`structure`.
+        GraphError: See :func:`structure`.
     """
     return [(name, tuple(d.name for d in g.blocks)) for name, g in _found(graph)[-1]]
 
 
 @per_graph
 def _found(graph: ArchGraph) -> tuple[Drafts, Casts, Sequence[tuple[str, Group]]]:
-    """Find the blocks of a graph, and its sections by name; not yet which may be left out."""
-    # In bfloat16 a model has the blocks that it has in float32, where its casts do not exist.
+    """Find the blocks of a graph and its sections by name, but not which blocks are removable."""
+    # A model has the same blocks in bfloat16 as in float32, where its casts do not exist.
     casts = Casts(graph)
     adapters = Unadapted(casts.plain)
     drafts = Drafts(adapters.plain)
@@ -263,7 +264,7 @@ def _found(graph: ArchGraph) -> tuple[Drafts, Casts, Sequence[tuple[str, Group]]
         for name in blocks:
             if not any(d.user_block == name for d in built):
                 _missing(name, [".".join(d.path) for d in built], "block", f"section {section}")
-    # Towers stand where their first operator does, between the sections of the main stream.
+    # A tower is placed where its first operator is, between the sections of the main stream.
     groups = sorted(
         sections(drafts),
         key=lambda g: min((drafts.order[n] for d in g.blocks for n in d.stream), default=0),
@@ -274,9 +275,9 @@ def _found(graph: ArchGraph) -> tuple[Drafts, Casts, Sequence[tuple[str, Group]]
 
 
 def passes_on(graph: ArchGraph, block: Block) -> bool:
-    """Return whether a dense block passes on its result without what it appends.
+    """Return whether a dense block without its appended results is equal to its bypass.
 
-    Else its exit stays where the block is left out: a list without the block's terms.
+    Otherwise the exit remains when the block is skipped: a list without the block's terms.
     """
     merge, passed = graph.node[block.merge], graph.node[block.bypass]
     rest = [name for name in all_items(merge) if name not in block.terms]
@@ -286,13 +287,13 @@ def passes_on(graph: ArchGraph, block: Block) -> bool:
 
 
 def _block(drafts: Drafts, judge: Removal, draft: BlockDraft, section: str) -> Block:
-    """Build the finished block."""
+    """Build a block from its draft."""
     nodes = tuple(sorted([*draft.stream, *draft.extra], key=drafts.order.__getitem__))
     entry, end, last = drafts.entry(draft), drafts.exit(draft), draft.last
     reason = judge.obstacle(draft, nodes, entry, end)
     region = last if last and len(draft.heads) == 1 and last.kind != "step" else None
     shortcut = region.shortcut if region else ""
-    # A cast of the entry is no projection.
+    # A cast of the entry is not a projection.
     if region and judge.casts.of(shortcut) == judge.casts.of(region.entry):
         shortcut = region.entry
     return Block(

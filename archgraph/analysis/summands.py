@@ -1,4 +1,4 @@
-"""Summands: which of the two results that a sum adds is a branch, and which one it is added to."""
+"""Summands: which of the two operands of a sum is a branch, and which one it is added to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from archgraph.ops.table import row
 
 @dataclass(frozen=True, slots=True)
 class Summand:
-    """One of the two results that a sum adds, used there alone.
+    """An operand of a sum of two results that has no other use.
 
     Attributes:
         sum: The sum.
-        name: The result.
-        other: The other one.
-        private: Operators all of whose ways to an output lead through the result.
-        enters: Results that these take from elsewhere.
+        name: The operand.
+        other: The other operand.
+        private: Operators whose paths to any output all lead through the operand.
+        enters: Results that the private operators take from elsewhere.
     """
 
     sum: str
@@ -31,7 +31,7 @@ class Summand:
 
 @per_graph
 def summands(graph: ArchGraph) -> tuple[Summand, ...]:
-    """Return what the sums of two results add, in topological order of the sums."""
+    """Return the branches of all sums of two results, in topological order of the sums."""
     result, outputs = list[Summand](), set(graph.output_refs())
     order = {node.name: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -46,11 +46,11 @@ def summands(graph: ArchGraph) -> tuple[Summand, ...]:
 
 
 def _private(graph: ArchGraph, name: str, order: Mapping[str, int], outputs: Set[str]) -> set[str]:
-    """Return the operators all of whose ways to an output lead through a result."""
+    """Return the operators whose paths to any output all lead through a result."""
     private = {name}
     waiting = [-order[used] for used in graph.node[name].uses()]
     heapq.heapify(waiting)
-    while waiting:  # the last one first: all that use it have been looked at
+    while waiting:  # in reverse order, so that all users of a candidate are decided
         candidate = graph.nodes[-heapq.heappop(waiting)].name
         if candidate in private or candidate in outputs:
             continue

@@ -1,4 +1,4 @@
-"""Memory of a training step: all allocations of forward, backward, optimiser, as polynomials."""
+"""Memory of a training step: all allocations of forward, backward and optimiser as polynomials."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ KINDS = ("weights", "buffers", "inputs", "optimizer", "gradients", "saved")
 class TrainingMemory:
     """Bytes of a training step, as PyTorch allocates them on a CPU.
 
-    Gradients of parameters come into being while what was saved for backward is freed, so that the
-    total may be less than the sum of the parts. (That sum was 13 % too low to 5 % too high in seven
-    networks. The total was within 2 %, but for ConvNeXt: copies that convolutions make in another
-    order of memory, 4 to 8 %, are not counted.)
+    Gradients of parameters are allocated while tensors saved for backward are freed, so the total
+    may be less than the sum of the parts. In seven networks, that sum was between 13 % too low and
+    5 % too high. The total was within 2 %, except for ConvNeXt: copies that convolutions make in
+    another memory format (4 to 8 %) are not counted.
 
     Attributes:
         weights: All parameters.
         buffers: Running statistics and constants.
         inputs: The batch.
         optimizer: State of the optimiser.
-        gradients: Gradients of all parameters that are trained.
-        saved: What forward saves for backward beside all that, at the end of forward.
-        total: The most that is allocated at any moment.
-        moment: When that is.
-        polynomial: The memory of all submodels of the graph.
+        gradients: Gradients of all trained parameters.
+        saved: Further tensors that forward saves for backward, at the end of forward.
+        total: Peak of the allocated memory.
+        moment: Moment of the peak.
+        polynomial: Memory of all submodels of the graph.
     """
 
     weights: int
@@ -59,16 +59,16 @@ class TrainingMemory:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A tensor and when it is allocated.
+    """A tensor and its lifetime.
 
     Attributes:
         kind: One of ``KINDS``, or ``transient``.
-        part: Its bytes.
-        start: The first moment at which it is there.
-        end: The last one.
-        absent: It is there only where these blocks are left out: what stands in for their results.
-        bound: Blocks that it needs, or what stands in for it where some are left out; None: it
-            stands in for another one.
+        part: Its size in bytes, with the blocks that it needs.
+        start: First moment at which it is allocated.
+        end: Last moment at which it is allocated.
+        absent: Blocks that must be skipped for it to exist, because it replaces their results.
+        bound: Blocks that it, or its replacement when some are skipped, needs; None if it is itself
+            a replacement.
     """
 
     kind: str
@@ -79,18 +79,18 @@ class Allocation:
     bound: Needs | None = frozenset()
 
     def there(self, skipped: Collection[str]) -> bool:
-        """Return whether it is there where some blocks are left out."""
+        """Return whether the tensor exists when some blocks are skipped."""
         return self.absent.issubset(skipped) and self.part.there(skipped)
 
 
 @dataclass(frozen=True)
 class MemoryPolynomial:
-    """Memory of a training step of every submodel, without making it.
+    """Memory of a training step of every submodel, without building it.
 
     Attributes:
-        costs: Sizes of axes and blocks, without a measure.
+        costs: Sizes of axes and blocks, without measures.
         allocations: All tensors of a step.
-        moments: What happens at each moment, and the blocks that it needs.
+        moments: Description of each moment, and the blocks that it needs.
         loss: The moment between forward and backward.
     """
 
@@ -104,16 +104,16 @@ class MemoryPolynomial:
     ) -> TrainingMemory:
         """Return the memory of a submodel.
 
-        It is the memory of the graph that is cut, except that a copy which is not needed where an
-        axis is cut to one position still counts.
+        The result equals the memory of the cut graph, with one exception: a copy that becomes
+        unnecessary when an axis is cut to one position still counts.
 
         Args:
-            sizes: Of axes that are cut; the others have their size.
-            skipped: Blocks that are left out.
+            sizes: Sizes of cut axes by name; the other axes keep their size.
+            skipped: Names of skipped blocks.
 
         Raises:
             AxisError: If there is no such free axis.
-            GraphError: If a block is not there, or cannot be left out at these sizes.
+            GraphError: If a block does not exist, or cannot be skipped at these sizes.
         """
         all_sizes = self.costs.sizes(sizes or {}, skipped)
         gone = {name for block in skipped for name in self.costs.blocks[block]}
@@ -139,17 +139,17 @@ class MemoryPolynomial:
         )
 
     def bounds(self, count: int = 8) -> tuple[tuple[CostPart, ...], ...]:
-        """Return polynomials, the largest of which is never below the total of a submodel.
+        """Return polynomials whose maximum is never below the total of a submodel.
 
-        The moments are divided into spans. The polynomial of a span has of every monomial the
-        largest factor that it has at one of its moments. More spans bound more closely.
+        The moments are divided into spans. The polynomial of a span has, for every monomial, the
+        largest coefficient at any moment of the span. More spans give a tighter bound.
 
-        1. The span with the largest value at full sizes is divided where the larger of its parts
-           is smallest.
-        2. Again, until there are as many as asked for, or it cannot be divided.
+        1. Divide the span with the largest value at full sizes where the larger of its parts is
+           smallest.
+        2. Repeat until there are ``count`` spans, or the largest cannot be divided.
 
         Args:
-            count: How many polynomials at most.
+            count: Maximum number of polynomials.
         """
         import numpy as np
 

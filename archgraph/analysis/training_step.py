@@ -31,12 +31,12 @@ Optimizer: TypeAlias = "str | Callable[[list[torch.nn.Parameter]], torch.optim.O
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """What an optimiser stores and allocates.
+    """Memory that an optimiser stores and allocates.
 
     Attributes:
-        tensors: Tensors of a parameter's size that it keeps for each parameter.
-        bytes: What else it keeps for each parameter, in bytes: counters.
-        working: Tensors of a parameter's size that it makes while it updates one.
+        tensors: Number of tensors with a parameter's size that it stores per parameter.
+        bytes: Size of its other state per parameter (counters), in bytes.
+        working: Number of temporary tensors with a parameter's size while it updates a parameter.
     """
 
     tensors: int
@@ -45,15 +45,15 @@ class OptimizerState:
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> OptimizerState:
-        """Return what an optimiser stores, from a step that it takes with one small parameter.
+        """Measure an optimiser on one step with a small parameter.
 
         Args:
-            optimizer: The name of one of ``torch.optim`` in any case, ``momentum`` for SGD with
-                momentum, or what makes an optimiser of parameters.
+            optimizer: Name of an optimiser in ``torch.optim`` (case-insensitive), ``momentum`` for
+                SGD with momentum, or a function from parameters to an optimiser.
 
         Raises:
-            GraphError: If there is no such optimiser, or what it keeps is not of the
-                parameter's size.
+            GraphError: If there is no such optimiser, if it cannot step from gradients alone, or if
+                it stores tensors of another size than the parameter's.
 
         >>> [OptimizerState.of(name).tensors for name in ("sgd", "momentum", "adam", "AdamW")]
         [0, 1, 2, 2]
@@ -64,15 +64,15 @@ class OptimizerState:
         try:
             steps.step()
         except (RuntimeError, TypeError) as error:  # sparse gradients, a closure
-            message = "optimiser takes no step from gradients alone"
+            message = "optimiser cannot step from gradients alone"
             raise GraphError(message, where=type(steps).__name__, found=str(error)) from error
         tensors = [v for v in steps.state[parameter].values() if isinstance(v, torch.Tensor)]
         large = [t for t in tensors if t.numel() > 1]
         if any(t.shape != parameter.shape for t in large):
             shapes = ", ".join(str(list(t.shape)) for t in large)
-            message = "optimiser keeps tensors that are not of the parameter's size"
+            message = "optimiser stores tensors that do not have the parameter's size"
             raise GraphError(message, found=shapes, expected=str([3, 5]))
-        # What `torch.optim` makes for a parameter at a time: a denominator and its square root.
+        # `torch.optim` computes a denominator and its square root for one parameter at a time.
         working = min(len(large), 2) if len(large) > 1 else 0
         return cls(len(large), sum(t.nbytes for t in tensors if t.numel() == 1), working)
 
@@ -98,7 +98,7 @@ def _factory(
 def training_memory(graph: ArchGraph, batch: int, optimizer: Optimizer) -> TrainingMemory:
     """Return the memory of a training step; see :meth:`archgraph.analysis.cost.Cost.training`."""
     if batch < 1:
-        raise GraphError("a batch has at least one example", found=batch)
+        raise GraphError("a batch needs at least one example", found=batch)
     return training_step(graph, batch, OptimizerState.of(optimizer)).at()
 
 
@@ -106,23 +106,24 @@ def training_memory(graph: ArchGraph, batch: int, optimizer: Optimizer) -> Train
 def training_step(graph: ArchGraph, batch: int, state: OptimizerState) -> MemoryPolynomial:
     """Return every allocation of a training step.
 
-    Moments are the operators in order, the loss, the operators again from the last to the first,
-    and the parameters, which the optimiser updates one by one.
+    Moments are: the operators in order, the loss, the operators from the last to the first, and the
+    parameters, which the optimiser updates one by one.
 
-    1. Weights, buffers, the batch and the optimiser's state are always there; so are constants.
-    2. A result is there until its last reader, or what saves it for backward, is done.
-    3. The loss saves as much as the outputs have and gives their gradients.
-    4. A gradient comes into being with the backward of the value's last reader and goes with that
-       of the value's own operator. Some operators pass their result's gradient on: it stays for
-       as long as any of these values needs it. Other readers add to it what they allocate.
-    5. A parameter's gradient stays until the end.
+    1. Weights, buffers, the batch, the optimiser's state and constants always exist.
+    2. A result exists until its last reader, or the last operator that saved it for backward, has
+       finished.
+    3. The loss saves as much memory as the outputs and produces their gradients.
+    4. A gradient is allocated in the backward of the value's last reader and freed in the backward
+       of the value's own operator. Some operators pass their result's gradient on; it then exists
+       for as long as any of these values needs it. Other readers allocate their contributions.
+    5. A parameter's gradient exists until the end.
     """
     return _Record(specialise(graph, training=True), graph, batch, state).made()
 
 
 @dataclass
 class _Record:
-    """The allocations of a training step while they are listed."""
+    """Collects the allocations of a training step."""
 
     graph: ArchGraph
     both: ArchGraph
@@ -149,7 +150,7 @@ class _Record:
         ]
 
     def _wanted(self) -> dict[Ref | Leaf, bool]:
-        """Return whether a gradient of each result and each trained parameter is wanted."""
+        """Return whether each result and each trained parameter needs a gradient."""
         wants: dict[Ref | Leaf, bool] = {Leaf(p.name): True for p in self.trained}
         for node in self.graph.nodes:
             floating = any(torch_dtype(t.dtype).is_floating_point for t in node.types)
@@ -161,13 +162,13 @@ class _Record:
     # -- sizes --------------------------------------------------------------------------------
 
     def bytes_of_result(self, name: str, index: int) -> Polynomial:
-        """Return the bytes of a result."""
+        """Return the size of a result in bytes."""
         dtype = torch_dtype(self.graph.node[name].types[index].dtype)
         sizes = self.sizes.of(self.sizes.solved.value[name][index])
         return Polynomial({}) + numel(sizes) * dtype.itemsize
 
     def bytes_of_leaf(self, name: str) -> Polynomial:
-        """Return the bytes of a leaf."""
+        """Return the size of a leaf in bytes."""
         dtype = torch_dtype(self.graph.param[name].dtype)
         return Polynomial({}) + numel(self.sizes.operand(Leaf(name))) * dtype.itemsize
 
@@ -178,7 +179,7 @@ class _Record:
         return 2 * self.loss - self.index[name]
 
     def moments(self) -> Iterator[tuple[str, Needs]]:
-        """Yield what happens, and the blocks that it needs."""
+        """Yield a description of each moment, and the blocks that it needs."""
         there = self.presence.there
         names = [node.name for node in self.graph.nodes]
         yield from ((f"forward of %{name}", there[name]) for name in names)
@@ -200,13 +201,13 @@ class _Record:
         absent: frozenset[str] = frozenset(),
         bound: Needs | None = None,
     ) -> None:
-        """Note an allocation; its bound is what it needs, unless it stands in for another one."""
+        """Record an allocation; it bounds its own needs, unless it replaces another one."""
         if size.terms and start <= end:
             part, bound = CostPart(needs, size), bound if absent else needs
             self.allocations.append(Allocation(kind, part, start, end, absent, bound))
 
     def made(self) -> MemoryPolynomial:
-        """Return the record."""
+        """Return the complete record."""
         self.standing()
         self.forward()
         self.backward()
@@ -217,10 +218,10 @@ class _Record:
             self.loss,
         )
 
-    # -- what is there all the time: 1, 5 -----------------------------------------------------
+    # -- tensors that always exist: 1, 5 ------------------------------------------------------
 
     def standing(self) -> None:
-        """Note weights, buffers, inputs, the optimiser's state, and gradients of parameters."""
+        """Record weights, buffers, inputs, the optimiser's state, and gradients of parameters."""
         there = self.presence.there
 
         def stays(kind: str, size: Polynomial, needs: Needs, start: int = 0) -> None:
@@ -245,7 +246,7 @@ class _Record:
     # -- forward: 2, 3 ------------------------------------------------------------------------
 
     def forward(self) -> None:
-        """Note results, and what is saved for backward."""
+        """Record results, and tensors saved for backward."""
         read: dict[Storage, list[str]] = defaultdict(list)
         saved: dict[Storage, set[str]] = defaultdict(set)
         for node in self.graph.nodes:
@@ -271,13 +272,13 @@ class _Record:
         read: Mapping[Storage, list[str]],
         saved: Mapping[Storage, set[str]],
     ) -> None:
-        """Note a result, and what it stands in for where blocks are left out.
+        """Record a result, and its role as a replacement if blocks are skipped.
 
-        1. It is there until the backward of the first operator that saves it, or else its last
-           reader.
-        2. Where blocks are left out, what they give is this result: it is there for those that
-           save or read that, unless it is saved for longer anyway.
-        3. A bound needs only one of both: it counts the first for what either needs.
+        1. It exists until the backward of the first operator that saves it or, if none does, until
+           its last reader.
+        2. If blocks are skipped, this result replaces theirs. It then exists for the operators that
+           save or read those results, unless it is saved for longer anyway.
+        3. A bound counts only one of the two: the first, with the needs of either.
         """
         there, inside = self.presence.there, self.presence.within.get(node.name, ALWAYS)
         storage, start = (node.name, number), self.index[node.name]
@@ -306,13 +307,13 @@ class _Record:
         saved: Mapping[Storage, set[str]],
         start: int,
     ) -> tuple[list[str], int]:
-        """Return the operators that save a tensor, and until when it is there."""
+        """Return the operators that save a tensor, and the last moment at which it exists."""
         savers = sorted(saved.get(storage, ()), key=self.index.__getitem__)
         readers = (self.index.get(name, self.loss) for name in read.get(storage, ()))
         return savers, self.back(savers[0]) if savers else max(readers, default=start)
 
     def stands_for(self, storage: Storage) -> Iterator[tuple[Storage, frozenset[str]]]:
-        """Yield the memory that a result stands in for, and the blocks that are then absent."""
+        """Yield the results that a result replaces, with the blocks that are then absent."""
         pending = [(storage, frozenset[str]())]
         while pending:
             entry, absent = pending.pop()
@@ -323,9 +324,9 @@ class _Record:
                     yield pending[-1]
 
     def saved_by(self, node: Node) -> Iterator[Storage]:
-        """Yield what an operator saves of its operands and results; note what it saves beside.
+        """Yield the operands and results that an operator saves; record its other saved tensors.
 
-        1. Operands, where a gradient that needs them is wanted, or copies of them.
+        1. Operands, or copies of them, if a gradient that depends on them is needed.
         2. Results.
         3. Further tensors.
         """
@@ -352,9 +353,9 @@ class _Record:
                 self.keep(size, [(at, there)], ALWAYS, at)
 
     def copied(self, node: Node, value: Ref | Leaf, trailing: int) -> Polynomial | None:
-        """Return the bytes of the copy of an operand that is saved, where one must be made.
+        """Return the size in bytes of the saved copy of an operand; None if none is needed.
 
-        Its leading dimensions are repeated as another operand has them, and become one.
+        Its leading dimensions are expanded to those of the result, and flattened.
         """
         sizes, result = map(self.sizes.operand, (value, Ref(node.name)))
         repeated = trailing > 1 and len(sizes) > 2 and sizes[:-2] != result[:-2]
@@ -371,7 +372,7 @@ class _Record:
         start: int,
         instead: Needs | None = None,
     ) -> None:
-        """Note a tensor that is saved until the backward of the first operator that saves it."""
+        """Record a tensor that is saved until the backward of the first operator that saves it."""
         first = start
         for number in range(len(savers), 0, -1):
             needs = any_needs(needs for _, needs in savers[:number])
@@ -386,15 +387,15 @@ class _Record:
     # -- backward: 4 --------------------------------------------------------------------------
 
     def backward(self) -> None:
-        """Note the gradients of results.
+        """Record the gradients of results.
 
         From the last operator to the first:
 
-        1. The loss gives gradients of outputs. Another result has that of its last reader, if that
-           passes it on, or a new one from its last reader's backward on.
-        2. Other readers allocate what they add to it.
-        3. It stays until the backward of the operator whose result it is, the first of those that
-           share it.
+        1. The loss produces gradients of outputs. Another result shares the gradient of its last
+           reader if that passes it on, or gets a new one in the last reader's backward.
+        2. The other readers allocate their contributions to it.
+        3. It exists until the backward of the operator that computed the result, the first of those
+           that share it.
         """
         root: dict[str, str] = {}
         start: dict[str, tuple[int, Needs]] = {}
@@ -426,14 +427,14 @@ class _Record:
             self.add("transient", self.gradient(self.graph.node[name]), needs, first, end[name])
 
     def work(self, node: Node) -> None:
-        """Note what the backward pass of an operator needs for itself."""
+        """Record the working memory of an operator's backward pass."""
         working, at = backward(node).working, self.back(node.name)
         for count, dtype in working(self.counted(node)) if working is not None else ():
             size = Polynomial({}) + count * torch_dtype(dtype or node.dtype).itemsize
             self.add("transient", size, self.presence.there[node.name], at, at)
 
     def counted(self, node: Node) -> Counted:
-        """Return an operator as its row counts it."""
+        """Return an operator in the form that the operator table counts."""
         stated = {
             name: self.sizes.of([layout])[0]
             for name, value in node.args
@@ -448,7 +449,7 @@ class _Record:
         return Counted(node, self.sizes.operand, result, stated)
 
     def gradient(self, node: Node) -> Polynomial:
-        """Return the bytes of the gradients of a node's results."""
+        """Return the size of the gradients of a node's results in bytes."""
         return sum(
             (
                 self.bytes_of_result(node.name, number)

@@ -1,4 +1,4 @@
-"""Blocks are found without adapters, then get them back: a layer has its adapter's operators."""
+"""Find blocks without adapters, then put each adapter's operators into its layer's block."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from archgraph.graph.ir import ArchGraph
 
 
 class Unadapted:
-    """A graph without its adapters, and the way back for what was found in it.
+    """A graph without its adapters, and the way back to the original graph.
 
     Attributes:
-        plain: The graph without adapters: each sum is the operator beside which its branch stands,
-            so that it keeps its name. The graph itself where there are none.
+        plain: The graph without adapters; ``graph`` itself if it has none. The base operator of
+            each adapter takes the place and the name of the sum.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
         self.graph = graph
         self.plain = graph
-        self._gone: dict[str, list[str]] = {}  # by sum: the operators of its adapter
-        while branches := side_branches(self.plain):  # the layers of an adapter may have some
+        self._gone: dict[str, list[str]] = {}  # operators of each adapter, by its sum
+        while branches := side_branches(self.plain):  # an adapter's layers may have adapters
             self.plain, gone = without(self.plain, branches)
             for total, names in gone.items():
                 self._gone[total] = [*self._gone.get(total, ()), *names]
 
     def restore(self, drafts: Drafts) -> None:
-        """Put the adapters into the blocks of the layers that they belong to."""
+        """Put each adapter into the block of its layer."""
         if not self._gone:
             return
 

@@ -1,4 +1,4 @@
-"""Widths: the sizes that one graph's leaves give to the axes of another graph."""
+"""Widths: sizes of one graph's axes that follow from the leaves of another graph."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from archgraph.layout.layouts import AxisRef, Fixed, Layout, Prod, Sum, fixed_si
 from archgraph.ops.equations import StatedSizes
 from archgraph.ops.schema import op_schema
 
-# A leaf or an argument, the layout of one of its dimensions (or a part of it) in the larger graph,
-# and its size in the smaller one.
+# Name of a leaf or an argument, layout of one of its dimensions (or of a part of it) in the larger
+# graph, and its size in the smaller graph.
 Equation: TypeAlias = tuple[str, Layout, int]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layout]]:
-    """Yield the parts of two layouts side by side, as far as they are built alike."""
+    """Yield corresponding parts of two layouts, down to where their structure differs."""
     match mine, theirs:
         case (Prod(a), Prod(b)) | (Sum(a), Sum(b)) if len(a) == len(b):
             for x, y in zip(a, b, strict=True):
@@ -34,7 +34,7 @@ def matching_parts(mine: Layout, theirs: Layout) -> Iterator[tuple[Layout, Layou
 
 
 def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
-    """Yield what a dimension's smaller size implies: an equation per factor or term, if alike."""
+    """Yield the equations of a dimension's smaller size: one per factor or term if they match."""
     for part, other in matching_parts(full, client):
         yield where, part, fixed_size(other)
 
@@ -42,7 +42,7 @@ def sized(where: str, full: Layout, client: Layout) -> Iterator[Equation]:
 def stated(
     client: ArchGraph, mine: str, full: ArchGraph, theirs: str
 ) -> Iterator[tuple[str, Layout, Layout]]:
-    """Yield the sizes that two operators' arguments state, side by side: heads, groups, shapes."""
+    """Yield the sizes stated by arguments of two operators in pairs: heads, groups, shapes."""
     a, b = client.node[mine], full.node[theirs]
     of, other = axes(client).attributes, axes(full).attributes
     for key in dict.fromkeys(key for node in (a, b) for key, _ in node.args):
@@ -57,7 +57,7 @@ def stated(
 
 
 def _written(node: Node, key: str) -> int | None:
-    """Return a number that an argument has explicitly or by default."""
+    """Return the number that an argument has, explicitly or by default."""
     value: Value = node.arg(key)
     if value is None and node.op.startswith("aten."):
         value = op_schema(node.op).by_name[key].default
@@ -65,7 +65,7 @@ def _written(node: Node, key: str) -> int | None:
 
 
 def flat(sizes: StatedSizes) -> Sequence[Layout]:
-    """List the layouts in what an argument states."""
+    """List the layouts in an argument's stated sizes."""
     if isinstance(sizes, tuple):
         return [layout for size in sizes for layout in flat(size)]
     layout = Fixed(sizes) if isinstance(sizes, (int, Polynomial)) else sizes
@@ -73,16 +73,16 @@ def flat(sizes: StatedSizes) -> Sequence[Layout]:
 
 
 class Widths:
-    """The sizes that a client gives the axes of a whole with which it shares leaves.
+    """The sizes of a larger graph's axes that follow from a client with shared leaves.
 
-    Factor by factor where both graphs' layouts are alike, then from products and sums with one
-    unknown axis left.
+    Sizes are solved factor by factor where the layouts of both graphs have the same structure, then
+    from products and sums with one unknown axis left.
 
     Attributes:
-        claims: By axis of the whole: the sizes that the client's leaves give it; several where the
+        claims: Sizes of each axis of the larger graph, from the client's leaves; several if the
             client has several axes for it.
-        equations: What they are solved from.
-        open: Equations that several sizes fulfil.
+        equations: The equations from which they are solved.
+        open: Equations with several solutions.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class Widths:
         self.claims, self.open = solve(self.equations, self.gone)
 
     def selection(self, where: str) -> dict[str, np.ndarray]:
-        """Return the first positions of each axis that the client has less of.
+        """Return the positions (the first ones) of each axis that is narrower in the client.
 
         Raises:
-            RewriteError: If the client is not a cut of the whole.
+            RewriteError: If the client is not a cut of the larger graph.
         """
-        self.decided(where)  # where several sizes would do, none is guessed
+        self.decided(where)  # do not guess between several sizes
         counts = {name: sizes[0] for name, sizes in self.claims.items()}
         after = {name: range(count) for name, count in counts.items()}
         selection = {}
@@ -124,9 +124,9 @@ class Widths:
                 raise RewriteError(problem, where=f"{where}: {axis.name}", found=count)
             selection[axis.name] = np.arange(count)
         for name, layout, size in self.equations:
-            # Of several claims to an axis only the first counted: the others show here.
+            # Only the first of several sizes of an axis was used: the others fail here.
             if (cut := size_after(layout, after)) != size:
-                problem = f"no cut of the larger graph gives this shape, but {cut} of {layout}"
+                problem = f"no cut of the larger graph has this shape; expected {cut} of {layout}"
                 raise RewriteError(problem, where=f"{where}: {name}", found=size)
         return selection
 
@@ -134,7 +134,7 @@ class Widths:
         """Check that every size follows from the shapes.
 
         Raises:
-            RewriteError: Names a leaf whose shape does not tell.
+            RewriteError: If a shape is ambiguous; names the leaf.
         """
         if self.open:
             name, layout, size = self.open[0]
@@ -142,7 +142,7 @@ class Widths:
                 "shape matches several cuts",
                 where=f"{where}: {name}",
                 found=f"{size} of {layout}",
-                hint="say which with take",
+                hint="choose one with take",
             )
 
 
@@ -152,11 +152,11 @@ def solve(
     """Solve for axis sizes from layout sizes; axes in ``gone`` have size 0.
 
     Returns:
-        The sizes found for each axis, several where equations contradict each other; equations
-        that several sizes fulfil.
+        The sizes of each axis, several if equations contradict each other; and the equations with
+        several solutions.
     """
     claims: dict[str, dict[int, None]] = {name: {0: None} for name in gone}
-    distinct = dict.fromkeys(equations)  # layers of one width repeat theirs
+    distinct = dict.fromkeys(equations)  # layers of equal width repeat equations
     for _, layout, size in distinct:
         if isinstance(layout, AxisRef):
             claims.setdefault(layout.name, {})[size] = None
@@ -170,13 +170,13 @@ def solve(
             if solved is None:
                 left.append(equation)
             claims |= {axis: {size: None} for axis, size in (solved or {}).items()}
-        # What one of them solved may leave another a single unknown axis.
+        # A solved axis may leave another equation with a single unknown axis.
         progress = 0 < len(left) < len(pending)
     return {axis: list(sizes) for axis, sizes in claims.items()}, left
 
 
 def _solved(layout: Layout, size: int, known: Mapping[str, range]) -> dict[str, int] | None:
-    """Return the sizes of a layout's unknown axes; None where several would do."""
+    """Return the sizes of a layout's unknown axes; None if there are several solutions."""
     unknown = {a.name: a.size for a in axis_refs(layout) if a.name not in known}
     if len(unknown) == 1:
         (axis,) = unknown
@@ -185,24 +185,24 @@ def _solved(layout: Layout, size: int, known: Mapping[str, range]) -> dict[str, 
             return {axis: count}
     if unknown and size not in (1, layout.size):
         return None
-    return unknown if size != 1 else dict.fromkeys(unknown, 1)  # the least, or everything
+    return unknown if size != 1 else dict.fromkeys(unknown, 1)  # all positions, or one each
 
 
 def _root(layout: Layout, size: int, axis: str, known: Mapping[str, range]) -> int | None:
-    """Return the size of a layout's one unknown axis for which the layout has ``size``."""
+    """Return the size of the only unknown axis for which the layout has ``size``."""
 
     def total(count: int) -> int:
         result = size_after(layout, {**known, axis: range(count)})
         assert isinstance(result, int)
         return result
 
-    # A layout grows with each of its axes, so that the count can be searched for.
+    # A layout grows with each of its axes, so the count can be found by bisection.
     count = bisect.bisect_left(range(1, size), size, key=total) + 1
     return count if total(count) == size else None
 
 
 def _dropped(full: ArchGraph, matched: set[str]) -> frozenset[str]:
-    """Return the axes that go with dense blocks that are not matched: what these append."""
+    """Return the axes that unmatched dense blocks append."""
     return frozenset(
         name
         for block in structure(full).blocks

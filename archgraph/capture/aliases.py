@@ -1,7 +1,7 @@
-"""Leaves that forward reads from elsewhere than the module: a dict, a list, a closure.
+"""Leaves that forward reads from a place other than the module: a dict, a list, a closure.
 
-An export replaces the leaves in the tables of modules alone; what forward reads from anywhere else
-would be a constant of the program.
+An export replaces only the leaves in the tables of modules. A leaf that forward reads from anywhere
+else would become a constant of the program.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils._pytree import PyTree
 def reads_elsewhere(model: nn.Module, program: torch.export.ExportedProgram) -> bool:
     """Return whether a constant of a program may be a leaf of the model."""
     leaves = {t.untyped_storage().data_ptr() for _, _, t in _leaves(model) if not t.is_meta}
-    buffers = {*program.graph_signature.buffers}  # outside of the state: constants, and leaves
+    buffers = {*program.graph_signature.buffers}  # constants outside of the state, and leaves
     constants = (t for k, t in program.constants.items() if torch.is_tensor(t) and k not in buffers)
     return any(not t.is_meta and t.untyped_storage().data_ptr() in leaves for t in constants)
 
 
 class Following(TorchFunctionMode):
-    """Give every function the leaf that a module holds now, in place of the one that it held."""
+    """Replace each leaf in the arguments of functions by the one that its module holds now."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Following(TorchFunctionMode):
 
     def _current(self, tensor: Tensor) -> Tensor:
         table, name, leaf = self._tables.get(id(tensor), ({}, "", None))
-        # An id alone says nothing: one of a tensor that is gone may be given to another.
+        # Compare identity as well, since the id of a deleted tensor may be reused.
         return table[name] if leaf is tensor else tensor
 
 
@@ -47,4 +47,4 @@ def _leaves(model: nn.Module) -> Iterator[tuple[Mapping[str, Tensor], str, Tenso
     """Yield the tables of modules, with the names and tensors in them."""
     for module in model.modules():
         for table in (module._parameters, module._buffers):
-            yield from ((table, name, leaf) for name, leaf in table.items() if leaf is not None)  # type: ignore[misc]  # entries of None are left out
+            yield from ((table, name, leaf) for name, leaf in table.items() if leaf is not None)  # type: ignore[misc]  # entries of None are skipped

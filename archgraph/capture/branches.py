@@ -1,9 +1,9 @@
-"""Branches on the values of a tensor that can go only one way.
+"""Branches on the values of a tensor that have only one possible outcome.
 
-While a program is exported, a tensor in an ``if`` is decided from the calls that made it: by its
-value, where it depends on constants and buffers alone (masks), else by the range of its results. A
-draw from [0, 1) is never below 0 (layer drop that never drops), and numbers are taken to be finite
-(guards against overflow in half precision).
+During an export, an ``if`` on a tensor is decided from the calls that computed the tensor: by its
+value if it depends on constants and buffers alone (masks), otherwise by the range of its results. A
+draw from [0, 1) is never below 0 (layer drop that never drops), and numbers are assumed to be
+finite (guards against overflow in half precision).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from archgraph.capture.places import running
 from archgraph.capture.surroundings import replaced
 from archgraph.capture.tape import Observed
 
-Ends: TypeAlias = tuple[float, float]  # the lowest and the highest result that a call may have
+Ends: TypeAlias = tuple[float, float]  # lowest and highest possible result of a call
 
 _ANY: Ends = (-math.inf, math.inf)
 _NO: Ends = (0.0, 0.0)
@@ -39,12 +39,12 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 @contextlib.contextmanager
 def deciding(model: nn.Module, observed: Observed) -> Iterator[None]:
-    """Let forward branch on a tensor where one way alone is possible; what is left out is noted."""
+    """Let forward branch on a tensor if only one outcome is possible; note omitted branches."""
     original, read = Tensor.__bool__, Tensor.item
     constants = _Constants(model)
 
     def known(self: Tensor, *, single: bool) -> float | None:
-        """Return the value of a tensor, or one on the same side of zero; None if it can differ."""
+        """Return the value of a tensor, or one with the same truth; None if it can differ."""
         node = _node(self)
         if node is None:
             return None
@@ -57,8 +57,8 @@ def deciding(model: nn.Module, observed: Observed) -> Iterator[None]:
         low, high = work.of(node)
         if low != high and (single or low <= 0 <= high):
             return None
-        why = "numbers that are not finite" if work.finite else "draws that never occur"
-        observed.notes.append(f"a branch for {why} is left out of the graph ({running()})")
+        why = "non-finite numbers" if work.finite else "draws that never occur"
+        observed.notes.append(f"the graph omits a branch for {why} ({running()})")
         return low
 
     def decide(self: Tensor) -> bool:
@@ -66,13 +66,13 @@ def deciding(model: nn.Module, observed: Observed) -> Iterator[None]:
         return bool(original(self)) if value is None else value != 0
 
     def item(self: Tensor) -> bool | float | torch.SymFloat:
-        # `if tensor.any().item()` branches as `if tensor.any()` does; numbers stay symbols.
+        # `if tensor.any().item()` branches like `if tensor.any()`; numbers stay symbols.
         value = known(self, single=True) if self.dtype == torch.bool else None
         if value is not None:
             return value != 0
         number = read(self)
         low, high = _Ranges().of(_node(self))
-        # A drawn number compared with a constant is then decided by the range that it is from.
+        # A comparison of a drawn number with a constant is then decided by the number's range.
         if isinstance(number, torch.SymFloat) and math.isfinite(low) and math.isfinite(high):
             number.node.shape_env.var_to_range[number.node.expr] = ValueRanges(low, high)
         return number
@@ -80,14 +80,14 @@ def deciding(model: nn.Module, observed: Observed) -> Iterator[None]:
     with replaced(((Tensor, "__bool__", decide), (Tensor, "item", item))):
         yield
     observed.notes += [
-        f"a branch goes by the values of {name}: the graph has the one for those that it holds now "
-        f"({where})"
+        f"a branch depends on the values of {name}: the graph contains the one for the present "
+        f"values ({where})"
         for name, where in observed.buffers.items()
     ]
 
 
 def _node(tensor: Tensor) -> fx.Node | None:
-    """Return the call of the current program that made a tensor."""
+    """Return the call of the current program that computed a tensor."""
     mode = get_proxy_mode()
     slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
     return getattr(getattr(slot, "proxy", None), "node", None)
@@ -96,8 +96,8 @@ def _node(tensor: Tensor) -> fx.Node | None:
 class _Constants:
     """Values of calls that depend on constants and buffers alone.
 
-    Calls are run once each, in order, on copies; what a call writes that is not known itself makes
-    the memory that it writes to unknown.
+    Each call runs once, in order, on copies. If a call with an unknown result writes to memory,
+    that memory becomes unknown.
 
     Attributes:
         names: Buffers that known calls depend on.
@@ -125,7 +125,7 @@ class _Constants:
     def _follow(self, graph: fx.Graph) -> None:
         tensors = ((m._buffers.get(n), path, buffer) for path, m, n, buffer in self._buffers)
         current = {_node(t): (path, buffer) for t, path, buffer in tensors if t is not None}
-        # Outside of the export's modes: on real tensors, and not recorded in its program.
+        # Outside of the export's modes, so that calls use real tensors and are not recorded.
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             for node in graph.nodes:
                 if node in self._seen:
@@ -165,7 +165,7 @@ class _Constants:
         return node in self.sized or isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool))
 
     def _forget(self, node: fx.Node) -> None:
-        """Forget memory to which a call of unknown results writes."""
+        """Forget the memory to which a call with an unknown result writes."""
         inputs = (self._values.get(n) for n in node.all_input_nodes)
         written = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)}
         self._values = {
@@ -176,7 +176,7 @@ class _Constants:
 
 
 class _Ranges:
-    """Ranges of the results of calls; ``finite``: where numbers were taken to be finite."""
+    """Ranges of the results of calls; ``finite``: whether one assumed finite numbers."""
 
     def __init__(self) -> None:
         self.finite = False
@@ -201,7 +201,7 @@ class _Ranges:
             self.finite = True
             return _TESTS[name]
         if name in _COMPARED and len(args) == 2:
-            if name == "ne" and args[0] is args[1]:  # whether it is NaN
+            if name == "ne" and args[0] is args[1]:  # a test for NaN
                 self.finite = True
                 return _NO
             return _compared(name, self.of(args[0]), self.of(args[1]))
@@ -229,7 +229,7 @@ def _compared(name: str, a: Ends, b: Ends) -> Ends:
 
 
 def _truth(a: Ends) -> Ends:
-    """Return whether a number is not zero."""
+    """Return the range of whether a number is not zero."""
     if a == _NO:
         return _NO
     return _EITHER if a[0] <= 0 <= a[1] else _YES
@@ -255,7 +255,7 @@ def _total(a: Ends) -> Ends:
 
 
 def _cast(a: Ends, to_bool: bool) -> Ends:
-    """Return the range in another type, which may round."""
+    """Return the range after a cast to another dtype, which may round."""
     finite = all(map(math.isfinite, a))
     return _truth(a) if to_bool else (math.floor(a[0]), math.ceil(a[1])) if finite else a
 
@@ -276,7 +276,7 @@ def _itself(a: Ends) -> Ends:
 _TESTS = {"isinf": _NO, "isnan": _NO, "isposinf": _NO, "isneginf": _NO, "isfinite": _YES}
 _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 _CASTS = ("to", "_to_copy")
-_EXTREMES = ("max", "min")  # of one tensor; of two they are other operators
+_EXTREMES = ("max", "min")  # of one tensor; with two arguments they are other operators
 _PAIRS: dict[str, Callable[[Ends, Ends], Ends]] = {
     **dict.fromkeys(("logical_or", "bitwise_or", "__or__"), _or),
     **dict.fromkeys(("logical_and", "bitwise_and", "__and__"), _and),

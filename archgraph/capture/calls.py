@@ -1,4 +1,4 @@
-"""One call of a capture: its place, memory and region, what it writes, its canonical form."""
+"""Properties of one call of a capture: source line, memory, region, writes, canonical form."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from archgraph.ops import table
 from archgraph.ops.operator import Spelling
 from archgraph.ops.schema import op_name
 
-Reader: TypeAlias = Callable[[Argument, str], Value]  # an argument and its type in the schema
-# What operators raise for arguments that do not fit, or that no kernel takes.
+Reader: TypeAlias = Callable[[Argument, str], Value]  # from an argument and its schema type
+# Errors of operators for arguments that do not match, or that no kernel supports.
 KERNEL_ERRORS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
@@ -36,7 +36,7 @@ def arguments(node: fx.Node, read: Reader) -> dict[str, Value]:
 def canonical_call(
     node: fx.Node, args: Mapping[str, Value], sizes: CapturedSizes
 ) -> tuple[str, dict[str, Value]]:
-    """Spell a call in its one form, with every silent size written out; the name may be empty."""
+    """Return a call in canonical form, with implicit sizes made explicit; the name may be empty."""
     value, line = node.meta.get("val"), where(node)
     results = [value] if isinstance(value, Tensor) else value
     shapes = tuple(sizes.shape(v, line) for v in results or () if v is not None)
@@ -62,26 +62,26 @@ def returns_unchanged(op: str, args: Mapping[str, Value], node: fx.Node) -> bool
 
 
 def where(node: fx.Node) -> str:
-    """Return the place of a call in the user's code, or its name in the capture."""
+    """Return the line of a call in the user's code, or its name in the capture."""
     line = users_line(node.meta.get("stack_trace"))
     return f"{line[0]}:{line[1]}" if line else node.name
 
 
 def fake_tensor(node: Argument) -> Tensor | None:
-    """Return the fake tensor of a result; None where the result is something else."""
+    """Return the fake tensor of a result; None if the result is not a tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, Tensor) else None
 
 
 def memory(node: fx.Node) -> int | None:
-    """Identify the storage of a result; a copy has its own, a view that of its source."""
-    # Fake tensors have no memory, hence no data_ptr(), but storages that views share.
+    """Return the identity of a result's storage; a view has that of its source."""
+    # Fake tensors have no memory, hence no data_ptr(), but their views share storages.
     value = fake_tensor(node)
     return None if value is None else value.untyped_storage()._cdata
 
 
 def path(node: fx.Node, views: Mapping[fx.Node, View]) -> list[fx.Node]:
-    """Return a result, what it is a view of, and so on to the one whose memory it is."""
+    """Return a result, the tensor that it is a view of, and so on to the owner of the memory."""
     nodes = [node]
     while nodes[-1] in views:
         nodes.append(views[nodes[-1]].parent)
@@ -89,12 +89,12 @@ def path(node: fx.Node, views: Mapping[fx.Node, View]) -> list[fx.Node]:
 
 
 def region(node: fx.Node) -> Region:
-    """Return the switches that a call runs under."""
+    """Return the switches under which a call runs."""
     return node.meta.get(REGION, PLAIN)
 
 
 def is_operator(node: fx.Node) -> bool:
-    """Return whether a node calls an operator that makes tensors (not sizes, not assertions)."""
+    """Return whether a node calls an operator that returns tensors (not sizes or assertions)."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     value = node.meta.get("val")
@@ -109,7 +109,7 @@ def writes(node: fx.Node) -> bool:
 
 
 def written(node: fx.Node) -> fx.Node | None:
-    """Return the one tensor that a call changes; None where there are several."""
+    """Return the tensor that a call changes; None if there are several."""
     assert isinstance(node.target, torch._ops.OpOverload)
     arguments = node.target._schema.arguments
     names = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -120,7 +120,7 @@ def written(node: fx.Node) -> fx.Node | None:
 
 @functools.cache
 def operator_name(target: torch._ops.OpOverload) -> str:
-    """Name an operator as graphs do; ``unsqueeze_`` and its like change no value: ``unsqueeze``."""
+    """Return a graph's name for an operator; ``unsqueeze_`` changes no value: ``unsqueeze``."""
     op = op_name(target)
     if torch.Tag.inplace_view not in target.tags:
         return op
@@ -138,11 +138,11 @@ def insert(
     val: object,
     **flags: object,
 ) -> fx.Node:
-    """Insert a call in the place of another one, with its line, module and region.
+    """Insert a call in place of another one, with its line, module and region.
 
     ``val`` is its fake result; ``flags`` are further entries of its ``meta``.
     """
-    # Sizes may be those of a graph already: :mod:`spell` takes both.
+    # Sizes may already be those of a graph: :mod:`spell` accepts both.
     node = graph.call_function(target, args, dict(kwargs))  # type: ignore[arg-type]
     keep = ("stack_trace", "nn_module_stack", REGION)
     node.meta = {k: like.meta[k] for k in keep if k in like.meta}

@@ -1,8 +1,8 @@
-"""Casts: what autocast does on the way into an operator becomes a call of its own.
+"""Casts: the casts that autocast applies to arguments become calls of their own.
 
-Needs a folded tape. Promises that no call depends on autocast: every cast is a ``to.dtype`` right
-before the operator, as torch itself decides it; a leaf is cast once per region, as autocast's own
-cache does.
+Requires a folded tape. Guarantees that no call depends on autocast: every cast is a ``to.dtype``
+right before the operator, as torch itself decides it. A leaf is cast once per region, as in
+autocast's own cache.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from archgraph.capture.tape import FOLDED, LITERAL, Tape
 from archgraph.errors import TraceError
 from archgraph.graph.ir import Param
 
-# A cast that users share: the leaf, the writes to it so far, the dtype, whether gradients pass.
+# Key of a shared cast: leaf, number of writes to it so far, dtype, whether gradients pass.
 _Key: TypeAlias = tuple[str | Param | None, int, torch.dtype, bool]
 _TO = torch.ops.aten.to.dtype
 
 
 def spell_casts(tape: Tape) -> Tape:
-    """Write autocast's casts out.
+    """Make autocast's casts explicit.
 
     Raises:
-        TraceError: If autocast does what casts of arguments cannot express.
+        TraceError: If casts of arguments cannot express the effect of autocast.
     """
     work = _Casting(tape)
     for node in list(tape.graph.nodes):
@@ -49,7 +49,7 @@ def spell_casts(tape: Tape) -> Tape:
 
 @dataclass
 class _Casting:
-    """Casts so far: a leaf has one for all users of a region, and a new one after each write."""
+    """Casts so far: all users of a leaf in a region share one, and get a new one after a write."""
 
     tape: Tape
     leaf_casts: dict[_Key, fx.Node] = field(default_factory=dict)
@@ -69,11 +69,11 @@ class _Casting:
     def cast(self, item: fx.Node, dtype: torch.dtype, user: fx.Node) -> fx.Node:
         """Cast a value to another dtype."""
         tape = self.tape
-        origin = item  # outside the region that it was handed into
+        origin = item  # outside the regions into which it was passed
         while origin in tape.views and tape.views[origin].call is None:
             origin = tape.views[origin].parent
         leaf = tape.leaves.get(origin) or tape.constants.get(origin)
-        # Autocast's cache: one cast of a weight per region, through which all gradients add up.
+        # As in autocast's cache: one cast of a weight per region accumulates all gradients.
         graded = calls.region(user).grad and not under_no_grad(user.meta.get("stack_trace"))
         key = (leaf, self.written[calls.memory(item)], dtype, graded)
         if leaf is not None and key in self.leaf_casts:
@@ -87,7 +87,7 @@ class _Casting:
 
 
 def _casts(node: fx.Node) -> dict[fx.Node, torch.dtype]:
-    """Return which arguments the autocast region around a call casts, as torch itself does it."""
+    """Return the arguments of a call that autocast casts, with dtypes, as torch decides them."""
     target, autocast = node.target, calls.region(node).autocast
     assert isinstance(target, torch._ops.OpOverload) and autocast is not None
     tensors = {
@@ -113,18 +113,18 @@ def _casts(node: fx.Node) -> dict[fx.Node, torch.dtype]:
         casts = watch.casts
         expected = [t.dtype for t in pytree.tree_leaves(node.meta["val"]) if torch.is_tensor(t)]
         if dtypes(casts) != expected:
-            # Some operators are told to compute in float32 instead of being given casts.
+            # Some operators do not get casts, but compute in float32.
             casts = dict.fromkeys(tensors, torch.float32)
             if dtypes(casts) != expected:
                 raise TraceError(
-                    f"a graph cannot express what autocast does to {target}; cast by hand",
+                    f"a graph cannot express the effect of autocast on {target}; cast by hand",
                     where=calls.where(node),
                 )
     return {n: d for n, d in casts.items() if n.meta["val"].dtype != d}
 
 
 class _Casts(TorchDispatchMode):
-    """Records which of some tensors are cast on the way into an operator, and to what."""
+    """Records which of some tensors are cast before an operator runs, and to which dtype."""
 
     def __init__(self, watched: dict[int, fx.Node]) -> None:
         super().__init__()

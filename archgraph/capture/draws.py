@@ -1,7 +1,7 @@
 """Random numbers of Python and NumPy, which a graph does not draw: does a result depend on them?
 
-Both draw from a Mersenne Twister. Its states can be chosen so that it gives any numbers, among them
-those that decide a branch whichever bound it has.
+Both libraries use a Mersenne Twister. Its state can be set so that it returns any numbers,
+including those that decide a branch with any bound.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 
 _WORDS = 624  # words of a state; each is one of the next numbers before tempering
 _HIGHEST = 2**32 - 1
-_STEP = 2**12  # from one number to the next: all of a state are close, and no two are equal
+_STEP = 2**12  # difference of successive numbers: those of one state are close and distinct
 
 
 def generators() -> tuple[object, ...]:
-    """Return the states of both generators, to be compared."""
+    """Return the states of both generators, for comparison."""
     name, words, *rest = np.random.get_state()  # noqa: NPY002  # forward may use it
     return random.getstate(), name, np.asarray(words).tobytes(), *rest
 
 
 def other_draws(parts: int) -> Iterator[None]:
-    """Set both generators to one state after the other, and back in the end.
+    """Set both generators to a series of states, and restore them in the end.
 
-    The next numbers rise from the beginning of each of so many equal parts of their range, then
-    they fall from its end.
+    The range of the numbers is divided into ``parts`` equal parts. In turn, the next numbers rise
+    from the start of each part; finally, they fall from the end of the range.
     """
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
     starts = [part * (_HIGHEST // parts) for part in range(parts)]
@@ -44,16 +44,17 @@ def other_draws(parts: int) -> Iterator[None]:
 
 
 def _untempered(number: int) -> int:
-    """Return the word of a state of which the Mersenne Twister makes a number.
+    """Return the state word from which the Mersenne Twister computes a number.
 
-    Source: Matsumoto and Nishimura, *Mersenne Twister*, 1998, equations 2.2 to 2.5, from the last.
+    Source: Matsumoto and Nishimura, *Mersenne Twister*, 1998, equations 2.2 to 2.5, inverted in
+    reverse order.
     """
     number ^= number >> 18
     number ^= number << 15 & 0xEFC60000
     word = number
-    for _ in range(4):  # each finds seven further bits
+    for _ in range(4):  # each step finds seven more bits
         word = number ^ (word << 7 & 0x9D2C5680)
     number = word
-    for _ in range(2):  # eleven
+    for _ in range(2):  # each step finds eleven more bits
         word = number ^ (word >> 11)
     return word

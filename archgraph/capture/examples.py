@@ -1,4 +1,4 @@
-"""Example inputs: their tensors, their batch, their dynamic axes, and where they lie."""
+"""Example inputs: their tensors, batch, open axes and device."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch.utils import _pytree as pytree
 from archgraph.graph.values import BATCH_WORD
 
 ExampleInputs: TypeAlias = tuple[tuple[object, ...], dict[str, object]]  # positional and named
-OpenAxes: TypeAlias = Sequence[Mapping[int, str]]  # of each tensor: names of open axes
-NONE_OPEN: Mapping[str, Mapping[int, str]] = MappingProxyType({})  # of what is stated by name
+OpenAxes: TypeAlias = Sequence[Mapping[int, str]]  # names of open axes, for each tensor
+NONE_OPEN: Mapping[str, Mapping[int, str]] = MappingProxyType({})  # as stated by input name
 T = TypeVar("T")
 
 
 def example_tensors(inputs: object) -> list[Tensor]:
-    """Return all tensors among some inputs, in order."""
+    """Return all tensors in some inputs, in order."""
     return [t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor)]
 
 
 def all_axes(inputs: object, stated: OpenAxes) -> OpenAxes:
-    """Add the batch to the axes that are stated to be open: the first one, unless it is stated."""
+    """Add the batch to the open axes: dimension 0, unless the batch is stated."""
     tensors = example_tensors(inputs)
     axes: list[dict[int, str]] = []
     for index, tensor in enumerate(tensors):
@@ -38,7 +38,7 @@ def all_axes(inputs: object, stated: OpenAxes) -> OpenAxes:
 
 
 def axis_of(axes: Mapping[int, str], name: str = BATCH_WORD) -> int | None:
-    """Return the first axis of a name; None if there is none."""
+    """Return the first axis with a name; None if there is none."""
     return next((axis for axis, other in axes.items() if other == name), None)
 
 
@@ -49,13 +49,13 @@ def size_values(inputs: object, axes: OpenAxes) -> dict[str, int]:
 
 
 def leading(inputs: object, axes: OpenAxes) -> bool:
-    """Return whether a tensor may be of a batch of one."""
+    """Return whether a tensor has a batch of one."""
     pairs = zip(example_tensors(inputs), map(axis_of, axes), strict=True)
     return any(axis is not None and tensor.shape[axis] == 1 for tensor, axis in pairs)
 
 
 def grow(inputs: T, axes: OpenAxes) -> T:
-    """Repeat examples of batch size one: export would take a size of one for a constant."""
+    """Repeat a batch of one: export would treat a size of one as a constant."""
     at = iter(map(axis_of, axes))
     pairs = zip(example_tensors(inputs), map(axis_of, axes), strict=True)
     batch = next((t.shape[axis] for t, axis in pairs if axis is not None), None)
@@ -64,16 +64,16 @@ def grow(inputs: T, axes: OpenAxes) -> T:
         axis = next(at)
         if axis is not None and x.shape[axis] == batch == 1:
             return torch.cat([x.detach()] * 2, axis)
-        return x.detach().clone()  # one tensor given twice is still two inputs
+        return x.detach().clone()  # a tensor that is passed twice is still two inputs
 
     return pytree.tree_map_only(Tensor, grown, inputs)
 
 
 def at_size(inputs: T, axes: OpenAxes, name: str, size: int, *, numbers: bool = True) -> T:
-    """Return the inputs at another value of an open size: repeated from the start, or cut.
+    """Return the inputs with another value of an open size: repeated from the start, or cut.
 
-    Without ``numbers``, which no export reads, nothing fills their memory: guards may be about
-    millions of examples.
+    With ``numbers=False``, the memory is not filled: an export does not read it, and guards may
+    concern millions of examples.
     """
     which = iter(axes)
 
@@ -92,10 +92,10 @@ def at_size(inputs: T, axes: OpenAxes, name: str, size: int, *, numbers: bool = 
 
 
 def redrawn(inputs: T) -> T:
-    """Redraw floating-point numbers of the same kind; ids, masks and indices stay.
+    """Redraw floating-point numbers of the same kind; keep ids, masks and indices.
 
-    A mask has at most two values, or values that are not finite. Whole numbers move along the
-    batch, so that those of a column stay among its own.
+    A mask has at most two values, or values that are not finite. Whole numbers are rolled along the
+    batch, so that each column keeps its values.
     """
     generator = torch.Generator().manual_seed(1)
 
@@ -110,11 +110,11 @@ def redrawn(inputs: T) -> T:
             return x
         if different and torch.equal(values, values.round()):
             return x.detach().roll(1, 0)
-        if low >= 0 and high > 0:  # non-negative values stay in [0, high)
+        if low >= 0 and high > 0:  # non-negative values remain in [0, high)
             drawn = torch.rand(values.shape, generator=generator, dtype=values.dtype) * high
         else:
             drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype)
-            drawn.flatten()[::8] *= 30  # outliers show what clips
+            drawn.flatten()[::8] *= 30  # outliers reveal clipping
             if different:
                 drawn = drawn * values.std() + values.mean()
         return drawn.to(x.device, x.dtype)
@@ -125,7 +125,7 @@ def redrawn(inputs: T) -> T:
 def shapes(
     inputs: ExampleInputs, dims: Sequence[Mapping[int, object]]
 ) -> torch.export.ShapesCollection:
-    """Return the dynamic axes of tensors, as ``torch.export`` takes them."""
+    """Return the dynamic axes of tensors in the form that ``torch.export`` takes."""
     collection = torch.export.ShapesCollection()
     for tensor, axes in zip(example_tensors(inputs), dims, strict=True):
         if axes:
@@ -134,7 +134,7 @@ def shapes(
 
 
 def register_dataclasses(inputs: object) -> None:
-    """Let pytrees look into the dataclasses among some values."""
+    """Register the dataclasses in some values as pytrees."""
     for value in pytree.tree_leaves(inputs):
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             if type(value) not in pytree.SUPPORTED_NODES:  # unless an earlier leaf registered it
@@ -144,9 +144,9 @@ def register_dataclasses(inputs: object) -> None:
 
 @contextlib.contextmanager
 def buffers_on_meta(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Move buffers to the meta device for a while, if a parameter is there.
+    """Temporarily move buffers to the meta device if a parameter is on it.
 
-    All of a model is on one device then. Gives the values of those buffers that have some.
+    This puts the complete model on one device. Yields the values of the buffers that have any.
     """
     values: dict[str, Tensor] = {}
     if not any(parameter.is_meta for parameter in model.parameters()):

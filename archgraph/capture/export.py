@@ -1,4 +1,4 @@
-"""One ``torch.export`` with open axes, and what it takes for granted of their sizes."""
+"""One ``torch.export`` with open axes, and its assumptions about their sizes."""
 
 from __future__ import annotations
 
@@ -56,36 +56,36 @@ from archgraph.errors import TraceError
 from archgraph.graph.sizes import OpenSize
 from archgraph.graph.values import BATCH_WORD
 
-_LONGEST = 512  # end of a range that is verified, unless the example is longer
+_LONGEST = 512  # largest end of a range that is verified, unless the example is longer
 
 
 @dataclass(frozen=True)
 class Captured:
-    """What ``torch.export`` made of a module and example inputs."""
+    """The result of ``torch.export`` for a module and example inputs."""
 
     program: torch.export.ExportedProgram
     names: Mapping[str, str]  # of open sizes, by symbol
-    axes: OpenAxes  # of the inputs' tensors, in order: those that are open
+    axes: OpenAxes  # open axes of the inputs' tensors, in order
     inputs: ExampleInputs
-    fixed: str  # why the batch has the example's size; empty where it is free
-    ranges: Mapping[str, Range]  # values of open sizes for which the program holds
-    notes: tuple[Note, ...]  # what the program does otherwise than the module, `fixed` included
+    fixed: str  # why the batch has the example's size; empty if it is open
+    ranges: Mapping[str, Range]  # values of open sizes for which the program is valid
+    notes: tuple[Note, ...]  # differences of the program from the module, including `fixed`
     observed: Observed
 
     @property
     def branches(self) -> bool:
-        """Whether forward decides by a tensor which branch runs: eager PyTorch compiles that."""
+        """Whether forward selects a branch by a tensor: eager PyTorch compiles such branches."""
         return any(n.target is torch.ops.higher_order.cond for n in self.program.graph.nodes)
 
     def sizes(self) -> dict[str, OpenSize]:
-        """Return what a graph says of its open sizes, without the inputs that have them."""
+        """Return the open sizes of a graph, without the inputs that have them."""
         examples = {**size_values(self.inputs, self.axes), BATCH_WORD: 1}
         return {n: OpenSize(n, examples[n], *r.ends, ()) for n, r in self.ranges.items()}
 
     def ends(self) -> Iterator[tuple[str, ExampleInputs]]:
-        """Yield the example's inputs at each end of the range of each open size but the batch.
+        """Yield inputs at each end of the range of each open size except the batch.
 
-        A long end is left out: its results would take more memory than the model.
+        Large ends are skipped, because their results would take more memory than the model.
         """
         for name, size in self.sizes().items():
             for value in {size.low, size.high} - {size.example, math.inf}:
@@ -94,7 +94,7 @@ class Captured:
                     yield f"{name} of {int(value)}", inputs
 
     def few(self) -> ExampleInputs:
-        """Return the example's inputs with two examples where the batch is open, or the least."""
+        """Return the inputs with two examples if the batch is open, or the least valid number."""
         examples = size_values(self.inputs, self.axes).get(BATCH_WORD)
         if examples is None:
             return self.inputs
@@ -102,7 +102,7 @@ class Captured:
         return at_size(self.inputs, self.axes, BATCH_WORD, few)
 
     def larger(self, inputs: ExampleInputs) -> ExampleInputs:
-        """Return inputs with one more of each open size, where the range allows."""
+        """Return inputs with each open size increased by one, if the range allows it."""
         for name, value in size_values(inputs, self.axes).items():
             if value < self.ranges[name].ends[1]:
                 inputs = at_size(inputs, self.axes, name, value + 1)
@@ -116,39 +116,39 @@ def export_program(
     fixed: str = "",
     stated: OpenAxes = (),
 ) -> Captured:
-    """Export a module with a dynamic batch axis, and others that are stated to be open.
+    """Export a module with a dynamic batch axis, and other axes that are stated to be open.
 
-    Several inputs may have different leading axes: those that have the size of the first one's
-    are batch axes, where the module agrees; the others keep their size. ``fixed`` says why the
-    batch is the example's, ``stated`` which axes are open, by tensor.
+    Several inputs may have different leading axes. Axes with the size of the first one's are batch
+    axes, if the module allows it; the others keep their size. ``fixed`` is the reason why the batch
+    has the example's size; ``stated`` gives the open axes by tensor.
 
-    1. Try a batch axis that export may not fix, then one that it may (``AUTO``), both on an
-       example of at least two; then the size of the example. A forward that goes by the values of
-       a size leads to the last of them. Where one input alone has a batch, ``AUTO`` comes first:
-       nothing has to be equal. If it fixes the batch, the other one fails and says why, and the
-       example's size is exported. A range that either is restricted to may turn out to be
-       none (3).
+    1. Try a batch axis that export may not fix, then one that it may fix (``AUTO``), both on an
+       example of at least two; then the size of the example. A forward that branches on the values
+       of a size needs the last. If only one input has a batch, try ``AUTO`` first, since no sizes
+       have to be equal. If it fixes the batch, the other one fails with the reason, and the
+       example's size is exported. A range to which either is restricted may turn out to be
+       unnecessary (3).
     2. If leading axes turn out to be independent, only the first one is the batch: export again
        with the others fixed.
-    3. Find the batch sizes for which the program holds. If that is the example's alone, go on with
-       a fixed one.
+    3. Find the batch sizes for which the program is valid. If that is only the example's, continue
+       with a fixed size.
     4. Note why the batch size is fixed, if it is.
 
     Raises:
-        TraceError: If the module cannot be captured: the line of the user's code, and what to do.
+        TraceError: If the module cannot be captured; gives the line of the user's code, and a hint.
     """
     example = args, kwargs
     register_dataclasses(example)
     axes, obstacles = all_axes(example, stated), _Obstacles(asked=fixed)
     with neutral(), attributes_first(model):
-        grown = grow(example, axes)  # here: a copy that is made in inference mode stays in it
+        grown = grow(example, axes)  # here, since a copy made in inference mode would keep it
         free = [(grown, torch.export.Dim("batch", min=2)), (grown, torch.export.Dim.AUTO)]
         batches = sum(axis_of(mine) is not None for mine in axes)
         if batches == 1:
             free.reverse()
         for inputs, dim in [*([] if fixed else free), (example, None)]:  # 1
-            # Fixed sizes help only if sizes were the obstacle: one that forward goes by, or the two
-            # that stood for a batch of one.
+            # A fixed size helps only if sizes were the obstacle: one that forward depends on, or
+            # the size of two that replaced a batch of one.
             if dim is None and not (obstacles.asked or obstacles.fixes or leading(inputs, axes)):
                 break
             observed = Observed()
@@ -163,12 +163,12 @@ def export_program(
             at = functools.partial(_export_at, model, inputs, opened)  # 3
             bounds = ranges(model, program, names, size_values(inputs, opened), at)
             valid = bounds.get(BATCH_WORD, Range())
-            if valid.single:  # what holds for this batch does not hold for others
+            if valid.single:  # the program is valid for this batch size only
                 obstacles.asked = valid.why
                 obstacles.location = " and ".join(dict.fromkeys(observed.narrowed))
                 continue
             is_fixed = BATCH_WORD not in names.values()
-            # Nothing says why yet, or the example's one was grown to two: go on.
+            # There is no reason yet, or the example's batch of one was repeated: continue.
             if (
                 is_fixed
                 and dim is not None
@@ -185,12 +185,12 @@ def export_program(
 
 @dataclass
 class _Obstacles:
-    """What stood in the way of an open batch so far.
+    """Obstacles to an open batch so far.
 
     Attributes:
-        asked: What forward asks of the batch.
-        first: The first failure of an export.
-        location: The line of the user's that needs the example's size.
+        asked: Condition that forward imposes on the batch.
+        first: First failure of an export.
+        location: Line of the user's code that needs the example's size.
         fixes: Whether an export fixed the batch.
     """
 
@@ -202,21 +202,21 @@ class _Obstacles:
     def add(self, error: Exception, location: str, by_size: bool) -> bool:
         """Add a failure; return whether another export may succeed.
 
-        ``by_size``: forward branches on the values of a size, which holds for that size alone.
+        ``by_size``: forward branches on the values of a size, which requires that fixed size.
         """
         self.first = self.first or error
         self.location = location
         if by_size:
-            self.asked = self.asked or "the values of what it makes of that size"
+            self.asked = self.asked or "values that it computes from that size"
             self.location = location or _written(place_of(error))
             return True
         return not (is_branch(error) or is_unknown(error))
 
     def reason(self) -> str:
-        """Say why a batch has the example's size: the first failure, what is asked of it, where."""
+        """Return why a batch has the example's size: condition or first failure, and line."""
         location = self.location
         if self.asked:
-            reason = f"forward goes by {self.asked}"
+            reason = f"forward depends on {self.asked}"
         elif location:
             reason = "forward works for this size only"
         else:
@@ -226,22 +226,24 @@ class _Obstacles:
 
 
 def _with_notes(model: nn.Module, captured: Captured, reason: str) -> Captured:
-    """Return a capture with notes on how it differs from the module.
+    """Return a capture with notes on its differences from the module.
 
-    ``reason`` says why the batch would have the example's size.
+    ``reason`` is why the batch would have the example's size.
     """
     notes, fixed = list(captured.observed.notes), captured.fixed
     if captured.observed.drew and _depends_on_draws(model, captured):
         draws = TraceError(
-            "forward draws from Python's or NumPy's random numbers, and what it computes "
-            "depends on what it drew while it was traced",
+            "forward draws random numbers from Python or NumPy, and its results depend on the "
+            "numbers that it drew during tracing",
             where=definition_of(type(model).forward),
-            hint="draw with torch instead",
+            hint="use torch's random numbers instead",
         )
         notes.append(draws)
     valid = captured.ranges.get(BATCH_WORD, Range())
     if valid.why:
-        notes.insert(0, f"the graph holds for {valid}; forward goes by the batch size: {valid.why}")
+        notes.insert(
+            0, f"the graph is valid for {valid}; forward depends on the batch size: {valid.why}"
+        )
     is_fixed = BATCH_WORD not in captured.names.values()
     if is_fixed and reason and any(t.dim() for t in example_tensors(captured.inputs)):
         fixed = fixed or f"the batch size is fixed at that of the example: {reason}"
@@ -259,15 +261,15 @@ def _run(model: nn.Module, inputs: ExampleInputs) -> object:
 def _place_of_number(
     model: nn.Module, inputs: ExampleInputs, axes: OpenAxes, observed: Observed
 ) -> str:
-    """Return the line that needs the batch to be a number; empty where none does.
+    """Return the line that needs the batch to be a number; empty if there is none.
 
     Raises:
-        TraceError: If forward needs another open size to be a number: names both, and the line.
+        TraceError: If forward needs another open size to be a number; names the size and the line.
     """
     signature = inspect.signature(model.forward)
     bound = dict(signature.bind(*inputs[0], **inputs[1]).arguments)
     for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # as `spelt_forward` does
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # as in `spelt_forward`
             bound |= bound.pop(name, {})
     labels = {
         id(leaf): f"L[{key!r}]{pytree.keystr(path)}"
@@ -284,22 +286,22 @@ def _place_of_number(
                 raise TraceError(
                     f"{name} cannot be open: forward needs it to be {number}",
                     where=where,
-                    hint="leave it out of open, or change the code that asks for it",
+                    hint="remove it from `open`, or change the code that requires it",
                 )
     return location
 
 
 def _written(location: tuple[str, int, str] | None) -> str:
-    """Write the file and the line of a location; empty where there is none."""
+    """Format the file and the line of a location; empty if there is none."""
     return f"{location[0]}:{location[1]}" if location else ""
 
 
 def _one_batch(
     model: nn.Module, inputs: ExampleInputs, axes: OpenAxes, dim: object, observed: Observed
 ) -> tuple[torch.export.ExportedProgram, OpenAxes]:
-    """Export with one batch, and whatever else is open; return the program and its open axes.
+    """Export with one batch and the other open axes; return the program and its open axes.
 
-    ``dim`` is what the batch is to ``torch.export``; None where it is fixed.
+    ``dim`` is the batch dimension for ``torch.export``; None if it is fixed.
     """
     program = _export(model, inputs, _dims(axes, dim), observed)
     batches = [_symbol(t, axis_of(a)) for t, a in zip(_fakes(program), axes, strict=True)]
@@ -307,14 +309,14 @@ def _one_batch(
     same = _only(axes, [symbol == batch != "" for symbol in batches])
     if {*batches} - {"", batch}:
         program = _export(model, inputs, _dims(same, torch.export.Dim.AUTO), observed)
-        # One that follows from the others is a number now.
+        # An axis that follows from the others is a number now.
         left = zip(_fakes(program), same, strict=True)
         same = _only(same, [bool(_symbol(t, axis_of(a))) for t, a in left])
     return program, same
 
 
 def _only(axes: OpenAxes, batched: Sequence[bool]) -> OpenAxes:
-    """Return the open axes without the batch of some tensors."""
+    """Return the open axes, without the batch of tensors that are not batched."""
     return [
         {axis: name for axis, name in mine.items() if name != BATCH_WORD or is_batched}
         for mine, is_batched in zip(axes, batched, strict=True)
@@ -322,7 +324,7 @@ def _only(axes: OpenAxes, batched: Sequence[bool]) -> OpenAxes:
 
 
 def _dims(axes: OpenAxes, batch: object) -> list[dict[int, object]]:
-    """Return what each axis is to ``torch.export``."""
+    """Return the ``torch.export`` dimension of each axis."""
     kinds = {BATCH_WORD: batch}
     dims = [
         {axis: kinds.get(name, torch.export.Dim.DYNAMIC) for axis, name in mine.items()}
@@ -344,10 +346,10 @@ def _names(program: torch.export.ExportedProgram, axes: OpenAxes) -> dict[str, s
             other = names.setdefault(symbol, name)
             if other != name or not symbol.isidentifier():
                 raise TraceError(
-                    f"{other} and {name} cannot be open both: forward needs them to be equal"
+                    f"{other} and {name} cannot both be open: forward needs them to be equal"
                     if other != name
                     else f"{name} cannot be open: forward needs it to be {symbol}",
-                    hint="give both axes one name, or leave one of them fixed",
+                    hint="give both axes the same name, or keep one of them fixed",
                 )
     return names
 
@@ -355,22 +357,22 @@ def _names(program: torch.export.ExportedProgram, axes: OpenAxes) -> dict[str, s
 def _export_at(
     model: nn.Module, inputs: ExampleInputs, axes: OpenAxes, size: int
 ) -> tuple[torch.export.ExportedProgram, Mapping[str, str]] | None:
-    """Export at another batch size; return None where that fails."""
+    """Export at another batch size; return None if that fails."""
     dims = _dims(axes, torch.export.Dim.AUTO)
     try:
         program = _export(
             model, at_size(inputs, axes, BATCH_WORD, size, numbers=False), dims, Observed()
         )
         return program, _names(program, axes)
-    except Exception:  # whatever forward raises for this size
+    except Exception:  # whatever forward raises at this size
         return None
 
 
 def _depends_on_draws(model: nn.Module, captured: Captured) -> bool:
-    """Return whether other draws give another program, or forward other results.
+    """Return whether other random numbers lead to another program or to other results.
 
-    1. Programs are compared for few draws: an export takes long.
-    2. Results are compared for many, which also reach a narrow branch (``randrange(20) == 3``).
+    1. Compare programs for few draws, since an export takes long.
+    2. Compare results for many draws, which also reach a rare branch (``randrange(20) == 3``).
        Torch draws the same numbers each time.
     """
     inputs, axes = captured.inputs, captured.axes
@@ -396,7 +398,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _fakes(program: torch.export.ExportedProgram) -> list[Tensor]:
-    """Return what stands for each input tensor of a program, in order."""
+    """Return the fake tensor of each input tensor of a program, in order."""
     fakes = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     specs = [s for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
     values = [fakes.get(getattr(spec.arg, "name", "")) for spec in specs]
@@ -404,7 +406,7 @@ def _fakes(program: torch.export.ExportedProgram) -> list[Tensor]:
 
 
 def _symbol(tensor: Tensor, axis: int | None) -> str:
-    """Return the symbol of an axis; empty if it is a number, or there is none."""
+    """Return the symbol of an axis; empty if it is a number, or if there is no axis."""
     if axis is None:
         return ""
     size: int | torch.SymInt = tensor.shape[axis]
@@ -414,7 +416,7 @@ def _symbol(tensor: Tensor, axis: int | None) -> str:
 
 @contextlib.contextmanager
 def _known(model: nn.Module) -> Iterator[None]:
-    """Stop as soon as forward gives an object that torch cannot look into, and never will."""
+    """Raise as soon as forward returns an object that torch cannot look into and never will."""
 
     def check(*call: object) -> None:
         for value in pytree.tree_leaves(call[-1]):
@@ -434,11 +436,11 @@ def _export(
     dims: Sequence[Mapping[int, object]],
     observed: Observed,
 ) -> torch.export.ExportedProgram:
-    """Export once, or as often as it takes to see through what forward reads and returns.
+    """Export once, or repeatedly until all leaves and results of forward are recognised.
 
-    1. Export as it is.
-    2. Where leaves became constants, follow them to where forward reads them.
-    3. Where forward returns a dataclass that torch does not know, make it known.
+    1. Export the model unchanged.
+    2. If leaves became constants, export again and replace them where forward reads them.
+    3. If forward returns a dataclass that torch does not know, register it.
     """
 
     def once(*around: contextlib.AbstractContextManager[object]) -> torch.export.ExportedProgram:

@@ -1,6 +1,6 @@
-"""Why ``torch.export`` gave up: the line of the user's code, the reason, and what to do.
+"""Explain why ``torch.export`` failed: the line of the user's code, the reason, and a remedy.
 
-Among it are settings of a model's own that make it traceable.
+This includes settings of a model that make it traceable.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from archgraph.capture.places import definition_of, is_users
 from archgraph.errors import Inexpressible, TraceError
 from archgraph.ops.schema import op_name
 
-# Changes a setting of a model for a while, and gives the notes on it: none where there is none.
+# Temporarily changes a setting of a model, and yields notes on it: empty if nothing changed.
 Switch: TypeAlias = Callable[[nn.Module], contextlib.AbstractContextManager[list[str]]]
 
 _BRANCH = (
-    "forward decides something in Python by the values of a tensor; use torch.where or torch.cond, "
-    "trace the submodule that does not, or make the value an argument of forward (a Python number "
-    "given as example input is fixed in the graph)"
+    "forward branches in Python on the values of a tensor; use torch.where or torch.cond, trace a "
+    "submodule that does not branch, or pass the value as an argument of forward (a Python number "
+    "in the example inputs is fixed in the graph)"
 )
 _CAUSAL = (
-    "the layer compares its mask with a causal one: say is_causal (or tgt_is_causal) in the call, "
-    "or make the mask in forward or hold it in a buffer"
+    "the layer compares its mask with a causal one: pass is_causal (or tgt_is_causal) in the call, "
+    "or create the mask in forward or store it in a buffer"
 )
 _VALIDATED = (
     "pass validate_args=False to it and to the distributions that it wraps, or call "
@@ -41,7 +41,7 @@ _VALIDATED = (
 
 
 class UnknownType(TraceError):
-    """An input or a result of forward is of a type that torch cannot look into."""
+    """An input or a result of forward has a type that torch cannot look into."""
 
 
 def first_line(error: BaseException) -> str:
@@ -51,12 +51,12 @@ def first_line(error: BaseException) -> str:
 
 
 def is_unknown(error: BaseException) -> bool:
-    """Return whether forward takes or returns something that torch cannot look into."""
+    """Return whether forward takes or returns an object that torch cannot look into."""
     return re.search(_UNKNOWN, f"{type(error).__name__} {error}") is not None
 
 
 def is_branch(error: BaseException) -> bool:
-    """Return whether forward decided something in Python by the values of a tensor."""
+    """Return whether forward branched in Python on the values of a tensor."""
     return re.search(_BRANCHES, f"{type(error).__name__} {error}") is not None
 
 
@@ -67,20 +67,20 @@ def _packs(error: BaseException) -> bool:
 
 
 def _compares_masks(error: BaseException) -> bool:
-    """Return whether a layer of torch was finding out whether its mask is causal."""
+    """Return whether a layer of torch was checking whether its mask is causal."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.name == "_detect_is_causal_mask" for frame in frames)
 
 
 def _validates(error: BaseException) -> bool:
-    """Return whether a distribution was checking arguments or values, as its flag says."""
+    """Return whether a distribution was validating arguments or values."""
     frames = traceback.extract_tb(error.__traceback__)
     checks = ("__init__", "_validate_sample")
     return any(f.filename == distribution.__file__ and f.name in checks for f in frames)
 
 
 def _operation(error: BaseException) -> str:
-    """Return the operator of torch's that was running; empty if there was none."""
+    """Return the torch operator that was running; empty if there was none."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     running = (value for frame in frames for value in frame.f_locals.values())
     names = [op_name(value) for value in running if isinstance(value, torch._ops.OpOverload)]
@@ -100,7 +100,7 @@ def place_of(error: BaseException) -> tuple[str, int, str] | None:
     return next(iter([*reversed(users), *reversed(layers), *reversed(frames)]), None)
 
 
-# Folders of torch with layers.
+# Folders of torch that contain layers.
 _LAYERS = tuple(f"{Path(torch.__file__).parent / room}/" for room in ("nn", "ao"))
 _BRANCHES = r"data-dependent|GuardOnDataDependent|DataDependentOutput"
 _UNKNOWN = r"not a known type|Unsupported input type"
@@ -108,49 +108,50 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
     (
         r"\.numpy\(\) is not supported|numpy\(\)|can't convert .* to numpy",
         "forward leaves torch for numpy",
-        "write it with torch functions",
+        "use torch functions instead",
     ),
     (
         _UNKNOWN,
-        "an input or output is of a type that torch cannot look into",
+        "an input or output has a type that torch cannot look into",
         "use tensors, tuples, dicts and dataclasses, or register it with "
         "torch.utils._pytree.register_pytree_node",
     ),
     (
         r"fake tensor in the exported program constant|BatchedTensor|TensorWrapper|"
         r"GradTrackingTensor",
-        "forward computes gradients or batches of functions on the way (torch.autograd.grad, "
+        "forward computes gradients or vectorises functions internally (torch.autograd.grad, "
         "vmap), or uses the data of a tensor (.data)",
-        "trace the submodule that does not, and write .detach() for .data",
+        "trace a submodule that does not, and use .detach() instead of .data",
     ),
     (
         r"is a view and is being modified inplace",
-        "forward writes in place to one of several views made at once",
-        "this fails without tracing too; index the tensor instead of splitting it",
+        "forward writes in place to one of several views that were created together",
+        "this also fails without tracing; index the tensor instead of splitting it",
     ),
     (
         r"not on the expected device|same device|is on \w+, different from other tensors",
         "tensors on different devices are used together",
-        "make tensors in forward on the device of an input: device=x.device",
+        "create tensors in forward on the device of an input: device=x.device",
     ),
 )
 
 
 @contextlib.contextmanager
 def uncached(model: nn.Module) -> Iterator[list[str]]:
-    """Switch ``config.use_cache`` of all modules off for a while, and give the note on it.
+    """Temporarily switch ``config.use_cache`` of all modules off, and yield a note on it.
 
-    Keys and values of generation are objects that a graph cannot hold; a model that returns them
-    also has a switch for them. To drop them from the results would not do: a cache joins earlier
-    keys to those of the call, and a ``cat`` with an empty tensor in each layer would tie axes.
+    The keys and values for generation are objects that a graph cannot contain. A model that returns
+    them also has a switch for them. Dropping them from the results is not enough: a cache
+    concatenates earlier keys with those of the call, and a ``cat`` with an empty tensor in each
+    layer would tie axes.
     """
     every = [getattr(module, "config", None) for module in model.modules()]
     configs = [c for c in every if getattr(c, "use_cache", None) is True]
     for config in configs:
         config.use_cache = False  # type: ignore[union-attr]  # it is True above
     note = (
-        "config.use_cache is off in the graph: what it adds to the results is of a type that a "
-        "graph cannot hold"
+        "config.use_cache is off in the graph: its additional results have a type that a graph "
+        "cannot contain"
     )
     try:
         yield [note] if configs else []
@@ -159,28 +160,28 @@ def uncached(model: nn.Module) -> Iterator[list[str]]:
             config.use_cache = True  # type: ignore[union-attr]
 
 
-_EXPERTS = "batched_mm"  # of transformers' ways to run experts: the one without branches
+_EXPERTS = "batched_mm"  # the way of transformers to run experts without branches
 
 
 @contextlib.contextmanager
 def batched_experts(model: nn.Module) -> Iterator[list[str]]:
-    """Let all experts run without branches for a while, where a method sets that; give the note."""
+    """Temporarily run all experts without branches, if a method can set this; yield a note."""
     settable: list[Any] = [  # models of transformers, by their method
         module
         for module in model.modules()
         if hasattr(module, "set_experts_implementation")
         and getattr(module.config, "_experts_implementation", _EXPERTS) != _EXPERTS
     ]
-    # All attributes: the setter of one configuration sets those inside of it, too.
+    # Save all attributes: the setter of a configuration also sets nested configurations.
     before = [(vars(module.config), dict(vars(module.config))) for module in settable]
     note = (
-        f'the experts run as after set_experts_implementation("{_EXPERTS}") in the graph: without '
+        f'in the graph, experts run as with set_experts_implementation("{_EXPERTS}"): without '
         "branches, with the same results"
     )
     try:
         for module in settable:
             module.set_experts_implementation(_EXPERTS)
-        # Of a model without experts the method sets nothing.
+        # For a model without experts, the method sets nothing.
         now = (module.config._experts_implementation for module in settable)
         yield [note] if _EXPERTS in now else []
     finally:
@@ -189,7 +190,7 @@ def batched_experts(model: nn.Module) -> Iterator[list[str]]:
             attributes.update(values)
 
 
-# Settings of a model's own that make it traceable, by the failure that they may be a way out of.
+# Settings of a model that may make it traceable, by the failure that they may avoid.
 SWITCHES: tuple[tuple[type[TraceError], Switch], ...] = (
     (UnknownType, uncached),
     (Inexpressible, batched_experts),
@@ -197,7 +198,7 @@ SWITCHES: tuple[tuple[type[TraceError], Switch], ...] = (
 
 
 def explained_failure(model: nn.Module, error: Exception, call: Callable[[], object]) -> TraceError:
-    """Say where and why ``torch.export`` gave up, in one sentence.
+    """Explain in one sentence where and why ``torch.export`` failed.
 
     ``call`` runs forward on the example inputs, without tracing.
     """
@@ -205,14 +206,14 @@ def explained_failure(model: nn.Module, error: Exception, call: Callable[[], obj
     where = f"{line[0]}:{line[1]} in {line[2]}" if line else definition_of(type(model).forward)
     code = linecache.getline(line[0], line[1]).strip() if line else ""
     kind: type[TraceError] = TraceError
-    # A packed sequence fails on whatever its layer does first, so it comes before other reasons.
+    # First, since a packed sequence may fail in any operation of its layer.
     if _packs(error):
         reason = (
-            "it runs over a packed sequence, and a graph cannot say how many examples each step has"
+            "it runs over a packed sequence, and a graph cannot express the batch size of each step"
         )
         hint = (
-            "give the layer the padded sequence, and pick or mask its results by length (gather, "
-            "torch.where)"
+            "pass the padded sequence to the layer, and pick or mask its results by length "
+            "(gather, torch.where)"
         )
     elif is_branch(error) and _validates(error):
         kind, reason = Inexpressible, "a distribution checks the values of its arguments"
@@ -234,13 +235,13 @@ def explained_failure(model: nn.Module, error: Exception, call: Callable[[], obj
 
 
 def _refused(call: Callable[[], object], operation: str) -> str:
-    """Say what to do about any other failure: forward's own, or one of torch.export alone."""
+    """Return a hint for any other failure, either of forward or of torch.export alone."""
     try:
         call()
     except Exception:  # whatever forward raises
-        return "give example inputs that forward accepts when it is called without tracing"
+        return "pass example inputs that forward accepts without tracing"
     what = operation or "this line"
     return (
-        f"forward accepts these inputs, and torch.export does not take {what}: compute it with "
-        "other operators, or trace the submodule that does not use it"
+        f"forward accepts these inputs, but torch.export does not support {what}: compute it with "
+        "other operators, or trace a submodule that does not use it"
     )

@@ -1,9 +1,9 @@
-"""Folding: what depends on neither input nor parameter becomes a constant.
+"""Folding: results that depend on neither inputs nor parameters become constants.
 
-Needs a flat tape. Promises that every call left (not marked as folded) depends on an input, a
-parameter, a buffer or a random draw, and that its other tensors are ``get_attr`` nodes with a
-constant each. Writes in place are folded too, through views: a constant is what memory holds
-right before the call that uses it. The model's own tensors are never written to.
+Requires a flat tape. Guarantees that every remaining call (not marked as folded) depends on an
+input, a parameter, a buffer or a random draw, and that its other tensors are ``get_attr`` nodes,
+each with a constant. In-place writes are folded as well, through views: a constant is the content
+of memory right before the call that uses it. The model's own tensors are never written to.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from archgraph.ops.schema import op_name
 
 
 def fold_constants(tape: Tape, names: Collection[str], most: float = math.inf) -> Tape:
-    """Replace what can be computed now by constants.
+    """Replace results that can be computed now by constants.
 
     1. A call whose arguments are all known runs now, on real tensors.
     2. A live call that writes to known memory first turns all of that memory into values of the
-       graph, views after the tensor that they view; from there on the graph holds it.
-    3. A live call gets a constant in front of it for each known value that it reads: what memory
-       holds at this moment, since later calls may write to it.
+       graph, views after the tensor that they view; from then on the graph computes it.
+    3. A live call gets a constant before it for each known value that it reads: the content of
+       memory at this moment, since later calls may write to it.
 
     Args:
         tape: The calls.
-        names: State-dict keys of the model, which no constant may be called.
-        most: Bytes of all that is computed.
+        names: State-dict keys of the model, which constants cannot use as names.
+        most: Maximum size of all computed results, in bytes.
 
     Raises:
-        TraceError: If a constant is too large for a graph, or more is computed than is allowed.
+        TraceError: If a constant is too large for a graph, or the results exceed ``most``.
     """
     work = _Folding(tape, names, dict(tape.tensors), dict(tape.views), most)
     before = {node: tape.tensors[node].clone() for node in tape.labels}
@@ -63,7 +63,7 @@ def fold_constants(tape: Tape, names: Collection[str], most: float = math.inf) -
     # Finite, so that NaN equals NaN.
     changed = (
         TraceError(
-            "forward changes a tensor in place that is not part of the state; the graph does not",
+            "forward changes in place a tensor that is not part of the state; the graph does not",
             where=name,
             hint="make it a persistent buffer (register_buffer)",
         )
@@ -80,24 +80,23 @@ def fold_constants(tape: Tape, names: Collection[str], most: float = math.inf) -
 
 @dataclass
 class _Folding:
-    """Results computed so far, and the nodes that stand for them.
+    """Results computed so far, and the nodes that replace them.
 
-    ``real`` are results that no live call can change; folded ones write to their memory. Where a
-    live call writes to it, a node right before that call takes the result's place
-    (``replacement``).
+    ``real`` contains results that no live call can change; folded calls write to their memory. If a
+    live call writes to it, a node right before that call replaces the result (``replacement``).
     """
 
     tape: Tape
-    names: Collection[str]  # that no constant may have
+    names: Collection[str]  # names that constants cannot have
     real: dict[fx.Node, object]
     views: dict[fx.Node, View]
-    left: float  # bytes
+    left: float  # remaining bytes
     constants: dict[fx.Node, Param] = field(default_factory=dict)
     leaves: dict[Constant, Param] = field(default_factory=dict)  # equal constants are one leaf
     replacement: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def follow(self, node: fx.Node) -> None:
-        """Let a node use the replacements of its arguments."""
+        """Replace the arguments of a node that have replacements."""
         if self.replacement.keys() & set(node.all_input_nodes):
             node.args, node.kwargs = fx.node.map_arg(
                 (node.args, node.kwargs), lambda n: self.replacement.get(n, n)
@@ -113,7 +112,7 @@ class _Folding:
         target = node.target
         if not calls.is_operator(node) or not isinstance(target, torch._ops.OpOverload):
             return None
-        # A random draw differs at each call, even if its arguments do not.
+        # A random draw differs in each call, even with equal arguments.
         if torch.Tag.nondeterministic_seeded in target.tags:
             return None
         if (fill := table.call_row(op_name(target)).fill) is not None:
@@ -131,7 +130,7 @@ class _Folding:
                 reason = str(error).partition("\n")[0]
                 raise TraceError(f"cannot be computed: {reason}", where=str(node)) from error
         if table.base(op_name(target)).startswith("empty"):
-            new.zero_()  # whatever memory holds is not part of an architecture
+            new.zero_()  # uninitialised memory is not part of an architecture
         return new
 
     def count(self, node: fx.Node) -> None:
@@ -139,16 +138,16 @@ class _Folding:
         new = [] if node in self.views else pytree.tree_leaves(node.meta.get("val"))
         size = sum(t.numel() * t.element_size() for t in new if isinstance(t, Tensor))
         self.left -= size
-        # Before the call: what an untrusted file asks for must not be allocated first.
+        # Before the call, so that an untrusted file cannot trigger the allocation.
         if self.left < 0:
             raise TraceError(
                 f"computes too much from constants, {size:,} bytes at once", where=calls.where(node)
             )
 
     def _now(self, item: Argument) -> object:
-        """Evaluate an argument of a call that is run now; LookupError if it is unknown."""
+        """Evaluate an argument of a call that runs now; raise LookupError if it is unknown."""
         if isinstance(item, torch.device):
-            return torch.device("cpu")  # a graph holds constants without a device
+            return torch.device("cpu")  # constants of a graph have no device
         if not isinstance(item, fx.Node):
             return item
         if item in self.real:
@@ -160,7 +159,7 @@ class _Folding:
         raise LookupError(item.name)
 
     def bring_constants(self, node: fx.Node) -> None:
-        """Give a live call the constants that it uses, and those that it writes to."""
+        """Insert the constants that a live call uses, and those that it writes to."""
         goal = calls.written(node) if calls.is_operator(node) and calls.writes(node) else None
         if goal is not None:  # 2
             self.materialise(goal, node)
@@ -174,7 +173,7 @@ class _Folding:
             )
 
     def bring_numbers(self, node: fx.Node) -> None:
-        """Give a call tensors in place of complex numbers, which no argument of a graph can be."""
+        """Replace complex numbers by tensors, since arguments of a graph cannot be complex."""
         target, result = node.target, calls.fake_tensor(node)
         if not isinstance(target, torch._ops.OpOverload) or result is None:
             return
@@ -191,7 +190,7 @@ class _Folding:
     def materialise(self, goal: fx.Node, node: fx.Node) -> None:
         """Turn constants that a live call is about to write to into values of the graph.
 
-        All that shares their memory gets a replacement, the one that is written to first.
+        All results that share the memory get a replacement, starting with the one written to.
         """
         memory = calls.memory(goal)
         shared = [n for n in self.real if memory is not None and calls.memory(n) == memory]
@@ -206,7 +205,7 @@ class _Folding:
             del self.real[item]
 
     def constant(self, item: fx.Node, user: fx.Node) -> fx.Node:
-        """Insert a node right before its user that is what a real result is now."""
+        """Insert a node right before its user with the present value of a real result."""
         value = self.real[item]
         assert isinstance(value, Tensor)
         with self.tape.graph.inserting_before(user):
@@ -216,7 +215,7 @@ class _Folding:
         return new
 
     def leaf(self, tensor: Tensor, label: str | None, item: fx.Node) -> Param:
-        """Return the leaf that has a value; ``label``: what the module calls it."""
+        """Return the leaf with a value; ``label``: its name in the module, if any."""
         try:
             value = constant(tensor)
         except GraphError as error:
@@ -232,8 +231,8 @@ class _Folding:
 
 
 def _filled(node: fx.Node, fill: int | str) -> Tensor | None:
-    """Evaluate ``zeros_like`` and others that use only shape and dtype of their argument."""
-    # So a mask made like an input is a constant, although the input is not known.
+    """Evaluate ``zeros_like`` and others that use only the shape and dtype of their argument."""
+    # So a mask with the shape of an input is a constant, although the input is unknown.
     result = node.meta["val"]
     if not isinstance(result, Tensor) or not all(isinstance(s, int) for s in result.shape):
         return None

@@ -1,9 +1,10 @@
-"""Formulas: a module runs, forward and backward, without computing numbers.
+"""Formulas: run a module, forward and backward, without computing numbers.
 
-Whatever depends on a parameter is a plain tensor whose memory is never touched; what it would hold
-is known by its formula: the operator, the formulas and layouts of its operands, its settings. All
-else of a call is as ever: Python, autograd, hooks, random numbers. Two modules whose results have
-equal formulas compute equal results, and that costs a thousandth of computing them.
+Every value that depends on a parameter is a plain tensor whose memory is never accessed. Its
+content is identified by a formula: the operator, the formulas and layouts of its operands, and its
+settings. Everything else in a call runs as usual: Python, autograd, hooks, random numbers. Two
+modules whose results have equal formulas compute equal results, at a thousandth of the cost of
+computing them.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ from archgraph.capture.surroundings import replaced
 
 _aten = torch.ops.aten
 Strides: TypeAlias = tuple[tuple[int, int], ...]  # sizes with strides
-Places: TypeAlias = tuple[int, Strides, int]  # an offset, dimensions and the bytes of an item
-# What shows the memory of a tensor to code that runs no operator.
+Places: TypeAlias = tuple[int, Strides, int]  # offset, dimensions and size of an item in bytes
+# Methods that show the memory of a tensor to code that runs no operator.
 _LOOKS = (
     *("numpy", "tolist", "__array__", "data_ptr", "storage", "untyped_storage", "__dlpack__"),
-    # `torch.tensor([x])` calls these, past any mode.
+    # `torch.tensor([x])` calls these without passing through a mode.
     *("item", "__bool__", "__int__", "__float__", "__complex__", "__index__"),
 )
-# Another thread would compute with numbers.
+# Another thread would run outside of the mode and compute with numbers.
 _THREADS = ((threading.Thread, "start"), (ThreadPoolExecutor, "submit"))
 _NUMBERS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 _MEMORY = frozenset((_aten.set_, _aten.resize_, _aten.resize_as_, _aten._resize_output_))
-# Its result has the operand's memory, which its schema does not say.
+# The result shares its operand's memory, although the schema does not declare it.
 _VIEWS = frozenset({_aten._unsafe_view.default})
-# Operators that take nothing but a shape from their operand.
+# Operators that use only the shape of their operand.
 _FILLED = frozenset(
     getattr(_aten, name).default
     for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 )
-# What a batch norm writes to in training, which its schema does not say.
+# Arguments that a batch norm writes to in training, although the schema does not declare it.
 _STATISTICS = (3, 4)
 
 
 def _attention(args: PyTree, kwargs: PyTree, mask: Tensor | None) -> tuple[PyTree, PyTree]:
-    """Say the scale, which the width of the operands says otherwise, and what a mask stands for."""
+    """Make the scale explicit, and replace a computed mask by its equivalent argument."""
     tensors = sum(isinstance(arg, Tensor) for arg in args)
     rate, causal = (*args[tensors:], 0.0, False)[:2]
     kwargs = {"scale": None, "attn_mask": None, **kwargs}
@@ -67,14 +68,14 @@ def _attention(args: PyTree, kwargs: PyTree, mask: Tensor | None) -> tuple[PyTre
 
 
 def _slice(args: PyTree, kwargs: PyTree, _: Tensor | None) -> tuple[PyTree, PyTree]:
-    """Say where a slice begins and ends in numbers from zero."""
+    """Make the start and the end of a slice explicit, counted from zero."""
     incoming, shape, dim, start, end, step = args
     bounds = slice(start, end).indices(shape[dim])[:2]
     return (incoming, shape, dim % len(shape), *bounds, step), kwargs
 
 
 def _adds_nothing(computed: Callable[[object], bool], x: Tensor, other: object, *_: object) -> bool:
-    """Return whether what is added was computed, is zero and leaves the shape: a mask, say."""
+    """Return whether the summand was computed, is zero and keeps the shape (as a mask may be)."""
     if not isinstance(other, Tensor) or not computed(other):
         return False
     return x.shape == _broadcast([x, other]) and not other.any()
@@ -88,7 +89,7 @@ _COPIES: Mapping[object, Callable[..., bool]] = {
     _aten.add.Tensor: _adds_nothing,
     _aten.add_.Tensor: _adds_nothing,
 }
-# One spelling for calls that compute the same; with a mask that was computed, if there is one.
+# One form for calls that compute the same, given the mask if it was computed.
 _SPELLINGS: Mapping[object, Callable[..., tuple[PyTree, PyTree]]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention,
@@ -97,26 +98,26 @@ _SPELLINGS: Mapping[object, Callable[..., tuple[PyTree, PyTree]]] = {
 
 
 class Unclear(Exception):
-    """What a call does depends on numbers, or on what has no formula."""
+    """The result of a call depends on numbers, or on values without a formula."""
 
 
 class Formulas(TorchDispatchMode):
     """Run operators on formulas.
 
-    1. A view is made as ever: it shares memory, by which its formula is found. What depends on no
-       parameter is computed.
-    2. The formula of a result is made of the operator, its settings and the values of its operands:
-       what was written to their memory, and which of it they read in which order (:meth:`value`). A
-       tensor that was computed stands for itself: its bytes. Where random numbers are drawn, the
-       state of the generator belongs to the formula. Equal formulas have one number.
+    1. A view is created as usual: it shares memory, by which its formula is found. Values that
+       depend on no parameter are computed.
+    2. The formula of a result consists of the operator, its settings and the values of its
+       operands: what was written to their memory, and which part of it they read in which order
+       (:meth:`value`). A computed tensor is identified by its bytes. If random numbers are drawn,
+       the state of the generator is part of the formula. Equal formulas have one number.
     3. The result gets memory of the right size, which nothing reads or writes. A copy has the
        values of its operand.
-    4. A tensor that is written to gets the formula of the operator's result if it has all of its
-       memory, else one of what was there and what is written where.
+    4. A tensor that is written to gets the formula of the operator's result if it covers all of its
+       memory; otherwise a formula of the previous content and the part that is written.
 
     Attributes:
-        unclear: What has no formula; empty if everything has one. Forward may have caught the
-            exception.
+        unclear: Description of the first value without a formula; empty if there is none. Forward
+            may have caught the exception.
         drew: Whether random numbers would have been drawn.
     """
 
@@ -124,19 +125,19 @@ class Formulas(TorchDispatchMode):
         super().__init__()
         self.unclear = ""
         self.drew = False
-        self._numbers: dict[Hashable, int] = {}  # of all formulas so far
+        self._numbers: dict[Hashable, int] = {}  # number of each formula so far
         self._parts: dict[int, tuple[int, Places]] = {}  # formulas that are parts of another one
         self._metas: dict[Hashable, Sequence[PyTree]] = {}  # results without memory, by call
-        self._counts: dict[int, int] = {}  # of the values of a formula
-        self._memory: dict[int, tuple[int, Places]] = {}  # what was written, and where, by address
-        self._kept: list[torch.UntypedStorage] = []  # so that no address is used twice
+        self._counts: dict[int, int] = {}  # number of values of a formula
+        self._memory: dict[int, tuple[int, Places]] = {}  # written formula and place, by address
+        self._kept: list[torch.UntypedStorage] = []  # so that no address is reused
         self._made: list[torch.UntypedStorage] = []  # memory of results
 
     @contextlib.contextmanager
     def of(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Run a call of a module with parameters, whose formulas are their names at first.
+        """Run a call of a module whose parameters initially have their names as formulas.
 
-        Code that looks at numbers of a tensor that has none raises.
+        Code that reads numbers of a tensor without numbers raises.
         """
         for name, parameter in parameters.items():
             if _address(parameter) not in self._memory:
@@ -166,16 +167,16 @@ class Formulas(TorchDispatchMode):
             settings.fill_uninitialized_memory = fills
 
     def kept_outside(self) -> bool:
-        """Return whether anybody still has a result; fill what is there with NaN.
+        """Return whether a result is still referenced; fill such results with NaN.
 
-        Call it when one's own results are gone.
+        Call it after releasing all references to results.
         """
 
         def alive() -> list[torch.UntypedStorage]:
             return [m for m in self._made if torch._C._storage_Use_Count(m._cdata) > 1]
 
         if alive():
-            gc.collect()  # autograd and forward may hold one another
+            gc.collect()  # autograd and forward may reference each other
         leaked = alive()
         for memory in leaked:
             torch.empty(0, dtype=torch.uint8).set_(memory).fill_(255)
@@ -217,12 +218,12 @@ class Formulas(TorchDispatchMode):
         return results[0] if _gives_one(func) else results
 
     def _copies(self, func: torch._ops.OpOverload, args: PyTree, kwargs: PyTree) -> bool:
-        """Return whether a call gives the values of its first operand."""
+        """Return whether a call returns the values of its first operand."""
         may = func in _COPIES and "alpha" not in kwargs
         return may and _COPIES[func](self._computed, *args)
 
     def _shares(self, results: PyTree) -> bool:
-        """Return whether views have the memory of what has a formula."""
+        """Return whether views share the memory of a value with a formula."""
         return all(not self._computed(result) for result in pytree.tree_leaves(results))
 
     def _results(
@@ -257,19 +258,19 @@ class Formulas(TorchDispatchMode):
             tensors = []
             settings = _described((args, tuple(kwargs.items())), tensors)
         more: Hashable = None
-        if torch.Tag.pointwise in func.tags:  # whose operands repeat by themselves
+        if torch.Tag.pointwise in func.tags:  # operands are broadcast, so repeats do not matter
             more = tuple(_broadcast(tensors))
             tensors = [_least(t) if self._computed(t) else t for t in tensors]
-        # Attention on a CPU has no dropout, whatever its tags say.
+        # Attention on a CPU has no dropout, despite its tags.
         if torch.Tag.nondeterministic_seeded in func.tags and func not in _SPELLINGS:
             self.drew = True
-            more = self._drawn(), *map(_layout, tensors)  # in the order of memory
+            more = self._drawn(), *map(_layout, tensors)  # draws follow the memory format
         name = func._schema.name.removesuffix("_"), func._schema.overload_name
         operands = tuple(map(self.value, tensors))
         return self._number((name, settings, more, operands))
 
     def _drawn(self) -> bytes:
-        """Return the state of the generator, and go on from it: the next draw is another one."""
+        """Return the state of the generator and advance it, so that the next draw differs."""
         state = _hash(torch.get_rng_state())
         torch.default_generator.manual_seed(int.from_bytes(state[:7], "little"))
         return state
@@ -279,7 +280,7 @@ class Formulas(TorchDispatchMode):
         return isinstance(operand, Tensor) and _address(operand) not in self._memory
 
     def value(self, tensor: Tensor) -> int:
-        """Return the number of what a tensor holds: equal if values, shape and dtype are."""
+        """Return the number of a tensor's content: equal for equal values, shape and dtype."""
         kind = tensor.shape, tensor.dtype, tensor.is_conj(), tensor.is_neg()
         return self._number((self._read(tensor), *kind))
 
@@ -308,7 +309,7 @@ class Formulas(TorchDispatchMode):
         return self._numbers.setdefault(formula, len(self._numbers))
 
     def _check(self, func: torch._ops.OpOverload, tensors: Sequence[Tensor]) -> None:
-        """Refuse what formulas cannot say."""
+        """Raise if formulas cannot express a call."""
         # Only masks give an indexed tensor an open shape.
         indexed = func is _aten.index.Tensor and all(t.dtype != torch.bool for t in tensors[1:])
         if _needs_numbers(func) and not indexed:
@@ -324,7 +325,7 @@ class Formulas(TorchDispatchMode):
     def _written(
         self, func: torch._ops.OpOverload, args: PyTree, kwargs: PyTree, formula: int
     ) -> list[Tensor]:
-        """State what an operator writes to; return it if the operator does."""
+        """Record an operator's writes; return the written tensors if the operator returns them."""
         for index in _STATISTICS if func is _aten.native_batch_norm.default and args[5] else ():
             if args[index] is not None:
                 self._write(args[index], self._number((formula, "argument", index)))
@@ -334,22 +335,22 @@ class Formulas(TorchDispatchMode):
         arguments = dict(enumerate(args)) | kwargs
         written = [arguments.get(index, arguments.get(name)) for index, name in places]
         if returned is None or not all(isinstance(tensor, Tensor) for tensor in written):
-            raise self._stop(f"{func}, which writes to something else than what it returns")
+            raise self._stop(f"{func}, which writes to tensors other than its results")
         for i, tensor in enumerate(written):
             key = (formula, i) if returned else (formula, "argument", i)
             self._write(tensor, self._number(key))
         return written if returned else []
 
     def _write(self, tensor: Tensor, formula: int) -> None:
-        """State what an operator writes to a tensor."""
-        if not TensorBase.untyped_storage(tensor).resizable():  # NumPy has it, too
+        """Record a write to a tensor."""
+        if not TensorBase.untyped_storage(tensor).resizable():  # shared with NumPy
             raise self._stop("code that writes to memory of an array")
         if any(size > 1 and not stride for size, stride in _places(tensor)[1]):
-            raise self._stop("code that writes to one place several times")
+            raise self._stop("code that writes to the same memory several times")
         self._hold(tensor, formula)
 
     def _hold(self, tensor: Tensor, formula: int) -> None:  # 4
-        """State what a tensor's memory holds from now on."""
+        """Record the content of a tensor's memory from now on."""
         memory, places = TensorBase.untyped_storage(tensor), _places(tensor)
         self._kept.append(memory)
         if memory.nbytes() != tensor.nbytes or not _is_dense(tensor):
@@ -365,13 +366,13 @@ class Formulas(TorchDispatchMode):
     ) -> Sequence[PyTree]:
         """Return the results of an operator without memory.
 
-        What PyTorch runs for that takes milliseconds. A pointwise operator is run for single
-        numbers, once. Where a result lies in memory in another order than here, both modules see
-        that.
+        PyTorch's own functions for this take milliseconds. A pointwise operator is run only once,
+        on single numbers. If a result has another memory format in reality, the error is the same
+        for both modules.
         """
         if func in _SHAPES:
             return _SHAPES[func](*args, **kwargs)
-        # Those with options (a clone in order) say where the result lies.
+        # Calls with options (a clone with a memory format) determine the layout of the result.
         if torch.Tag.pointwise in func.tags and not kwargs:
             single = pytree.tree_map_only(Tensor, lambda t: _meta(t, [1] * t.dim()), args)
             numbers: list[Tensor] = []
@@ -390,14 +391,14 @@ class Formulas(TorchDispatchMode):
 
 @functools.cache
 def _reads_no_numbers(func: torch._ops.OpOverload) -> bool:
-    """Return whether an operator is a view, or takes nothing but a shape."""
+    """Return whether an operator is a view, or uses only a shape."""
     views = func.is_view or torch.Tag.inplace_view in func.tags or func in _VIEWS | _FILLED
     return views and func._overloadpacket not in _MEMORY
 
 
 @functools.cache
 def _needs_numbers(func: torch._ops.OpOverload) -> bool:
-    """Return whether one has to see numbers, or what an operator does is unknown."""
+    """Return whether an operator needs numbers, or has unknown effects."""
     results = {str(result.type) for result in func._schema.returns}
     tagged = func.namespace != "aten" or not _NUMBERS.isdisjoint(func.tags)
     return tagged or func._overloadpacket in _MEMORY or not results <= {"Tensor", "List[Tensor]"}
@@ -405,7 +406,7 @@ def _needs_numbers(func: torch._ops.OpOverload) -> bool:
 
 @functools.cache
 def _writes(func: torch._ops.OpOverload) -> tuple[list[tuple[int, str]], bool | None]:
-    """Return which arguments an operator writes to, and whether it returns them; None: in part."""
+    """Return an operator's written arguments, and whether it returns them (None if only some)."""
     places = [
         (index, argument.name)
         for index, argument in enumerate(func._schema.arguments)
@@ -419,12 +420,12 @@ def _writes(func: torch._ops.OpOverload) -> tuple[list[tuple[int, str]], bool | 
 
 @functools.cache
 def _gives_one(func: torch._ops.OpOverload) -> bool:
-    """Return whether an operator gives a tensor, not several."""
+    """Return whether an operator returns a single tensor."""
     return [str(result.type) for result in func._schema.returns] == ["Tensor"]
 
 
 def _described(value: object, tensors: list[Tensor]) -> Hashable:
-    """Describe arguments without their tensors; collect these."""
+    """Describe arguments without their tensors, which are collected in ``tensors``."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return Tensor
@@ -440,18 +441,18 @@ def _broadcast(tensors: Sequence[Tensor]) -> Sequence[int]:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether memory holds a tensor's values as they are."""
+    """Return whether memory contains a tensor's values unchanged."""
     return not (tensor.is_conj() or tensor.is_neg())
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    """Return whether a tensor can be a copy of another one as it is."""
+    """Return whether a tensor can be an unchanged copy of another one."""
     same = (one.shape, one.dtype) == (other.shape, other.dtype)
     return same and _is_plain(one) and _is_plain(other)
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor has each place in memory between its first and last one once."""
+    """Return whether a tensor covers its memory from the first to the last item exactly once."""
     if tensor.is_contiguous():
         return True
     dims = sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: -dim[1])
@@ -459,14 +460,14 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _least(tensor: Tensor) -> Tensor:
-    """Return a tensor without the first dimensions along which it repeats."""
+    """Return a tensor without the leading dimensions along which it repeats."""
     while tensor.dim() and len(tensor) and _bytes(tensor) == _bytes(tensor[:1].expand_as(tensor)):
         tensor = tensor[0]
     return tensor
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the address of what describes a tensor's memory."""
+    """Return the address of the object that describes a tensor's memory."""
     return TensorBase.untyped_storage(tensor)._cdata
 
 
@@ -482,7 +483,7 @@ def _places(tensor: Tensor) -> Places:
 
 
 def _merged(dims: Iterable[tuple[int, int]]) -> Strides:
-    """Merge dimensions whose places follow one another."""
+    """Merge dimensions that are contiguous in memory."""
     merged: list[tuple[int, int]] = []
     for size, stride in dims:
         if size == 0:
@@ -495,12 +496,12 @@ def _merged(dims: Iterable[tuple[int, int]]) -> Strides:
 
 
 def _composed(inner: Places, outer: Places) -> Places | None:
-    """Return the places of a part of a part; None if they have no strides.
+    """Return the places of a part of a part; None if strides cannot express them.
 
-    1. The inner part counts the values of the outer one in order. Find how far in each outer
-       dimension its first value is.
-    2. Each inner dimension steps along outer dimensions, the last one first: along one of them
-       alone, or through all of it and on.
+    1. The inner part counts the values of the outer one in order. Find the index of its first value
+       in each outer dimension.
+    2. Each inner dimension steps along outer dimensions, the last one first: either within one of
+       them, or through all of it and into the next.
     """
     (start, dims, item), (offset, around, outer_item) = inner, outer
     if item != outer_item or (0, 1) in dims:
@@ -529,7 +530,7 @@ def _composed(inner: Places, outer: Places) -> Places | None:
 
 
 def _meta(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Return a tensor of the same layout, or of a shape, without memory."""
+    """Return a meta tensor with the same layout, or with a given shape."""
     if shape is not None:
         return torch.empty(shape, dtype=tensor.dtype, device="meta")
     shape, strides = tensor.shape, tensor.stride()
@@ -571,11 +572,11 @@ _SHAPES: Mapping[object, Callable[..., PyTree]] = {
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    """Return a hash of a tensor's values in order; NumPy would keep a hold on its memory."""
+    """Return a hash of a tensor's values in order; NumPy would keep a reference to its memory."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return _hash(flat)
 
 
 def _hash(tensor: Tensor) -> bytes:
-    """Return a hash of the memory of a tensor in order."""
+    """Return a hash of a tensor's memory in order."""
     return blake2b(ctypes.string_at(TensorBase.data_ptr(tensor), tensor.nbytes)).digest()

@@ -1,9 +1,9 @@
-"""Inlining: an exported program becomes one flat tape; its regions become switches of its calls.
+"""Inlining: an exported program becomes one flat tape; regions become switches of its calls.
 
-Needs an exported program. Promises a tape without submodules: ``no_grad`` and ``autocast`` regions
-are run in place (each call knows its :class:`~archgraph.capture.tape.Region`), ``torch.cond`` runs
-both branches and picks with ``torch.where``, and each view knows what it is a view of. (A region
-that stayed one opaque operator would pin every axis that it touches.)
+Requires an exported program. Guarantees a tape without submodules: ``no_grad`` and ``autocast``
+regions are inlined (each call has its :class:`~archgraph.capture.tape.Region`), ``torch.cond`` runs
+both branches and selects with ``torch.where``, and each view refers to the tensor that it is a view
+of. (A region that remained one opaque operator would pin every axis that it touches.)
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _WHERE = torch.ops.aten.where.self
 def inline(
     program: torch.export.ExportedProgram, names: Mapping[str, str], owners: Mapping[str, str]
 ) -> Tape:
-    """Make the tape of an exported program.
+    """Convert an exported program to a tape.
 
-    ``names`` are those of open sizes, by symbol, ``owners`` the leaf of each state-dict key.
+    ``names`` contains the names of open sizes by symbol, ``owners`` the leaf of each state-dict
+    key.
 
     Raises:
         TraceError: If a region, an input or a constant cannot be part of a graph.
@@ -52,25 +53,25 @@ def inline(
                 inputs[new] = node.name
         elif kind in ("PARAMETER", "BUFFER") and name in owners:
             leaves[new] = owners[name]
-        # A buffer without an owner is not persistent: a constant, as tensors in attributes are.
+        # A buffer without an owner is not persistent: a constant, like tensors in attributes.
         elif kind in ("BUFFER", "CONSTANT_TENSOR"):
             if program.constants[name].is_meta:
                 raise TraceError(
                     "a constant has no values on the meta device: make it a buffer or a parameter, "
-                    "or make it in forward on the device of an input",
+                    "or create it in forward on the device of an input",
                     where=name,
                 )
             work.tensors[new] = _copied(program.constants[name])
             labels[new] = name
         elif kind == "PARAMETER":
-            raise TraceError("the model's state has no entry of this name", where=name)
+            raise TraceError("the model's state has no entry with this name", where=name)
         else:
             raise TraceError(
                 "forward uses an object that is not a tensor",
                 where=next((calls.where(user) for user in node.users), name),
                 found=str(getattr(node.meta.get("val"), "class_fqn", kind)),
-                hint="for a generator: draw from torch's own random numbers, and seed them before "
-                "the call (torch.manual_seed)",
+                hint="instead of a generator, use torch's global random numbers, and seed them "
+                "before the call (torch.manual_seed)",
             )
     results = work.run(program.graph, program.graph_module, Region())
     work.graph.output(tuple(results))
@@ -87,7 +88,7 @@ def inline(
 
 
 def _copied(constant: Tensor) -> Tensor:
-    """Copy a constant, since folding writes to what forward writes to."""
+    """Copy a constant, since folding writes to the tensors that forward writes to."""
     return constant.detach().cpu().clone()
 
 
@@ -95,8 +96,8 @@ def _copied(constant: Tensor) -> Tensor:
 class _Inlining:
     """The flat graph so far.
 
-    ``env`` says what a node of the program became: a node, or a plain value. What goes into a
-    region or comes out of one is the ``same`` as its argument.
+    ``env`` maps a node of the program to a node of the flat graph, or to a plain value. A value
+    that enters or leaves a region is in ``same``: it equals its argument.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -110,12 +111,12 @@ class _Inlining:
         """Copy a node of the program to the flat graph."""
         operators = (torch._ops.OpOverload, type(operator.getitem))
         if node.op == "call_function" and not isinstance(node.target, operators):
-            # Arithmetic on sizes is not an operator and gives no tensor.
+            # Arithmetic on sizes is not an operator and returns no tensor.
             if calls.fake_tensor(node) is not None:
                 raise TraceError(
-                    "forward runs functions batched or differentiated (torch.vmap, torch.func)",
+                    "forward uses function transforms (torch.vmap, torch.func)",
                     where=calls.where(node),
-                    hint="write the batch axis out, or trace the submodule that does not",
+                    hint="write out the batch axis, or trace a submodule without transforms",
                 )
         new = self.graph.node_copy(node, lambda n: self.env.get(n, n))
         new.meta = {**node.meta, REGION: region}
@@ -123,8 +124,8 @@ class _Inlining:
         return new
 
     def alias(self, node: fx.Node, value: Argument, region: Region) -> None:
-        """Make a node of the program stand for a value of the flat graph."""
-        # A call of its own, although it computes nothing: the two sides of a region's border have
+        """Map a node of the program to a value of the flat graph."""
+        # A separate call, although it computes nothing: the two sides of a region's border have
         # different switches, by which casts and detached values differ.
         if not isinstance(value, fx.Node) or calls.fake_tensor(node) is None:
             self.env[node] = value
@@ -136,7 +137,7 @@ class _Inlining:
         self.env[node] = new
 
     def run(self, graph: fx.Graph, owner: nn.Module, region: Region) -> list[Argument]:
-        """Copy the calls of a graph; gives what it returns."""
+        """Copy the calls of a graph; return its results."""
         for node in graph.nodes:
             if node.op == "get_attr":
                 target = operator.attrgetter(str(node.target))(owner)
@@ -157,8 +158,8 @@ class _Inlining:
         raise AssertionError("a graph without an output")
 
     def region(self, node: fx.Node, owner: nn.Module, around: Region) -> list[Argument]:
-        """Run a region that export keeps as a submodule; gives its results."""
-        # None only beside operators that no case below knows.
+        """Inline a region that export represents as a submodule; return its results."""
+        # None only for operators that no case below handles.
         bodies: list[Any] = [
             getattr(owner, str(a.target), None)
             for a in node.args
@@ -184,7 +185,7 @@ class _Inlining:
     def body(
         self, inner: fx.GraphModule, operands: Sequence[Argument], region: Region
     ) -> list[Argument]:
-        """Run a submodule on some operands; gives what it returns."""
+        """Inline a submodule that is applied to some operands; return its results."""
         formal = [n for n in inner.graph.nodes if n.op == "placeholder"]
         for inside, outside in zip(formal, operands, strict=True):
             value = outside
@@ -215,10 +216,10 @@ class _Inlining:
         operands: Sequence[Argument],
         region: Region,
     ) -> list[Argument]:
-        """Run both branches of a ``torch.cond``; the condition picks between their results."""
+        """Run both branches of a ``torch.cond``; the condition selects between their results."""
         if calls.fake_tensor(predicate) is None:
             raise TraceError(
-                "torch.cond on a size: a graph holds a single branch, so write it without",
+                "torch.cond on a size: a graph contains a single branch, so rewrite it without",
                 where=calls.where(node),
             )
         assert isinstance(predicate, fx.Node)
@@ -232,15 +233,15 @@ class _Inlining:
             picked.append(yes)
         line = calls.where(node)
         note = (
-            f"torch.cond at {line}: the graph runs both branches and picks with torch.where; where "
-            "the other branch has a gradient of NaN, so has the graph"
+            f"torch.cond at {line}: the graph runs both branches and selects with torch.where; if "
+            "the gradient of the other branch is NaN, so is that of the graph"
         )
         self.notes[note] = None
         return picked
 
 
 def views_of(graph: fx.Graph, same: Collection[fx.Node] = ()) -> dict[fx.Node, View]:
-    """Map views to what they view; ``same`` results are their argument if they share memory."""
+    """Map views to their sources; ``same`` results are their argument if they share memory."""
     views: dict[fx.Node, View] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -258,7 +259,7 @@ def views_of(graph: fx.Graph, same: Collection[fx.Node] = ()) -> dict[fx.Node, V
 
 
 def _view(node: fx.Node) -> View | None:
-    """Return which argument a result is a view of."""
+    """Return the argument that a result is a view of."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     storage, arguments = calls.memory(node), target._schema.arguments

@@ -1,9 +1,10 @@
-"""Who reads a module's mode: where only norms and dropouts of torch's do, one capture is enough.
+"""Find the code that reads a module's mode, to see whether one capture is enough for both modes.
 
-Their operators have a flag for the mode. Torch's attention reads it as well; without dropout it
-computes the same in both, as a capture takes no fast path. All other code that reads ``training``
-may do whatever it likes with it, and only a capture in train mode shows what. (Two exports are nine
-tenths of a trace without verification.)
+It is enough if only norms and dropouts of torch read it, since their operators have a flag for the
+mode. Torch's attention reads the mode as well; without dropout it computes the same in both modes,
+since a capture does not use its fast path. Any other code that reads ``training`` may do anything
+with it, and only a capture in train mode shows the effect. (Two exports are nine tenths of a trace
+without verification.)
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ from torch.nn.modules import activation, batchnorm, dropout
 from archgraph.capture.surroundings import replaced
 from archgraph.ops.norms import WITHOUT_MOMENTUM
 
-_EXPORT = fx.graph_module.__file__  # copies the mode of a module to what is made of it
+_EXPORT = fx.graph_module.__file__  # copies the mode of a module to its graph module
 _FLAGGED = {module.__file__ for module in (batchnorm, dropout)}
 _ATTENTION = activation.__file__
 
 
 @dataclass
 class Readers:
-    """What reads or sets the mode of modules while a model runs.
+    """Code that reads or sets the mode of modules while a model runs.
 
     Attributes:
         flagged: Modules whose operators have a flag for their mode, by the addresses of their
-            tables of attributes: an export wraps shared modules in objects with the same table.
-        others: Whether other code reads a mode, or sets one.
+            attribute tables: an export wraps shared modules in objects with the same table.
+        others: Whether other code reads or sets a mode.
     """
 
     flagged: set[int] = field(default_factory=set)
     others: bool = False
 
     def follow_flags(self, model: nn.Module, paths: Collection[str]) -> bool:
-        """Return whether all that differs by mode are flags of operators, and each of them does.
+        """Return whether flags of operators are the only difference between modes, and all follow.
 
-        ``paths`` are the modules whose operators have such a flag: norms and dropouts of torch.nn
-        themselves, not what derives from them or calls functions.
+        ``paths`` are the modules whose operators have such a flag. They must be norms and dropouts
+        of torch.nn themselves, not subclasses, and not code that calls functions.
         """
         by_path = dict(model.named_modules(remove_duplicate=False))
         modules = {id(vars(m)): m for m in by_path.values()}
@@ -61,14 +62,14 @@ class Readers:
             plain
             and framework
             and not self.others
-            and self.flagged <= modules.keys()  # .train() reaches no others
+            and self.flagged <= modules.keys()  # .train() does not reach others
             and not any(isinstance(modules[key], nn.SyncBatchNorm) for key in self.flagged)
         )
 
 
 @contextlib.contextmanager
 def reading_modes() -> Iterator[Readers]:
-    """Note what reads or sets ``training`` of modules, for a while."""
+    """Temporarily record the code that reads or sets ``training`` of modules."""
     readers = Readers()
 
     def read(module: nn.Module) -> object:
@@ -85,28 +86,28 @@ def reading_modes() -> Iterator[Readers]:
             raise AttributeError("training") from None
 
     def write(module: nn.Module, mode: object) -> None:
-        # The first assignment is torch's own, of a module that is being made.
+        # The first assignment is torch's own, in the constructor of a module.
         if "training" in vars(module) and not isinstance(module, fx.GraphModule):
             readers.others = True
         vars(module)["training"] = mode
 
-    # On the class: its instances have the flag in their tables, which a property comes before.
+    # On the class: instances have the flag in their tables, but a property takes precedence.
     with replaced(((nn.Module, "training", property(read, write)),)):
         yield readers
 
 
 @contextlib.contextmanager
 def without_momentum(model: nn.Module) -> Iterator[None]:
-    """Let norms that average over all of their batches say so, for a while.
+    """Temporarily mark norms that average over all of their batches.
 
-    They would divide by a counter, whose value no program has.
+    They would divide by a counter, whose value a program does not contain.
     """
     norms = [
         module
         for module in model.modules()
         if isinstance(module, batchnorm._BatchNorm)
         and module.momentum is None
-        # With statistics and without a counter, a norm leaves them as they are.
+        # A norm with statistics but without a counter does not update them.
         and (module.num_batches_tracked is not None or module.running_mean is None)
     ]
     with replaced((norm, "momentum", WITHOUT_MOMENTUM) for norm in norms):

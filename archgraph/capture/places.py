@@ -1,4 +1,4 @@
-"""Places in the user's code: lines of a stack, functions, and which lines ran ungraded."""
+"""Locations in the user's code: lines of a stack, functions, lines that ran without gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _PYTHON = sysconfig.get_paths()["stdlib"] + "/"
-# This package's parts of a capture; its modules that are captured are a user's like all others.
+# This package's own parts of a capture. Its modules that are captured count as the user's code.
 _OURS = tuple(f"{Path(__file__).parents[1] / room}/" for room in ("capture", "ops"))
 
 NO_GRAD = traceback.FrameSummary("<no_grad>", 0, "no_grad", lookup_line=False)
@@ -22,34 +22,34 @@ NO_GRAD = traceback.FrameSummary("<no_grad>", 0, "no_grad", lookup_line=False)
 
 @functools.lru_cache(maxsize=1 << 12)
 def users_line(stack: str | None) -> tuple[str, int] | None:
-    """Find the innermost line of the user's own code in a printed stack trace: file and line."""
+    """Return the innermost line of the user's code in a printed stack trace: file and line."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
     users = [(file, int(line)) for file, line in frames if is_users(file)]
     return users[-1] if users else None
 
 
 def running() -> str:
-    """Find the innermost line of the user's own code that is running now."""
+    """Return the innermost line of the user's code that is running now."""
     stack = [f for f in traceback.extract_stack() if is_users(f.filename)]
     return f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "forward"
 
 
 def is_users(file: str) -> bool:
-    """Return whether a source file is part of neither torch, Python nor the capture itself."""
+    """Return whether a source file belongs to neither torch, Python nor the capture itself."""
     if file.startswith((_TORCH, *_OURS, "<")):
         return False
     return not file.startswith(_PYTHON) or "site-packages" in file
 
 
 def is_own(kind: type) -> bool:
-    """Return whether a class is the user's: part of neither torch, Python nor NumPy."""
+    """Return whether a class is the user's: not part of torch, Python or NumPy."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"
     return is_users(file) and not kind.__module__.startswith("numpy")
 
 
 def definition_of(function: Any) -> str:
-    """Locate the definition of a function, or return what it is called."""
-    inner = getattr(function, "func", function)  # of a functools.partial
+    """Return the location of a function's definition, or its representation."""
+    inner = getattr(function, "func", function)  # for a functools.partial
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 

@@ -1,8 +1,8 @@
-"""A quicker ``torch.export`` of the same program.
+"""A faster ``torch.export`` of the same program.
 
-Left out is what it computes several times or for nobody: arithmetic on open sizes, whose results
-are remembered; the cache of stand-in tensors, which computes these sizes anew; frames and lines of
-code that no stack trace is asked for; Python code of graphs that nothing calls.
+It avoids repeated or unnecessary work: arithmetic on open sizes, whose results are cached; the
+cache of fake tensors, which recomputes these sizes; frames and lines of code for stack traces that
+nothing requests; Python code of graphs that nothing calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from archgraph.ops.fakes import short_ways
 
 _Operation: TypeAlias = Callable[[SymNode, SymNode], SymNode]
 
-# Arithmetic on sizes that most operators ask for.
+# Arithmetic on sizes that most operators use.
 _ARITHMETIC = (
     "_add", "_sub", "_mul", "_int_floordiv", "_sym_max", "_sym_min",
     "_eq", "_ne", "_ge", "_gt", "_le", "_lt", "_and_", "_or_", "_sym_and", "_sym_or",
@@ -35,7 +35,7 @@ _ARITHMETIC = (
 
 @contextlib.contextmanager
 def quicker(open_sizes: bool) -> Iterator[None]:
-    """Let exports do without needless work; ``open_sizes``: a size of the inputs is a symbol."""
+    """Speed up exports; ``open_sizes``: whether a size of the inputs is a symbol."""
     results: dict[Hashable, SymNode] = {}
     methods = vars(SymNode)
     attributes = (
@@ -43,16 +43,16 @@ def quicker(open_sizes: bool) -> Iterator[None]:
         (proxy, "CapturedTraceback", _Frames),
         (GraphModule, "recompile", _compile_later),
     )
-    # Sizes are part of the cache's keys: while some are open, it costs more than it saves.
+    # Sizes are part of the cache's keys: with open sizes, the cache costs more than it saves.
     uncached = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
     with short_ways(), replaced(attributes), uncached if open_sizes else contextlib.nullcontext():
         yield
 
 
 def _remembering(name: str, compute: _Operation, results: dict[Hashable, SymNode]) -> _Operation:
-    """Cache an operation on sizes whose results depend on the expressions alone.
+    """Cache an operation on sizes whose result depends only on the expressions.
 
-    What these stand for has a version. While operations on sizes are recorded, each is a call.
+    Their replacements have a version. While operations on sizes are recorded, each is a call.
     """
 
     @functools.wraps(compute)
@@ -60,7 +60,7 @@ def _remembering(name: str, compute: _Operation, results: dict[Hashable, SymNode
         if get_proxy_mode():
             return compute(self, other)
         sizes = self.shape_env
-        # Older releases of torch have one counter, for more than what open sizes stand for.
+        # Older releases of torch have one counter, for more than the replacements of open sizes.
         version = getattr(sizes, "_replacements_version_counter", None)
         version = getattr(sizes, "_version_counter", None) if version is None else version
         key = name, self._expr, other._expr, self.pytype, other.pytype, sizes, version
@@ -72,11 +72,11 @@ def _remembering(name: str, compute: _Operation, results: dict[Hashable, SymNode
 
 
 class _Frames:
-    """Instead of torch's stack of a call: the user's frames and those of forwards, in order."""
+    """A call's stack instead of torch's: the user's frames and those of forwards, in order."""
 
     @staticmethod
     def extract() -> _Frames:
-        """Take the stack at once."""
+        """Return a stack without walking it now."""
         return _Frames()
 
     def summary(self) -> traceback.StackSummary:
@@ -102,11 +102,11 @@ _compile = GraphModule.recompile
 def _compile_later(module: GraphModule) -> None:
     """Replace ``recompile``: compile a graph to Python code when it is called."""
     info = getattr(module.graph._codegen, "pytree_info", None)
-    if info is not None:  # export reads these, compiled or not
+    if info is not None:  # export reads these, whether compiled or not
         module._in_spec, module._out_spec = info.in_spec, info.out_spec
 
     def forward(self: GraphModule, *args: object, **kwargs: object) -> object:
         _compile(self)
         return self.forward(*args, **kwargs)
 
-    type(module).forward = forward  # every graph module has a class of its own
+    type(module).forward = forward  # every graph module has its own class

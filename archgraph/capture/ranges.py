@@ -1,7 +1,7 @@
-"""For which values of open sizes a capture holds.
+"""Find the values of open sizes for which a capture is valid.
 
-A branch on a size becomes a guard of the exported program. Batch sizes for which it does not hold
-are exported, too: where the programs are the same, nothing depends on the branch.
+A branch on a size becomes a guard of the exported program. Batch sizes for which a guard fails are
+exported as well: if the programs are equal, nothing depends on the branch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from archgraph.graph.values import BATCH_WORD
 _KEY = r"\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"]*)\]"
 _SIZE = re.compile(rf"L{_KEY}(?:{_KEY}|\.\w+)*\.size\(\)\[\d+\]")
 _NUMBER = re.compile(rf"({_SIZE.pattern}) == (\d+)")
-_CONSTANT = re.compile(r"\(?(\d+\*)?\w+\)? == \d+")  # of an axis that is not open
-_PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # between which guards may change
-_DENSE = 4096  # below which guards are tried at each value of an open size
-_EXPORTS = 4  # of other sizes, at most
+_CONSTANT = re.compile(r"\(?(\d+\*)?\w+\)? == \d+")  # condition on an axis that is not open
+_PROBES = (*range(2, 256), *(2**k for k in range(8, 25)))  # guards may change between these
+_DENSE = 4096  # guards are tried at each value of an open size below this
+_EXPORTS = 4  # maximum number of exports at other sizes
 
 _NAMES = {
     "__builtins__": {},
@@ -52,9 +52,9 @@ ExportAt: TypeAlias = Callable[[int], "Exported | None"]
 
 @dataclass(frozen=True)
 class Range:
-    """Values of an open size for which a capture holds: ``low`` to ``high``, both included.
+    """Values of an open size for which a capture is valid: ``low`` to ``high``, both included.
 
-    ``why`` is what forward asks of it; empty where the capture holds for all.
+    ``why`` is the condition that forward imposes; empty if the capture is valid for all values.
     """
 
     low: int | None = None
@@ -63,12 +63,12 @@ class Range:
 
     @property
     def single(self) -> bool:
-        """Whether there is only one."""
+        """Whether there is only one value."""
         return bool(self.why) and self.low == self.high
 
     @property
     def ends(self) -> tuple[int, float]:
-        """The least value and the largest: 0 and infinity where there is no bound."""
+        """The least and the largest value: 0 and infinity if there is no bound."""
         return self.low or 0, math.inf if self.high is None else self.high
 
     def __str__(self) -> str:
@@ -84,22 +84,23 @@ def ranges(
     example: Mapping[str, int],
     export_at: ExportAt,
 ) -> dict[str, Range]:
-    """Find the values of open sizes around the example's for which an exported program holds.
+    """Find the values of open sizes around the example's for which an exported program is valid.
 
-    1. Of each size by itself, the others being the example's. Of the batch, guards that decide
-       nothing are seen through by exports.
-    2. Guards of several sizes have to hold on a grid, too.
+    1. Consider each size by itself, with the others as in the example. For the batch, further
+       exports detect guards that decide nothing.
+    2. Guards of several sizes must also hold on a grid.
 
     Args:
-        model: What was exported.
+        model: The exported model.
         program: Its program for the example.
-        names: Of open sizes, by symbol.
-        example: Their values.
-        export_at: Exports the model at another batch size: the program and its names; None where
-            that fails.
+        names: Names of open sizes, by symbol.
+        example: Values of open sizes in the example, by name.
+        export_at: Function that exports the model at another batch size: the program and its
+            names; None if that fails.
 
     Raises:
-        TraceError: If a size holds for the example's value alone, or two depend on each other.
+        TraceError: If only the example's value of a size is valid, or two sizes depend on each
+            other.
     """
     tests = _tests(program, names)
     known: dict[str, Range] = {}
@@ -115,10 +116,10 @@ def ranges(
 
 
 def _range_of(name: str, tests: Mapping[str, str], size: int, rest: Mapping[str, int]) -> Range:
-    """Find the values around the example's for which a size's guards hold, the others fixed.
+    """Find the values of a size around the example's at which its guards hold, others fixed.
 
     Raises:
-        TraceError: If they hold for the example's value alone.
+        TraceError: If they hold only for the example's value.
     """
     tried = {*range(2, max(_DENSE, 2 * size)), size, *_all_boundaries(tests.values(), name, rest)}
     failing = {guard: _failing(test, name, tried, rest) for guard, test in tests.items()}
@@ -131,12 +132,12 @@ def _range_of(name: str, tests: Mapping[str, str], size: int, rest: Mapping[str,
         reason = f"forward needs it to be {size}"
         if others:
             some = ", ".join(map(str, sorted(others)))
-            reason = f"forward takes {some}, but not every size between"
+            reason = f"forward accepts {some}, but not every size in between"
         beside = (t for t in tests.values() if _failing(t, name, (size - 1, size + 1), rest))
         raise TraceError(
             f"{name} cannot be open: {reason}",
             found=min(beside, key=len),
-            hint="leave it out of open, or change the code that asks for it",
+            hint="remove it from `open`, or change the code that requires it",
         )
     return range_
 
@@ -157,7 +158,7 @@ def _check_together(
         broken = next((test for test in joint if not _holds(test, at)), None)
         if broken:
             raise TraceError(
-                f"{' and '.join(sizes[broken])} depend on each other; leave one of them fixed",
+                f"{' and '.join(sizes[broken])} depend on each other; keep one of them fixed",
                 found=broken,
             )
 
@@ -173,7 +174,7 @@ def _sample(range_: Range, example: int) -> set[int]:
 
 
 def _failing(test: str, name: str, values: Iterable[int], rest: Mapping[str, int]) -> set[int]:
-    """Return the values of a size at which a guard does not hold: all at once where it can be."""
+    """Return the values of a size at which a guard fails, evaluated all at once if possible."""
     numbers = np.array(sorted(values))
     with (
         contextlib.suppress(AttributeError, TypeError, ValueError, ZeroDivisionError),
@@ -192,14 +193,14 @@ def _batches(
     rest: Mapping[str, int],
     export_at: ExportAt,
 ) -> Range:
-    """Find the batch sizes for which an exported program holds; ``rest``: the other open sizes.
+    """Find the batch sizes for which a program is valid; ``rest``: the other open sizes.
 
-    1. Try guards at all sizes up to a large one and where they change. Sizes for which they hold
-       belong to the program.
-    2. Export at the nearest size that is left: what counts is how far the range around the
-       example's goes. All sizes for which that export's guards hold have its graph.
-    3. The same graph: whatever the branch decides, it is the same on both of its sides. Another
-       graph: the range ends before that size, and nothing behind it is of use.
+    1. Try guards at all sizes up to a large one, and around those where they change. Sizes for
+       which they hold are valid.
+    2. Export at the nearest remaining size, since only the contiguous range around the example's
+       counts. All sizes for which the guards of that export hold have its graph.
+    3. If the graph is the same, the branch has no effect, and these sizes are valid. Otherwise the
+       range ends before that size, and sizes beyond it are irrelevant.
     """
     tests = _tests(program, names)
     tried = {*range(2, _DENSE), size, *_all_boundaries(tests.values(), BATCH_WORD, rest)}  # 1
@@ -228,12 +229,12 @@ def _batches(
 
 
 def _holding(tests: Collection[str], sizes: set[int], rest: Mapping[str, int]) -> set[int]:
-    """Return the sizes of a batch at which all guards hold."""
+    """Return the batch sizes at which all guards hold."""
     return sizes.difference(*(_failing(test, BATCH_WORD, sizes, rest) for test in tests))
 
 
 def _around(size: int, tried: Iterable[int], holding: set[int]) -> tuple[int | None, int | None]:
-    """Return the ends of what holds around the example without a gap; None where it has no end."""
+    """Return the ends of the valid range around the example without gaps; None if it is open."""
     below = [n for n in {*tried} - holding if n < size]
     above = [n for n in {*tried} - holding if n > size]
     low = min(n for n in tried if n > max(below)) if below else None
@@ -242,9 +243,9 @@ def _around(size: int, tried: Iterable[int], holding: set[int]) -> tuple[int | N
 
 
 def _tests(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> dict[str, str]:
-    """Return what an export assumes of its open sizes, by guard: arithmetic on their names.
+    """Return the assumptions of an export on its open sizes, by guard: arithmetic on names.
 
-    A size that has to be a certain number belongs to an input without open ones.
+    A size that must be a certain number belongs to an input without open axes.
     """
     guards = getattr(program, "_guards_code", None) or []
     sources = _sources(program, names)
@@ -260,7 +261,7 @@ def _tests(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> d
 
 
 def _sources(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> dict[str, str]:
-    """Return which open size each size of an input is, as guards write it."""
+    """Return the open size for each size of an input, as guards write it."""
     sources: dict[str, str] = {}
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -281,7 +282,7 @@ def _all_boundaries(tests: Iterable[str], name: str, rest: Mapping[str, int]) ->
     """Yield the values of a size around those at which guards change.
 
     1. Numbers in a guard may be such values.
-    2. Between two probes for which it differs lies one, found by halving.
+    2. If a guard differs at two neighbouring probes, bisection finds a value in between.
     """
     for test in tests:
         numbers = {int(n) for n in re.findall(r"(?<![\w.])\d+(?![\w.])", test)}
@@ -303,7 +304,7 @@ def _code(test: str) -> CodeType:
 
 def _holds(test: str, sizes: Mapping[str, int]) -> bool:
     try:
-        # torch wrote the text: arithmetic on the inputs' sizes
+        # The text is from torch: arithmetic on the inputs' sizes.
         return bool(eval(_code(test), dict(_NAMES), dict(sizes)))
     except (AttributeError, NameError, SyntaxError, TypeError, ZeroDivisionError):
         return False
@@ -312,7 +313,7 @@ def _holds(test: str, sizes: Mapping[str, int]) -> bool:
 def canonical_graph(
     model: nn.Module, program: torch.export.ExportedProgram, names: Mapping[str, str]
 ) -> ArchGraph | None:
-    """Return a program in canonical form, with how its result is nested; None if it has none."""
+    """Return a program in canonical form, with the structure of its result; None if impossible."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     owners = {key: key for key in model.state_dict()}
     try:

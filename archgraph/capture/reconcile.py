@@ -1,6 +1,6 @@
-"""Two captures of one model, in eval and in train mode, become one: what differs is a ``Mode``.
+"""Merge the captures of a model in eval and in train mode: differences become a ``Mode``.
 
-So nothing that one mode alone has needs a case of its own: dropout inside attention, stochastic
+No feature of a single mode therefore needs special treatment: dropout inside attention, stochastic
 depth, auxiliary heads.
 """
 
@@ -34,15 +34,15 @@ from archgraph.graph.passes import reachable
 from archgraph.ops import table
 from archgraph.ops.schema import canonical_args, op_schema
 
-_ENDS = {"min": max, "max": min}  # of a range of batch sizes: which of two holds for both
+_ENDS = {"min": max, "max": min}  # for the ends of a range of batch sizes: the one valid for both
 NodePair: TypeAlias = tuple[Node | None, Node | None]  # of evaluation and of training
 
 
 def live_flags(draft: OneMode, params: Iterable[Param]) -> OneMode:
     """Let the flags of norms and dropouts in an eval capture follow the module's mode.
 
-    A counter beside a norm's statistics (a whole number that forward leaves alone in eval mode)
-    counts the norm's batches in training.
+    An integer buffer next to a norm's statistics that forward does not use in eval mode counts the
+    norm's batches in training.
     """
     _refuse_undecided(draft, draft)
     used = {leaf for n in draft.nodes for leaf in n.leaves()} | set(draft.updates)
@@ -75,27 +75,27 @@ def _count(norm: Node, counter: str, updates: dict[str, Value]) -> Node:
 
 
 def same_inputs(evaluated: OneMode, trained: OneMode) -> None:
-    """Refuse captures of other inputs, or with a batch axis that is free in one of them alone."""
+    """Raise if two captures have different inputs, or an open batch in only one of them."""
     ours, theirs = ([n for n in d.nodes if n.op == "input"] for d in (evaluated, trained))
     if [(n.name, n.type) for n in ours] != [(n.name, n.type) for n in theirs]:
         raise TraceError(f"in training {trained.fixed or theirs[0]}")
 
 
 def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
-    """Lay two captures over one another; what differs becomes a ``Mode``.
+    """Merge two captures; differences become a ``Mode``.
 
-    1. Operators are matched in order by what they are (operator, module, leaves, type), and named
-       anew: those of both captures under one name.
-    2. Matched ones become one node, their arguments joined one by one; the others belong to one
-       mode only. A draw of training whose numbers no result needs draws in training alone.
-    3. Outputs and updates of buffers are joined, too.
+    1. Match operators in order by operator, module, leaves and type, and rename them: operators of
+       both captures get one name.
+    2. Matching operators become one node, with arguments merged one by one; the others belong to
+       one mode only. A draw in training whose numbers no result needs is only made in training.
+    3. Merge outputs and updates of buffers as well.
     """
     _refuse_undecided(evaluated, trained)
     merged = _matched(evaluated.nodes, trained.nodes)  # 1
     constants, labels = _all_constants(evaluated, trained)
     names: dict[tuple[bool, str], str] = {}
     for index, (left, right) in enumerate(merged):
-        # No argument of forward can be called "~0".
+        # No argument of forward can have the name "~0".
         label = left.name if left is not None and left.op == "input" else f"~{index}"
         names |= {(t, n.name): label for t, n in ((False, left), (True, right)) if n is not None}
 
@@ -117,7 +117,7 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
     drawn = _only_drawn(trained)
     for left, right in merged:
         if right is None:
-            assert left is not None, "a pair has one at least"
+            assert left is not None, "a pair has at least one node"
             nodes.append(renamed(left, False))
         elif right.name in drawn:
             node = renamed(right, True)
@@ -145,19 +145,19 @@ def reconcile(evaluated: OneMode, trained: OneMode) -> OneMode:
 
 
 def _refuse_undecided(evaluated: OneMode, trained: OneMode) -> None:
-    """Refuse a branch on a buffer that forward changes: it is decided anew at every call."""
+    """Raise on a branch on a buffer that forward changes, which each call decides again."""
     changed = evaluated.updates.keys() | trained.updates.keys()
     for name, where in {**evaluated.decided, **trained.decided}.items():
         if name in changed:
             raise TraceError(
-                f"forward branches on the values of {name}, which it changes, and a graph holds a "
-                "single branch; use torch.where, or trace the submodule that does not",
+                f"forward branches on the values of {name}, which it changes, and a graph contains "
+                "a single branch; use torch.where, or trace a submodule that does not branch",
                 where=where,
             )
 
 
 def _only_drawn(trained: OneMode) -> set[str]:
-    """Return draws of training whose numbers no result needs, but that later draws follow."""
+    """Return draws in training whose numbers no result needs, but which precede later draws."""
     by_name = {n.name: n for n in trained.nodes}
     ends = refs((trained.outputs, *trained.updates.values()))
     live = reachable(ends, lambda name: by_name[name].uses())
@@ -165,16 +165,16 @@ def _only_drawn(trained: OneMode) -> set[str]:
 
 
 def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[NodePair]:
-    """Return the operators of both captures in order, each beside its like."""
+    """Pair the operators of both captures, in order."""
 
     def key(node: Node) -> Hashable:
         return node.op, node.scope, tuple(node.leaves()), str(node.type)
 
     keys_a, keys_b = [key(n) for n in a], [key(n) for n in b]
-    if keys_a == keys_b:  # of most models
+    if keys_a == keys_b:  # the case for most models
         return list(zip(a, b, strict=True))
     merged: list[NodePair] = []
-    # No junk: in a deep network every common operator would be taken for noise.
+    # Without the junk heuristic, which would ignore frequent operators of a deep network.
     matcher = difflib.SequenceMatcher(a=keys_a, b=keys_b, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag == "equal":
@@ -187,7 +187,7 @@ def _matched(a: Sequence[Node], b: Sequence[Node]) -> list[NodePair]:
 def _all_constants(
     evaluated: OneMode, trained: OneMode
 ) -> tuple[dict[Constant, Param], dict[str, str]]:
-    """Return the constants of both captures, and what those of training are called among them."""
+    """Return the constants of both captures, and the new names of those in training."""
     constants = dict(evaluated.constants)
     labels: dict[str, str] = {}
     for value, param in trained.constants.items():
@@ -202,7 +202,7 @@ def _all_constants(
 
 
 def _join(left: Value, right: Value) -> Value:
-    """Join a value of evaluation and one of training."""
+    """Merge a value of evaluation and one of training."""
     if same_value(left, right):
         return left
     if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
@@ -211,7 +211,7 @@ def _join(left: Value, right: Value) -> Value:
 
 
 def _joined(left: Node, right: Node) -> Node:
-    """Return one operator that both modes have."""
+    """Merge an operator of evaluation and one of training."""
     ours, theirs = dict(left.args), dict(right.args)
     if left.op == "input":
         return dataclasses.replace(left, args=_both_hold(left.args, right.args))
@@ -228,7 +228,7 @@ def _joined(left: Node, right: Node) -> Node:
 def _both_hold(
     left: tuple[tuple[str, Value], ...], right: tuple[tuple[str, Value], ...]
 ) -> tuple[tuple[str, Value], ...]:
-    """Return what an input says of open sizes for which both captures hold."""
+    """Return the conditions of an input on open sizes for which both captures are valid."""
     said: dict[str, Value] = {}
     for key, value in (*left, *right):
         before = said.get(key, value)
@@ -241,9 +241,9 @@ def _both_hold(
 
 
 def _one_mode_only(merged: list[NodePair], trained: OneMode) -> Iterator[str]:
-    """Yield the branches that only one mode has, each with its place."""
+    """Yield the branches that exist in only one mode, each with its location."""
     by_name = {n.name: n for n in trained.nodes}
-    # What reaches the output; the rest only moves buffers.
+    # Operators that reach the output; the others only update buffers.
     live = reachable(refs(trained.outputs), lambda name: by_name[name].uses())
 
     def mode(pair: NodePair) -> str:

@@ -1,8 +1,8 @@
-"""Recurrent layers: an operator of several layers and directions becomes one for each of them.
+"""Recurrent layers: an operator with several layers and directions becomes one for each of them.
 
-Needs a functional tape. Promises that every recurrent operator over a sequence has one layer and
-runs forwards: a backward direction runs over the flipped sequence. So each layer and direction has
-a hidden size of its own, and depth is a matter of operators, as in all other networks.
+Requires a functional tape. Guarantees that every recurrent operator over a sequence has one layer
+and runs forwards: a backward direction runs over the flipped sequence. Each layer and direction
+therefore has its own hidden size, and depth is the number of operators, as in all other networks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ZEROS = (_ATEN.zeros.default, _ATEN.new_zeros.default)
 
 
 def unstack(tape: Tape) -> Tape:
-    """Replace recurrent operators by one per layer and direction, and what joins them."""
+    """Replace recurrent operators by one per layer and direction, and operators that join them."""
     replaced: dict[fx.Node, fx.Node] = {}
     for node in list(tape.graph.nodes):
         if node.target in _SEQUENCES:
@@ -40,16 +40,16 @@ def unstack(tape: Tape) -> Tape:
 
 @dataclass
 class _Stack:
-    """One operator: its layers and directions as they are written out.
+    """Expands one operator into its layers and directions.
 
     Attributes:
-        runs: What each layer and direction gives at every step, in its own order of time.
-        last: The last states of all of them, by kind of state.
+        runs: Sequence returned by each layer and direction, in its own order of time.
+        last: Last states of all of them, by kind of state.
     """
 
     tape: Tape
     node: fx.Node
-    args: dict[str, Any]  # nodes, lists of nodes, numbers, as the operator's schema says
+    args: dict[str, Any]  # nodes, lists of nodes and numbers, as in the operator's schema
     runs: list[fx.Node] = field(default_factory=list)
     last: list[list[fx.Node]] = field(default_factory=list)
 
@@ -59,7 +59,7 @@ class _Stack:
         return 1 if self.args["batch_first"] else 0
 
     def results(self) -> dict[fx.Node, fx.Node]:
-        """Write the layers out; gives what takes the place of each result."""
+        """Expand the layers; return the replacement of each result."""
         output = self.run()
         results: dict[fx.Node, fx.Node] = {}
         for item in list(self.node.users):
@@ -76,7 +76,7 @@ class _Stack:
         return results
 
     def run(self) -> fx.Node:
-        """Write the layers out one after the other; return the sequence that comes out."""
+        """Expand the layers one after the other; return the resulting sequence."""
         args, output = self.args, self.node.meta["val"][0]
         layers, ways = args["num_layers"], 1 + args["bidirectional"]
         states = args["hx"] if isinstance(args["hx"], (list, tuple)) else [args["hx"]]
@@ -100,7 +100,7 @@ class _Stack:
     def layer(
         self, x: fx.Node, states: Sequence[fx.Node], weights: Sequence[fx.Node], value: Tensor
     ) -> fx.Node:
-        """Write one layer in one direction out; note its last states, return its sequence."""
+        """Insert one layer in one direction; record its last states, return its sequence."""
         values = (value, *(s.meta["val"] for s in states))
         hx = list(states) if len(states) > 1 else states[0]
         changed = {"input": x, "hx": hx, "params": list(weights), "num_layers": 1, "dropout": 0.0}
@@ -114,18 +114,18 @@ class _Stack:
         return parts[0]
 
     def flipped(self, x: fx.Node, backwards: int) -> fx.Node:
-        """Reverse the time of a sequence."""
+        """Reverse a sequence in time."""
         args = (x, [self.time])
         return self.insert(_ATEN.flip.default, args, x.meta["val"]) if backwards else x
 
     def joined(self, parts: Sequence[fx.Node], dim: int) -> fx.Node:
-        """Concatenate what several layers or directions give."""
+        """Concatenate the results of several layers or directions."""
         value = torch.cat([part.meta["val"] for part in parts], dim)
         args = (list(parts), dim)
         return self.insert(_ATEN.cat.default, args, value) if len(parts) > 1 else parts[0]
 
     def dropped(self, outs: Sequence[fx.Node]) -> fx.Node:
-        """Drop out between two layers, over memory with time first: torch draws in that order."""
+        """Apply dropout between two layers with time first in memory: torch draws in that order."""
         x = self.joined([self.turned(out) for out in outs], -1)
         args = (x, self.args["dropout"], self.args["train"])
         return self.turned(self.insert(_ATEN.dropout.default, args, x.meta["val"]))
@@ -137,7 +137,7 @@ class _Stack:
         return self.insert(_ATEN.transpose.int, (x, 0, 1), value) if first else x
 
     def state(self, stacked: fx.Node, at: int) -> fx.Node:
-        """Return the initial state of one layer; zeros share no axis with those of the others."""
+        """Return the initial state of one layer; zeros share no axis with those of other layers."""
         value = stacked.meta["val"].narrow(0, at, 1)
         constant = self.tape.constants.get(stacked)
         known = constant.value if constant is not None else None
@@ -147,9 +147,9 @@ class _Stack:
         return self.insert(_ATEN.slice.Tensor, (stacked, 0, at, at + 1), value)
 
     def pick(self, item: fx.Node, kind: int) -> None:
-        """Let what takes one layer's last state take that alone: the hidden one is the last step.
+        """Give users of one layer's last state only that state; the hidden one is the last step.
 
-        So a layer whose last step is read looks like all others.
+        A layer whose last step is read then looks like all others.
         """
         for user in list(item.users):
             if user.target == _ATEN.select.int and user.args[1] == 0:
@@ -164,5 +164,5 @@ class _Stack:
         value: object,
         **more: Argument,
     ) -> fx.Node:
-        """Insert a call in the place of the operator."""
+        """Insert a call in place of the operator."""
         return calls.insert(self.tape.graph, target, args, more, like=self.node, val=value)

@@ -1,4 +1,4 @@
-"""A model and the random numbers around it are afterwards what they were before."""
+"""Restore a model and the random numbers around it to their previous state."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from torch import Tensor, nn
 
 from archgraph.capture.places import is_own, is_users
 
-# Containers of the user's, of any class and with any items: these are their methods, which are
-# called past what a subclass overrides.
+# Containers of the user, of any class and with any items. Their methods are those of these types,
+# bypassing overrides in subclasses.
 Container: TypeAlias = Any
 Memory: TypeAlias = Tensor | np.ndarray[Any, Any]
 _KINDS: tuple[Container, ...] = (OrderedDict, dict, list, set, deque)
 _CACHE = functools._lru_cache_wrapper
 _Cached: TypeAlias = "functools._lru_cache_wrapper[object]"
 _PARTS = frozenset(("training", "_parameters", "_buffers", "_modules"))  # not attributes
-_SHARED = 4096  # items of a dictionary outside of the model that is copied: caches are shorter
-_CAPTURE = ("torch", "sympy", "mpmath", "archgraph")  # packages whose caches fill in a capture
+_SHARED = 4096  # maximum length of a copied dictionary outside of the model: caches are shorter
+_CAPTURE = ("torch", "sympy", "mpmath", "archgraph")  # packages whose caches a capture fills
 
 
 @contextlib.contextmanager
 def restored(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
-    """Take back what forward changes, and give a function that names the attributes among it.
+    """Undo changes that forward makes; yield a function that lists changed attributes.
 
-    Attributes of every module and of the user's objects in them, what lists and dictionaries hold,
-    values of all tensors and arrays but parameters, ``requires_grad`` and ``grad`` of parameters,
-    results of functions with ``functools.cache``, dictionaries of the modules' classes and of the
-    files that define them, random numbers of torch, Python and NumPy.
+    This covers attributes of every module and of the user's objects in them, contents of lists and
+    dictionaries, values of all tensors and arrays except parameters, ``requires_grad`` and ``grad``
+    of parameters, results of functions with ``functools.cache``, dictionaries of the modules'
+    classes and of the files that define them, and random numbers of torch, Python and NumPy.
     """
     before = _Snapshot.of(model)
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # forward may use it
@@ -52,16 +52,16 @@ def restored(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What forward may change, as it was.
+    """Previous state of everything that forward may change.
 
     Attributes:
-        containers: With their paths and what they hold.
-        parameters: With ``requires_grad`` and ``grad``. Of their values there is no copy: a write
-            to one is refused, and large models need the memory.
+        containers: Containers with their paths and contents.
+        parameters: Parameters with ``requires_grad`` and ``grad``. Their values are not copied: a
+            write to a parameter is refused, and large models need the memory.
         copies: All other tensors and arrays, with their values.
-        devices: Indices of the CUDA devices that tensors are on.
+        devices: Indices of the CUDA devices of the tensors.
         caches: Cached functions, with the number of their results.
-        tables: Dictionaries of classes and files, with what they hold.
+        tables: Dictionaries of classes and files, with their contents.
     """
 
     containers: list[tuple[Container, str, dict[object, object]]]
@@ -87,7 +87,7 @@ class _Snapshot:
         )
 
     def changed(self) -> list[str]:
-        """Name the attributes, and items in them, that are not what they were."""
+        """List the attributes, and items in them, that have changed."""
         names = (
             f"{path}{key}" if path.endswith(".") else path
             for holder, path, old in self.containers
@@ -98,7 +98,7 @@ class _Snapshot:
         return list(dict.fromkeys(names))
 
     def put_back(self) -> None:
-        """Take back all that changed."""
+        """Undo all changes."""
         for holder, _, contents in self.containers:
             if _changed(holder, contents):
                 _refill(holder, contents)
@@ -113,7 +113,7 @@ class _Snapshot:
             if cache.cache_info().currsize != size:
                 cache.cache_clear()
         for table, before in self.tables:
-            # Tensors alone: what an import registers meanwhile has to stay.
+            # Only tensors: entries that an import registers in the meantime must remain.
             for key in _changed(table, before):
                 new = table.get(key)
                 if any(isinstance(v, Tensor) for v in (new if isinstance(new, tuple) else [new])):
@@ -124,17 +124,17 @@ class _Snapshot:
 def reachable_values(
     model: nn.Module,
 ) -> tuple[list[tuple[Container, str]], list[tuple[Memory, str]]]:
-    """Return containers that forward may change, then tensors and arrays in them, with their paths.
+    """Return containers that forward may change, and tensors and arrays in them, with their paths.
 
-    A path begins with the name of the model's class. Modules, objects of the user's and containers
-    are looked into in the order in which they lie. The path of a table of attributes ends in a dot,
-    that of a module's table of parts in a colon.
+    A path begins with the name of the model's class. Modules, objects of the user and containers
+    are searched in order. The path of a table of attributes ends in a dot, that of a module's table
+    of parts in a colon.
     """
     holders: list[tuple[Container, str]] = []
     memory: list[tuple[Memory, str]] = []
     waiting: list[tuple[object, str]] = [(model, type(model).__name__)]
     visited: set[int] = set()
-    while waiting:  # not recursion: chains of objects may be longer than Python's stack
+    while waiting:  # not recursive: chains of objects may be longer than Python's stack
         value, path = waiting.pop()
         if id(value) in visited:
             continue
@@ -155,7 +155,7 @@ def reachable_values(
 
 
 def _joined(path: str, key: object) -> str:
-    """Return the path of an item in a container; a module has its parts as attributes."""
+    """Return the path of an item in a container; a module's parts are its attributes."""
     if path.endswith("."):
         return path[:-1] + ":" if key in _PARTS else f"{path}{key}"
     return f"{path[:-1]}.{key}" if path.endswith(":") else f"{path}[{key!r}]"
@@ -164,7 +164,7 @@ def _joined(path: str, key: object) -> str:
 def _caches(model: nn.Module) -> set[_Cached]:
     """Return ``functools.cache`` functions and methods of a model and all loaded modules.
 
-    Those of the capture's modules are left out.
+    Functions of the capture's own modules are excluded.
     """
     installed, users = _loaded(tuple(map(id, [*sys.modules.values()])))
     classes = {base for module in model.modules() for base in type(module).__mro__}
@@ -172,7 +172,7 @@ def _caches(model: nn.Module) -> set[_Cached]:
 
 
 def _shared_tables(model: nn.Module) -> list[dict[object, object]]:
-    """Return the dictionaries of the user's classes, and of the files that define them: caches."""
+    """Return the dictionaries of the user's classes and of the files that define them (caches)."""
     every = {base for module in model.modules() for base in type(module).__mro__}
     classes = [class_ for class_ in every if is_own(class_)]
     files = (sys.modules.get(class_.__module__) for class_ in classes)
@@ -185,8 +185,8 @@ def _shared_tables(model: nn.Module) -> list[dict[object, object]]:
 def _loaded(ids: tuple[int, ...]) -> tuple[set[_Cached], list[ModuleType]]:
     """Return the cached functions of installed packages, and the modules outside of them.
 
-    Only these may define further functions without a further module. ``ids`` of all modules tell
-    whether one has come or was loaded anew: as long as this is remembered, no id is given again.
+    Only the latter may define further functions without importing a module. ``ids`` of all modules
+    reveal whether a module was imported or reloaded: while this result is cached, no id is reused.
     """
     modules = [m for n, m in [*sys.modules.items()] if _is_others(n) and is_users(_file(m))]
     installed = [module for module in modules if "site-packages" in _file(module)]
@@ -194,8 +194,8 @@ def _loaded(ids: tuple[int, ...]) -> tuple[set[_Cached], list[ModuleType]]:
 
 
 def _cached(tables: Iterable[Mapping[str, object]]) -> set[_Cached]:
-    """Return the cached functions in tables of attributes and in the classes among these."""
-    # Lists: another thread may define something meanwhile.
+    """Return the cached functions in tables of attributes and in the classes among them."""
+    # Lists, since another thread may define something in the meantime.
     values = [value for table in tables for value in [*table.values()]]
     classes = {id(value): value for value in values if isinstance(value, type)}  # once each
     values += [value for class_ in classes.values() for value in [*vars(class_).values()]]
@@ -204,7 +204,7 @@ def _cached(tables: Iterable[Mapping[str, object]]) -> set[_Cached]:
 
 
 def _function_of(value: object) -> object:
-    """Return what a static method, a class method or a property calls; any other value itself."""
+    """Return the function of a static method, class method or property; else the value itself."""
     if isinstance(value, property):
         return value.fget
     return value.__func__ if isinstance(value, staticmethod | classmethod) else value
@@ -234,7 +234,7 @@ def _changed(container: Container, before: dict[object, object]) -> list[object]
     """List the keys that a container lost, gained or rebound."""
     now, missing = _contents(container), object()
     every = {**before, **now}
-    # By identity: comparing objects of the user's runs code of the user's.
+    # By identity, since comparing the user's objects would run the user's code.
     return [key for key in every if before.get(key, missing) is not now.get(key, missing)]
 
 
@@ -255,11 +255,11 @@ def _copy(value: Memory) -> Memory | None:
 
 
 def _write(value: Memory, copy: Memory | None) -> None:
-    """Give memory its values back; what did not change is not touched."""
+    """Restore the values of memory; unchanged memory is not written to."""
     if isinstance(value, np.ndarray):
         if value.flags.writeable:
             value[...] = copy
-    # NaN is unequal to itself and written back, which changes nothing.
+    # NaN is unequal to itself and is written back, which changes nothing.
     elif isinstance(copy, Tensor) and not torch.equal(value, copy):
         with torch.no_grad():
             value.copy_(copy)

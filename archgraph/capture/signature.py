@@ -1,4 +1,4 @@
-"""Forward's signature: trees of values for what it is given and what it returns."""
+"""Forward's signature: trees of values for its arguments and its results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def with_signature(model: nn.Module, captured: Captured, spelt: OneMode) -> OneM
         for key, value in bound.arguments.items()
         for name, item in _spread(signature, key, value)
     ]
-    # The graph's arguments are the tensors alone; the numbers beside them are in its operators.
+    # The graph's arguments are only the tensors; the numbers among them are in its operators.
     tensors = tuple((k, v) for k, v in result if any(isinstance(i, Ref) for i in walk(v)))
     assert isinstance(spelt.outputs, tuple)
     outputs = tree(pytree.tree_unflatten(list(spelt.outputs), spec.out_spec))
@@ -64,7 +64,7 @@ def with_signature(model: nn.Module, captured: Captured, spelt: OneMode) -> OneM
 
 
 def _saying(nodes: tuple[Node, ...], sizes: Mapping[str, OpenSize]) -> tuple[Node, ...]:
-    """Let the first input with each open size say for which values the graph holds."""
+    """Add to the first input with each open size the values for which the graph is valid."""
     left, said = dict(sizes), []
     for node in nodes:
         here = [n for n in left if node.op == "input" and Polynomial.of(n) in node.shape]
@@ -76,7 +76,7 @@ def _saying(nodes: tuple[Node, ...], sizes: Mapping[str, OpenSize]) -> tuple[Nod
 def forward_arguments(
     model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return what a model is called with, under the names that a graph's inputs have."""
+    """Return the arguments of a call of a model, with the names of the graph's inputs."""
     signature = inspect.signature(model.forward)
     bound = signature.bind(*args, **kwargs).arguments
     return dict(pair for k, v in bound.items() for pair in _spread(signature, k, v))
@@ -85,17 +85,17 @@ def forward_arguments(
 def open_axes(
     model: nn.Module, inputs: ExampleInputs, stated: Mapping[str, Mapping[int, str]]
 ) -> OpenAxes:
-    """Return which axes of each tensor are open, from the names of inputs.
+    """Return the open axes of each tensor, from the names of inputs.
 
     Args:
         model: The model.
         inputs: Its example inputs.
-        stated: Names of open axes, by input; one inside of another is reached by a path
-            (``images.0``, ``batch.mask``).
+        stated: Names of open axes, by input; a nested input is given by its path (``images.0``,
+            ``batch.mask``).
 
     Raises:
-        TraceError: If there is no such input or axis, a name is not possible or stands for two
-            sizes, or the example of a size is one.
+        TraceError: If there is no such input or axis, if a name is invalid or has two sizes, or if
+            the size in the example is one.
     """
     if not isinstance(stated, Mapping):
         expected = "{input: {dimension: name}}"
@@ -127,7 +127,7 @@ def open_axes(
 
 
 def _indices(model: nn.Module, inputs: ExampleInputs) -> dict[str, int]:
-    """Return which tensor each input is, by the path that reaches it."""
+    """Return the index of each input tensor, by its path."""
     count = itertools.count()
     args, kwargs = pytree.tree_map_only(Tensor, lambda x: _Place(next(count)), inputs)
     return {
@@ -142,17 +142,17 @@ def _open_size(tensor: Tensor, axis: int, name: str, where: str) -> int:
     """Return the example's size of an axis that may be open.
 
     Raises:
-        TraceError: If there is no such axis, its name is not possible, or its size is one.
+        TraceError: If there is no such axis, if its name is invalid, or if its size is one.
     """
     if not -tensor.dim() <= axis < tensor.dim():
         shape = list(tensor.shape)
         raise TraceError("no such axis", where=where, found=f"a tensor of shape {shape}")
     if not isinstance(name, str) or not is_size_name(name):
         expected = "an identifier that is not a reserved word"
-        raise TraceError("not a name", where=where, found=repr(name), expected=expected)
+        raise TraceError("not a valid name", where=where, found=repr(name), expected=expected)
     size = tensor.shape[axis]
     if size < 2 and name != BATCH_WORD:
-        hint = "an axis of size one would be taken for one that is repeated"
+        hint = "an axis of size 1 would be treated as a broadcast axis"
         message = f"the example's {name} must be at least 2"
         raise TraceError(message, where=where, found=size, hint=hint)
     return size
@@ -160,19 +160,19 @@ def _open_size(tensor: Tensor, axis: int, name: str, where: str) -> int:
 
 @dataclass(frozen=True)
 class _Place:
-    """Instead of a tensor among inputs: which of them it is."""
+    """Placeholder for a tensor among inputs: its index."""
 
     index: int
 
 
 def _step(key: pytree.KeyEntry) -> str:
-    """Return a step into a structure as paths write it."""
+    """Return a step into a structure in the notation of paths."""
     parts = (getattr(key, name, None) for name in ("key", "idx", "name"))
     return str(next(part for part in parts if part is not None))
 
 
 def _spread(signature: inspect.Signature, key: str, value: PyTree) -> Iterator[tuple[str, PyTree]]:
-    """Spread an argument; ``*args`` and ``**kwargs`` become arguments with names of their own."""
+    """Spread an argument; ``*args`` and ``**kwargs`` become separate, named arguments."""
     match signature.parameters[key].kind:
         case inspect.Parameter.VAR_KEYWORD:
             yield from value.items()
@@ -187,7 +187,7 @@ def _spread(signature: inspect.Signature, key: str, value: PyTree) -> Iterator[t
 
 
 def tree(value: PyTree) -> Value:
-    """Convert a Python structure of values: dicts become records, lists tuples."""
+    """Convert a Python structure of values: dicts become records, lists become tuples."""
     if isinstance(value, (Ref, Leaf, Mode, Polynomial)) or value is None:
         return value
     if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
 """Spelling: calls become nodes of a graph, in canonical form.
 
-Needs a functional tape without autocast. Promises nodes in program order with arguments by schema
-name and inferred types; what returns its argument unchanged is left out; constants are leaves.
+Requires a functional tape without autocast. Guarantees nodes in program order with arguments by
+schema name and inferred types. Calls that return their argument unchanged are dropped; constants
+are leaves.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class OneMode:
     nodes: tuple[Node, ...]  # in program order; names are unique within the capture
     outputs: Value
     updates: dict[str, Value]  # last value of each buffer that forward writes to
-    constants: dict[Constant, Param]  # made by folding
-    fixed: str = ""  # why the batch has the example's size; empty where it is free
-    notes: tuple[Note, ...] = ()  # what the graph does otherwise than the module
-    decided: Mapping[str, str] = field(default_factory=dict)  # buffers that decide a branch: place
+    constants: dict[Constant, Param]  # created by folding
+    fixed: str = ""  # why the batch has the example's size; empty if it is open
+    notes: tuple[Note, ...] = ()  # differences of the graph from the module
+    decided: Mapping[str, str] = field(default_factory=dict)  # line of branch, by deciding buffer
 
 
 def canonical(
@@ -55,29 +56,29 @@ def canonical(
     parameters: Collection[str],
     most: float = math.inf,
 ) -> OneMode:
-    """Pass an exported program through all passes.
+    """Run all passes on an exported program.
 
     Args:
         program: The program.
-        names: Of its open sizes, by symbol.
+        names: Names of its open sizes, by symbol.
         owners: The leaf of each state-dict key.
         parameters: Leaves that forward must not write to.
-        most: Bytes of all that folding may compute.
+        most: Maximum size of all results that folding computes, in bytes.
 
     Raises:
-        TraceError: If a graph cannot express it.
+        TraceError: If a graph cannot express the program.
     """
-    # Casts follow a leaf through the tape's views, which are gone once writes are functional;
-    # recurrent operators are taken apart when nothing writes to their results any more.
+    # Casts follow a leaf through the tape's views, which no longer exist once writes are
+    # functional. Recurrent operators are expanded once nothing writes to their results.
     casts = spell_casts(fold_constants(inline(program, names, owners), owners, most))
     return spell(unstack(functionalised(casts, parameters)))
 
 
 def spell(tape: Tape) -> OneMode:
-    """Spell the nodes of a functional tape; results are a plain tuple, arguments not named yet.
+    """Convert a functional tape to nodes; results are a plain tuple, arguments have no names yet.
 
     Raises:
-        TraceError: For an operator, a size or a number that a graph cannot express.
+        TraceError: If a graph cannot express an operator, a size or a number.
     """
     work = _Spelling(tape)
     for node in tape.graph.nodes:
@@ -100,7 +101,7 @@ class _Spelling:
     detached: set[Value] = field(default_factory=set)  # no gradient passes through them
 
     def step(self, node: fx.Node) -> None:
-        """Spell one call."""
+        """Convert one call."""
         if node.op in ("placeholder", "get_attr"):
             self.source(node)
         elif node.op != "call_function" or node in self.known:
@@ -108,7 +109,7 @@ class _Spelling:
         elif node.target is operator.getitem:
             source, index = map(self.value, node.args)
             assert isinstance(source, Ref)
-            # In the module of the operator whose item it is, so that a layer has its own items.
+            # In the module of the operator that returns it, so that a layer has its own items.
             scope = self.nodes[source.name].scope
             args = (("source", source), ("index", index))
             type_ = self.tape.sizes.type(node.meta["val"], calls.where(node))
@@ -117,7 +118,7 @@ class _Spelling:
             self.known[node] = self.call(node)
 
     def source(self, node: fx.Node) -> None:
-        """Make an input a node; a parameter, buffer or constant a leaf."""
+        """Convert an input to a node, and a parameter, buffer or constant to a leaf."""
         val, sizes = calls.fake_tensor(node), self.tape.sizes
         if node in self.tape.constants:
             param = self.tape.constants[node]
@@ -132,7 +133,7 @@ class _Spelling:
             self.types[leaf] = sizes.type(val, leaf.name)
 
     def call(self, node: fx.Node) -> Value:
-        """Spell an operator; return its result, which may be its argument."""
+        """Convert an operator; return its result, which may be its argument."""
         assert isinstance(node.target, torch._ops.OpOverload)
         try:
             arguments = calls.arguments(node, self.value)
@@ -147,14 +148,14 @@ class _Spelling:
                 return next(iter(arguments.values()))
         row = table.row(op)
         if row.training_flag is not None and arguments.get(row.training_flag) is True:
-            for name in row.statistics:  # what a norm made inside forward has counted is not used
+            for name in row.statistics:  # ignore statistics of a norm that forward creates
                 if arguments.get(name) in self.constants:
                     arguments[name] = None
         ref = self.emit(node, op, arguments)
         if INSERTED in node.meta or not calls.region(node).grad:
             return ref
         if under_no_grad(node.meta.get("stack_trace")):
-            return self.detach(ref, node)  # export leaves out regions inside other regions
+            return self.detach(ref, node)  # export drops regions inside other regions
         return ref
 
     def detach(self, value: Value, node: fx.Node) -> Value:
@@ -181,7 +182,7 @@ class _Spelling:
                 return self.tape.sizes.size(item)
             case Polynomial():
                 return item
-            case torch.device():  # a graph is on no device
+            case torch.device():  # a graph has no device
                 return None
             case _:
                 return to_value(item, type_)
@@ -198,11 +199,11 @@ class _Spelling:
                 "a number depends on an open size in a way that a graph cannot express",
                 where=calls.where(node),
                 found=str(val),
-                hint="graphs have sums, products and // of sizes: leave the size out of open, or "
-                "compute with it as a tensor",
+                hint="a graph can express sums, products and // of sizes: remove the size from "
+                "`open`, or compute with it as a tensor",
             )
         raise Inexpressible(
-            "a number depends on the values of a tensor; leave out .item(), int() and float()",
+            "a number depends on the values of a tensor; avoid .item(), int() and float()",
             where=calls.where(node),
         )
 
@@ -221,7 +222,7 @@ class _Spelling:
         call = Node(node.name, op, args)
         results = {name: self.nodes[name].type for name in call.uses()}
         leaves = {name: self.types[Leaf(name)] for name in call.leaves()}
-        with contextlib.suppress(GraphError):  # kernels may differ in results that nothing uses
+        with contextlib.suppress(GraphError):  # kernels may differ in unused results
             inferred = infer_call(call, results, leaves)
             type_ = inferred if isinstance(inferred, tuple) else type_
         return self.append(node, op, args, type_)
@@ -234,7 +235,7 @@ class _Spelling:
         type_: ResultType,
         scope: str | None = None,
     ) -> Ref:
-        """Append a node with the place that its call came from."""
+        """Append a node with the location of its call."""
         if table.row(op).macs is not None:
             self.check_dtypes(node, op, args)
         name = f"{node.name}~detached" if node.name in self.nodes else node.name
@@ -246,13 +247,13 @@ class _Spelling:
         return Ref(name)
 
     def type_of(self, value: Value) -> ResultType | None:
-        """Return the type of a value that is a tensor."""
+        """Return the type of a value; None if it is not a tensor."""
         if isinstance(value, Ref):
             return self.nodes[value.name].type
         return self.types.get(value) if isinstance(value, Leaf) else None
 
     def check_dtypes(self, node: fx.Node, op: str, args: tuple[tuple[str, Value], ...]) -> None:
-        """Refuse products of different dtypes, which run on fake tensors alone."""
+        """Raise on products of different dtypes, which run only on fake tensors."""
         factors = [(k, self.type_of(v)) for k, v in args if isinstance(v, (Ref, Leaf))][:2]
         dtypes = {k: t.dtype for k, t in factors if isinstance(t, TensorType)}
         if len(set(dtypes.values())) > 1:
@@ -260,5 +261,5 @@ class _Spelling:
                 f"{op} multiplies tensors of different dtypes",
                 where=calls.where(node),
                 found=", ".join(f"{k} {v}" for k, v in dtypes.items()),
-                hint="give the example input in the model's dtype, or cast in forward",
+                hint="pass the example input in the model's dtype, or cast in forward",
             )

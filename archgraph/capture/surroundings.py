@@ -1,8 +1,8 @@
-"""The conditions of an export: nothing of the caller's gets in, nothing of forward's stays behind.
+"""The environment of an export: isolate it from the caller, and undo the effects of forward.
 
-Whatever the caller has switched on (autocast, ``no_grad``) stays out of the capture; what the
-captured program cannot show (custom gradients, hooks, seeds, draws from Python's own random
-numbers) is noted.
+The caller's settings (autocast, ``no_grad``) do not affect the capture. Behaviour that the captured
+program cannot show (custom gradients, hooks, seeds, draws from Python's own random numbers) is
+noted.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_POOL1D = torch.max_pool1d
-_INHERITED = object()  # in place of an attribute that the holder itself does not have
+_INHERITED = object()  # marks an attribute that the holder itself does not have
 _AUTOCAST = ("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype")
 
 
 @contextlib.contextmanager
 def recording(model: nn.Module) -> Iterator[None]:
-    """Let autograd record, also for a model that was made in inference mode, or is traced in it.
+    """Let autograd record, even for a model created in inference mode, or traced in it.
 
-    Tensors that were made there cannot be recorded, ever: copies stand in for them.
+    Tensors created in inference mode can never be recorded: they are replaced by copies.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        copies: dict[int, Tensor] = {}  # tied weights stay tied
+        copies: dict[int, Tensor] = {}  # tied weights remain tied
         swapped: list[tuple[dict[str, Any], str, Tensor]] = []
-        # What is no module, or has weights without a shape yet, is refused behind this.
+        # Other objects, and modules with lazy weights, are refused later.
         for module in model.modules() if isinstance(model, nn.Module) else ():
             owners: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
             for owner in owners:
@@ -72,7 +72,7 @@ def recording(model: nn.Module) -> Iterator[None]:
 def spelt_forward(
     model: nn.Module, keywords: Mapping[str, object], register: bool = False
 ) -> Iterator[None]:
-    """Spell out ``**kwargs`` of forward, and let pytrees look into its dataclasses."""
+    """Make ``**kwargs`` of forward explicit parameters, and register its dataclasses as pytrees."""
     forward = model.forward
     signature = inspect.signature(forward)
     kinds = {p.name: p.kind for p in signature.parameters.values()}
@@ -99,7 +99,7 @@ def spelt_forward(
 
 @contextlib.contextmanager
 def attributes_first(model: nn.Module) -> Iterator[None]:
-    """Let ``model.type`` be the submodule of that name, as export looks it up, not the method."""
+    """Let ``model.type`` be the submodule of that name instead of the method, as export expects."""
     hidden = [
         (vars(module), name, part)
         for module in model.modules()
@@ -117,7 +117,7 @@ def attributes_first(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what export logs and prints on the way: its reason reappears in our error."""
+    """Silence logs and output of export: its reason is part of our error."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -134,7 +134,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """Switch off the caller's surroundings: they apply to the built module as to the original."""
+    """Disable the caller's settings, which apply to the built module as to the original."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -146,11 +146,11 @@ def neutral() -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched(observed: Observed, where: str) -> Iterator[None]:
-    """Note what an exported program cannot show, and keep places inside helper functions.
+    """Note behaviour that an exported program cannot show; keep locations in helper functions.
 
-    Functions with a gradient of their own are exported as their forward; gradient checkpoints
-    and inference mode, which export would drop or take apart, become what they compute; what is
-    saved for gradients stays as it is, whatever hooks would pack it.
+    Functions with a custom gradient are exported as their forward. Gradient checkpoints and
+    inference mode, which export would drop or split, are replaced by their computation. Tensors
+    saved for gradients are unchanged, whatever hooks would pack them.
     """
     functions = _Functions()
     inference = torch.inference_mode
@@ -171,7 +171,7 @@ def watched(observed: Observed, where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(attributes: Iterable[tuple[object, str, object]]) -> Iterator[None]:
-    """Replace attributes of classes or objects for the duration of a block."""
+    """Temporarily replace attributes of classes or objects."""
     # From the holder's own table: getattr() would bind methods and unwrap static ones.
     attributes = tuple(attributes)
     before = [(holder, name, vars(holder).get(name, _INHERITED)) for holder, name, _ in attributes]
@@ -188,7 +188,7 @@ def replaced(attributes: Iterable[tuple[object, str, object]]) -> Iterator[None]
 
 
 def _max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Compute torch's max_pool1d; an open length stays open, which torch's makes a number."""
+    """Compute torch's max_pool1d with an open length, which torch's own would make a number."""
     if not isinstance(input.shape[-1], torch.SymInt):
         return MAX_POOL1D(input, *args, **kwargs)
     result, _ = torch.max_pool1d_with_indices(input, *args, **kwargs)
@@ -196,7 +196,7 @@ def _max_pool1d(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 class _Functions:
-    """Functions with a gradient of their own that are running: their forward records none."""
+    """Running functions with a custom gradient, whose forward records no gradients."""
 
     def __init__(self) -> None:
         self._recorded: dict[types.FrameType, bool] = {}  # of ``Function.apply``
@@ -204,21 +204,21 @@ class _Functions:
         self._apply = vars(torch.autograd.Function)["apply"].__func__.__code__
 
     def begin(self, setup: Callable[..., object]) -> bool:
-        """Note that ``Function.apply`` begins: this is its first call, under any name."""
+        """Record the start of ``Function.apply``: this is its first call, under any name."""
         frame = sys._getframe(1)
         if frame.f_code is self._apply:
             self._recorded[frame] = torch.is_grad_enabled()
         return self._defined(setup)
 
     def records_gradients(self) -> bool:
-        """Return whether gradients are recorded here, or around the function that is running."""
+        """Return whether gradients are recorded here, or outside of the running function."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame not in self._recorded:
             frame = frame.f_back
         return torch.is_grad_enabled() or (frame is not None and self._recorded[frame])
 
     def frames(self, stack: traceback.StackSummary) -> traceback.StackSummary:
-        """Filter a tracer's frames: the user's own, and whether gradients are recorded."""
+        """Filter a tracer's frames: the user's own, and a mark if gradients are not recorded."""
         start = next((i for i, f in enumerate(stack) if f.name == "forward"), len(stack))
         marks = [] if self.records_gradients() else [NO_GRAD]
         return traceback.StackSummary.from_list(
@@ -227,7 +227,7 @@ class _Functions:
 
 
 def _noting(function: Callable[P, R], observed: Observed) -> Callable[P, R]:
-    """Wrap a function of torch's so that it records calls by the user's code."""
+    """Wrap a torch function so that it records calls from the user's code."""
 
     @functools.wraps(function)
     def noted(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -239,7 +239,7 @@ def _noting(function: Callable[P, R], observed: Observed) -> Callable[P, R]:
 
 
 def _save(_: object) -> None:
-    """Push hooks that leave what is saved as it is; the one that leaves takes them off again."""
+    """Push hooks that do not change saved tensors; leaving the context pops them."""
     torch._C._autograd._push_saved_tensors_default_hooks(lambda t: t, lambda t: t)
 
 
@@ -250,7 +250,7 @@ def _converted(
     module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
 ) -> nn.Module:
     """Replace ``Module._apply``: a conversion to a module's own type changes nothing."""
-    # Forward may call self.float(), by which torch would assign the module new tensors.
+    # Forward may call self.float(), for which torch would assign new tensors to the module.
     tensors = [*module.parameters(recurse), *module.buffers(recurse)]
     with torch.no_grad():
         pairs = [(tensor, fn(tensor)) for tensor in tensors]
@@ -260,31 +260,31 @@ def _converted(
 
 
 def _enter_inference(self: torch.inference_mode) -> None:
-    # As `no_grad`, which a capture takes in.
-    self.before = torch.is_grad_enabled()  # type: ignore[attr-defined]  # ours, for the way out
+    # Like `no_grad`, which a capture includes.
+    self.before = torch.is_grad_enabled()  # type: ignore[attr-defined]  # ours, for the exit
     if self.mode:
         torch.set_grad_enabled(False)
 
 
 @contextlib.contextmanager
 def _drawing(observed: Observed, where: str) -> Iterator[None]:
-    """Note what forward does to random numbers outside a graph."""
+    """Note how forward uses random numbers outside of a graph."""
     seeded, before = torch.get_rng_state(), generators()
     yield
-    # Fake tensors draw nothing: whatever moved the state of the CPU's generator set it.
+    # Fake tensors draw nothing, so only a seed can have changed the state of the CPU's generator.
     if not torch.equal(seeded, torch.get_rng_state()):
-        text = "forward seeds torch's random numbers, and a graph does not: seed before the call"
+        text = "forward seeds torch's random numbers, but a graph does not: seed before the call"
         observed.notes.append(TraceError(text, where=where))
     observed.drew = generators() != before
 
 
 @contextlib.contextmanager
 def noting_numbers(observed: Observed) -> Iterator[None]:
-    """Note which sizes of inputs have to be a number, and the line of the user's that asks so.
+    """Note which sizes of inputs must be numbers, and the user's line that requires it.
 
-    Lines of conditions that do not hold for the next size, or the one before, are noted as well:
-    together they may leave a single one. A size that only has to be in a range is no failure: the
-    program's guards say so.
+    Lines of conditions that fail for the next or the previous size are noted as well: together they
+    may leave only one size. A size that only has to be in a range is not a failure, since the
+    program's guards express it.
     """
     decide, relate, render = (
         ShapeEnv._set_replacement,
@@ -306,7 +306,7 @@ def noting_numbers(observed: Observed) -> Iterator[None]:
         relate(self, condition)
 
     def in_range(self: ShapeEnv, source: Any, constraint: StrictMinMaxConstraint) -> str:
-        # A function inside of that one asks for a size that became a number, and is to fail.
+        # A function inside of that one asks for a size that became a number, and must fail.
         if sys._getframe(1).f_code is ShapeEnv.produce_guards_verbose.__code__:
             object.__setattr__(constraint, "warn_only", True)  # it is frozen
         return render(self, source, constraint)

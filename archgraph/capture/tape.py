@@ -1,7 +1,7 @@
-"""The tape, which the passes of a capture hand on: calls in program order and facts about them.
+"""The tape on which the passes of a capture work: calls in program order, and facts about them.
 
 Order of the passes (:func:`~archgraph.capture.spell.canonical`), each ``Tape -> Tape``:
-:func:`~archgraph.capture.inline.inline` (makes the tape),
+:func:`~archgraph.capture.inline.inline` (creates the tape),
 :func:`~archgraph.capture.fold.fold_constants`, :func:`~archgraph.capture.casts.spell_casts`,
 :func:`~archgraph.capture.writes.functionalised`, :func:`~archgraph.capture.recurrent.unstack`;
 :func:`~archgraph.capture.spell.spell` reads it.
@@ -22,23 +22,23 @@ from archgraph.errors import Inexpressible, TraceError
 from archgraph.graph.ir import Param, Size, TensorType
 from archgraph.ops.symbols import size_of
 
-# What a graph does otherwise than its model: an error where results, gradients or training steps
-# differ, which ``trace(..., strict=True)`` raises.
+# A difference of a graph from its model: an error if results, gradients or training steps differ,
+# which ``trace(..., strict=True)`` raises.
 Note: TypeAlias = str | TraceError
 
 
 @dataclass
 class Observed:
-    """What is observed while a model is exported.
+    """Observations during the export of a model.
 
     Attributes:
-        notes: What the program does otherwise than the module.
-        autocast: Functions by which the user's code asks for autocast.
-        buffers: Names of buffers whose values decided a branch, each with the place of the code.
-        sizes: Whether a branch depends on nothing but a size that is open.
-        numbers: Sizes of inputs, as guards write them, that had to be a number: it and the place.
+        notes: Differences of the program from the module.
+        autocast: Functions with which the user's code queries autocast.
+        buffers: Location of the code by name of each buffer whose values decided a branch.
+        sizes: Whether a branch depends only on an open size.
+        numbers: Sizes of inputs, as in guards, that had to be a number: the number and the line.
+        narrowed: Lines of conditions on a size that fail for the next or the previous size.
         drew: Whether forward drew random numbers of Python or NumPy.
-        narrowed: Places where a condition on a size does not hold for the next one, or the last.
     """
 
     notes: list[Note] = field(default_factory=list)
@@ -50,21 +50,21 @@ class Observed:
     drew: bool = False
 
     def clear(self) -> None:
-        """Forget everything, for another export."""
+        """Clear all observations, for another export."""
         vars(self).update(vars(Observed()))
 
 
-# Entries of `meta` beside those of torch.export (`val`, `stack_trace`, `nn_module_stack`).
-REGION = "archgraph_region"  # Region: the switches that a call runs under
-FOLDED = "archgraph_folded"  # its result is a constant: nothing that runs uses the call
-LITERAL = "archgraph_literal"  # made by a pass in canonical form: spelt as it is, never folded
-INSERTED = "archgraph_inserted"  # made by a pass: under no_grad by its region alone
-IMPLIED = "archgraph_implied"  # the detach at the end of a no_grad region: only where it matters
+# Entries of `meta` in addition to those of torch.export (`val`, `stack_trace`, `nn_module_stack`).
+REGION = "archgraph_region"  # Region: the switches under which a call runs
+FOLDED = "archgraph_folded"  # its result is a constant: no live call uses it
+LITERAL = "archgraph_literal"  # created by a pass in canonical form: kept as it is, never folded
+INSERTED = "archgraph_inserted"  # created by a pass: only its region decides about no_grad
+IMPLIED = "archgraph_implied"  # detach at the end of a no_grad region: kept only if it matters
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Switches that a call runs under: recording of gradients, device and dtype of autocast."""
+    """Switches under which a call runs: recording of gradients, device and dtype of autocast."""
 
     grad: bool = True
     autocast: tuple[str, torch.dtype | None] | None = None
@@ -75,35 +75,35 @@ PLAIN = Region()
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where a result's memory belongs: ``call`` made it as a view of ``parent``."""
+    """A result that shares memory: ``call`` made it as a view of ``parent``."""
 
     parent: fx.Node
-    call: fx.Node | None = None  # none: the result is the parent itself
+    call: fx.Node | None = None  # None: the result is the parent itself
     position: int = 0  # of the parent among the arguments
     index: int = 0  # of the result among several
 
 
 @dataclass(frozen=True)
 class Tape:
-    """Calls in program order as a flat ``torch.fx`` graph, and what is known of its nodes.
+    """Calls in program order as a flat ``torch.fx`` graph, and facts about its nodes.
 
-    A pass may edit the graph that it was given.
+    A pass may edit the graph that it receives.
     """
 
     graph: fx.Graph
     sizes: CapturedSizes
-    inputs: Mapping[fx.Node, str] = field(default_factory=dict)  # tensors given to forward
+    inputs: Mapping[fx.Node, str] = field(default_factory=dict)  # tensors passed to forward
     leaves: Mapping[fx.Node, str] = field(default_factory=dict)  # parameters and buffers
-    tensors: Mapping[fx.Node, Tensor] = field(default_factory=dict)  # all others
-    labels: Mapping[fx.Node, str] = field(default_factory=dict)  # the module's for these
+    tensors: Mapping[fx.Node, Tensor] = field(default_factory=dict)  # all other tensors
+    labels: Mapping[fx.Node, str] = field(default_factory=dict)  # their names in the module
     views: Mapping[fx.Node, View] = field(default_factory=dict)
-    constants: Mapping[fx.Node, Param] = field(default_factory=dict)  # made by folding
+    constants: Mapping[fx.Node, Param] = field(default_factory=dict)  # created by folding
     updates: Mapping[str, fx.Node] = field(default_factory=dict)  # last values of buffers
-    notes: tuple[Note, ...] = ()  # what the graph does otherwise than the module
+    notes: tuple[Note, ...] = ()  # differences of the graph from the module
 
     @property
     def results(self) -> tuple[Argument, ...]:
-        """What the calls give, in order: nodes, or plain values."""
+        """Results of the calls, in order: nodes or plain values."""
         results = self.graph.output_node().args[0]
         assert isinstance(results, (tuple, list))
         return tuple(results)
@@ -111,7 +111,7 @@ class Tape:
 
 @dataclass(frozen=True)
 class CapturedSizes:
-    """Sizes of a capture as sizes of a graph."""
+    """Converts sizes of a capture to sizes of a graph."""
 
     names: Mapping[str, str] = field(default_factory=dict)  # of open sizes, by symbol
     _known: dict[sympy.Expr, Size] = field(default_factory=dict, repr=False, compare=False)
@@ -120,7 +120,7 @@ class CapturedSizes:
         """Convert one size.
 
         Raises:
-            TraceError: If it is not made of numbers and open sizes.
+            TraceError: If it does not consist of numbers and open sizes.
         """
         if isinstance(size, int):
             return size
@@ -135,7 +135,7 @@ class CapturedSizes:
                 "a size depends on the values of a tensor",
                 where=where or None,
                 hint="keep the shape and mask instead (torch.where, multiplication by the mask), "
-                "or trace the submodule that does not",
+                "or trace a submodule that does not use it",
             )
         try:
             return size_of(expr, self.names)
@@ -147,7 +147,7 @@ class CapturedSizes:
                 "a size depends on an open one in a way that a graph cannot express",
                 where=where or None,
                 found=text,
-                hint="express it by sums, products and // of sizes",
+                hint="express it with sums, products and // of sizes",
             ) from None
 
     def shape(self, tensor: Tensor, where: str) -> tuple[Size, ...]:

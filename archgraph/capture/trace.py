@@ -1,9 +1,9 @@
-"""Capture: an ``nn.Module`` and example inputs become an :class:`ArchGraph` and its state.
+"""Trace: convert an ``nn.Module`` and example inputs to an :class:`ArchGraph` and its state.
 
 ``torch.export`` captures the module in eval and in train mode. Each capture passes through
-inlining, folding, casts, writes, recurrent layers and spelling, each a file of this room; then the
-two are laid over one another: what differs becomes a :class:`~archgraph.graph.ir.Mode`, so that
-``.train()`` and ``.eval()`` of the built module behave as the original's do.
+inlining, folding, casts, writes, recurrent layers and spelling, each in a file of this folder. Then
+the two are merged: differences become a :class:`~archgraph.graph.ir.Mode`, so that ``.train()`` and
+``.eval()`` of the built module behave like the original's.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Traced:
     It unpacks as ``graph, state``.
 
     Attributes:
-        graph: The architecture; it holds no device.
-        state: Tensors by leaf name, copies, on the device where the model is.
+        graph: The architecture; it has no device.
+        state: Copies of the tensors by leaf name, on the model's device.
     """
 
     graph: ArchGraph
@@ -78,8 +78,8 @@ class Traced:
     def notes(self) -> tuple[str, ...]:
         """Notes of the graph, one sentence each; ``repr`` shows them.
 
-        They say what only one mode does, what tracing fixed (such as the size of a batch), and
-        where the graph differs from the model.
+        They list behaviour of a single mode, everything that tracing fixed (such as the batch
+        size), and differences of the graph from the model.
         """
         return self.graph.notes
 
@@ -110,35 +110,36 @@ def trace(
 ) -> Traced:
     """Capture a model as a graph and a state; unpacks as ``graph, state``.
 
-    The graph keeps every size of the example except the batch and those that ``open`` names.
-    Afterwards the model is as it was:
-    weights, buffers, gradients, attributes, mode and random numbers.
+    The graph keeps every size of the example except the batch and those that ``open`` names. The
+    model is restored afterwards: weights, buffers, gradients, attributes, mode and random numbers.
 
     Args:
         model: Any module that ``torch.export`` can capture.
-        *args: Example inputs, one argument each, in the order of ``forward``. Dimension 0 of a
+        *args: Example inputs, passed separately, in the order of ``forward``. Dimension 0 of a
             tensor is the batch. A batch of one is enough. (If ``forward`` branches on a batch of
             one, the graph computes what the model computes for larger batches.)
-        train: Capture the train mode as well (dropout, batch statistics, auxiliary outputs). If
-            False, only norms and dropouts of the built module follow ``.train()``.
-        strict: Refuse a model whose graph would give other results, gradients or training steps:
-            because of hooks on gradients, memory that two parameters share, attributes that the
-            next call reads, or whatever ``verify`` finds. If False, warn instead and add a note.
-        verify: Run the model and the built module side by side, two calls in eval mode and two in
-            train mode, forward and backward, on two and three examples where the batch is open, and
-            compare outputs, gradients and buffers: their formulas, or their numbers where formulas
-            differ. Skipped, with a note, for a model on the meta device or if memory is short. What
-            only shows at a later call, for other values or in larger batches, is not detected.
-        name: Label of the graph. Default: the name of the model's class.
-        open: Names of axes whose size stays open, by input and dimension: ``{"ids": {1:
-            "length"}}``. Axes of one name have one size; ``batch`` is a name, too, for a batch that
-            is not dimension 0. An input inside of another is reached by a path: ``images.0``. (A
-            model's own input called ``open`` is passed by position.)
+        train: If True, capture the train mode as well (dropout, batch statistics, auxiliary
+            outputs). If False, only norms and dropouts of the built module follow ``.train()``.
+        strict: If True, raise for a model whose graph would have other results, gradients or
+            training steps: because of hooks on gradients, memory that two parameters share,
+            attributes that the next call reads, or anything that ``verify`` finds. If False, warn
+            instead and add a note.
+        verify: If True, run the model and the built module side by side and compare outputs,
+            gradients and buffers: two calls in eval mode and two in train mode, forward and
+            backward, on two and three examples if the batch is open. Formulas are compared, or
+            numbers if formulas differ. Skipped, with a note, for a model on the meta device or if
+            memory is short. Differences that occur only in later calls, for other values or in
+            larger batches are not detected.
+        name: Name of the graph. Default: the name of the model's class.
+        open: Names of axes whose size is open, by input and dimension: ``{"ids": {1: "length"}}``.
+            Axes with the same name have the same size. To open a batch that is not dimension 0, use
+            the name ``batch``. A nested input is given by its path: ``images.0``. (A model's own
+            input called ``open`` must be passed by position.)
         **kwargs: Example inputs by name.
 
     Raises:
-        TraceError: If the model cannot be captured, or its graph would differ from it; says where
-            and what to do.
+        TraceError: If the model cannot be captured, or its graph would differ from it; gives the
+            location and a hint.
 
     Example:
         >>> import torch
@@ -169,7 +170,7 @@ def _captured(
         axes = open_axes(model, (args, kwargs), open)
     differences = [note for check in _CHECKS for note in check(model)]
     unlike = _texts(differences, strict)
-    # What is known to differ would only show again.
+    # Known differences would only show again.
     compares = verify and not _differs(differences)
     capture = functools.partial(
         _traced,
@@ -189,7 +190,7 @@ def _captured(
 def _switching(
     model: nn.Module, capture: Callable[[], tuple[Traced, list[Note]]]
 ) -> tuple[Traced, list[Note]]:
-    """Capture a model, after each failure with the setting that may be a way out of it."""
+    """Capture a model, after each failure with a setting that may avoid it."""
     changes: list[Note] = []
     left = dict(SWITCHES)
     with contextlib.ExitStack() as settings:
@@ -215,14 +216,14 @@ def trace_own(
 ) -> Traced:
     """Capture a module of this package in eval mode, without running it.
 
-    Its code is known, so no call has to show that the built module computes the same.
+    Its code is known, so the built module need not be compared with it.
 
     Args:
         model: The module.
         kwargs: Example inputs by name.
-        name: Label of the graph.
-        open: Names of axes whose size stays open, by input and dimension.
-        fixed: Why the batch has the size of the example; empty where it is open.
+        name: Name of the graph.
+        open: Names of axes whose size is open, by input and dimension.
+        fixed: Why the batch has the example's size; empty if it is open.
 
     Raises:
         TraceError: If it cannot be captured.
@@ -248,7 +249,7 @@ def _differs(notes: Iterable[Note]) -> bool:
 
 @contextlib.contextmanager
 def _explaining_tuples(args: tuple[object, ...]) -> Iterator[None]:
-    """Add a hint where the inputs were passed in one tuple, as ``torch.export`` takes them."""
+    """Add a hint if the inputs were passed in one tuple, as ``torch.export`` takes them."""
     try:
         yield
     except TraceError as error:
@@ -262,12 +263,12 @@ _CHECKS = (registered, extra_state, other_state, other_classes)  # of a model be
 
 
 def _texts(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
-    """Return notes as text; raise the first one that is an error, or warn of all of them."""
+    """Return notes as text; raise the first error among them, or warn of all errors."""
     for note in notes:
         if isinstance(note, TraceError):
             if strict:
                 hint = f"{note.hint}, or " if note.hint else ""
-                note.hint = f"{hint}trace with strict=False, which notes it"
+                note.hint = f"{hint}trace with strict=False to add a note instead"
                 raise note
             warnings.warn(str(note), TraceWarning, stacklevel=3)
     return tuple(dict.fromkeys(map(str, notes)))
@@ -275,7 +276,7 @@ def _texts(notes: Sequence[Note], strict: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Leaves:
-    """Leaves of a model: which leaf each state-dict key belongs to, and the leaves in order."""
+    """Leaves of a model: the leaf of each state-dict key, and the leaves in order."""
 
     owner: Mapping[str, str]
     params: tuple[Param, ...]
@@ -284,7 +285,7 @@ class Leaves:
     def of(model: nn.Module) -> Leaves:
         """Return the leaves of a model; keys of one tensor are one leaf.
 
-        A buffer outside of the state is one, too, where it has no values that a graph could hold.
+        A buffer outside of the state is also a leaf if it has no values that a graph could contain.
         """
         parameters = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers(remove_duplicate=False))
@@ -319,9 +320,9 @@ def _traced(
     axes: OpenAxes = (),
     fixed: str = "",
 ) -> tuple[Traced, list[Note]]:
-    """Capture a model; ``limit``: bytes of all that folding may compute.
+    """Capture a model; ``limit``: maximum size of all results that folding computes, in bytes.
 
-    If the graph does not hold for a batch of one or two (half of the batch, the third example), the
+    If the graph is not valid for a batch of one or two (half of the batch, the third example), the
     batch has the example's size.
     """
     again = functools.partial(
@@ -347,10 +348,10 @@ def _traced_as(
     axes: OpenAxes,
     fixed: str,
 ) -> tuple[Traced, list[Note]]:
-    """Capture a model with an open batch, unless it is said to be ``fixed``.
+    """Capture a model with an open batch, unless ``fixed`` gives a reason against it.
 
     Raises:
-        GraphError: If the graph does not hold for all batches.
+        GraphError: If the graph is not valid for all batch sizes.
     """
     # Before the capture, which sets modes and, on the meta device, replaces buffers.
     flags, leaves = _flags(model), Leaves.of(model)
@@ -363,9 +364,9 @@ def _traced_as(
         notes = [*draft.notes, *unread.values(), *_partly_frozen(model, flags)]
         without_memory = any(t.is_meta for t in (*model.parameters(), *model.buffers()))
         if without_memory:
-            unknown = f"; nothing says how these buffers start: {', '.join(lost)}" if lost else ""
+            unknown = f"; buffers without initial values: {', '.join(lost)}" if lost else ""
             notes.append(
-                "the model is on the meta device: its state has no values, and nothing verified it"
+                "the model is on the meta device: its state has no values, and it was not verified"
                 + unknown
             )
         known = getattr(model, "arch", None)
@@ -382,10 +383,10 @@ def _traced_as(
 
 
 def _check(graph: ArchGraph, axes: OpenAxes) -> None:
-    """Check a graph; what does not hold for all values of an open size is the example's fault.
+    """Check a graph; report failures at other values of an open size as a problem of the example.
 
     Raises:
-        TraceError: If a size is what it is for the example's values alone.
+        TraceError: If a derived size is valid only for the example's values.
     """
     try:
         check(graph)
@@ -394,22 +395,22 @@ def _check(graph: ArchGraph, axes: OpenAxes) -> None:
             raise
         names = ", ".join(name for name in open_sizes(graph) if name != BATCH_WORD)
         raise TraceError(
-            f"{names}: sizes that follow hold for the example alone",
+            f"{names}: derived sizes are valid only for the example",
             where=error.where,
             found=error.found,
-            hint="trace an example of larger sizes, or leave a size out of open",
+            hint="trace an example with larger sizes, or remove a size from `open`",
         ) from error
 
 
 @dataclass(frozen=True)
 class _Capture:
-    """A model that is captured, in one mode after the other.
+    """Captures a model in one mode after the other.
 
     Attributes:
-        values: Values of buffers that are on the meta device for the capture.
-        limit: Bytes of all that folding may compute.
-        axes: Those that are stated to be open, by tensor.
-        fixed: Why the batch has the example's size, where that is known before the capture.
+        values: Values of buffers that are on the meta device during the capture.
+        limit: Maximum size of all results that folding computes, in bytes.
+        axes: Axes that are stated to be open, by tensor.
+        fixed: Why the batch has the example's size, if known before the capture.
     """
 
     model: nn.Module
@@ -421,27 +422,27 @@ class _Capture:
     fixed: str
 
     def both(self, train: bool) -> tuple[OneMode, Captured]:
-        """Capture both modes as one, and evaluation by itself; the model's modes stay."""
+        """Capture both modes as one, and evaluation by itself; restore the model's modes."""
         modes = {m: m.training for m in self.model.modules()}
         try:
             self.model.eval()
             with reading_modes() as readers:
                 evaluated, captured = self.one()
-            # If every difference between the modes is a flag of an operator, one capture has both.
+            # If all differences between the modes are flags of operators, one capture has both.
             flagged = {n.scope for n in evaluated.nodes if table.row(n.op).training_flag}
             if not train or readers.follow_flags(self.model, flagged):
                 return live_flags(evaluated, self.leaves.params), captured
             self.model.train()
             return self.reconciled(evaluated), captured
         finally:
-            # Not .train(): a model's own may freeze a part, or raise.
+            # Not .train(): a model's own version may freeze a part, or raise.
             for module, mode in modes.items():
                 module.training = mode
 
     def one(self, fixed: str = "") -> tuple[OneMode, Captured]:
-        """Return the canonical capture in the mode that the model is in.
+        """Return the canonical capture in the model's current mode.
 
-        ``fixed`` says why the batch has the example's size, where that is known.
+        ``fixed`` is the reason why the batch has the example's size, if known.
         """
         captured = export_program(self.model, *self.inputs, fixed or self.fixed, self.axes)
         stored = captured.program.constants
@@ -456,17 +457,17 @@ class _Capture:
         return with_signature(self.model, captured, spelt), captured
 
     def reconciled(self, evaluated: OneMode) -> OneMode:
-        """Return a capture that is right in train mode too; eval mode stands in where none is."""
+        """Return a capture that is also right in train mode; eval mode replaces a failed one."""
         try:
             trained, _ = self.one(evaluated.fixed)
             same_inputs(evaluated, trained)
         except TraceError as error:
             remedy = f"{error.hint}, or " if error.hint else ""
             note = TraceError(
-                "train mode could not be captured, and eval mode would stand in for it",
+                "train mode could not be captured, and eval mode would replace it",
                 where=error.where,
                 found=error.message,
-                hint=f"{remedy}trace with train=False if that is meant",
+                hint=f"{remedy}trace with train=False if that is intended",
             )
             alone = dataclasses.replace(evaluated, notes=(*evaluated.notes, note))
             return live_flags(alone, self.leaves.params)
@@ -474,7 +475,7 @@ class _Capture:
 
 
 def _flags(model: nn.Module) -> tuple[tuple[str, bool], ...]:
-    """Return the ``training`` flags of modules that differ from that of the module around them."""
+    """Return the ``training`` flags of modules that differ from that of their parent."""
     flags = {path: module.training for path, module in model.named_modules()}
     around = {path: flags.get(path.rpartition(".")[0], True) if path else True for path in flags}
     return tuple((path, flag) for path, flag in flags.items() if flag != around[path])
@@ -500,13 +501,13 @@ def _partly_frozen(model: nn.Module, flags: tuple[tuple[str, bool], ...]) -> Ite
 
 
 def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-    """Refuse what cannot be captured before trying."""
+    """Refuse models and inputs that cannot be captured, before trying."""
     if not isinstance(model, nn.Module):
         raise TraceError("not a torch.nn.Module", found=type(model).__name__)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise TraceError(
-                "a scripted module has no Python to capture; trace what it was scripted from",
+                "a scripted module has no Python code to capture; trace the original module",
                 where=path or type(model).__name__,
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -517,7 +518,7 @@ def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
         raise TraceError(
             "an example input has no values: it is on the meta device, and the model is not",
             where=type(model).__name__,
-            hint='give one with values: torch.zeros_like(x, device="cpu")',
+            hint='pass one with values: torch.zeros_like(x, device="cpu")',
         )
     signature = inspect.signature(model.forward)
     try:
@@ -531,7 +532,7 @@ def _check_ready(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
 
 
 def _unread_statistics(draft: OneMode, graph: ArchGraph) -> dict[str, str]:
-    """Return norms that only count, with a note each: no output depends on them."""
+    """Return norms that only update statistics, with a note each: no output depends on them."""
     alive = {leaf for node in graph.nodes for leaf in node.leaves()}
     notes = {}
     for node in draft.nodes:
@@ -540,8 +541,8 @@ def _unread_statistics(draft: OneMode, graph: ArchGraph) -> dict[str, str]:
         if names and alive.isdisjoint(names):
             where = f"{node.scope}: " if node.scope else ""
             notes[names[0].rpartition(".")[0]] = (
-                f"{where}no output depends on this norm: {' and '.join(names)} move in the model's "
-                "train mode and stay as they are in the graph"
+                f"{where}no output depends on this norm: {' and '.join(names)} change in the "
+                "model's train mode, but not in the graph"
             )
     return notes
 
@@ -555,7 +556,7 @@ def _bare(graph: ArchGraph) -> ArchGraph:
 def _graph(
     draft: OneMode, buffers: Mapping[str, Tensor], leaves: Leaves, name: str
 ) -> tuple[ArchGraph, list[str]]:
-    """Build the graph of a capture; return it and buffers that no operator initialises."""
+    """Build the graph of a capture; return it, and buffers that no operator initialises."""
     graph = ArchGraph(
         draft.inputs,
         leaves.params + tuple(draft.constants.values()),

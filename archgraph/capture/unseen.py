@@ -1,11 +1,11 @@
-"""Hooks and state that no capture shows: they are found on the module itself.
+"""Find hooks and state that a capture does not show, on the module itself.
 
-A graph holds operators and leaves, and each leaf has memory of its own. What else a module has
-would be lost without a word, so each such thing is an error that says which and where:
+A graph contains operators and leaves, and each leaf has memory of its own. Anything else would be
+lost silently, so each is an error that names it and its location:
 
-- Hooks. (Those on modules that change inputs and outputs run while a module is captured. What hooks
-  do that forward registers, or that are on nodes of the autograd graph, shows when the gradients of
-  the built module are compared.)
+- Hooks. (Hooks on modules that change inputs and outputs run during a capture. Hooks that forward
+  registers, or that are on nodes of the autograd graph, are detected when the gradients of the
+  built module are compared.)
 - Memory that two leaves share, and state that is not a tensor.
 """
 
@@ -45,7 +45,7 @@ def registered(model: nn.Module) -> Iterator[TraceError]:
         for attribute, what in kinds.items():
             for hook in (getattr(holder, attribute) or {}).values():
                 yield TraceError(
-                    f"has {what}, which may change results or gradients; a graph holds no hooks",
+                    f"has {what}, which may change results or gradients; a graph contains no hooks",
                     where=where,
                     found=definition_of(hook),
                     hint="remove it before tracing and register it on the built module",
@@ -57,7 +57,7 @@ def extra_state(model: nn.Module) -> Iterator[TraceError]:
     for path, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             yield TraceError(
-                "has extra state (get_extra_state), and a graph holds tensors only",
+                "has extra state (get_extra_state), but a graph contains only tensors",
                 where=path or type(model).__name__,
                 found=definition_of(type(module).get_extra_state),
                 hint="keep it in buffers",
@@ -65,7 +65,7 @@ def extra_state(model: nn.Module) -> Iterator[TraceError]:
 
 
 def other_state(model: nn.Module) -> Iterator[TraceError]:
-    """Yield an error for entries of a model's ``state_dict`` that are missing or other tensors."""
+    """Yield an error for entries of ``state_dict`` that are missing or differ from the leaves."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     leaves = parameters | dict(model.named_buffers(remove_duplicate=False))
     state = model.state_dict(keep_vars=True)
@@ -75,7 +75,7 @@ def other_state(model: nn.Module) -> Iterator[TraceError]:
     for key in dict.fromkeys((*parameters, *tensors)):
         if leaves.get(key) is not tensors.get(key) or id(leaves[key]) not in public:
             yield TraceError(
-                "is not in the model's state_dict and its parameters() or buffers(), or is another "
+                "is missing from the model's state_dict, parameters() or buffers(), or is another "
                 "tensor there",
                 where=key,
                 found=definition_of(hooks[0]) if hooks else None,
@@ -84,14 +84,14 @@ def other_state(model: nn.Module) -> Iterator[TraceError]:
 
 
 def other_classes(model: nn.Module) -> Iterator[TraceError]:
-    """Yield an error for leaves that compute in a way of their own; a graph's are plain tensors."""
+    """Yield an error for leaves with custom arithmetic; those of a graph are plain tensors."""
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         for method in ("__torch_function__", "__torch_dispatch__"):
             work = getattr(getattr(type(tensor), method, None), "__func__", None)
             if work is not None and is_users(definition_of(work)):
                 yield TraceError(
                     f"is a {type(tensor).__name__}, which defines its own arithmetic; a graph "
-                    "holds plain tensors",
+                    "contains plain tensors",
                     where=name,
                     found=definition_of(work),
                     hint="make it a plain tensor before tracing",
@@ -103,9 +103,10 @@ def shared(
 ) -> Iterator[TraceError]:
     """Yield an error for tensors that share memory, or a gradient, with a leaf that changes.
 
-    Names of one tensor are one leaf, and no error.
+    Several names of one tensor are one leaf and not an error.
 
-    ``constants`` are what forward uses beside its leaves, ``written`` the buffers that it changes.
+    ``constants`` are the tensors that forward uses in addition to its leaves, ``written`` the
+    buffers that it changes.
     """
     tensors: dict[int, tuple[str, Tensor]] = {}
     leaves = itertools.chain(model.named_parameters(), model.named_buffers())
@@ -120,7 +121,7 @@ def shared(
             )
     for pair in overlapping(tensors.values()):
         if any(tensor.requires_grad or name in written for name, tensor in pair):
-            # The smaller one can be computed of the other.
+            # The smaller one can be computed from the other.
             (first, _), (second, _) = sorted(
                 pair, key=lambda item: (item[0] in constants, -item[1].numel())
             )
@@ -128,19 +129,20 @@ def shared(
                 "shares memory with a leaf that changes, and would not change with it",
                 where=second,
                 found=f"the memory of {first}",
-                hint=f"let both names hold one parameter, or compute {second} in forward",
+                hint=f"use one parameter for both names, or compute {second} in forward",
             )
 
 
 def unregistered(model: nn.Module, constants: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield a note on weights that are not registered: those of layers in plain containers.
 
-    ``constants`` are what forward uses beside the model's leaves, as views without gradients.
+    ``constants`` are the tensors that forward uses in addition to the model's leaves, as views
+    without gradients.
     """
     used = {_span(tensor) for tensor in constants.values() if _dense(tensor)}
     registered = {id(parameter) for parameter in model.parameters()}
     names = [
-        path.partition(".")[2]  # without the class of the model
+        path.partition(".")[2]  # without the model's class
         for tensor, path in reachable_values(model)[1]
         if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.is_leaf
         if id(tensor) not in registered and _dense(tensor) and _span(tensor) in used
@@ -158,14 +160,14 @@ def overlapping(
 ) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Tensor]]]:
     """Yield pairs of named tensors that have an element in common.
 
-    Memory is compared element by element: the weights of a recurrent layer may lie in one
-    allocation side by side, even interleaved, and have nothing in common.
+    Memory is compared element by element: the weights of a recurrent layer may be in one
+    allocation, even interleaved, and have no element in common.
     """
     spans = sorted(
         ((*_span(tensor), name, tensor) for name, tensor in tensors if _dense(tensor)),
         key=lambda item: item[:3],
     )
-    # Sorted by their start: whatever overlaps with a tensor follows it before its end.
+    # Sorted by start: a tensor that overlaps with another one starts before the other's end.
     for index, (memory, _, end, name, tensor) in enumerate(spans):
         for other_memory, start, _, other, second in itertools.islice(spans, index + 1, None):
             if other_memory != memory or start >= end:
@@ -175,14 +177,14 @@ def overlapping(
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Return whether a tensor has elements in memory of its own or shared with others."""
+    """Return whether a tensor has elements in memory, its own or shared."""
     return tensor.layout is torch.strided and tensor.numel() > 0
 
 
 def _span(tensor: Tensor) -> tuple[int, int, int]:
-    """Return the memory that a tensor is in, its first byte there, and the one behind its last.
+    """Return the memory of a tensor, its first byte there, and the byte after its last.
 
-    All that has values is in one memory; on the meta device each storage is one of its own.
+    All tensors with values are in one memory; on the meta device each storage is one of its own.
     """
     storage, size = tensor.untyped_storage(), tensor.element_size()
     steps = zip(tensor.shape, tensor.stride(), strict=True)

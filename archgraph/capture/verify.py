@@ -1,17 +1,17 @@
-"""Verify: a model and the module that is built of its graph run side by side.
+"""Verify: run a model and the module that is built from its graph side by side.
 
-Two calls in evaluation, two in training, forward and backward, from one seed, with two and three
-examples where the batch is open: outputs, gradients of all parameters and buffers must agree. So
-whatever a capture cannot show (a function with a gradient of its own, a hook, an attribute that the
-next call reads) is found by what it does. Formulas are compared first, then numbers if formulas do
-not agree. What acts only at a later call, at another hour or in larger batches is out of reach. The
-built module has the parameters of the state itself: nothing writes to them.
+There are two calls in evaluation and two in training, forward and backward, from one seed, with two
+and three examples if the batch is open. Outputs, gradients of all parameters, and buffers must
+agree. Anything that a capture cannot show (a function with a custom gradient, a hook, an attribute
+that the next call reads) is thus found by its effect. Formulas are compared first, then numbers if
+formulas differ. Effects that occur only in a later call, at another time or in larger batches are
+out of reach. The built module uses the parameters of the state itself: nothing writes to them.
 
-Backward passes run without numbers, too. While they were left out where both forwards recorded
-equal autograd graphs, gradients of forty models differed without a word: by calls of ``backward``
-in forward, by writes after a tensor was saved, by slices of equal digest. Code is not analysed for
-what it may do later: 1,357 lines that did refused none of 341 models of other packages, and missed
-a function whose ``apply`` was bound to another name.
+Backward passes also run without numbers. When they were skipped for forwards that recorded equal
+autograd graphs, gradients of forty models differed unnoticed: through calls of ``backward`` in
+forward, writes after a tensor was saved, and slices with equal digests. Code is not analysed for
+later effects: 1,357 lines of such analysis refused none of 341 models from other packages, and
+missed a function whose ``apply`` was bound to another name.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from archgraph.module.build import filled
 from archgraph.processes.isolation import seed_torch
 from archgraph.states import State
 
-_COPIES = 3  # of all leaves: two sets of gradients, results on the way
-_ALIGNED = 64  # bytes: where memory of PyTorch's starts
-_LOUD = 1e3  # factor of the gradients that come into the second backward
+_COPIES = 3  # of all leaves: two sets of gradients, and intermediate results
+_ALIGNED = 64  # alignment of PyTorch's memory in bytes
+_LOUD = 1e3  # factor of the incoming gradients of the second backward
 # Kernels whose last bits differ from call to call: oneDNN's recurrent layers.
 _UNSTEADY = frozenset({"aten::mkldnn_rnn_layer"})
-_FLOOR = 1e-3  # of the largest gradient: what is smaller is compared with that
+_FLOOR = 1e-3  # share of the largest gradient: smaller ones are compared relative to it
 
 
 @dataclass(frozen=True)
 class _Results:
-    """What one call gives: tensors by name, and what their backward pass runs through.
+    """Results of one call: tensors by name, and the contents of their backward pass.
 
     Attributes:
-        drew: Whether it drew random numbers.
-        backward: How many nodes of each kind the backward pass has: equal where operators are.
-        functions: Functions of the user's in it, with a gradient of their own.
-        recomputed: A buffer that the backward pass changed; empty if it changed none.
+        drew: Whether the call drew random numbers.
+        backward: Number of nodes of each kind in the backward pass: equal if operators are.
+        functions: User functions with a custom gradient in the backward pass.
+        recomputed: A buffer that the backward pass changed; empty if there is none.
     """
 
     outputs: Mapping[str, Tensor]
@@ -82,13 +82,13 @@ class _Results:
 
     @functools.cached_property
     def floor(self) -> float:
-        """Return the magnitude below which gradients are compared absolutely."""
+        """Magnitude below which gradients are compared absolutely."""
         return _FLOOR * max(map(_largest, self.gradients.values()), default=0.0)
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """Something that both modules have and that differs: an output, a gradient or a buffer."""
+    """A difference in something that both modules have: an output, a gradient or a buffer."""
 
     kind: str
     name: str
@@ -97,7 +97,7 @@ class _Difference:
 
 @dataclass(frozen=True)
 class _Call:
-    """How both modules are called."""
+    """One call of both modules."""
 
     inputs: ExampleInputs
     training: bool
@@ -108,7 +108,7 @@ class _Call:
 
     @property
     def name(self) -> str:
-        """How messages name the call."""
+        """Name of the call in messages."""
         which = "the second call in " if self.second else ""
         more = f"{' under autocast' * self.cast}{' with ' * bool(self.sizes)}{self.sizes}"
         return f"{which}{_mode(self.training)}{more}"
@@ -121,8 +121,8 @@ def _with_gradients(
     parameters: Mapping[str, Tensor],
     call: _Call,
 ) -> _Results:
-    """Run the backward pass of outputs and add what it gives."""
-    backward, functions = _backward(smooth)  # before it runs, which frees it
+    """Run the backward pass of outputs, and add its results."""
+    backward, functions = _backward(smooth)  # before it runs, since that frees the graph
     generator = torch.Generator().manual_seed(2)
     incoming = [_incoming(tensor, generator, call.second) for tensor in smooth]
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -153,23 +153,23 @@ def verify(
     train: bool,
     unread: Collection[str] = (),
 ) -> list[Note]:
-    """Compare a model with the module that is built of its graph; nothing of the calls stays.
+    """Compare a model with the module that is built from its graph; undo all effects of the calls.
 
     1. Run both with numbers in evaluation.
-    2. Run both without numbers. Equal formulas say that both compute the same in all calls; where
+    2. Run both without numbers. Equal formulas mean that both compute the same in all calls. If
        random numbers are drawn, whose order depends on memory, training runs with numbers as well.
-    3. Where formulas differ, or forward looks at numbers, run all calls with numbers.
+    3. If formulas differ, or forward reads numbers, run all calls with numbers.
 
     Args:
         model: The model.
         graph: Its graph.
         state: Its weights.
-        captured: What is known of its forward, with example inputs.
-        train: Compare training, too.
-        unread: Modules whose buffers move in the model alone, which is noted elsewhere.
+        captured: The capture of its forward, with example inputs.
+        train: If True, compare training as well.
+        unread: Modules whose buffers change only in the model, which is noted elsewhere.
 
     Returns:
-        Errors for what differs, notes for what could not be compared.
+        Errors for differences, and notes for everything that could not be compared.
     """
     formulas, notes = Formulas(), list[Note]()
     inputs, modes = captured.few(), (False, True) if train else (False,)
@@ -181,13 +181,13 @@ def verify(
             work.compare(_Call(inputs, training, backward=False))
             return not work.notes and not work.reordered
 
-    # First, so that what forward keeps outside of the model at its first call has numbers.
+    # First, so that values that forward stores outside of the model in its first call have numbers.
     alike = alike_in(training=False)  # 1
     alike = alike and _equal_formulas(formulas, model, graph, state, captured, modes, unread)  # 2
     if formulas.kept_outside():
         notes.append(
-            "forward keeps results outside of the model (in a global, a class, a closure); what it "
-            "kept while it was traced is NaN"
+            "forward keeps results outside of the model (in a global, a class, a closure); results "
+            "kept during tracing are NaN"
         )
     if alike and (not formulas.drew or alike_in(training=True)):
         return notes
@@ -198,7 +198,7 @@ def verify(
     with restored(model) as changed, _plainly(model), quiet():  # 3
         built = filled(graph, state, shared=True)
         work = _Verification(model, built, graph, changed, unread, captured.branches)
-        # Not every forward takes other values, or another batch: the example has to do then.
+        # A forward may not accept other values, or another batch: then the example must do.
         instead = redrawn(inputs), redrawn(example), example
         for training in modes:
             work.compare(_Call(inputs, training, backward=training), (example,))
@@ -220,12 +220,12 @@ def _equal_formulas(
     unread: Collection[str],
 ) -> bool:
     """Return whether a model and the module of its graph have equal formulas in all calls."""
-    if captured.branches or captured.observed.autocast:  # no formula for each operator
+    if captured.branches or captured.observed.autocast:  # not every operator has a formula
         return False
     inputs = captured.few()
     other = redrawn(captured.larger(inputs))
     calls = [_Call(i, mode, True, i is other) for mode in modes for i in (inputs, other)]
-    # Twice without gradients as well: what a call leaves, the next one may read.
+    # Also twice without gradients: a call may read what the previous one stored.
     calls += [_Call(i, training=False, backward=False) for i in (inputs, other)]
     calls += (_Call(ends, training=False, backward=False) for _, ends in captured.ends())
     with restored(model) as changed, _plainly(model), quiet():
@@ -235,11 +235,11 @@ def _equal_formulas(
 
 
 def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Captured) -> ArchGraph:
-    """Return the graph for open sizes of one, too, where it computes then what the model does.
+    """Return the graph with open sizes from one on, if it then computes what the model does.
 
-    ``torch.export`` takes a size of one for a constant, so that it says nothing of it.
+    ``torch.export`` treats a size of one as a constant, so an export does not cover it.
     """
-    widened = captured.inputs  # with each size at one of which the graph holds for one
+    widened = captured.inputs  # each size is one if the graph is valid for one
     for name, size in open_sizes(graph).items():
         if name == BATCH_WORD or size.low != 2 or _too_large(state):
             continue
@@ -255,7 +255,7 @@ def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Capt
                 work = _Verification(model, built, wider, changed, (), captured.branches)
                 work.compare(_Call(inputs, training, backward=False))
                 differs = any(isinstance(note, TraceError) for note in work.notes)
-                # What the model refuses in training (one value for batch statistics) it may.
+                # In training, the model may refuse it (one value for batch statistics).
                 agree.append(not differs and (training or not work.failed))
         if all(agree):
             graph, widened = wider, together
@@ -263,25 +263,25 @@ def down_to_one(model: nn.Module, graph: ArchGraph, state: State, captured: Capt
 
 
 def _too_large(state: State) -> str:
-    """Return why memory is short for a model beside the built module; empty if it is not."""
+    """Return why memory is too short for a model and the built module; empty if it is not."""
     needed = _COPIES * sum(tensor.nbytes for tensor in state.values())
     device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
     if needed <= free:
         return ""
-    return f"that takes {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
+    return f"it needs {needed / 2**30:.1f} GiB of memory, but {free / 2**30:.1f} GiB are free"
 
 
 def _free_memory() -> float:
-    """Return the free memory in bytes, within the container's limit; inf if unknown."""
+    """Return the free memory in bytes, within the container's limit; infinity if unknown."""
     bounds = [math.inf]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         bounds.append(int(line.split()[1]) * 1024)
-    # A container sees the memory of its host above.
+    # Inside a container, the figure above is the host's.
     group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # "max" where there is no bound
+    with contextlib.suppress(OSError, ValueError):  # "max" if there is no limit
         used = int((group / "memory.current").read_text("ascii"))
         bounds.append(int((group / "memory.max").read_text("ascii")) - used)
     return min(bounds)
@@ -319,7 +319,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _SameDraws(TorchDispatchMode):
-    """Equal draws for equal shapes, in whatever order they are made and lie in memory."""
+    """Makes equal draws for equal shapes, independent of their order and memory format."""
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: PyTree, args: PyTree = (), kwargs: PyTree = None
@@ -327,7 +327,7 @@ class _SameDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        # Numbers are drawn in the order of memory, which the two modules may lay out differently.
+        # Draws follow the order of memory, which may differ between the two modules.
         plain = pytree.tree_map_only(Tensor, Tensor.contiguous, args)
         torch.manual_seed(sum(t.numel() for t in pytree.tree_leaves(args) if torch.is_tensor(t)))
         result = func(*plain, **kwargs)
@@ -338,14 +338,14 @@ class _SameDraws(TorchDispatchMode):
 
 @dataclass
 class _Verification:
-    """Both modules, and what differs so far."""
+    """Both modules, and their differences so far."""
 
     model: nn.Module
     built: nn.Module
     graph: ArchGraph
     changed: Callable[[], list[str]]
     unread: Collection[str]
-    branches: bool  # by values: nothing can watch their operators
+    branches: bool  # on values: their operators cannot be observed
     notes: list[Note] = field(default_factory=list)
     failed: set[bool] = field(default_factory=set)  # modes
     reordered: bool = False  # random numbers, in training
@@ -356,7 +356,7 @@ class _Verification:
         self.parts = _parts(self.model)
 
     def compare(self, call: _Call, instead: Sequence[ExampleInputs] = ()) -> None:
-        """Run both modules and note what differs; ``instead``: inputs where the model raises."""
+        """Run both modules and note differences; ``instead``: inputs to try if the model raises."""
         if call.training in self.failed:
             return
         theirs = self._built_parameters()
@@ -379,19 +379,19 @@ class _Verification:
         except Exception as error:  # whatever the operators raise
             self.failed.add(call.training)
             reason = f"{type(error).__name__}: {first_line(error)}"
-            text = f"the built module raises in {call.name} and the model does not: {reason}"
+            text = f"the built module raises in {call.name}, but the model does not: {reason}"
             self.notes.append(TraceError(text, where=type(self.model).__name__))
             return
         differences = [*self._differences(actual, expected, call)]
         if differences and expected.drew and not call.second:
-            self.reordered = True  # the second call tells whether only the order differs
+            self.reordered = True  # the second call shows whether only the order differs
         elif differences:
             self.failed.add(call.training)
             self.notes.append(self._error(differences, call, expected))
         elif self.reordered and call.second:
             self.notes.append(
-                f"in {_mode(call.training)} random numbers are drawn in another order: equal seeds "
-                "give other draws than the model's"
+                f"in {_mode(call.training)} random numbers are drawn in another order: with equal "
+                "seeds, draws differ from the model's"
             )
         elif not call.second:
             self.notes += [
@@ -401,10 +401,10 @@ class _Verification:
             ]
 
     def _lasting(self, results: _Results) -> TraceError | None:
-        """Return an error for what forward left in the model, or what it kept of the capture."""
+        """Return an error for parts that forward changed in the model, or kept from the capture."""
         forward = definition_of(type(self.model).forward)
         if replaced := sorted(_parts(self.model).items() ^ self.parts.items()):
-            text = "forward makes or replaces this part, which the graph does not; do it once first"
+            text = "forward makes or replaces this part, but the graph does not; call it once first"
             return TraceError(text, where=replaced[0][0], found=forward)
         if any(isinstance(tensor, FakeTensor) for tensor in results.outputs.values()):
             text = "forward stored a tensor of the capture where ag.trace cannot remove it"
@@ -413,12 +413,12 @@ class _Verification:
         return None
 
     def _built_parameters(self) -> dict[str, Tensor]:
-        """Return the parameters of the built module that the model has, too."""
+        """Return the parameters of the built module that the model also has."""
         theirs = dict(self.built.named_parameters(remove_duplicate=False))
         return {name: theirs[name] for name in self.parameters if name in theirs}
 
     def _common_buffers(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return the buffers that both modules have and that a graph says how to update."""
+        """Return the buffers that both modules have and that the graph updates."""
         both = (self.model, self.built)
         names, others = (dict(m.named_buffers(remove_duplicate=False)).keys() for m in both)
         return {
@@ -428,12 +428,12 @@ class _Verification:
         }
 
     def _arguments(self, module: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
-        """Return copies of inputs as a module takes them."""
+        """Return copies of inputs in the form that a module takes."""
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
         if module is self.model:
             return args, kwargs
         by_name = forward_arguments(self.model, args, kwargs)
-        return (), {name: by_name[name] for name, _ in self.graph.inputs}  # the tensors alone
+        return (), {name: by_name[name] for name, _ in self.graph.inputs}  # only the tensors
 
     def equal_formulas(self, formulas: Formulas, calls: Sequence[_Call]) -> bool:
         """Return whether calls of both modules have equal formulas, forward and backward."""
@@ -456,14 +456,14 @@ class _Verification:
         parameters: Mapping[str, Tensor],
         call: _Call,
     ) -> PyTree:
-        """Run a module without numbers; return formulas of all that a call gives and leaves.
+        """Run a module without numbers; return formulas of the results and effects of a call.
 
         Raises:
-            Unclear: If only numbers can tell.
+            Unclear: If numbers are needed to tell.
         """
         module.train(call.training)
         args, kwargs = self._arguments(module, call.inputs)
-        if not call.second:  # else gradients add up, as in a step of several
+        if not call.second:  # otherwise gradients accumulate, as over several backward passes
             for parameter in parameters.values():
                 parameter.grad = None
         torch.default_generator.manual_seed(int(call.second))
@@ -481,7 +481,7 @@ class _Verification:
                 torch.autograd.backward(smooth, incoming)
         after = {name: formulas.value(buffer) for name, buffer in buffers.items()}
         if functions or after != updated:
-            raise Unclear("a backward pass of one's own")
+            raise Unclear("a custom backward pass")
         values = {name: formulas.value(parameter) for name, parameter in parameters.items()}
         gradients = {
             name: formulas.value(parameter.grad)
@@ -493,7 +493,7 @@ class _Verification:
     def _run(self, module: nn.Module, parameters: Mapping[str, Tensor], call: _Call) -> _Results:
         module.train(call.training)
         args, kwargs = self._arguments(module, call.inputs)
-        if not call.second or self.reordered:  # else gradients add up, as in a step of several
+        if not call.second or self.reordered:  # otherwise gradients accumulate
             for parameter in parameters.values():
                 parameter.grad = None
         device = next((t.device for t in parameters.values()), torch.device("cpu"))
@@ -514,7 +514,7 @@ class _Verification:
     def _watching(
         self, call: _Call, operators: _Operators
     ) -> contextlib.AbstractContextManager[object]:
-        """Return the mode that a call runs in: equal draws, counted operators, or none."""
+        """Return the mode in which a call runs: equal draws, counted operators, or none."""
         if self.reordered and call.second:
             return _SameDraws()
         counts = not (call.second or call.backward or self.branches)
@@ -529,7 +529,7 @@ class _Verification:
             rounding = tolerance_of(torch.bfloat16) if call.cast else 0.0
             return 0.0 if exact else max(tolerance_of(dtype), rounding)
 
-        # By position: an object of the model's class is a dict of the built module.
+        # By position: an object of the model's class is a dict in the built module.
         ours, theirs = list(actual.outputs.values()), expected.outputs
         if len(ours) != len(theirs):
             yield _Difference("output", "", f"{len(ours)} tensors instead of {len(theirs)}")
@@ -539,7 +539,7 @@ class _Verification:
         if call.backward:
             for name, gradient in expected.gradients.items():
                 computed = actual.gradients.get(name)
-                floor = functools.partial(getattr, expected, "floor")  # where something differs
+                floor = functools.partial(getattr, expected, "floor")  # only if something differs
                 yield from _beyond("gradient", name, computed, gradient, allowed, floor)
         buffers = dict(self.built.named_buffers(remove_duplicate=False))
         for name, buffer in self.model.named_buffers():
@@ -547,7 +547,7 @@ class _Verification:
                 yield from _beyond("buffer", name, buffers[name], buffer, allowed)
 
     def _same_operators(self, actual: _Results, expected: _Results) -> bool:
-        """Return whether both compute the same on memory in the same order: then bits agree."""
+        """Return whether both run the same operators on the same memory format, bit for bit."""
         if expected.operators:
             alike = actual.operators == expected.operators
             steady = _UNSTEADY.isdisjoint(expected.operators)
@@ -555,8 +555,8 @@ class _Verification:
         return self.alike and actual.backward == expected.backward
 
     def _same_memory(self) -> bool:
-        """Return whether both modules lay out parameters alike in memory, so that bits repeat."""
-        # Kernels sum in an order that depends on strides and on where vectors may begin.
+        """Return whether both modules lay out parameters in memory equally, so that bits repeat."""
+        # Kernels sum in an order that depends on strides and on the alignment of vectors.
         parameters = dict(self.built.named_parameters(remove_duplicate=False))
         return all(
             parameter.device.type == "cpu"
@@ -568,7 +568,7 @@ class _Verification:
     def _error(
         self, differences: Sequence[_Difference], call: _Call, expected: _Results
     ) -> TraceError:
-        """Build the error for what differs in a call: what, how far, and why if known."""
+        """Build the error for differences in a call: what differs, by how much, and the cause."""
         first = differences[0]
         rest = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
         actual = f"{first.kind} {first.name} {first.far} in {call.name}{rest}"
@@ -584,7 +584,7 @@ class _Verification:
             )
         elif first.kind == "gradient":
             where = first.name
-            hint = "remove what changes gradients in forward, and say use_reentrant=False"
+            hint = "remove the code that changes gradients in forward, and pass use_reentrant=False"
             message = (
                 "the gradients of the model and its graph differ: forward registers a hook, sets "
                 "grad or requires_grad, or has a checkpoint with use_reentrant=True"
@@ -598,13 +598,13 @@ class _Verification:
         elif changed:
             where, hint = forward, "make it a buffer (register_buffer)"
             attributes = ", ".join(changed[:3])
-            message = f"forward changes {attributes}, and later calls give other results"
+            message = f"forward changes {attributes}, and later calls return other results"
         else:
-            where, hint = forward, "give what changes as an input, keep what stays in buffers"
+            where, hint = forward, "pass changing values as inputs, keep lasting ones in buffers"
             message = (
-                "the model and its graph compute different results: forward depends on what a "
-                "graph does not record (the time, whether gradients are recorded, whether it is "
-                "captured, what an earlier call left)"
+                "the model and its graph compute different results: forward depends on something "
+                "that a graph does not record (the time, whether gradients are recorded, whether "
+                "it is captured, the effects of an earlier call)"
             )
         return TraceError(message, where=where, found=actual, hint=hint)
 
@@ -616,7 +616,7 @@ def _parts(model: nn.Module) -> dict[str, int]:
 
 
 def _source(function: type[Function]) -> str:
-    """Return where a function says what its gradient is."""
+    """Return the location of a function's gradient."""
     return definition_of(inspect.unwrap(function.backward))
 
 
@@ -636,7 +636,7 @@ def _named_tensors(outputs: object) -> dict[str, Tensor]:
 
 
 def _backward(results: Sequence[Tensor]) -> tuple[Counter[str], list[type[Function]]]:
-    """Return what the backward pass of some results runs through: kinds of nodes, functions."""
+    """Return the kinds of nodes and the functions in the backward pass of some results."""
     waiting = [r.grad_fn for r in results if r.grad_fn is not None]
     visited = set(waiting)
     functions: dict[type[Function], None] = {}
@@ -644,7 +644,7 @@ def _backward(results: Sequence[Tensor]) -> tuple[Counter[str], list[type[Functi
     while waiting:
         node = waiting.pop()
         names[node.name()] += 1
-        # Of the class, not of the name that `apply` was bound to.
+        # By class, since `apply` may be bound to another name.
         if isinstance(node, BackwardCFunction):
             function = node._forward_cls
             if is_users(_source(function)):
@@ -657,7 +657,7 @@ def _backward(results: Sequence[Tensor]) -> tuple[Counter[str], list[type[Functi
 
 
 def _incoming(tensor: Tensor, generator: torch.Generator, second: bool) -> Tensor:
-    """Return the incoming gradient of a result; large values reveal what clips them."""
+    """Return the incoming gradient of a result; large values reveal clipping."""
     real = torch.empty((), dtype=tensor.dtype).real.dtype
     loud = min(_LOUD, torch.finfo(real).max ** 0.25) if second else 1.0
     drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * loud
@@ -672,12 +672,12 @@ def _beyond(
     allowed: Callable[[torch.dtype], float],
     floor: Callable[[], float] = float,
 ) -> Iterator[_Difference]:
-    """Yield the difference of a tensor that is off by more than is allowed for its dtype."""
+    """Yield the difference of a tensor if it exceeds the tolerance for its dtype."""
     if actual is None and expected is None:
         return
     if actual is None or expected is None:
         which = "model" if actual is None else "graph"
-        yield _Difference(kind, name, f"is there in the {which} alone")
+        yield _Difference(kind, name, f"exists only in the {which}")
         return
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         types = (f"{t.dtype} {tuple(t.shape)}" for t in (actual, expected))
@@ -689,7 +689,7 @@ def _beyond(
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """Return how far results of other operators may be apart, relative to the largest value."""
+    """Return the tolerance for results of other operators, relative to the largest value."""
     if dtype.is_floating_point or dtype.is_complex:
         return math.sqrt(torch.finfo(dtype).eps)
     return 0.0
@@ -698,11 +698,11 @@ def tolerance_of(dtype: torch.dtype) -> float:
 def largest_difference(
     actual: Tensor, expected: Tensor, floor: Callable[[], float] = float
 ) -> float:
-    """Return the largest difference relative to the largest expected value, or a floor."""
+    """Return the largest difference relative to the largest expected value, or to a floor."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return math.inf
     actual, expected = _dense(actual), _dense(expected)
-    if torch.equal(actual, expected):  # most are, and no copies are made for it
+    if torch.equal(actual, expected):  # the usual case, which makes no copies
         return 0.0
     apart = ~((actual == expected) | (actual.isnan() & expected.isnan()))
     if not apart.any():

@@ -1,9 +1,9 @@
 """Writes: in-place operators become functional ones.
 
-Needs a folded tape that knows its views. Promises that no call changes a tensor: a write to a view
-becomes a new value of the tensor that it is a view of, later uses of that memory follow it, and
-other views of it are taken anew where they are used next. What forward writes to a buffer is in
-``updates``.
+Requires a folded tape that records views. Guarantees that no call changes a tensor: a write to a
+view becomes a new value of the tensor that it is a view of. Later uses of that memory follow it,
+and other views of it are recreated when they are used next. The final values of buffers that
+forward writes to are in ``updates``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from archgraph.ops import table
 from archgraph.ops.operator import ViewWrite
 from archgraph.ops.schema import Schema, op_name, op_schema, to_value
 
-_WHOLE, _PART = Ref("whole"), Ref("part")  # in a view's arguments, which are values of a graph
+_WHOLE, _PART = Ref("whole"), Ref("part")  # placeholders in a view's arguments
 
 
 def functionalised(tape: Tape, parameters: Collection[str]) -> Tape:
     """Remove in-place operators from a folded tape; forward must not write to ``parameters``.
 
     Raises:
-        TraceError: For a write that cannot be expressed, or to a parameter.
+        TraceError: If a write cannot be expressed, or if it changes a parameter.
     """
     work = _Writing(tape, parameters)
     for node in tape.graph.nodes:
@@ -65,14 +65,14 @@ def functionalised(tape: Tape, parameters: Collection[str]) -> Tape:
 class _Writing:
     """The functional graph so far.
 
-    ``now`` is what each result was when it was last used, and ``current_at`` how often its memory
-    had been written to by then; where that is less than ``count``, it is taken anew.
+    ``now`` is the value of each result when it was last used, and ``current_at`` the number of
+    writes to its memory by then. If that is less than ``count``, the value is recreated.
     """
 
     tape: Tape
     parameters: Collection[str]
     graph: fx.Graph = field(default_factory=fx.Graph)
-    start: dict[fx.Node, fx.Node] = field(default_factory=dict)  # what sources became
+    start: dict[fx.Node, fx.Node] = field(default_factory=dict)  # new nodes of inputs and leaves
     now: dict[fx.Node, fx.Node] = field(default_factory=dict)
     count: Counter[int | None] = field(default_factory=Counter)  # writes to each memory
     current_at: dict[fx.Node, int] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class _Writing:
     notes: dict[str, None] = field(default_factory=dict)
 
     def step(self, node: fx.Node) -> None:
-        """Take over one node."""
+        """Process one node."""
         self.region = calls.region(node)
         if FOLDED in node.meta:
             return
@@ -104,19 +104,19 @@ class _Writing:
             self.hold(node, self.copy(node))
 
     def copy(self, node: fx.Node) -> fx.Node:
-        """Copy a node that changes nothing, with its arguments as they are now."""
+        """Copy a node that writes nothing, with the current values of its arguments."""
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.current)
         new = self.graph.create_node(node.op, _pure(node.target), args, kwargs, node.name)
         new.meta = node.meta.copy()
         return new
 
     def hold(self, node: fx.Node, value: fx.Node) -> None:
-        """Say what a result is, as of now."""
+        """Record the value of a result as of now."""
         self.now[node] = value
         self.current_at[node] = self.count[calls.memory(node)]
 
     def current(self, node: fx.Node) -> fx.Node:
-        """Return what a result is after all writes to its memory; sizes stay."""
+        """Return the value of a result after all writes to its memory; sizes are unchanged."""
         if node not in self.now:
             return node
         if self.current_at[node] == self.count[calls.memory(node)]:
@@ -133,7 +133,7 @@ class _Writing:
         return self.now[node]
 
     def take(self, view: View, call: fx.Node, source: fx.Node) -> fx.Node:
-        """Take the view of what its source is now."""
+        """Recreate a view of the current value of its source."""
         position = view.position
         before, after = fx.node.map_arg(
             (call.args[:position], call.args[position + 1 :]), self.current
@@ -153,7 +153,7 @@ class _Writing:
     # -- writing ----------------------------------------------------------------------------
 
     def write(self, node: fx.Node) -> None:
-        """Make an in-place operator a functional one; later uses of its memory follow it."""
+        """Replace an in-place operator by a functional one; later uses of its memory follow it."""
         target, line, goal = node.target, calls.where(node), calls.written(node)
         assert isinstance(target, torch._ops.OpOverload)
         op = _functional(target)
@@ -170,10 +170,10 @@ class _Writing:
             new = self.call(
                 op_schema(op).overload, *_arguments(target, op_schema(op), args, kwargs), node
             )
-        # Memory keeps its dtype where the functional form would promote.
+        # Memory keeps its dtype, even if the functional form would promote it.
         if new.meta["val"].dtype != val.dtype:
             new = self.call(_TO, (new, val.dtype), {}, node)
-        # What is written in a `no_grad` region does not carry gradients.
+        # Values written in a `no_grad` region carry no gradients.
         if not self.region.grad:
             flags = {IMPLIED: True, REGION: self.region}
             new = calls.insert(self.graph, _DETACH, (new,), {}, like=node, val=val, **flags)
@@ -187,14 +187,14 @@ class _Writing:
         kwargs: Mapping[str, Argument],
         node: fx.Node,
     ) -> fx.Node:
-        """Insert a call in the place of another one, with its fake result."""
+        """Insert a call in place of another one, with its fake result."""
         fakes = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (args, kwargs))
         with torch.no_grad():
             val = overload(*fakes[0], **fakes[1])
         return calls.insert(self.graph, overload, tuple(args), kwargs, like=node, val=val)
 
     def expanded(self, source: fx.Node, goal: Tensor, node: fx.Node) -> fx.Node:
-        """Expand what ``copy_`` writes to the shape of the memory that it is written to."""
+        """Expand the source of ``copy_`` to the shape of the memory that it writes."""
         sizes, line = self.tape.sizes, calls.where(node)
         if sizes.shape(source.meta["val"], line) == sizes.shape(goal, line):
             return source
@@ -203,7 +203,7 @@ class _Writing:
             return self.call(_EXPAND, (source, list(goal.shape)), {}, node)
 
     def assign(self, goal: fx.Node, new: fx.Node, node: fx.Node) -> None:
-        """Let everything that shares memory with ``goal`` follow, after that became ``new``."""
+        """Update everything that shares memory with ``goal``, whose value is now ``new``."""
         views, line = self.tape.views, calls.where(node)
         path = calls.path(goal, views)
         root = path[-1]
@@ -211,19 +211,19 @@ class _Writing:
         if leaf is not None and leaf in self.parameters:
             raise TraceError(
                 f"forward writes to the parameter {leaf}; make it a buffer, or compute the changed "
-                "value anew in forward",
+                "value in forward without writing",
                 where=line,
             )
         if root in self.tape.inputs:
             note = (
                 f"forward changes its argument {self.tape.inputs[root]} in place ({line}); the "
-                "graph computes the same and leaves the argument alone"
+                "graph computes the same without changing the argument"
             )
             self.notes[note] = None
         elif not self.region.grad and self.differentiable(self.current(root)):
-            note = f"what is written under no_grad lets no gradient through ({line})"
+            note = f"values written under no_grad pass no gradient ({line})"
             self.notes[note] = None
-        # All of the path before any write: what a parent was is read through views of old memory.
+        # The complete path before any write: previous values are read through views of old memory.
         before = {n: self.current(n) for n in path}
         after = [(goal, new)]
         for child, parent in itertools.pairwise(path):
@@ -236,7 +236,7 @@ class _Writing:
             self.updates[leaf] = new
 
     def put(self, view: View, source: fx.Node, part: fx.Node, node: fx.Node) -> fx.Node:
-        """Return what a tensor is after its view became ``part``."""
+        """Return the value of a tensor after its view became ``part``."""
         call, sizes, line = view.call, self.tape.sizes, calls.where(node)
         if call is None:
             return part
@@ -252,7 +252,7 @@ class _Writing:
         op, args = calls.canonical_call(call, calls.arguments(call, read), sizes)
         if calls.returns_unchanged(op, args, call):
             return part
-        # Written through `detach`, values pass no gradient, which a value without any need not say.
+        # Values written through `detach` pass no gradient; skip it if there is no gradient anyway.
         if op == "aten.detach" and not self.differentiable(source):
             return part
         value = view.parent.meta["val"]
@@ -265,7 +265,7 @@ class _Writing:
                 f"{view.parent.name}; write x = x + y instead of x += y on the view",
                 where=line,
             )
-        # As pairs of real numbers: through some operators only these have a gradient.
+        # As pairs of real numbers, since some operators have a gradient only for these.
         pairs = value.is_complex() and table.row(rewritten[0]).real
         if pairs:
             dim = rewritten[1]["dim"]
@@ -280,7 +280,7 @@ class _Writing:
         return self.call(_AS_COMPLEX, (new,), {}, node) if pairs else new
 
     def paired(self, value: fx.Node, node: fx.Node) -> fx.Node:
-        """View complex numbers as pairs of real ones; real numbers stay as they are."""
+        """View complex numbers as pairs of real numbers; real numbers are unchanged."""
         if not value.meta["val"].is_complex():
             return value
         if value.meta["val"].is_conj():
@@ -337,7 +337,7 @@ def _functional(target: torch._ops.OpOverload) -> str | None:
 
 
 def _formal(overload: torch._ops.OpOverload) -> dict[str, str]:
-    """Return the arguments of an operator and their types, without memory for its result."""
+    """Return the arguments of an operator and their types, without those for its result."""
     return {a.name: str(a.type) for a in overload._schema.arguments if not a.is_out}
 
 

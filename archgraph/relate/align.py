@@ -1,8 +1,8 @@
-"""Align: relate two graphs that were written separately, part by part, leaf by leaf, axis by axis.
+"""Align: relate two independently written graphs part by part, leaf by leaf, axis by axis.
 
-Sections are aligned in order, blocks within sections, operators and leaves within blocks: two
-blocks belong together when they have one form (:mod:`archgraph.analysis.forms`), whatever their
-names and widths.
+Sections are aligned in order, blocks within sections, operators and leaves within blocks. Two
+blocks match if they have the same form (:mod:`archgraph.analysis.forms`), whatever their names and
+widths.
 """
 
 from __future__ import annotations
@@ -18,28 +18,31 @@ from archgraph.relate.counterparts import Counterparts
 from archgraph.relate.likeness import Likeness
 from archgraph.relate.sides import Match, Sides, side_by_side
 
-# Why blocks of one form were not matched, by number in the client and in the whole.
+# Why blocks of one form were not matched, by their indices in the client and in the whole.
 Refused = Mapping[tuple[int, int], str]
 
 
 def align(client: GraphLike, whole: GraphLike) -> Alignment:
-    """Find what of two graphs belongs together, whoever wrote them.
+    """Find the corresponding parts of two graphs, even if they were written independently.
 
-    Sections are aligned in order, then blocks in order within them; two blocks match when they
-    have one form: the same operators, wired alike, with the same arguments, constants and kernels;
-    widths of free axes, factors that are roots of widths, rates and what only training does aside.
-    Operands of one form are told apart by name, in graphs without common names by width. As much as
-    can is matched, first of all at the same resolution; then equal names count (in sections of one
-    name), then equal shapes, then what comes first. Where that leaves more of the client's blocks
-    over, or more that could not be left out, blocks are aligned as one run, sections aside.
+    Sections are aligned in order, then blocks in order within them. Two blocks match if they have
+    the same form: the same operators, connected in the same way, with the same arguments, constants
+    and kernels. Widths of free axes, factors that are roots of widths, rates, and behaviour in
+    training alone do not count. Operands with the same form are distinguished by name, or by width
+    if the graphs have no common names.
+
+    As much as possible is matched, above all at equal resolution. Ties are decided by equal names
+    (in sections with the same name), then by equal shapes, then by order. If a single run of all
+    blocks, ignoring sections, matches more and leaves fewer blocks of the client unmatched, or
+    fewer that are not removable, that run is used.
 
     Args:
         client: A graph, usually the smaller one.
-        whole: Another one.
+        whole: Another graph.
 
     Returns:
-        The alignment; ``transfer`` is the map from the whole's states to the client's, if the
-        whole contains the client.
+        The alignment. Its ``transfer`` maps the whole's states to the client's, if the whole
+        contains the client.
 
     Example:
         >>> import torch
@@ -61,7 +64,7 @@ def align(client: GraphLike, whole: GraphLike) -> Alignment:
     return _aligned(graph_of(client), graph_of(whole))
 
 
-@per_graph  # tiers of many families are the same two graphs
+@per_graph  # several tiers of a family may be the same pair of graphs
 def _aligned(client: ArchGraph, whole: ArchGraph) -> Alignment:
     sides = side_by_side(client, whole)
     likeness, counterparts = Likeness(sides), Counterparts(sides)
@@ -110,8 +113,8 @@ def _unmatched(
             yield Unmatched(
                 param.name,
                 "client",
-                "evaluation does not use it, and no leaf of its module or name is left in the "
-                "other graph",
+                "evaluation does not use it, and the other graph has no leaf left of its module "
+                "or name",
             )
     yield from _blocks(sides, 1, matches, refused)
 
@@ -119,7 +122,7 @@ def _unmatched(
 def _blocks(
     sides: Sides, index: int, matches: Sequence[Match], refused: Refused
 ) -> Iterator[Unmatched]:
-    """Yield blocks of one graph without a counterpart; complete sections as one."""
+    """Yield blocks of one graph without a counterpart; a section instead of all its blocks."""
     side = sides[index]
     gone = side.unmatched(match[index] for match in matches)
     reasons = {i: _reason(sides, index, i, matches, refused) for i in gone}
@@ -145,7 +148,7 @@ def _reason(
     free = [i for i in same if i not in matched]
     if free:
         name = other.blocks[free[0]].name
-        return f"{name} of the other graph has this form ({form}), but lies elsewhere"
+        return f"{name} of the other graph has this form ({form}), but a different position"
     if same:
         return f"the other graph has fewer blocks of this form ({form})"
     best = nearest_form(form, candidates)

@@ -1,4 +1,4 @@
-"""What of two graphs belongs together, and what follows from it: widths, a transfer, tables."""
+"""The corresponding parts of two graphs, and the widths, transfer and tables that follow."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Unmatched:
 
     Attributes:
         part: Name of a section, block or leaf.
-        side: Which graph has it.
-        reason: Why it has none.
+        side: The graph that contains it.
+        reason: Why it has no counterpart.
     """
 
     part: str
@@ -41,16 +41,16 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Alignment:
-    """What of two graphs belongs together, and why the rest does not.
+    """The corresponding parts of two graphs, and the reasons for the rest.
 
     Attributes:
         client: The first graph.
         whole: The second graph.
-        sections: Pairs of section names (client's, whole's), in order; a section of one may have
-            parts in several of the other.
+        sections: Pairs of section names (client's, whole's), in order; a section of one graph may
+            correspond to parts of several sections of the other.
         blocks: Pairs of block names.
-        nodes: Pairs of operators; those that act in training alone are not compared.
-        leaves: Pairs of leaves, constants included.
+        nodes: Pairs of operators; operators that act only in training are not compared.
+        leaves: Pairs of leaves, including constants.
         unmatched: Parts without a counterpart, in order, the client's first.
     """
 
@@ -64,11 +64,12 @@ class Alignment:
 
     @property
     def score(self) -> float:
-        """Share of what is matched, 0 to 1: 2·m / (a + b).
+        """Share of matched entries, from 0 to 1: 2·m / (a + b).
 
-        ``a`` and ``b`` are the numbers of entries of the two states that evaluation reads (not
-        those that count steps), ``m`` the number of pairs of them; of operators where neither graph
-        has such entries. Widths do not count: a model and its narrow sister have score 1.
+        ``a`` and ``b`` are the numbers of state entries that evaluation reads (without step
+        counters), and ``m`` is the number of pairs of them. If neither graph has such entries,
+        operators are counted instead. Widths do not count: a model and its narrow version have
+        score 1.
         """
         mine, theirs = _read(self.client), _read(self.whole)
         if not mine and not theirs:
@@ -79,16 +80,16 @@ class Alignment:
 
     @functools.cached_property
     def widths(self) -> Widths:
-        """The sizes that the client gives the whole's axes."""
+        """The sizes of the whole's axes that follow from the client."""
         return Widths(self.client, self.whole, self.leaves, self.blocks, self.nodes)
 
     @functools.cached_property
     def transfer(self) -> Transfer:
-        """From the whole's states to the client's: blocks left out, a prefix of every axis.
+        """Transfer from the whole's states to the client's: drops blocks, takes a prefix of axes.
 
         Raises:
-            RewriteError: If the whole does not contain the client: names the first part of the
-                client without a counterpart, or the first leaf whose shape no cut gives.
+            RewriteError: If the whole does not contain the client; names the first part of the
+                client without a counterpart, or the first leaf whose shape is not a cut.
         """
         where = self.client.name or "client graph"
         for item in self.unmatched:
@@ -148,7 +149,7 @@ class Alignment:
         if lacking:
             return f"B does not contain A: it lacks {lacking[0]}"
         try:
-            return f"B contains A: {len(self.transfer.target)} entries of A's state come out of B's"
+            return f"B contains A: {len(self.transfer.target)} entries of A's state come from B's"
         except RewriteError as error:
             return f"B does not contain A: {error}"
 

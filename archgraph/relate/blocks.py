@@ -1,4 +1,4 @@
-"""Which blocks of two graphs belong together: sections in order, blocks in order within them."""
+"""Find the corresponding blocks of two graphs: sections in order, and blocks within them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 from archgraph.relate.likeness import OPERATOR, Likeness
 from archgraph.relate.sides import Match, SideGraph, Sides, level
 
-# What a pair of blocks has in common, most important first: operators at one resolution (PLACE),
-# operators (OPERATOR), the name (NAME), shapes of leaves (1 each).
+# Values of a pair of blocks, most important first: operators at equal resolution (PLACE), operators
+# (OPERATOR), the name (NAME), and shapes of leaves (1 each).
 PLACE, NAME = 10**14, 10**4
-# Blocks of one graph that may be one block of the other.
+# Maximum number of blocks of one graph that may be one block of the other.
 MERGED = 8
 
 
 class MatchedPair(NamedTuple):
-    """Items of two sequences that are matched: ``m`` from ``i`` on, ``n`` from ``j`` on."""
+    """A match of two sequences: ``m`` items from index ``i`` with ``n`` items from index ``j``."""
 
     i: int
     j: int
@@ -28,16 +28,17 @@ class MatchedPair(NamedTuple):
 def best_matches(
     m: int, n: int, options: Callable[[int, int], Iterable[tuple[int, int, int]]]
 ) -> tuple[int, list[MatchedPair]]:
-    """Align two sequences: the largest total value, and the matches; of equal ones the first.
+    """Align two sequences; return the largest total value, and the first matches that attain it.
 
-    ``best[i][j]`` is the largest value of what follows positions i and j: skip an item of either
-    sequence, or match some items of both and go on behind them. Reading forwards from (0, 0) gives
-    the matches.
+    ``best[i][j]`` is the largest value of the parts from positions i and j on: either skip an item
+    of one sequence, or match some items of both and continue after them. Reading forwards from
+    (0, 0) gives the matches.
 
     Args:
-        m: Length of the first.
-        n: Length of the second.
-        options: By position in both: value of a match, and how many items of each it takes.
+        m: Length of the first sequence.
+        n: Length of the second sequence.
+        options: By position in both: value of a match, and the number of items that it takes from
+            each.
 
     >>> same = lambda i, j: [(1, 1, 1)] if "abcd"[i] == "xbd"[j] else []
     >>> [(piece.i, piece.j) for piece in best_matches(4, 3, same)[1]]
@@ -53,7 +54,7 @@ def best_matches(
             top = max(best[i + 1][j], best[i][j + 1])
             for value, p, q in options(i, j):
                 total = value + best[i + p][j + q]
-                # Not `>`: of equal totals a match is preferred to a skip, so that the first wins.
+                # Not `>`: at equal totals a match is preferred to a skip, so the first one wins.
                 if value and total >= top:
                     top = total
                     step[i, j] = p, q
@@ -73,11 +74,11 @@ def best_matches(
 
 
 def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
-    """Match blocks: by sections, or as one run where that matches more.
+    """Match blocks by sections, or as a single run if that matches more.
 
-    Two sections are worth what the best sequence of matches of their blocks is worth; the best
-    sequence of sections wins, unless all blocks as one run are worth more and leave fewer blocks
-    over, of the client's or of those that cannot be left out.
+    The value of two sections is that of the best sequence of matches of their blocks. The best
+    sequence of sections wins, unless a single run of all blocks has a larger value and leaves fewer
+    blocks unmatched, of the client's or of those that are not removable.
     """
     mine, theirs = sides
     inner = [
@@ -91,7 +92,7 @@ def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
     by_sections = [match for piece in chosen for match in inner[piece.i][piece.j][1]]
     left = _left_over(sides, by_sections)
     if not any(left):
-        return by_sections  # one run can leave no fewer over, and costs as much as all sections
+        return by_sections  # a single run cannot leave fewer, and costs as much as all sections
     every = range(len(mine.blocks)), range(len(theirs.blocks))
     flat, run = _run(sides, likeness, *every, False)
     fewer = any(a < b for a, b in zip(_left_over(sides, run), left, strict=True))
@@ -99,7 +100,7 @@ def matching_blocks(sides: Sides, likeness: Likeness) -> list[Match]:
 
 
 def same_operators(sides: Sides, nodes: Mapping[str, str]) -> list[Match]:
-    """Match blocks of two graphs of one form: those that have the same operators."""
+    """Match the blocks of two graphs of one form by their common operators."""
     at = {n: j for j, b in enumerate(sides[1].blocks) for n in b.nodes}
     matches = []
     for i, block in enumerate(sides[0].blocks):
@@ -111,7 +112,7 @@ def same_operators(sides: Sides, nodes: Mapping[str, str]) -> list[Match]:
 
 
 def _left_over(sides: Sides, matches: Sequence[Match]) -> tuple[int, int]:
-    """Count unmatched blocks: those that cannot be left out either, and the client's."""
+    """Count unmatched blocks: those that are not removable, and the client's."""
     fixed = 0
     for index, side in enumerate(sides):
         matched = {i for match in matches for i in match[index]}
@@ -122,7 +123,7 @@ def _left_over(sides: Sides, matches: Sequence[Match]) -> tuple[int, int]:
 def _run(
     sides: Sides, likeness: Likeness, a: range, b: range, by_name: bool
 ) -> tuple[int, list[Match]]:
-    """Align two runs of blocks: what they have in common, and the matches."""
+    """Align two runs of blocks; return their total value and the matches."""
     mine, theirs = sides
     kinds = [[s.graph.node[n].types for n in s.inputs] for s in sides]
 
@@ -135,7 +136,7 @@ def _run(
         if value:
             ends = mine.blocks[left[-1]].exit, theirs.blocks[right[-1]].exit
             if kinds[0] == kinds[1] and level(sides, ends):
-                # Per operator, and above any sum of the rest: resolution is decided first.
+                # Per operator, and larger than any sum of the rest: resolution decides first.
                 value += value // OPERATOR * PLACE
             if by_name and mine.blocks[a[i]].name == theirs.blocks[b[j]].name:
                 value += NAME
@@ -146,9 +147,9 @@ def _run(
 
 
 def _pieces(sides: Sides, a: range, b: range) -> tuple[int, int] | None:
-    """Count blocks from the start of two runs until both have equally many operators.
+    """Count blocks from the start of two runs until both have the same number of operators.
 
-    One and one, unless the graphs are cut into blocks at other places.
+    The result is (1, 1) unless the graphs are divided into blocks differently.
     """
     counts, totals = [1, 1], [side.sizes[run[0]] for side, run in zip(sides, (a, b), strict=True)]
     while totals[0] != totals[1]:

@@ -1,4 +1,4 @@
-"""A block of one graph copied into another, behind its predecessor's counterpart."""
+"""Copy a block of one graph into another, after its predecessor's counterpart."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from archgraph.rewrites.splice import Renaming, behind, names_in_use
 def with_copy(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> ArchGraph:
     """Insert a block of another graph.
 
-    Find the result behind which the block goes; cut or widen the block's graph so that it fits
-    there; then put its operators and leaves, under names that are free, between that result and
+    Find the result after which to insert the block, and cut or widen the block's graph so that it
+    fits there. Then insert its operators and leaves, under free names, between that result and
     everything that used it.
 
     Raises:
-        RewriteError: If the block has no place in the whole, does not fit, or cannot stand alone.
-        GraphError: If what follows does not work on its result.
+        RewriteError: If the block has no position in the host, does not fit, or is not
+            self-contained.
+        GraphError: If the operators that follow cannot take its result.
     """
     spot, after = _spot(host, graph, alignment, block)
     source = _fitted(host, graph, block, spot)
@@ -47,7 +48,7 @@ def with_copy(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Bl
     names = {n.name: f"{n.name}~new" for n in nodes} | {block.entry: spot}
     renaming = Renaming(leaves, lambda node: module(node.scope))
     copies, params, changes = renaming.copy(source, nodes, updates, names)
-    # Sections are found again by analysis: the block may lengthen or split one.
+    # The analysis finds sections again, since the block may lengthen or split one.
     new = behind(host, spot, copies, names[block.exit]).replace(
         params=with_leaves(host, ((after, p) for p in params)),
         updates=(*host.updates, *changes),
@@ -59,23 +60,23 @@ def with_copy(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Bl
 
 
 def _spot(host: ArchGraph, graph: ArchGraph, alignment: Alignment, block: Block) -> tuple[str, str]:
-    """Return the result after which the block goes, and the leaf after which its leaves go."""
+    """Return the result and the leaf after which the block and its leaves are inserted."""
     pairs = dict(alignment.blocks)
     _check_order(host, graph, pairs, block)
     previous = next((b for b in structure(graph).blocks if b.exit == block.entry), None)
     if previous is None:
         inputs = [[n.name for n in g.nodes if n.op == "input"] for g in (graph, host)]
         if block.entry not in inputs[0] or len(inputs[0]) != len(inputs[1]):
-            raise RewriteError("takes a result that no block makes", where=block.name)
+            raise RewriteError("takes a result that no block computes", where=block.name)
         return inputs[1][inputs[0].index(block.entry)], ""
     if previous.name not in pairs:
-        raise RewriteError("what comes before it has no counterpart", where=block.name)
+        raise RewriteError("the block before it has no counterpart", where=block.name)
     before_it = structure(host).block(pairs[previous.name])
     return before_it.exit, last_leaf(host, before_it)
 
 
 def _check_order(host: ArchGraph, graph: ArchGraph, pairs: Mapping[str, str], block: Block) -> None:
-    """Check that a host has no blocks of its own where one is to go, unless one may be left out."""
+    """Check that the host has no block at this position, unless it or ``block`` is removable."""
     mine, theirs = ([b.name for b in structure(g).blocks] for g in (graph, host))
     index = mine.index(block.name)
     after = [theirs.index(pairs[name]) for name in mine[:index] if name in pairs]
@@ -84,7 +85,7 @@ def _check_order(host: ArchGraph, graph: ArchGraph, pairs: Mapping[str, str], bl
     others = [b for b in gap if b.name not in pairs.values() and not b.removable]
     if others and not block.removable:
         raise RewriteError(
-            "the other graph has a block of its own there",
+            "the other graph has another block at this position",
             where=block.name,
             found=f"{others[0].name}, which {others[0].reason}",
         )
@@ -100,7 +101,7 @@ def _fitted(host: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> ArchG
         layouts = solved.value[name][0]
         if len(layouts) != len(there):
             raise RewriteError(
-                "makes a result of another rank",
+                "computes a result with another number of dimensions",
                 where=block.name,
                 found=len(layouts),
                 expected=len(there),
@@ -110,12 +111,12 @@ def _fitted(host: ArchGraph, graph: ArchGraph, block: Block, spot: str) -> ArchG
                 equations += sized(block.name, mine, theirs)
     claims, open_ = solve(equations)
     if open_ or any(len(sizes) > 1 for sizes in claims.values()):
-        raise RewriteError("does not fit where it would go", where=block.name)
+        raise RewriteError("does not fit its new position", where=block.name)
     return resized(graph, {axis: sizes[0] for axis, sizes in claims.items()})
 
 
 def _computation(source: ArchGraph, block: Block) -> tuple[list[Node], list[tuple[str, Value]]]:
-    """Return the operators that make the block's result or update its counters, and updates."""
+    """Return the operators that compute a block's result or updates, and the updates."""
     inside = set(block.nodes) - {block.entry}
     updates = [
         (k, v) for k, v in source.updates if inside.issuperset([*refs(v), *source.leaf_users[k]])
@@ -130,12 +131,12 @@ def _computation(source: ArchGraph, block: Block) -> tuple[list[Node], list[tupl
 
 
 def _own_leaves(source: ArchGraph, nodes: Sequence[Node], block: Block) -> set[str]:
-    """Return leaves that the block's operators use, and unused ones of its modules (counters)."""
+    """Return the leaves of the block's operators, and unused ones of its modules (counters)."""
     names = {n.name for n in nodes}
     used = {leaf for n in nodes for leaf in n.leaves()}
     shared = [k for k in sorted(used) if not names.issuperset(source.leaf_users[k])]
     if shared:
-        raise RewriteError(f"shares {shared[0]} with others", where=block.name)
+        raise RewriteError(f"shares {shared[0]} with other blocks", where=block.name)
     modules = {name.rpartition(".")[0] for name in used}
     return used | {
         p.name
@@ -147,7 +148,7 @@ def _own_leaves(source: ArchGraph, nodes: Sequence[Node], block: Block) -> set[s
 
 
 def _free_names(host: ArchGraph, source: ArchGraph, block: Block) -> Callable[[str], str]:
-    """Return a function that renames the block's modules; it keeps names that are free."""
+    """Return a function that renames the block's modules, keeping names that are free."""
     unavailable = names_in_use(host)
     nodes = [source.node[n] for n in block.nodes]
     used = {leaf for n in nodes for leaf in n.leaves()}
@@ -161,7 +162,7 @@ def _free_names(host: ArchGraph, source: ArchGraph, block: Block) -> Callable[[s
 
 
 def _numbered(block: str, count: int) -> Callable[[str], str]:
-    """Return a function that makes module names of a copied block unique."""
+    """Return a function that adds a number to the module names of a copied block."""
 
     def rename(module: str) -> str:
         if not count or not module:
@@ -174,10 +175,10 @@ def _numbered(block: str, count: int) -> Callable[[str], str]:
 
 
 def resized(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
-    """Resize axes of a graph, to smaller or larger sizes.
+    """Resize axes of a graph to smaller or larger sizes.
 
     Raises:
-        RewriteError: For an axis that cannot change.
+        RewriteError: If an axis cannot be resized.
     """
     solved = axes(graph)
     chosen = {}
@@ -193,6 +194,6 @@ def resized(graph: ArchGraph, sizes: Mapping[str, int]) -> ArchGraph:
                 expected=axis.size,
                 hint=axis.reason,
             )
-        # More positions than there are: repeat them, as widening does.
+        # A larger size repeats positions, as widening does.
         chosen[name] = np.arange(size) % axis.size
     return cut_axes(graph, chosen).graph if chosen else graph

@@ -1,11 +1,12 @@
-"""The correspondence of two graphs, read off the transfer between them.
+"""The correspondence of two graphs, derived from the transfer between them.
 
-1. Leaves: an entry of B corresponds to the entry of A from which its values come; the second entry
-   of B that comes from one of A is a copy. Without a transfer, :func:`archgraph.align` pairs them.
-2. Blocks correspond where leaves of them do; those without leaves in order between these.
-3. Operators correspond where they use corresponding leaves; the others of corresponding blocks in
-   order between these, operator by operator.
-4. What is left over is missing or new; axes and arguments of what corresponds are compared.
+1. Leaves: an entry of B corresponds to the entry of A that is the source of its values. Further
+   entries of B with the same source are copies. Without a transfer, :func:`archgraph.align` pairs
+   entries.
+2. Blocks correspond if their leaves do; blocks without leaves are paired in order in between.
+3. Operators correspond if they use corresponding leaves; the other operators of corresponding
+   blocks are paired in order in between.
+4. All other parts are missing or new; axes and arguments of corresponding parts are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from archgraph.relate.partners import Partners, partners
 from archgraph.states import Transfer, signature
 from archgraph.states.state import first_difference
 
-# From A's states to B's, or from one whole's states to A's and to B's.
+# From A's states to B's, or from the states of a common graph to A's and to B's.
 Way: TypeAlias = "Transfer | tuple[Transfer, Transfer]"
 
 
@@ -31,10 +32,9 @@ def correspond(a: GraphLike, b: GraphLike, way: Way | None = None) -> Correspond
 
     Args:
         a: A graph, usually the larger one or the one before a rewrite.
-        b: Another one.
-        way: The transfer from A's states to B's; or two transfers that start from one graph's
-            states and end at A's and at B's (two clients of a family). Default: the graphs
-            are aligned by structure.
+        b: Another graph.
+        way: The transfer from A's states to B's; or two transfers from one graph's states, to A's
+            and to B's (two clients of a family). Default: the graphs are aligned by structure.
 
     Raises:
         RewriteError: If a transfer does not start or end at its graph.
@@ -64,7 +64,7 @@ def correspond(a: GraphLike, b: GraphLike, way: Way | None = None) -> Correspond
 
 
 def _aligned(a: ArchGraph, b: ArchGraph) -> Partners:
-    """Pair parts by structure; alignment leaves out what only training does."""
+    """Pair parts by structure; an alignment omits operators that act only in training."""
     alignment = align(b, a)
     state = set(b.state_names)
     leaves = {y: x for y, x in alignment.leaves if y in state}
@@ -73,7 +73,7 @@ def _aligned(a: ArchGraph, b: ArchGraph) -> Partners:
 
 
 def _through(a: ArchGraph, b: ArchGraph, way: Way) -> Partners:
-    """Pair parts by the origin of each entry of B's state."""
+    """Pair parts by the source of each entry of B's state."""
     into_a, into_b = (Transfer.identity(a), way) if isinstance(way, Transfer) else way
     ends = (into_a.target, signature(a)), (into_b.target, signature(b))
     for actual, expected in (*ends, (into_b.source, into_a.source)):
@@ -89,7 +89,7 @@ def _through(a: ArchGraph, b: ArchGraph, way: Way) -> Partners:
     leaves: dict[str, str] = {}
     copies: dict[str, str] = {}
     used: set[str] = set()
-    # The first entry of B with an origin is its counterpart; further ones are copies.
+    # The first entry of B with a source is its counterpart; further ones are copies.
     for name, entry in into_b.entries.items():
         if (origin := known.get(entry.source)) is not None:
             (copies if origin in used else leaves)[name] = origin

@@ -1,4 +1,4 @@
-"""Which parts of two graphs correspond, and every difference between them, as a value."""
+"""The corresponding parts of two graphs and every difference between them, as a value."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class PartDifference:
 
     Attributes:
         kind: ``missing``: only A has the part; ``new``: only B has it; ``copied``: B has it, with
-            values of a part of A that another part of B has, too; ``narrower`` and ``wider``: B
-            has fewer or more positions of an axis; ``changed``: an operator has other arguments.
-        level: Kind of the part.
+            the values of a part of A that has another counterpart; ``narrower`` and ``wider``: B
+            has fewer or more positions on an axis; ``changed``: an operator has other arguments.
+        level: Level of the part.
         a: Its name in A; empty if A lacks it.
         b: Its name in B; empty if B lacks it.
         before: Positions of an axis or arguments of an operator in A.
         after: The same in B.
-        nodes_a: Operators of A that it concerns.
-        nodes_b: Operators of B that it concerns.
+        nodes_a: Operators of A that are affected.
+        nodes_b: Operators of B that are affected.
     """
 
     kind: PartKind
@@ -42,15 +42,16 @@ class PartDifference:
 
 @dataclass(frozen=True)
 class Correspondence:
-    """What of two graphs corresponds, and every difference.
+    """The corresponding parts of two graphs, and every difference.
 
     Attributes:
         a: The first graph.
         b: The second graph.
-        exact: Whether it was read off a transfer; else the graphs were aligned by structure.
+        exact: Whether it was derived from a transfer; otherwise the graphs were aligned by
+            structure.
         blocks: Pairs of block names (A's, B's) in the order of B.
         nodes: Pairs of operators.
-        leaves: Pairs of entries of the states; copies are not among them.
+        leaves: Pairs of state entries, without copies.
         differences: Blocks first, then operators, leaves and axes.
     """
 

@@ -1,4 +1,4 @@
-"""Operators and leaves of two graphs that belong together, pair by pair without contradiction."""
+"""Corresponding operators and leaves of two graphs, pair by pair without contradiction."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Counterparts:
     """Pairs of operators and leaves.
 
     Attributes:
-        nodes: The whole's operators by the client's.
-        leaves: The whole's leaves by the client's.
-        back: The client's leaves by the whole's.
+        nodes: Operators of the whole, by operator of the client.
+        leaves: Leaves of the whole, by leaf of the client.
+        back: Leaves of the client, by leaf of the whole.
     """
 
     def __init__(self, sides: Sides) -> None:
@@ -24,13 +24,13 @@ class Counterparts:
         self._entries = [{s.forms.through(b.exit): b.entry for b in s.blocks} for s in sides]
 
     def pair(self, mine: Form, theirs: Form) -> None:
-        """Pair the operators and leaves of two parts of one form."""
+        """Pair the operators and leaves of two parts with the same form."""
         self.nodes.update(zip(mine.nodes, theirs.nodes, strict=True))
         for a, b in zip(mine.leaves, theirs.leaves, strict=True):
             self.leaves[a], self.back[b] = b, a
 
     def accept(self, match: Match) -> str:
-        """Pair the operators and leaves of a match; returns why not if earlier pairs contradict."""
+        """Pair the operators and leaves of a match; return the reason if earlier pairs conflict."""
         mine, theirs = (side.form(run) for side, run in zip(self.sides, match, strict=True))
         reason = self._contradiction(mine, theirs) or self._other_inputs(match, mine, theirs)
         if not reason:
@@ -48,7 +48,7 @@ class Counterparts:
         return ""
 
     def _other_inputs(self, match: Match, mine: Form, theirs: Form) -> str:
-        """Return why two runs of blocks take inputs that do not correspond; empty if they do."""
+        """Return why the inputs of two runs of blocks do not correspond; empty if they do."""
         a, b = (s.blocks[run[0]] for s, run in zip(self.sides, match, strict=True))
         operands = [(a.entry, b.entry)]
         if len(mine.far) == len(theirs.far):
@@ -71,7 +71,7 @@ class Counterparts:
     def pair_unused(self) -> None:
         """Pair leaves that evaluation does not use (counters) by their modules.
 
-        Only where evaluation uses no leaf of a module does a name decide.
+        Names decide only if evaluation uses no leaf of the module.
         """
         client, other_graph = (side.graph for side in self.sides)
         modules = {

@@ -1,4 +1,4 @@
-"""The differences of two graphs, given what of them corresponds."""
+"""The differences of two graphs, derived from their corresponding parts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from archgraph.layout.layouts import AxisRef, Layout
 from archgraph.relate.correspondence import PartDifference, PartKind
 from archgraph.relate.partners import Half, Partners
 
-# Names of a layout in both graphs, and its sizes.
+# Names of a layout in both graphs, and its sizes in both.
 Resized: TypeAlias = tuple[str, str, int, int]
 
 
 def disparities(pairs: Partners) -> Iterator[PartDifference]:
-    """Yield every difference: blocks first, then operators, entries of the states, and axes."""
+    """Yield every difference: blocks first, then operators, state entries, and axes."""
     of_a, of_b = _alone(pairs)
     yield from of_a
     yield from of_b
@@ -36,7 +36,7 @@ def disparities(pairs: Partners) -> Iterator[PartDifference]:
 
 
 def _alone(pairs: Partners) -> tuple[list[PartDifference], list[PartDifference]]:
-    """Return blocks without a partner, of A and of B."""
+    """Return the blocks of A and of B without a partner."""
     mine, theirs = ({pair[i] for pair in pairs.blocks} for i in (0, 1))
     gone = [
         PartDifference("missing", "block", name, nodes_a=nodes)
@@ -56,7 +56,7 @@ def _alone(pairs: Partners) -> tuple[list[PartDifference], list[PartDifference]]
 
 
 def _changed(pairs: Partners) -> Iterator[PartDifference]:
-    """Yield operators that correspond with other arguments; sizes that follow from axes aside."""
+    """Yield corresponding operators with different arguments, ignoring sizes set by axes."""
     decided = [axes(side.graph).attributes for side in (pairs.a, pairs.b)]
     for theirs, mine in pairs.nodes.items():
         before, after = _said(pairs.a, mine), _said(pairs.b, theirs)
@@ -73,7 +73,7 @@ def _changed(pairs: Partners) -> Iterator[PartDifference]:
 
 
 def _said(half: Half, name: str) -> dict[str, str]:
-    """Return an operator and its arguments, without the names of what it uses."""
+    """Return an operator and its arguments as text, without names of operands."""
 
     def unnamed(value: Value) -> Value:
         match value:
@@ -89,7 +89,7 @@ def _said(half: Half, name: str) -> dict[str, str]:
 
 
 def _leaves(pairs: Partners) -> Iterator[PartDifference]:
-    """Yield entries of the states without a partner whose operators all have one."""
+    """Yield state entries without a partner whose operators all have one."""
     matched = set(pairs.nodes.values())
     matched_leaves = set(pairs.leaves.values())
     for leaf, users in pairs.a.users.items():

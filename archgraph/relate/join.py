@@ -1,4 +1,4 @@
-"""Join and meet: the least architecture that contains all, the greatest that all contain."""
+"""Join and meet: the least architecture that contains all graphs, the greatest that all contain."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from archgraph.rewrites.skip import skip
 from archgraph.states import Rewritten, Transfer
 from archgraph.tables import Table
 
-# A graph, and for each of the others the transfer between its states and theirs.
+# A graph, and for each other graph the transfer between its states and those of the graph.
 Attempt: TypeAlias = "tuple[ArchGraph, Mapping[ArchGraph, Transfer]]"
 
 
 @dataclass(frozen=True)
 class Related:
-    """An architecture that stands in one relation to some others.
+    """An architecture that is related to several others.
 
     Attributes:
         graph: The architecture.
-        transfers: One for each of the others, in the order they were passed.
+        transfers: One transfer for each of the others, in the order they were passed.
     """
 
     graph: ArchGraph
@@ -51,34 +51,34 @@ class Related:
 
 
 class Joined(Related):
-    """The least architecture that contains some others.
+    """The least architecture that contains several others.
 
-    Its transfers lead from its states to those of each of the others: blocks left out, a prefix of
-    every axis.
+    Its transfers map its states to those of each of the others: they drop blocks, and take a prefix
+    of every axis.
     """
 
 
 class Met(Related):
-    """The greatest architecture that some others contain.
+    """The greatest architecture that several others contain.
 
-    Its transfers lead from the states of each of the others to its own.
+    Its transfers map the states of each of the others to its own.
     """
 
 
 def join(graphs: Iterable[GraphLike]) -> Joined:
-    """Find the least architecture that contains all of some, whoever wrote them.
+    """Find the least architecture that contains all graphs, even if written independently.
 
-    Per section it has the most blocks that any of them has, per axis the largest width; what could
-    be left out in all that have it still can be. Names are those of the graph with most blocks.
-    What it lacks is added by repeating a section's last block, or by copying the block behind its
-    predecessor's counterpart.
+    Every section has as many blocks as in the deepest of the graphs, and every axis has the
+    largest width. A block stays removable if it is removable in all graphs that have it. Names are
+    those of the graph with most blocks. Blocks that it lacks are added by repeating the last block
+    of a section, or by copying the block after its predecessor's counterpart.
 
     Args:
-        graphs: At least one.
+        graphs: At least one graph.
 
     Raises:
-        RewriteError: If two of them cannot be brought together; names the first part that stands
-            in the way, and why.
+        RewriteError: If two of them cannot be joined; names the first part that prevents it, and
+            the reason.
 
     Example:
         >>> import torch
@@ -94,16 +94,16 @@ def join(graphs: Iterable[GraphLike]) -> Joined:
 
 
 def meet(graphs: Iterable[GraphLike]) -> Met:
-    """Find the greatest architecture that all of some contain, whoever wrote them.
+    """Find the greatest architecture that all graphs contain, even if written independently.
 
-    Per section it has the blocks that all of them have, per axis the smallest width. Names are
-    those of the graph with fewest blocks.
+    Every section has the blocks that all of them have, and every axis has the smallest width. Names
+    are those of the graph with fewest blocks.
 
     Args:
-        graphs: At least one.
+        graphs: At least one graph.
 
     Raises:
-        RewriteError: If a block that one of them lacks cannot be left out; names it, and why.
+        RewriteError: If a block that one of them lacks is not removable; names it, and the reason.
 
     Example:
         >>> import torch
@@ -120,7 +120,7 @@ def meet(graphs: Iterable[GraphLike]) -> Met:
 
 
 def _checked(graphs: Iterable[GraphLike], verb: str) -> tuple[ArchGraph, ...]:
-    """Check and return the graphs as a tuple."""
+    """Check the graphs and return them as a tuple."""
     if isinstance(graphs, (ArchGraph, Rewritten)) or not isinstance(graphs, Iterable):
         kind = type(graphs).__name__
         raise RewriteError(f"not graphs to {verb}", found=kind, expected="several graphs")
@@ -131,7 +131,7 @@ def _checked(graphs: Iterable[GraphLike], verb: str) -> tuple[ArchGraph, ...]:
 
 
 def _ordered(graphs: Iterable[ArchGraph], *, largest_first: bool) -> list[ArchGraph]:
-    """Sort distinct graphs by number of sections, blocks, values in the state; then any order."""
+    """Sort distinct graphs by number of sections, blocks and state elements, then by digest."""
 
     def extent(graph: ArchGraph) -> tuple[int, int, int, str]:
         parts = structure(graph)
@@ -144,8 +144,8 @@ def _ordered(graphs: Iterable[ArchGraph], *, largest_first: bool) -> list[ArchGr
 def _first_possible(
     bases: Sequence[ArchGraph], make: Callable[[ArchGraph, Sequence[ArchGraph]], Attempt]
 ) -> Attempt:
-    """Return the result for the first graph that gives one."""
-    # The first base is the most likely one, so its problem is the one to report.
+    """Return the result for the first graph for which there is one."""
+    # The first base is the most likely one, so report its problem.
     problem: ArchGraphError | None = None
     for base in bases:
         try:
@@ -160,16 +160,16 @@ def _first_possible(
 
 
 def _joined(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Attempt:
-    """Add to the base the blocks that it lacks, then give every axis the largest width.
+    """Add the blocks that the base lacks, then give every axis the largest width.
 
-    Axes that are tied (:func:`_ties`) get one width.
+    Axes that are tied (:func:`_ties`) get the same width.
     """
-    import networkx as nx  # only here: most commands join nothing
+    import networkx as nx  # imported here because most commands do not join graphs
 
     joint = base
     for graph in graphs:
         joint = _deepened(joint, graph)
-    # Only now: a block that a later graph adds may move the partners of an earlier one.
+    # Not earlier: a block that a later graph adds may change the partners of an earlier graph.
     alignments = [align(graph, joint) for graph in graphs]
     sizes = _sizes_asked(alignments)
     tied = nx.Graph(_ties(joint, alignments))
@@ -179,12 +179,12 @@ def _joined(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Attempt:
         claimed = [n for axis in group for n in sizes.get(axis, ())]
         widest |= {axis: max(claimed) for axis in group if claimed}
     joint = resized(joint, widest)
-    # Aligned again, since the widths of the joint graph have changed.
+    # Align again, since the widths of the joint graph have changed.
     return joint, {graph: align(graph, joint).transfer for graph in graphs}
 
 
 def _deepened(joint: ArchGraph, graph: ArchGraph) -> ArchGraph:
-    """Add all blocks of another graph, of whatever widths."""
+    """Add all blocks of another graph, whatever their widths."""
     alignment = align(graph, joint)
     while lacking := next((u for u in alignment.unmatched if u.side == "client"), None):
         problem = ""
@@ -195,7 +195,7 @@ def _deepened(joint: ArchGraph, graph: ArchGraph) -> ArchGraph:
                 problem = str(error)
                 continue
             again = align(graph, grown)
-            # Without more matched operators the loop would add blocks forever.
+            # Unless more operators match, the loop would add blocks forever.
             if len(again.nodes) > len(alignment.nodes):
                 joint, alignment = grown, again
                 break
@@ -211,7 +211,7 @@ def _deepened(joint: ArchGraph, graph: ArchGraph) -> ArchGraph:
 def _ways(
     joint: ArchGraph, graph: ArchGraph, alignment: Alignment
 ) -> Iterator[Callable[[], ArchGraph]]:
-    """Yield ways to add the first missing block: a repetition, else a copy."""
+    """Yield ways to add the first missing block: by repeating a section's last block, or a copy."""
     names = {name for name, _ in alignment.blocks}
     missing = [b for b in structure(graph).blocks if b.name not in names]
     if not missing:
@@ -230,9 +230,9 @@ def _repeated(joint: ArchGraph, section: str, depth: int) -> ArchGraph:
 
 
 def _ties(joint: ArchGraph, alignments: Sequence[Alignment]) -> Iterator[tuple[str, str]]:
-    """Yield axes before and behind a block that are equally wide in each graph that has it.
+    """Yield axes before and after a block that are equally wide in every graph that has the block.
 
-    They stay so: what can be left out can still be left out, and a section has one width.
+    They stay equal, so that removable blocks remain removable and a section has a single width.
     """
     even: dict[str, bool] = {}
     for alignment in alignments:
@@ -255,7 +255,7 @@ def _ties(joint: ArchGraph, alignments: Sequence[Alignment]) -> Iterator[tuple[s
 
 
 def _met(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Attempt:
-    """Leave out of the base what one of the graphs lacks, then cut every axis to the smallest."""
+    """Remove from the base the parts that a graph lacks, then cut axes to the smallest width."""
     common = base
     for graph in graphs:
         alignment = align(common, graph)
@@ -268,7 +268,7 @@ def _met(base: ArchGraph, graphs: Sequence[ArchGraph]) -> Attempt:
 
 
 def _without(graph: ArchGraph, item: Unmatched) -> ArchGraph:
-    """Remove a block, a section or a leaf that evaluation does not use."""
+    """Remove a block, a section, or a leaf that evaluation does not use."""
     parts = structure(graph)
     names = [b.name for s in parts.sections if s.name == item.part for b in s.blocks]
     names = [b.name for b in parts.blocks if b.name == item.part] or names
@@ -292,14 +292,14 @@ def _without_leaf(graph: ArchGraph, item: Unmatched) -> ArchGraph:
 
 def _inseparable(graph: ArchGraph, item: Unmatched, problem: str) -> RewriteError:
     return RewriteError(
-        "graphs have no common part that could stand alone",
+        "graphs have no self-contained common part",
         where=f"{graph.name or 'graph'}: {item.part}",
         hint=f"{item.reason}; {problem}",
     )
 
 
 def _sizes_asked(alignments: Iterable[Alignment]) -> dict[str, list[int]]:
-    """Collect the widths that some graphs have for the axes of the graph they are aligned with."""
+    """Collect the widths of several graphs for the axes of the graph they are aligned with."""
     sizes: dict[str, list[int]] = {}
     for alignment in alignments:
         alignment.widths.decided(alignment.client.name or "graph")

@@ -1,4 +1,4 @@
-"""What runs of blocks of two graphs have in common, and what keeps them from being cuts."""
+"""The similarity of runs of blocks of two graphs, and obstacles to one being a cut of the other."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from archgraph.analysis.widths import flat, matching_parts, stated
 from archgraph.layout.layouts import AxisRef, Layout, Prod, Sum
 from archgraph.relate.sides import SideGraph, Sides, level
 
-# Value of an operator that two runs of blocks have in common.
+# Value of an operator that two runs of blocks share.
 OPERATOR = 10**8
 
 
 class Likeness:
-    """What runs of blocks of two graphs have in common.
+    """Similarity of runs of blocks of two graphs.
 
-    Verdicts are computed once per pair of looks: models repeat their blocks.
+    Verdicts are computed once per pair of fingerprints, because models repeat their blocks.
 
     Attributes:
-        refused: Blocks of one form that are not matched, and why.
+        refused: Pairs of blocks with the same form that are not matched, with the reason.
     """
 
     def __init__(self, sides: Sides) -> None:
@@ -33,7 +33,7 @@ class Likeness:
         self._verdicts: dict[tuple[int, int], tuple[int, str]] = {}
 
     def value(self, a: range, b: range) -> int:
-        """Score two runs of blocks by what they have in common; 0 if they do not match."""
+        """Score two runs of blocks by their common parts; 0 if they do not match."""
         mine, theirs = self.sides
         x, y = mine.form(a), theirs.form(b)
         key = self._look(mine, x), self._look(theirs, y)
@@ -46,7 +46,7 @@ class Likeness:
             self._verdicts[key] = value, reason
         value, reason = self._verdicts[key]
         if reason:
-            # A verdict is shared by equal looks, but its reason names parts: state it for these.
+            # Equal fingerprints share a verdict, but the reason names parts: state it for these.
             self.refused.setdefault((a[0], b[0]), self.obstacle(x, y))
             return 0
         return value
@@ -72,7 +72,7 @@ class Likeness:
                 return f"dimension {dim} is {x} in {a} and {y} in {b}"
         constant = "constant" in (one.role, other.role)
         if constant and one.shape == other.shape and one.value != other.value:
-            return f"{a} has other numbers than {b}"
+            return f"{a} and {b} have different values"
         return ""
 
     def _node_obstacle(self, a: str, b: str, mine: Form, theirs: Form) -> str:
@@ -96,7 +96,7 @@ class Likeness:
         return all(used) and level(self.sides, (used[0], used[1]))
 
     def _roots(self, mine: Form, theirs: Form, factors: tuple[float | None, float | None]) -> bool:
-        """Return whether two factors are the roots of a width of each graph (attention's scale)."""
+        """Return whether two factors are roots of a width of each graph (attention's scale)."""
         f, g = factors
         if f is None or g is None or f <= 0 or g <= 0:
             return False
@@ -114,8 +114,8 @@ class Likeness:
         )
 
     def _look(self, side: SideGraph, form: Form) -> int:
-        """Return a number for all that :meth:`value` depends on in a form; axis names aside."""
-        if id(form) not in self._looks:  # forms are cached, and hashing them takes longer
+        """Return a number for everything in a form that :meth:`value` depends on, without names."""
+        if id(form) not in self._looks:  # forms are cached, and hashing them would take longer
             graph, attributes, facts = side.graph, side.axes.attributes, []
             for name in form.nodes:
                 node = graph.node[name]

@@ -1,4 +1,4 @@
-"""Match: one order for the positions of two networks that were trained apart."""
+"""Match: align the positions of two networks that were trained separately."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ Pair: TypeAlias = "tuple[Tensor, Tensor, tuple[str | None, ...]]"
 
 @dataclass(frozen=True, repr=False)
 class PositionMatch:
-    """Which positions of two networks belong to each other.
+    """Correspondence between the positions of two networks.
 
     Attributes:
-        positions: By axis, the position of the first network for each of the second's.
-        transfer: From the first network to the second: what a :class:`Merger` of the first adds
-            the second by.
-        order: Brings the second network into the order of the first: ``order.pull(b)`` computes the
-            same as ``b``.
-        before: Cosine similarity of the weights as they are.
-        after: In one order.
-        by_axis: The same two of the weights with each axis.
-        equal: Whether the second network is the first in another order, or a part of it, bit for
+        positions: By axis, the position of the first network for each position of the second.
+        transfer: Transfer from the first network to the second, with which a :class:`Merger` of the
+            first adds the second.
+        order: Permutes the second network into the order of the first: ``order.pull(b)`` computes
+            the same as ``b``.
+        before: Cosine similarity of the weights before matching.
+        after: Cosine similarity of the weights after matching.
+        by_axis: The same two similarities for the weights with each axis.
+        equal: Whether the second network is the first (or a part of it) in another order, bit for
             bit.
     """
 
@@ -56,7 +56,7 @@ class PositionMatch:
 
     @functools.cached_property
     def moved(self) -> Mapping[str, int]:
-        """Number of positions that are not where they were, by axis."""
+        """Number of positions that change their place, by axis."""
         return {
             name: int((index != np.arange(len(index))).sum())
             for name, index in self.positions.items()
@@ -68,7 +68,7 @@ class PositionMatch:
         return f"<Match: {moved} move; similarity {self.before:.3f} → {self.after:.3f}>"
 
     def table(self) -> Table:
-        """Return a row per axis: how many of its positions move, and how alike its weights are."""
+        """Return a row per axis: number of positions that move, and similarity of its weights."""
         rows = tuple(
             (
                 name,
@@ -79,7 +79,7 @@ class PositionMatch:
             for name, moved in self.moved.items()
         )
         columns = ("axis", "positions", "move", "similarity", "in one order")
-        note = "in one order, all weights are equal" if self.equal else ""
+        note = "after matching, all weights are equal" if self.equal else ""
         right = frozenset({1, 2, 3, 4})
         return Table(repr(self).strip("<>"), columns, rows, right, note=note)
 
@@ -96,30 +96,31 @@ def match(
     other: GraphLike | None = None,
     seed: int = 0,
 ) -> PositionMatch:
-    """Find the order of a network's positions in which it is most like another network.
+    """Find the order of a network's positions in which it is most similar to another network.
 
     The free axes are the symmetries of an architecture: permuting their positions changes no
-    result. Ainsworth et al., *Git Re-Basin*, ICLR 2023, Algorithm 1, on axes instead of layers,
-    so that heads, groups, gates of recurrent layers and concatenations need nothing of their own.
+    result. The algorithm is that of Ainsworth et al., *Git Re-Basin*, ICLR 2023, Algorithm 1, on
+    axes instead of layers. Heads, groups, gates of recurrent layers and concatenations therefore
+    need no special treatment.
 
-    1. Weights are split into pieces, each dimension of which is one axis or none.
-    2. It starts from the order as it is, and from a guess: positions are alike in moments over all
-       other axes, which no permutation changes.
-    3. Axis by axis in random order, the inner products of all pairs of positions are added up, the
-       other axes as they are matched now; a linear assignment maximises their sum.
-    4. It ends when no axis changes; of all starts the most similar one is taken.
+    1. Split weights into pieces in which each dimension is one axis or none.
+    2. Start from the present order, and from a guess: positions are similar if their moments over
+       all other axes, which no permutation changes, are similar.
+    3. Axis by axis, in random order, add up the inner products of all pairs of positions, with the
+       other axes as they are matched now; a linear assignment maximises the sum.
+    4. Stop when no axis changes; of all starts, return the most similar result.
 
     Args:
         graph: Architecture of the first network.
-        a: Weights of the first.
-        b: Weights of the second.
-        other: Architecture of the second, if it is narrower: of each of its positions it is found
-            which one of the first it is.
-        seed: Of the orders in which the axes are visited.
+        a: Weights of the first network.
+        b: Weights of the second network.
+        other: Architecture of the second network, if it is narrower. Each of its positions is then
+            assigned to a position of the first network.
+        seed: Seed of the order in which axes are visited.
 
     Raises:
         RewriteError: If the second architecture has another form, or is wider.
-        RejectedUpdate: If a state is not one of its architecture, or not finite.
+        RejectedUpdate: If a state does not match its architecture, or is not finite.
 
     Example:
         >>> from archgraph.capture.trace import trace
@@ -140,12 +141,12 @@ def match(
     search = _Search(sizes, _weights(graph, second, a, b, names))
     draw = np.random.default_rng(seed)
     ends = [search.solved(start, draw) for start in (search.as_it_is, search.guess())]
-    best = max(ends, key=search.likeness)  # of equals the first
+    best = max(ends, key=search.likeness)  # the first if tied
     back = {name: np.argsort(index) for name, index in best.items()}
     transfer = take(graph, positions=best, allow_nothing=True).transfer
     if transfer.target != signature(second):
         difference = first_difference(transfer.target, signature(second))
-        raise RewriteError("the second network is no narrower form of the first", **difference)
+        raise RewriteError("the second network is not a narrower form of the first", **difference)
     part = transfer.pull(a)
     return PositionMatch(
         best,
@@ -159,13 +160,13 @@ def match(
 
 
 def matched_axes(graph: ArchGraph, second: ArchGraph) -> frozenset[str]:
-    """Return the axes that are free in both, and have no order of their own.
+    """Return the axes that are free in both graphs and have no fixed order.
 
-    A constant or a buffer whose recorded value varies along an axis (the angles of rotary
-    embeddings, a table of positions) gives it one: another order would be another architecture.
+    A constant or a buffer whose recorded values vary along an axis (the angles of rotary
+    embeddings, a table of positions) fixes its order: another order would be another architecture.
 
     Raises:
-        RewriteError: If the second is wider along one of them.
+        RewriteError: If the second graph is wider along one of them.
     """
     sizes = [{axis.name: axis.size for axis in axes(g).free} for g in (graph, second)]
     for name, size in sizes[1].items():
@@ -190,7 +191,7 @@ def _weights(
     """Return the parameters of both networks in pieces.
 
     Raises:
-        RewriteError: If the second network is of another form.
+        RewriteError: If the second network has another form.
     """
     pairs = list[Pair]()
     for param in second.params:
@@ -219,7 +220,7 @@ def _paired(
     for (x, mine), (y, theirs) in both:
         sizes = ((d, e) for n, d, e in zip(mine, x.shape, y.shape, strict=False) if n not in names)
         if mine != theirs or any(d != e for d, e in sizes):
-            problem = "the two networks are of different forms"
+            problem = "the two networks have different forms"
             raise RewriteError(problem, where=where, found=list(y.shape), expected=list(x.shape))
         if not names.isdisjoint(mine):
             known = tuple(name if name in names else None for name in mine)
@@ -227,7 +228,7 @@ def _paired(
 
 
 class _Search:
-    """Orders of axes, and how alike they make two networks."""
+    """Search for the orders of axes that make two networks most similar."""
 
     def __init__(self, sizes: Mapping[str, int], pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
@@ -238,7 +239,7 @@ class _Search:
             if d != e and name is not None
         }
         self.of = {name: [pair for pair in pairs if name in pair[2]] for name in sizes}
-        # An axis may occur twice in a tensor: then it is near itself.
+        # An axis that occurs twice in a tensor is its own neighbour.
         self.near = {
             axis: {n for *_, names in beside for n in names if n != axis or names.count(n) > 1}
             for axis, beside in self.of.items()
@@ -246,24 +247,24 @@ class _Search:
         self.as_it_is: dict[str, Order] = {name: np.arange(size) for name, size in sizes.items()}
 
     def likeness(self, positions: Mapping[str, Order], axis: str | None = None) -> float:
-        """Return the inner product of the second network and its part of the first.
+        """Return the inner product of the second network and the matched part of the first.
 
         Args:
             positions: The orders.
-            axis: Of the weights with this axis alone.
+            axis: Use only the weights with this axis. Default: all weights.
         """
         pairs = self.pairs if axis is None else self.of[axis]
         return sum(float((_part(x, names, positions) * y).sum()) for x, y, names in pairs)
 
     def cosine(self, positions: Mapping[str, Order], axis: str | None = None) -> float:
-        """Return the same as a cosine."""
+        """Return the same as a cosine similarity."""
         pairs = self.pairs if axis is None else self.of[axis]
         squares = sum(float(_part(x, names, positions).square().sum()) for x, _, names in pairs)
         others = sum(float(y.square().sum()) for _, y, _ in pairs)
         return self.likeness(positions, axis) / max((squares * others) ** 0.5, 1e-300)
 
     def guess(self) -> dict[str, Order]:
-        """Return the orders in which positions are alike in moments that no order changes."""
+        """Return orders by similar moments, which no permutation of other axes changes."""
         return {name: self._alike(name) for name in self.as_it_is}
 
     def _alike(self, axis: str) -> Order:
@@ -286,13 +287,13 @@ class _Search:
         return _assigned(-torch.cdist(u / spread, v / spread).square())
 
     def solved(self, start: Mapping[str, Order], draw: np.random.Generator) -> dict[str, Order]:
-        """Return the orders that coordinate descent ends at."""
+        """Return the orders at which coordinate descent ends."""
         positions, settled = dict(start), set[str]()
         while len(settled) < len(positions):
             names = draw.permutation([*positions]).tolist()
-            # Where the second is narrower, the order as it is says nothing: these first.
+            # Axes that are narrower in the second network first: for them, the start is arbitrary.
             for axis in sorted(names, key=lambda name: name not in self.narrower):
-                if axis in settled:  # best for the others as they are
+                if axis in settled:  # already optimal for the present order of the others
                     continue
                 settled.add(axis)
                 products = self._products(axis, positions)
@@ -326,7 +327,7 @@ def _part(tensor: Tensor, names: Sequence[str | None], positions: Mapping[str, O
 
 
 def _assigned(products: Tensor) -> Order:
-    """Return the row of each column, such that the sum is largest."""
+    """Return the row of each column that maximises the sum (linear assignment)."""
     optimize = optional_module("scipy.optimize", where="matching of neurons")
     rows: Order = optimize.linear_sum_assignment(products.T.numpy(), maximize=True)[1]
     return rows

@@ -1,4 +1,4 @@
-"""From pairs of leaves to pairs of blocks and operators of two graphs."""
+"""Derive pairs of blocks and operators of two graphs from pairs of leaves."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from archgraph.graph.ir import ArchGraph
 
 @dataclass(frozen=True)
 class Half:
-    """One of two graphs, with which operators and blocks use each entry of its state, in order.
+    """One of two graphs, with the operators and blocks that use each state entry, in order.
 
     Attributes:
         graph: The graph.
         inside: Operators by block.
         block: Block by operator.
-        users: Operators by entry of the state.
+        users: Operators by state entry.
     """
 
     graph: ArchGraph
@@ -29,7 +29,7 @@ class Half:
 
     @staticmethod
     def of(graph: ArchGraph) -> Half:
-        """Return a graph with its blocks."""
+        """Return the half for a graph."""
         inside = {b.name: b.nodes for b in structure(graph).blocks}
         users: dict[str, list[str]] = {name: [] for name in graph.state_names}
         for node in graph.nodes:
@@ -44,26 +44,26 @@ class Half:
         )
 
     def blocks_of(self, leaf: str) -> tuple[str, ...]:
-        """Return the blocks that use an entry of the state."""
+        """Return the blocks that use a state entry."""
         return tuple(dict.fromkeys(self.block[n] for n in self.users[leaf]))
 
     def leaves_in(self, block: str) -> tuple[str, ...]:
-        """Return the entries of the state that a block uses."""
+        """Return the state entries that a block uses."""
         nodes = (self.graph.node[n] for n in self.inside[block])
         return tuple(dict.fromkeys(k for n in nodes for k in n.leaves() if k in self.users))
 
 
 @dataclass(frozen=True)
 class Partners:
-    """What of two graphs corresponds.
+    """The corresponding parts of two graphs.
 
     Attributes:
         a: The first graph.
         b: The second graph.
-        leaves: The entry of A's state that each of B's corresponds to.
-        copies: The entry of A that further entries of B come from.
+        leaves: Corresponding entry of A's state, by entry of B's.
+        copies: Source in A's state, by further entry of B's.
         blocks: Pairs of blocks (A's, B's), in the order of B.
-        nodes: The operator of A that each of B's corresponds to.
+        nodes: Corresponding operator of A, by operator of B.
     """
 
     a: Half
@@ -83,15 +83,15 @@ def partners(
     blocks: Iterable[tuple[str, str]] = (),
     nodes: Mapping[str, str] | None = None,
 ) -> Partners:
-    """Pair blocks and operators because their leaves correspond, or by position.
+    """Pair blocks and operators through their corresponding leaves, or by position.
 
     Args:
         a: The first graph.
         b: The second graph.
-        leaves: The entry of A's state that each of B's corresponds to.
-        copies: The entry of A that further entries of B come from.
+        leaves: Corresponding entry of A's state, by entry of B's.
+        copies: Source in A's state, by further entry of B's.
         blocks: Pairs of blocks that are known.
-        nodes: Operators of A by those of B, where they are known.
+        nodes: Known operators of A, by operator of B.
     """
     one, two = Half.of(a), Half.of(b)
     order = {name: i for i, name in enumerate(two.inside)}
@@ -100,7 +100,7 @@ def partners(
     for mine, theirs in leaves.items():
         pairs |= dict.fromkeys(_beside(one.blocks_of(theirs), two.blocks_of(mine)))
         for x, y in _beside(one.users[theirs], two.users[mine]):
-            anchors.setdefault(y, x)  # the first partner stays: shared leaves have several
+            anchors.setdefault(y, x)  # the first partner remains: shared leaves have several
     pairs |= dict.fromkeys(_plain(one, two, list(pairs)))
     for group_a, group_b in _groups(list(pairs)):
         anchors |= _between(one, two, group_a, group_b, anchors)
@@ -110,7 +110,7 @@ def partners(
 
 
 def _beside(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Pair the users of a leaf in order; the last of the shorter row has several partners."""
+    """Pair the users of a leaf in order; the last one of the shorter list has several partners."""
     if a and b:
         for k in range(max(len(a), len(b))):
             yield a[min(k, len(a) - 1)], b[min(k, len(b) - 1)]
@@ -130,14 +130,14 @@ def _plain(a: Half, b: Half, pairs: Pairs | list[tuple[str, str]]) -> Iterator[t
 
 
 def _key(half: Half, block: str, partner: str | None) -> Hashable:
-    """Return the key to match a block by: its partner if it has a state, else its operators."""
+    """Return the key by which a block is matched: its partner if it has a state, else operators."""
     if half.leaves_in(block):
         return partner, "state"
     return tuple(half.graph.node[n].op for n in half.inside[block])
 
 
 def _groups(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Group blocks connected by pairs: one and one, unless the graphs are cut differently."""
+    """Group blocks connected by pairs: one and one, unless the graphs are divided differently."""
     onward: dict[tuple[str, bool], list[tuple[str, bool]]] = {}
     for x, y in pairs:
         onward.setdefault((x, True), []).append((y, False))
@@ -174,7 +174,7 @@ def _between(
 def _common(
     keys_a: Sequence[Hashable], keys_b: Sequence[Hashable], a: Sequence[str], b: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Pair parts of two rows that have equal keys, in the order of both."""
+    """Pair parts of two lists that have equal keys, in the order of both."""
     matcher = difflib.SequenceMatcher(None, keys_a, keys_b, autojunk=False)
     for i, j, size in matcher.get_matching_blocks():
         yield from zip(a[i : i + size], b[j : j + size], strict=True)

@@ -1,4 +1,4 @@
-"""Two graphs side by side while they are aligned: their forms, blocks, axes and resolutions."""
+"""Two graphs side by side for alignment: their forms, blocks, axes and resolutions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from archgraph.analysis.forms import Form, forms
 from archgraph.analysis.positions import axis_refs
 from archgraph.graph.ir import ArchGraph
 
-# Runs of blocks of both graphs that belong together, the client's first.
+# Matching runs of blocks of both graphs, the client's first.
 Match: TypeAlias = tuple[range, range]
 
 
@@ -21,8 +21,8 @@ class SideGraph:
 
     Attributes:
         blocks: Blocks of the graph.
-        runs: Numbers of the blocks of each section.
-        free: Names of axes that may be cut.
+        runs: Indices of the blocks of each section.
+        free: Names of axes that can be cut.
         inputs: Names of its inputs, in order.
     """
 
@@ -41,11 +41,11 @@ class SideGraph:
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Operators of each block's form."""
+        """Number of operators in each block's form."""
         return [len(self.form(range(i, i + 1)).nodes) for i in range(len(self.blocks))]
 
     def resolution(self, name: str) -> tuple[object, ...]:
-        """Return sizes of a result's dimensions without channels; None for those with channels."""
+        """Return the sizes of a result's dimensions; None for those with channels."""
         return tuple(None if axis_refs(d) else d.size for d in self.axes.value[name][0])
 
     def unmatched(self, matched: Iterable[range]) -> list[int]:
@@ -60,7 +60,8 @@ Sides: TypeAlias = tuple[SideGraph, SideGraph]
 def side_by_side(client: ArchGraph, other: ArchGraph) -> Sides:
     """Put two graphs side by side.
 
-    In graphs without common names operands of one form are told apart by width, not by name.
+    If they have no common names, operands with the same form are distinguished by width, not by
+    name.
     """
     shared = client.param.keys() & other.param.keys()
     strangers = 2 * len(shared) < min(len(client.params), len(other.params))

@@ -1,4 +1,4 @@
-"""Adapters: a small bottleneck on the branch of every residual block, zero at the start."""
+"""Adapters: a small bottleneck on every residual branch, zero at the start."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ def add_adapters(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Add ``h + up(gelu(down(h)))`` to the branch ``h`` of residual blocks, right before the sum.
+    """Add ``up(gelu(down(h)))`` to the branch ``h`` of residual blocks, right before the sum.
 
-    ``up`` starts at zero, so that the network computes the same until it is trained. Where channels
-    are the last dimension both layers are linear, where they are the first after the batch they
-    are convolutions of kernel one.
+    ``up`` starts at zero, so the network computes the same function until it is trained. If
+    channels are the last dimension, both layers are linear; if they are the first dimension after
+    the batch, both are convolutions with kernel size 1.
 
     Args:
         graph: The architecture.
         size: Width of the bottleneck.
-        blocks: Names or patterns of residual blocks; all of them by default.
-        allow_nothing: Accept a model without residual blocks: it stays as it is.
+        blocks: Names or patterns of residual blocks. Default: all of them.
+        allow_nothing: If True, return a model without residual blocks unchanged.
         verify: Check that the function is the same (three forwards in float64).
 
     Raises:
-        GraphError: For a block that does not exist; names the nearest.
-        RewriteError: For a block that is not residual, or whose branch has no channel dimension at
-            either end; if there is none, unless ``allow_nothing``.
+        GraphError: If a block does not exist; suggests the nearest name.
+        RewriteError: If a block is not residual, or if the channels of its branch are neither the
+            first dimension after the batch nor the last; if there is no residual block, unless
+            ``allow_nothing``.
 
     Example:
         >>> import torch
@@ -52,7 +53,7 @@ def add_adapters(
     """
     if type(size) is not int or size < 1:
         raise RewriteError("adapter size out of range", found=size, expected="a number from 1")
-    names = set(graph.node)  # for all branches: what one takes is not free for the next
+    names = set(graph.node)  # shared by all branches, so that new names are unique
 
     def bottleneck(branch: Branch) -> Inserted:
         source, stem = branch.node, branch.path
@@ -65,7 +66,7 @@ def add_adapters(
                 where=stem,
                 found=source.type,
             )
-        # A convolution of kernel one is a linear layer at every position.
+        # A convolution with kernel size 1 is a linear layer at every position.
         kernel = () if last else (1,) * (len(shape) - 2)
         op = "aten.linear" if last else f"aten.conv{len(kernel)}d"
         params: list[Param] = []
@@ -86,7 +87,7 @@ def add_adapters(
         adapted = Node(fresh(names, "adapted"), "aten.add.Tensor", total, source.type, stem)
         return (down, act, up, adapted), params
 
-    # Only `up` starts at zero: with both at zero neither weight would get a gradient.
+    # Only `up` starts at zero: if both did, neither weight would get a gradient.
     rewritten = on_branches(
         graph,
         residuals(graph, blocks),

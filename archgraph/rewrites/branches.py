@@ -1,4 +1,4 @@
-"""Operators put on the branches of residual blocks: what step sizes and adapters share."""
+"""Insert operators on the branches of residual blocks, for step sizes and adapters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archgraph.ops.check import check
 from archgraph.rewrites.insert import initialised, last_leaf, with_leaves
 from archgraph.states import Rewritten
 
-#: What :func:`archgraph.add_step_sizes` calls its leaves, inside their block.
+#: Name of the leaves that :func:`archgraph.add_step_sizes` adds, inside their block.
 STEP_SIZE = "step_size"
 
 
@@ -25,9 +25,9 @@ class Branch:
     Attributes:
         block: The block.
         merge: The sum.
-        value: The operand as the sum takes it: a ``Mode`` where training drops it at random.
-        node: What makes it in evaluation.
-        path: What a new leaf or module of the branch is called.
+        value: The operand as the sum takes it: a ``Mode`` if training drops it at random.
+        node: Operator that computes it in evaluation.
+        path: Name of a new leaf or module on the branch.
     """
 
     block: Block
@@ -37,20 +37,20 @@ class Branch:
     path: str
 
     def summed(self, value: Value) -> Node:
-        """Return the sum with another value of the branch."""
+        """Return the sum with another value in place of the branch."""
         args = tuple((k, value if v == self.value else v) for k, v in self.merge.args)
         return dataclasses.replace(self.merge, args=args)
 
 
-# Operators to put behind a branch, the last of which makes its new value, and their leaves.
+# Operators to append to a branch, the last of which computes its new value, and their leaves.
 Inserted = tuple[Sequence[Node], Sequence[Param]]
 
 
 def residuals(graph: ArchGraph, blocks: str | Iterable[str] | None) -> tuple[Block, ...]:
-    """Return the blocks by name or pattern; by default all that add to their input.
+    """Return the blocks by name or pattern; by default, all that add to their input.
 
     Raises:
-        GraphError: For a block that does not exist; names the nearest.
+        GraphError: If a block does not exist; suggests the nearest name.
     """
     parts = structure(graph)
     return tuple(b for b in parts.blocks if b.sums) if blocks is None else parts.matching(blocks)
@@ -65,19 +65,19 @@ def on_branches(
     *,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Put operators on every branch of some residual blocks, right before the sums.
+    """Append operators to every branch of some residual blocks, right before the sums.
 
     Args:
         graph: The architecture.
         blocks: Some of its blocks.
-        name: What a new leaf or module is called, inside its block.
-        make: What to put on a branch.
-        zero: Whether a new leaf starts at zero.
-        allow_nothing: Accept that there are no blocks.
+        name: Name of a new leaf or module, inside its block.
+        make: Function from a branch to its new operators and leaves.
+        zero: Whether a new leaf, by name, starts at zero.
+        allow_nothing: If True, accept an empty ``blocks``.
 
     Raises:
-        RewriteError: For a block that is not residual, or that has a leaf of a new one's name; if
-            there are no blocks, unless ``allow_nothing``.
+        RewriteError: If a block is not residual, or already has a leaf with the name of a new one;
+            if there are no blocks, unless ``allow_nothing``.
     """
     if not blocks and allow_nothing:
         return Rewritten.identity(graph)
@@ -85,13 +85,13 @@ def on_branches(
         raise RewriteError(
             f"changes nothing: no branch gets its {name.replace('_', ' ')}",
             found="no residual block",
-            hint="`show` lists the blocks; leave the rewrite out, or in Python allow_nothing=True",
+            hint="`show` lists the blocks; omit the rewrite, or in Python pass allow_nothing=True",
         )
     in_use = {leaf for p in graph.params for leaf in (p.name, *p.aliases)}
     nodes = {node.name: [node] for node in graph.nodes}
     added: list[tuple[str, Param]] = []
     for block in blocks:
-        last = last_leaf(graph, block)  # new leaves follow it, as in a model that was written so
+        last = last_leaf(graph, block)  # new leaves follow it in the state dict
         for branch in _branches(graph, block, name):
             new, params = make(branch)
             if again := [p.name for p in params if p.name in in_use]:
@@ -111,11 +111,11 @@ def on_branches(
 
 
 def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
-    """Yield the branches of a residual block, numbered if several (a transformer's two)."""
+    """Yield the branches of a residual block, numbered if there are several (Transformers)."""
     if not block.sums:
         raise RewriteError("not a residual block", where=block.name, found=block.kind)
     owner = block.name
-    while owner in graph.param:  # a block that is called by its weight: no leaf is inside a leaf
+    while owner in graph.param:  # a block that is named after its weight: leaves cannot nest
         owner += "_"
     for number, (merge, shortcut) in enumerate(block.sums, 1):
         node = graph.node[merge]
@@ -127,12 +127,12 @@ def _branches(graph: ArchGraph, block: Block, name: str) -> Iterator[Branch]:
                 "residual block with several branches", where=block.name, found=values
             )
         path = f"{owner}.{name}" + (f"_{number}" if len(block.sums) > 1 else "")
-        # Training may drop the branch at random; what makes it shows in evaluation alone.
+        # Training may drop the branch at random; evaluation shows the operator that computes it.
         maker = refs(in_mode(others[0], False))[0]
         yield Branch(block, node, others[0], graph.node[maker], path)
 
 
 def is_branch_leaf(leaf: str, name: str) -> bool:
-    """Return whether a leaf is one that :func:`on_branches` put on a branch under a name."""
+    """Return whether :func:`on_branches` added a leaf under a name."""
     last = leaf.rpartition(".")[2]
     return last == name or last.removeprefix(f"{name}_").isdecimal()

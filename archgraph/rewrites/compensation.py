@@ -1,9 +1,9 @@
-"""What keeps the function when positions occur several times: factors on leaves.
+"""Compensation: factors on leaves that preserve the function when positions are repeated.
 
-An operator that sums over an axis counts each copy. One factor of the product that it sums is
-divided by the number of copies: a weight of its own, or the layers that make the other operand
-(:class:`_Upstream`). Operators that run over an axis otherwise (norms, softmaxes) tolerate copies
-or do not.
+An operator that sums over an axis counts every copy. To compensate, one factor of the product that
+it sums is divided by the number of copies: a weight of its own, or the layers that compute the
+other operand (:class:`_Upstream`). Operators that run over an axis in another way (norms,
+softmaxes) either tolerate copies or do not.
 
 Source: Chen et al., *Net2Net*, ICLR 2016, §2.2, for a sum over a weight; FedADP, Algorithm 2.
 """
@@ -26,12 +26,12 @@ from archgraph.rewrites.copies import Copies
 from archgraph.rewrites.moves import MovedFactors, Refusal, moved_from
 from archgraph.states.dimension_map import Vector
 
-# A factor per new position, by leaf and dimension.
+# One factor per new position, by leaf and dimension.
 Factors = dict[tuple[str, int], Vector]
 
 
 def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
-    """Return factors by leaf and dimension, and the reasons of axes without them."""
+    """Return factors by leaf and dimension, and the reasons for axes that cannot have them."""
     solved = copies.solved
     work = _Compensation(copies)
     refused: dict[str, str] = {}
@@ -55,25 +55,25 @@ def compensation(copies: Copies) -> tuple[Factors, dict[str, str]]:
 
 
 def _runs_over(copies: Copies, node: Node, layout: Layout) -> str:
-    """Return why an operator along a layout would give other results; empty if it does not."""
+    """Return why copies change the result of an operator along a layout; empty if they do not."""
     kind = growth(node.op).repeated(node)
     where = f"{node.op} in {node.scope}" if node.scope else f"{node.op} %{node.name}"
     if kind == "never":
         return f"{where} runs over it"
-    # Equal parts differ in their last bits, since they add up to one exactly.
+    # Equal parts differ in their last bits, since they add up to exactly one.
     if kind == "uniform" and any(np.ptp(part) > 1e-12 for part in _factor_parts(copies, layout)):
         return f"{where} runs over it: copies must be equally many, as in a multiple of its size"
     return ""
 
 
 def _factor_parts(copies: Copies, layout: Layout) -> list[Vector]:
-    """Return the parts of the copies along each factor of a layout; examples are all alike."""
+    """Return the parts of the copies along each factor of a layout, without the batch."""
     factors = layout.factors if isinstance(layout, Prod) else (layout,)
     return [copies.parts(factor) for factor in factors if isinstance(factor.size, int)]
 
 
 class _Compensation:
-    """Factors that are chosen so far; each contraction adds its own."""
+    """Collects factors; each contraction adds its own."""
 
     def __init__(self, copies: Copies) -> None:
         self.copies, self.graph = copies, copies.graph
@@ -83,17 +83,17 @@ class _Compensation:
             self.sums.setdefault(contraction.node, []).append(contraction)
 
     def divide(self, contraction: Contraction) -> None:
-        """Divide one factor of a sum of products: a leaf if one can be, else an operand."""
+        """Divide one factor of a sum of products: a leaf if possible, otherwise an operand."""
         weights = [(v.name, dim) for v, dim in contraction.operands if isinstance(v, Leaf)]
         axes = self.copies.axes_in(contraction.layout)
-        # The first leaf that can be divided: a second one would divide the product twice.
+        # Divide only the first possible leaf: a second one would divide the product twice.
         if any(self._divide_leaf(name, dim, axes) for name, dim in weights):
             return
         problems = []
         for value, dim in contraction.operands:
             if isinstance(value, Ref):
                 try:
-                    # The first operand that can be divided is enough: it makes up for all copies.
+                    # Divide only the first possible operand: it compensates for all copies.
                     self._settle(_Upstream(self.copies, contraction, self.sums).factors(value, dim))
                     return
                 except Refusal as refusal:
@@ -107,8 +107,8 @@ class _Compensation:
         raise Refusal(f"{node.op}{where} sums over it: {'; '.join(dict.fromkeys(problems))}")
 
     def _divide_leaf(self, name: str, dim: int, axes: set[str]) -> bool:
-        """Divide a leaf's dimension, if everything that uses it sums over these axes of it."""
-        if self.graph.param[name].role == "constant":  # no transfer reaches its values
+        """Divide a leaf's dimension if all its users sum over these axes of it."""
+        if self.graph.param[name].role == "constant":  # a transfer does not change its values
             return False
         for user in self.graph.leaf_users[name]:
             uses = [*self.graph.node[user].operands()].count(Leaf(name))
@@ -118,17 +118,17 @@ class _Compensation:
             if len(sums) != uses or any(_squares(c, name) for c in sums):
                 return False
         part = self.copies.parts(self.copies.solved.of(name)[dim], axes)
-        # Two sums over the same leaf agree only if they divide it by the same numbers.
+        # Two sums over the same leaf are compatible only if they divide it by the same numbers.
         before = self.factors.setdefault((name, dim), part)
         return np.array_equal(before, part)
 
     def _settle(self, factors: Factors) -> None:
-        """Take factors over, unless the same positions make up for something else."""
-        # All of them are checked before any is written: a refused operand leaves nothing behind.
+        """Add factors, unless the same positions already compensate for another sum."""
+        # Check all of them before writing any, so that a refused operand leaves no factors.
         for key, factor in factors.items():
             before = self.factors.get(key)
             if before is not None and ((before != 1) & (factor != 1)).any():
-                raise Refusal(f"{key[0]} makes up for another sum already")
+                raise Refusal(f"{key[0]} already compensates for another sum")
         for key, factor in factors.items():
             self.factors[key] = self.factors.get(key, np.ones(len(factor))) * factor
 
@@ -139,18 +139,19 @@ def _squares(contraction: Contraction, name: str) -> bool:
 
 
 class _Upstream:
-    """What makes an operand of a contraction, back to the leaves that can be divided instead.
+    """Finds the leaves to divide instead of an operand of a contraction.
 
-    Walk back from the operand. A layer with a weight is divided itself, and so is a weight that
-    multiplies a result position by position (of a norm, say); an operator that is multiplied when
-    its operands are hands the factor on to them; what is only moved about is numbered
-    (:mod:`archgraph.rewrites.moves`). In the end nothing off these ways may use a value on them.
+    The search goes back from the operand. A layer with a weight is divided itself, and so is a
+    weight that multiplies a result position by position (in a norm). An operator whose result
+    scales with its operands passes the factor on to them. A value that is only moved is numbered
+    (:mod:`archgraph.rewrites.moves`). At the end, no operator outside these paths may use a value
+    on them.
 
     Attributes:
         axes: Axes with copies that are summed over.
         inside: Operators that carry the factor.
-        moved: Results that layers make and others only move about, with the dimension to divide.
-        beside: Operands of theirs that are not divided.
+        moved: Results that are only moved on the way from a layer, with the dimension to divide.
+        beside: Operands of these operators that are not divided.
         divided: Factors on the leaves so far.
     """
 
@@ -184,9 +185,9 @@ class _Upstream:
         return self.divided
 
     def _before(self, name: str, at: int | None) -> list[tuple[str, int | None]]:
-        """Divide an operator's own leaves, or the results to divide before it.
+        """Divide an operator's own leaves, and return the results to divide before it.
 
-        Of results and ``name``'s own: the dimension to divide; None where it is not known.
+        Each result, like ``name``, comes with the dimension to divide; None if unknown.
         """
         node = self.graph.node[name]
         fact = growth(node.op)
@@ -196,7 +197,7 @@ class _Upstream:
         self.inside.add(name)
         operands = list(node.operands())
         if fact.affine and isinstance(fact.weight(node), Leaf):
-            # The way ends: what a layer takes is not divided, so nothing on the way may be it.
+            # The path ends: the layer's input is not divided, so it must not be on the path.
             self._divide_layer(node, fact.affine)
             self.beside |= {i.name for i in operands if isinstance(i, Ref)}
             return []
@@ -237,7 +238,7 @@ class _Upstream:
         raise Refusal(f"{node.op} %{node.name} multiplies two results")
 
     def _bringing(self, node: Node, operands: Sequence[Ref | Leaf]) -> list[Ref | Leaf]:
-        """Return operands of a product that bring axes into its result, not summed over."""
+        """Return the operands that bring the axes into a product; empty if it sums over them."""
 
         def has(layouts: Iterable[Layout]) -> bool:
             return any(self.copies.axes_in(layout) & self.axes for layout in layouts)
@@ -252,7 +253,7 @@ class _Upstream:
         ]
 
     def _can_divide(self, node: Node, leaf: Leaf) -> bool:
-        """Return whether one dimension of a leaf of its own multiplies the axes alone."""
+        """Return whether an unshared leaf multiplies the axes in exactly one dimension."""
         layouts = self.copies.solved.of(leaf.name)
         dims = [d for d in layouts if self.copies.axes_in(d) & self.axes]
         return (
@@ -263,7 +264,7 @@ class _Upstream:
         )
 
     def _shifted(self, name: str) -> list[str]:
-        """Return the leaf of which a result is a number plus it, if it is."""
+        """Return the leaf that a result adds a number to; empty if there is none."""
         node, is_shifted = self.graph.node[name], False
         while len(operands := [*node.operands()]) == 1:
             is_shifted |= growth(node.op).scales == "all" and offset(node)
@@ -273,7 +274,7 @@ class _Upstream:
         return []
 
     def _divide_layer(self, node: Node, affine: Mapping[str, int]) -> None:
-        """Divide the leaves that multiply a layer's result position by position."""
+        """Divide the leaves in which a layer's result is affine."""
         for argument, dim in affine.items():
             value = node.arg(argument)
             if value is None:
@@ -286,7 +287,7 @@ class _Upstream:
             self.divided[value.name, dim] = self.copies.parts(layout, self.axes)
 
     def _divide_operand(self, node: Node, name: str) -> None:
-        """Divide a leaf that an operator hands on as it is."""
+        """Divide a leaf that an operator passes on unchanged."""
         left = set(self.axes)
         if self.graph.param[name].role != "constant" and self.copies.only_user(node, name):
             for dim, layout in enumerate(self.copies.solved.of(name)):
@@ -297,7 +298,7 @@ class _Upstream:
             raise Refusal(f"{node.op} %{node.name} takes {name}")
 
     def _check_uses(self, start: str) -> None:
-        """Check that the operand is used once, and nothing on the ways is used off them."""
+        """Check that the operand is used once, and values on the paths nowhere else."""
         if both_ways := sorted(self.beside & {*self.inside, *self.moved}):
             raise Refusal(f"%{both_ways[0]} goes into it twice")
         users = {u for n in self.inside for u in self.graph.users[n]} - self.inside

@@ -1,4 +1,4 @@
-"""Copies: which old position each new one copies, and which part of it every copy has."""
+"""Copies: the old position that each new one copies, and the part of it that each copy has."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from archgraph.states.dimension_map import Vector
 
 
 def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return the old position of each of ``wide`` new ones of an axis.
+    """Return the old position of each of the ``wide`` new positions of an axis.
 
-    The first positions are the old ones; the others copy at random, or in turn for multiples.
+    The first positions are the old ones. The others are random copies, or cyclic copies if ``wide``
+    is a multiple of ``size``.
 
     >>> drawn("fc.out", 2, 6, 0), drawn("fc.out", 4, 4, 0)
     (array([0, 1, 0, 1, 0, 1]), array([0, 1, 2, 3]))
     """
     if wide % size == 0:
         return np.arange(wide) % size
-    # Of the axis alone: a server and its clients draw the same, whatever else each of them widens.
+    # Seeded by the axis alone: server and clients draw the same, whatever else they widen.
     digest = hashlib.sha256(f"widen/{seed}/{name}/{size}/{wide}".encode()).digest()
     random = np.random.default_rng(int.from_bytes(digest[:8], "little"))
     return np.concatenate([np.arange(size), random.integers(0, size, wide - size)])
@@ -38,14 +39,14 @@ def drawn(name: str, size: int, wide: int, seed: int) -> npt.NDArray[np.int64]:
 def copied_positions(
     sizes: Mapping[Axis, int], positions: Mapping[Axis, npt.NDArray[np.int64]], seed: int
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return old positions of new ones, by axis, where they differ; positions before sizes."""
+    """Return the old position of each new one, by changed axis; positions override sizes."""
     sources = {axis: drawn(axis.name, axis.size, size, seed) for axis, size in sizes.items()}
     sources.update(positions)
     return {a.name: i for a, i in sources.items() if not np.array_equal(i, np.arange(a.size))}
 
 
 def equal_parts(index: npt.NDArray[np.int64]) -> Vector:
-    """Return equal parts of one for the copies of each position, which add up to one exactly.
+    """Return equal parts for the copies of each position, which add up to exactly one.
 
     >>> equal_parts(np.array([0, 1, 0]))
     array([0.5, 1. , 0.5])
@@ -53,17 +54,17 @@ def equal_parts(index: npt.NDArray[np.int64]) -> Vector:
     share = 1 / np.bincount(index)[index]
     for position in np.unique(index[np.bincount(index)[index] > 1]):
         places = np.flatnonzero(index == position)
-        # The last copy takes what rounding left over.
+        # The last copy gets the rounding error.
         share[places[-1]] = 1 - np.cumsum(share[places[:-1]])[-1]
     return np.asarray(share)
 
 
 @dataclass(frozen=True)
 class Copies:
-    """An architecture and the copies that are to be made of its positions.
+    """An architecture and the copies of its positions.
 
     Attributes:
-        graph: The architecture before.
+        graph: The architecture before the copies.
         index: Old position of each new one, by axis.
     """
 
@@ -72,7 +73,7 @@ class Copies:
 
     @property
     def solved(self) -> Axes:
-        """The axes of the architecture before."""
+        """The axes of the architecture before the copies."""
         return axes(self.graph)
 
     @functools.cached_property
@@ -89,17 +90,17 @@ class Copies:
         return {axis.name for axis in axis_refs(layout) if axis.name in self.index}
 
     def positions(self, layout: Layout) -> npt.NDArray[np.int64]:
-        """Return the old position of each new one of a layout."""
+        """Return the old position of each new position of a layout."""
         return positions(layout, self.index)
 
     def parts(self, layout: Layout, axes: Collection[str] | None = None) -> Vector:
-        """Return the part of each new position of a layout, of some axes or of all."""
+        """Return the part of each new position of a layout, for some axes or for all."""
         share = self._share
         if axes is not None:
             share = {name: part for name, part in share.items() if name in axes}
         return position_shares(layout, self.index, share)
 
     def only_user(self, node: Node, leaf: str) -> bool:
-        """Return whether an operator is the only one that uses a leaf, and uses it once."""
+        """Return whether an operator is the only user of a leaf, and uses it once."""
         uses = [*node.operands()].count(Leaf(leaf))
         return uses == 1 and self.graph.leaf_users[leaf] == (node.name,)

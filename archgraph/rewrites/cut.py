@@ -1,4 +1,4 @@
-"""Cut: an architecture with some positions of its axes, kept in order, rearranged or repeated."""
+"""Cut: keep, reorder or repeat positions of an architecture's axes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> R
 
     Args:
         graph: The architecture.
-        selection: Positions by axis name, which may repeat; an axis that is not named stays whole.
-        solved: The axes of a graph with the same operators, wired otherwise; by default its own.
+        selection: Positions by axis name; they may repeat. Axes without an entry are not cut.
+        solved: Axes of a graph with the same operators but other wiring. Default: those of
+            ``graph``.
 
     Returns:
-        The graph with every size and constant recomputed, and the transfer that selects.
+        The graph with every size and constant recomputed, and the transfer that selects positions.
 
     Raises:
-        RewriteError: Where an operator cannot run at the sizes that remain.
+        RewriteError: If an operator cannot run at the new sizes.
     """
     solved = axes(graph) if solved is None else solved
-    maps: dict[Layout, DimMap | None] = {}  # one for all dimensions of a layout
+    maps: dict[Layout, DimMap | None] = {}  # one map for all dimensions of a layout
 
     def map_of(layout: Layout) -> DimMap | None:
         if not touched(layout, selection):
@@ -38,13 +39,13 @@ def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> R
     entries = {
         param.name: Entry(param.name, tuple(map_of(d) for d in solved.leaf[param.name]))
         for param in graph.params
-        if param.role != "constant"  # constants belong to the graph, not to a state
+        if param.role != "constant"  # constants are part of the graph, not of a state
     }
     new = graph.replace(
         params=tuple(param_after(solved, p, selection) for p in graph.params),
         nodes=tuple(node_after(solved, n, selection) for n in graph.nodes),
     )
-    # Axes that are free one by one may be related by an operator (a projection and its units).
+    # An operator may relate axes that are free separately (a projection and its units).
     for node in new.nodes:
         if reason := impossible(node):
             problem, where = "these sizes are incompatible", node.scope or f"%{node.name}"
@@ -54,7 +55,7 @@ def cut_axes(graph: ArchGraph, selection: Kept, solved: Axes | None = None) -> R
 
 
 def _notes(solved: Axes, selection: Kept) -> tuple[str, ...]:
-    """Return a line for each axis that is cut, and for each factor that stays whole beside one."""
+    """Return a note for each axis that is cut, and for each other factor of its products."""
     beside = {
         name: cut
         for product in solved.products
@@ -69,7 +70,7 @@ def _notes(solved: Axes, selection: Kept) -> tuple[str, ...]:
             if axis.name in selection
         ),
         *(
-            f"axis {axis.name}: {axis.size}, whole beside {beside[axis.name]}"
+            f"axis {axis.name}: {axis.size}, kept ({beside[axis.name]} is cut)"
             for axis in solved.free
             if axis.name in beside.keys() - selection.keys()
         ),

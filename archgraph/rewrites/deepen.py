@@ -1,4 +1,4 @@
-"""Deeper without changing the function: new blocks start as the identity (Net2DeeperNet)."""
+"""Deepen without changing the function: new blocks start as the identity (Net2DeeperNet)."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def deepen(
     like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Lengthen sections by blocks that, to begin with, return what they take.
+    """Lengthen sections by blocks that start as the identity.
 
-    A new block has the form of the section's last one, or of ``like``'s own where the section has
-    none that can be repeated and the graph is ``like`` without some blocks. In a residual block the
-    last layer of every branch starts at zero, a recurrent one with all its weights; in a chain each
-    layer starts as the identity (a one on the diagonal or in the kernel's centre), which needs an
-    activation that changes nothing when it is applied twice.
+    A new block has the form of the section's last one. If the section has no block that can be
+    repeated and the graph is ``like`` without some blocks, it has the form of ``like``'s block.
+    In a residual block, the last layer of every branch starts at zero (a recurrent layer with all
+    its weights). In a chain, each layer starts as the identity (ones on the diagonal or at the
+    kernel's centre), which requires an idempotent activation.
 
     Args:
         graph: The architecture.
-        depths: Number of blocks to reach, by section; a section that is not named stays.
+        depths: New number of blocks by section; sections without an entry keep theirs.
         like: An architecture whose names the new blocks take, as in :func:`graft`.
-        verify: Run the law (three forwards in float64).
+        verify: Check that the function is the same (three forwards in float64).
 
     Raises:
-        RewriteError: For a depth below the section's own, or a block that cannot be the identity,
-            with the reason.
-        GraphError: For a section that does not exist; names the nearest.
+        RewriteError: If a depth is below the section's own, or if a block cannot be the identity;
+            gives the reason.
+        GraphError: If a section does not exist; suggests the nearest name.
 
     Example:
         >>> import torch
@@ -65,7 +65,7 @@ def deepen(
     try:
         deep, blocks = grafted(graph, depths, like)
     except (GraphError, RewriteError):
-        # Nothing to repeat (a section that lost all its blocks): `like` still has them.
+        # The section has no block to repeat, for example because it lost all; `like` has them.
         restored = None if like is None else _restored(graph, depths, like)
         if restored is None:
             raise
@@ -78,7 +78,7 @@ def deepen(
     for slot in deep.transfer.target:
         if slot.name in starts:
             name, args = starts[slot.name]
-            # Its other leaves stay as they are: a copy's weights, or those of a fresh model.
+            # Other new leaves keep their entries: weights of a copy or of a fresh model.
             entries[slot.name] = Entry.initialised(slot, name, **args)
     rewritten = Rewritten.between(graph, deep.graph, entries)
     if verify:
@@ -89,9 +89,10 @@ def deepen(
 def _restored(
     graph: ArchGraph, depths: Mapping[str, int], like: ArchGraph
 ) -> tuple[Rewritten, tuple[Block, ...]] | None:
-    """Restore blocks of ``like`` that the graph lacks, as a fresh model has them; return them too.
+    """Restore blocks of ``like`` that the graph lacks, initialised as in a fresh model.
 
-    None where it is not ``like`` without some of its blocks.
+    Returns the restored graph and the blocks; None if the graph is not ``like`` without some of its
+    blocks.
     """
     parts = structure(like)
     missing: list[str] = []
@@ -110,9 +111,9 @@ def _restored(
         before = skip(model, missing).graph
     except (GraphError, RewriteError):
         return None
-    # Sections are names that the user gave, not what the graph computes.
+    # Ignore sections: they are the user's names and do not change the computation.
     same = before.replace(sections=()) == graph.replace(sections=())
-    # What a dense block appends is part of the layers behind it, too.
+    # Layers after a dense block also have the width that it appends.
     shared = graph.param.keys() & model.param.keys()
     fits = all(graph.param[name].type == model.param[name].type for name in shared)
     if not same or not fits:
@@ -124,20 +125,20 @@ def _restored(
 def _covered(
     before: ArchGraph, after: ArchGraph, blocks: Iterable[Block], starts: Iterable[str]
 ) -> None:
-    """Check that new operators lie in the new blocks, and that only new leaves are initialised."""
+    """Check that new operators are in the new blocks, and that only new leaves are initialised."""
     inside = {n for block in blocks for n in block.nodes}
     for param in after.params:
         if param.name in before.param or param.role == "constant":
             continue
         if not inside.issuperset(after.leaf_users[param.name]):
-            raise RewriteError("a new leaf lies outside the new blocks", where=param.name)
+            raise RewriteError("a new leaf is outside the new blocks", where=param.name)
     for leaf in starts:
         if leaf in before.param:
             raise RewriteError("a new block shares weights with an old one", where=leaf)
 
 
 def _lacks(graph: ArchGraph, like: ArchGraph, block: Block) -> bool:
-    """Return whether a graph has none of the leaves of another's block."""
+    """Return whether a graph has none of the leaves of a block in ``like``."""
     used = {leaf for n in block.nodes for leaf in like.node[n].leaves()}
     weights = {leaf for leaf in used if like.param[leaf].role != "constant"}
     return bool(weights) and not any(leaf in graph.param for leaf in weights)
@@ -150,7 +151,7 @@ def _operands(node: Node) -> list[Ref | Leaf]:
 
 
 def _all_of(node: Node) -> Sequence[Value] | None:
-    """Return operands that make a result zero where all of them are; None where there are none."""
+    """Return the operands that must all be zero for a zero result; None if there are none."""
     fact = growth(node.op)
     affine = [v for argument in fact.affine if (v := node.arg(argument)) is not None]
     if affine and isinstance(fact.weight(node), Leaf):
@@ -162,7 +163,7 @@ def _all_of(node: Node) -> Sequence[Value] | None:
 
 
 class _Identity:
-    """How the leaves of a block start so that it returns what it takes."""
+    """Finds the initial values of a block's leaves that make it the identity."""
 
     def __init__(self, graph: ArchGraph, block: Block) -> None:
         self.graph = graph
@@ -194,9 +195,9 @@ class _Identity:
         return identity | zero | self._chain(self.block.exit, entry)
 
     def _numbers(self, zero: Collection[str]) -> None:
-        """Refuse what may be NaN where leaves are zero: a quotient by their layer's result.
+        """Refuse operators that may be NaN if leaves are zero: quotients by their layer's result.
 
-        Behind a sum everything is as it was.
+        After a sum, all values are as before.
         """
         sums = {merge for merge, _ in self.block.sums}
         nothing: set[str] = set()
@@ -214,11 +215,11 @@ class _Identity:
     def _zero(self, name: str) -> dict[str, Start]:
         """Return the leaves that start at zero so that a result of a branch is zero.
 
-        1. What is zero in any case, such as the first state of a recurrent layer, needs none.
-        2. All of several operands: the leaves of a layer, or the terms of a sum (parallel attention
-           and feed-forward).
-        3. Any one factor of a product: nothing times whatever is nothing.
-        4. The operand of an operator that maps zeros to zeros.
+        1. None, if the result is always zero, such as the initial state of a recurrent layer.
+        2. For all of several operands: the leaves of a layer, or the terms of a sum (parallel
+           attention and feed-forward).
+        3. For any one factor of a product.
+        4. For the operand of an operator that maps zeros to zeros.
         """
         node = self.graph.node[name]
         if row(node.op).zero is zeros.always:  # 1
@@ -229,7 +230,7 @@ class _Identity:
         if together is not None:  # 2
             return {k: how for v in together for k, how in self._nothing(node, v).items()}
         if fact.scales == "one" or fact.bilinear:  # 3
-            # Leaves first: one that is zero leaves what computes the other operand as it is.
+            # Leaves first: a leaf at zero leaves the computation of the other operand unchanged.
             for item in sorted(operands, key=lambda i: isinstance(i, Ref)):
                 try:
                     return self._nothing(node, item)
@@ -238,10 +239,10 @@ class _Identity:
         elif fact.scales == "first" or fact.keeps_zero:  # 4
             if operands and isinstance(operands[0], Ref):
                 return self._zero(operands[0].name)
-        self._refuse(f"has {node.op} %{name} behind the last layer of its branch")
+        self._refuse(f"has {node.op} %{name} after the last layer of its branch")
 
     def _nothing(self, node: Node, value: Value) -> dict[str, Start]:
-        """Start an operand of an operator at zero: its private leaf, or what computes it."""
+        """Start an operand of an operator at zero: a private leaf, or the result's leaves."""
         if isinstance(value, Ref):
             return self._zero(value.name)
         if (
@@ -253,14 +254,14 @@ class _Identity:
         return {value.name: ("zeros", {})}
 
     def _chain(self, name: str, entry: str) -> dict[str, Start]:
-        """Return the operators from an entry to a result, each of them the identity."""
+        """Return initialisers that make all operators from an entry to a result the identity."""
         identity: dict[str, Start] = {}
         while name != entry:
             node = self.graph.node[name]
             fact = growth(node.op)
             if fact.idempotent:
                 if not self._did(node, self.block.entry):
-                    self._refuse(f"has {node.op} %{name}, which its input has not been through")
+                    self._refuse(f"has {node.op} %{name}, which was not applied to its input")
             elif fact.identity is None:
                 self._refuse(f"has {node.op} %{name}, which has no identity form")
             elif isinstance(start := fact.identity(self.graph, node), str):
@@ -275,7 +276,7 @@ class _Identity:
         return identity
 
     def _did(self, node: Node, entry: str) -> bool:
-        """Return whether a value has been through an operator of the same arguments already."""
+        """Return whether an operator with the same arguments was already applied to a value."""
         expected = [(k, v) for k, v in node.args if not isinstance(v, Ref)]
         name = entry
         while True:
@@ -283,7 +284,7 @@ class _Identity:
             if before.op == node.op:
                 return [(k, v) for k, v in before.args if not isinstance(v, Ref)] == expected
             refs = list(before.uses())
-            # What only picks values (max pooling) leaves them as the activation made them.
+            # Operators that only pick values (max pooling) keep those of the activation.
             if len(refs) != 1 or not growth(before.op).picks:
                 return False
             name = refs[0]

@@ -1,4 +1,4 @@
-"""The network up to a section, with a new classifier (DepthFL, ScaleFL, InclusiveFL)."""
+"""End the network after a section, with a new classifier (DepthFL, ScaleFL, InclusiveFL)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from archgraph.states import Rewritten
 def ends_after(
     graph: ArchGraph, section: str, head: GraphLike | int | None = None, *, verify: bool = False
 ) -> Rewritten:
-    """Keep the network up to a section or block, with a new classifier or the exit behind it.
+    """Keep the network up to a section or block, followed by a new classifier or the exit there.
 
-    The transfer pulls the weights of what stays; a new head starts as a fresh one. Its leaves are
-    named ``end.…`` (``end_1.…`` where there is an ``end``).
+    The transfer keeps the weights of the remaining network; a new head is initialised as a fresh
+    one. Its leaves are named ``end.…`` (``end_1.…`` if ``end`` is in use).
 
     Args:
         graph: The architecture.
-        section: The last section or block that stays.
+        section: The last section or block to keep.
         head: The classifier: an architecture with one input and one output, or a number of classes
             for a mean over positions and a linear layer. Default: the exit that :func:`add_exits`
-            has put there; earlier exits stay, and forward returns all of them by name.
-        verify: Check that it computes what the original does with the same head behind the section
-            (three forwards in float64).
+            added there. In that case earlier exits remain, and forward returns all of them by name.
+        verify: Check against the original with the same head after the section (three forwards in
+            float64).
 
     Raises:
-        GraphError: For a section or block that does not exist; names the nearest.
-        RewriteError: For a head that does not fit the section's result, or an exit that is not
-            there.
+        GraphError: If the section or block does not exist; suggests the nearest name.
+        RewriteError: If the head does not fit the section's result, or if there is no exit.
 
     Example:
         >>> import torch
@@ -54,18 +53,18 @@ def ends_after(
         stem = fresh({p.name.partition(".")[0] for p in graph.params}, "end")
         headed, answer = with_head(graph, graph, head, stem, section)
         original = headed.replace(outputs=answer)
-    # Blocks behind the end go from the user's sections, too: structure() refuses missing ones.
+    # Also drop blocks after the end from the user's sections: structure() refuses missing ones.
     short = tidied(graph, prune(original.replace(sections=_up_to(graph, section))))
     check(short)
     rewritten = initialised(graph, short)
     if verify:
-        # The original with nothing pruned, which answers with the same head in the same place.
+        # Compare with the original before pruning, with the same head at the same place.
         same_function(original, Rewritten(rewritten.graph, initialised(original, short).transfer))
     return rewritten
 
 
 def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the user's sections, as far as they stay."""
+    """Return the user's sections with the blocks that remain."""
     parts = structure(graph)
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     last = order[parts.end(section)]
@@ -77,14 +76,14 @@ def _up_to(graph: ArchGraph, section: str) -> tuple[tuple[str, tuple[str, ...]],
 
 
 def _exits_up_to(graph: ArchGraph, outputs: Value, section: str) -> Value:
-    """Return the answers before and at the end of a section, by name."""
+    """Return the exits up to the end of a section, by name."""
     parts, order = structure(graph), {n.name: i for i, n in enumerate(graph.nodes)}
     last = order[parts.end(section)]
     places = {name for s in parts.sections for name in (s.name, *(b.name for b in s.blocks))}
     fields = outputs.fields if isinstance(outputs, Record) else ()
     if section not in dict(fields):
         names = ", ".join(name for name, _ in fields) or "a single unnamed output"
-        hint = "pass a head, or put an exit there with add_exits"
+        hint = "pass a head, or add an exit there with add_exits"
         raise RewriteError("no exit at this section", where=section, found=names, hint=hint)
     stay = [(k, v) for k, v in fields if k in places and order[parts.end(k)] <= last]
     return Record(tuple(stay))

@@ -1,4 +1,4 @@
-"""Exits: further classifiers on the way to the output (DepthFL, ScaleFL)."""
+"""Exits: additional classifiers on intermediate results (DepthFL, ScaleFL)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ PREFIX = "exits"
 def add_exits(
     graph: ArchGraph, heads: Mapping[str, GraphLike | int], *, verify: bool = False
 ) -> Rewritten:
-    """Let an architecture answer early as well: classifiers behind sections or blocks.
+    """Add early exits to an architecture: classifiers after sections or blocks.
 
-    Forward then returns a dict: ``main`` is what it returned before, every exit has the name of
-    its section or block; further exits join those that are there. Leaves of an exit are named
-    ``exits.<name>.…``, dots as underscores.
+    Forward then returns a dict: ``main`` is the original output, and every exit has the name of its
+    section or block. New exits are added to existing ones. Leaves of an exit are named
+    ``exits.<name>.…``, with underscores for dots.
 
     Args:
         graph: The architecture.
-        heads: What each exit computes, by section or block: an architecture with one input and one
+        heads: Head of each exit, by section or block: an architecture with one input and one
             output, or a number of classes for a mean over positions and a linear layer.
         verify: Check that the main output is the same (three forwards in float64).
 
     Raises:
-        GraphError: For a section or block that does not exist; names the nearest.
-        RewriteError: For a head that does not take what the section makes.
+        GraphError: If a section or block does not exist; suggests the nearest name.
+        RewriteError: If a head's input does not match the section's result.
 
     Example:
         >>> import torch
@@ -53,7 +53,7 @@ def add_exits(
     new, answers = graph, dict[str, Value]()
     for name, head in heads.items():
         stem = f"{PREFIX}.{name.replace('.', '_')}"
-        # Two names may give one stem ("a.b" and "a_b").
+        # Two names may have the same stem ("a.b" and "a_b").
         if name == "main" or any(p.name.startswith(f"{stem}.") for p in graph.params):
             raise RewriteError("an exit of this name already exists", where=name)
         new, answers[name] = with_head(new, graph, head, stem, name)
@@ -62,7 +62,7 @@ def add_exits(
         previous = value.fields if again and isinstance(value, Record) else (("main", value),)
         return Record((*previous, *answers.items()))
 
-    # What training returns beside the main output stays in `main`.
+    # Further values that training returns remain in `main`.
     new = new.replace(outputs=in_both_modes(graph.outputs, joined))
     check(new)
     rewritten = initialised(graph, new)
@@ -74,7 +74,7 @@ def add_exits(
 
 
 def _without(value: Value, exits: Container[str], again: bool) -> Value:
-    """Return what the architecture returned before its new exits; ``again``: it had others."""
+    """Return the outputs without the new exits; ``again``: there were exits before."""
     assert isinstance(value, Record)
     rest = tuple((k, v) for k, v in value.fields if k not in exits)
     return Record(rest, value.name) if again else rest[0][1]

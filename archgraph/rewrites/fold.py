@@ -1,7 +1,7 @@
-"""Fold: what was added to a network becomes part of its weights, so that the author's class has it.
+"""Fold: merge additions to a network into its weights, so that the original class can load them.
 
-A low-rank adapter is a change of a layer's weight, a step size a factor of the layer before it, a
-batch norm in evaluation both a factor and an offset.
+A low-rank adapter is a change of a layer's weight, a step size is a factor of the layer before it,
+and a batch norm in evaluation is a factor and an offset.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from archgraph.states import State
 
 @takes_graph
 def fold(graph: ArchGraph, state: State) -> Traced:
-    """Return the network without low-rank adapters and step sizes: they are in its weights.
+    """Merge low-rank adapters and step sizes into the weights and remove them from the network.
 
-    In evaluation it computes the same. Its parameters are those of the class that the network was
-    traced from, which loads them with ``strict=True``. A factor that only training has (HeteroFL's
-    scaler) goes. Bottleneck adapters are no linear maps and stay.
+    The function in evaluation does not change. The parameters are those of the class from which the
+    network was traced, which loads them with ``strict=True``. Factors that apply only in training
+    (HeteroFL's scaler) are removed. Bottleneck adapters are not linear maps and remain.
 
     Args:
         graph: The architecture.
         state: Its state.
 
     Raises:
-        GraphError: If the state is not one of the architecture.
-        RewriteError: Where an adapter's layer or what a step size multiplies is used elsewhere, too
-            (tied weights), or cannot have a factor.
+        GraphError: If the state does not match the architecture.
+        RewriteError: If the layer of an adapter, or the operand of a step size, is also used
+            elsewhere (tied weights) or cannot absorb a factor.
 
     Example:
         >>> import torch
@@ -60,7 +60,7 @@ def fold(graph: ArchGraph, state: State) -> Traced:
         >>> net.load_state_dict(fold(adapted.graph, tuned).state)
         <All keys matched successfully>
     """
-    state_dict(graph, state)  # checks that it is one
+    state_dict(graph, state)  # checks that it is the graph's state
     folding = _Folding(graph, dict(state))
     folding.adapters()
     folding.step_sizes()
@@ -70,7 +70,7 @@ def fold(graph: ArchGraph, state: State) -> Traced:
 
 
 class _Folding:
-    """A graph and its state while parts of it become parts of weights."""
+    """A graph and its state while additions are merged into weights."""
 
     def __init__(self, graph: ArchGraph, state: dict[str, Tensor]) -> None:
         self.graph = graph
@@ -80,8 +80,8 @@ class _Folding:
         self.state[leaf] = value.to(self.state[leaf].dtype)
 
     def _without(self, nodes: dict[str, Value], leaves: set[str]) -> None:
-        """Remove operators, each with what stands in for its result, and leaves."""
-        # In order: what stands in for one may itself be removed.
+        """Remove leaves, and operators, each with the value that replaces its result."""
+        # In order, since a replacement may itself be removed.
         stand_in: dict[str, Value] = {}
         instead = following(stand_in)
         for name, value in nodes.items():
@@ -93,14 +93,14 @@ class _Folding:
 
     def adapters(self) -> None:
         """Add each low-rank adapter to its layer's weight."""
-        # A layer with two adapters shows the second once the first is gone.
+        # The second adapter of a layer is found after the first one is removed.
         while branches := low_rank_branches(self.graph):
             done: dict[str, SideBranch] = {}
             for branch in branches:
                 if not branch.weight:
                     raise _refused(
                         branch.down,
-                        "the weight beside it is computed, or an operator comes first",
+                        "the weight that it adapts is computed, or an operator comes first",
                     )
                 first = done.setdefault(branch.weight, branch)
                 layers = {b.layer for b in branches if _pair(b) == _pair(first)}
@@ -118,7 +118,7 @@ class _Folding:
             self.graph = without(self.graph, branches)[0].replace(params=params)
 
     def step_sizes(self) -> None:
-        """Multiply what each step size multiplies by it; drop factors of training alone."""
+        """Multiply each step size into its operand; drop factors that apply only in training."""
         gone: dict[str, Value] = {}
         leaves: set[str] = set()
         for node in self.graph.nodes:
@@ -134,10 +134,10 @@ class _Folding:
         self._without(gone, leaves)
 
     def _scale(self, value: Value, factor: Tensor, where: str) -> None:
-        """Multiply a result by a factor, in the weights of the layers that make it.
+        """Multiply a result by a factor, in the weights of the layers that compute it.
 
-        1. A leaf that nothing else uses, or a layer that is affine in its weights: multiply them.
-        2. An operator whose result is multiplied by what its operands are: go on to those.
+        1. Multiply a leaf without other users, or the weights in which a layer is affine.
+        2. For an operator that scales with its operands, continue with the operands.
         """
         if isinstance(value, Leaf) and value.name in self.state:  # 1
             updated = value.name in dict(self.graph.updates)
@@ -148,7 +148,7 @@ class _Folding:
             self._changed(value.name, self.state[value.name].double() * factor)
             return
         if not isinstance(value, Ref):
-            raise _refused(where, "what it multiplies is no layer's result")
+            raise _refused(where, "its operand is not the result of a layer")
         node = self.graph.node[value.name]
         if len(self.graph.users[node.name]) != 1 or node.name in self.graph.output_refs():
             raise _refused(where, f"the result of {node.scope or node.name} is also used elsewhere")
@@ -160,10 +160,10 @@ class _Folding:
             for operand in operands:
                 self._scale(operand, factor, where)
         else:
-            raise _refused(where, f"{node.op} is not multiplied by what its operand is")
+            raise _refused(where, f"{node.op} does not scale with its operand")
 
     def _weights(self, node: Node, where: str) -> list[str]:
-        """Return the leaves in which a layer is affine; refuse any that others use, too."""
+        """Return the leaves in which a layer is affine; refuse any that others use as well."""
         growth = row(node.op).growth
         values = [v for argument in growth.affine if (v := node.arg(argument)) is not None]
         names = [value.name for value in values if isinstance(value, Leaf)]
@@ -174,7 +174,7 @@ class _Folding:
 
 
 def _multiplying(node: Node) -> list[Value]:
-    """Return the operands to multiply so that an operator's result is multiplied, each once."""
+    """Return the operands to multiply so that an operator's result is multiplied once."""
     scales = row(node.op).growth.scales
     if not scales or (scales == "all" and offset(node)):
         return []
@@ -182,9 +182,9 @@ def _multiplying(node: Node) -> list[Value]:
     operands = [v for v in dict.fromkeys(values) if isinstance(v, Ref | Leaf)]
     if scales == "all":
         return [*operands]
-    if scales == "one":  # of a product, a result rather than a leaf
+    if scales == "one":  # for a product, a result rather than a leaf
         operands.sort(key=lambda v: isinstance(v, Leaf))
-    return [v for v in operands[:1] if values.count(v) == 1]  # a square would have its square
+    return [v for v in operands[:1] if values.count(v) == 1]  # a square would scale twice
 
 
 def _refused(where: str, reason: str) -> RewriteError:

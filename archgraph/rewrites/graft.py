@@ -26,28 +26,27 @@ def graft(
     like: GraphLike | None = None,
     verify: bool = False,
 ) -> Rewritten:
-    """Lengthen sections by copies of their last block, or of blocks in an order of your choice.
+    """Lengthen sections by copies of their last block, or of their blocks in a chosen order.
 
-    Where blocks alternate (attention, feed-forward) the copies go on alternating. The copies'
-    weights come from the block that they repeat.
+    If blocks alternate (attention, feed-forward), the copies continue the alternation. The weights
+    of a copy come from the block that it repeats.
 
-    An order is a list of block numbers from 0: ``[0, 1, 2, 1, 2, 3]`` is depth up-scaling of four
-    blocks (SOLAR with m = 1): the blocks twice, without the last of the first copy and the first of
-    the second.
+    An order is a list of block numbers, counted from 0. For example, ``[0, 1, 2, 1, 2, 3]`` is
+    depth up-scaling of four blocks (SOLAR with m = 1): the blocks twice, without the last block of
+    the first copy and the first block of the second.
 
     Args:
         graph: The architecture.
-        depths: Number of blocks to reach, or their order, by section; a section that is not named
-            stays.
+        depths: New number of blocks, or their order, by section; sections without an entry keep
+            theirs.
         like: An architecture (the global one) whose names the new blocks take, so that the result
-            lines up with it; otherwise the number in the last block's name is increased.
-        verify: Check that leaving the new blocks out again gives the graph back.
+            aligns with it. Default: increase the number in the last block's name.
+        verify: Check that skipping the new blocks restores the graph.
 
     Raises:
-        RewriteError: For a depth below the section's own, a section that ends in a block that
-            changes the shape, or one without a counterpart in ``like``; for an order that leaves
-            a block out.
-        GraphError: For a section that does not exist; names the nearest.
+        RewriteError: If a depth is below the section's own; if a section ends in a block that
+            changes the shape, or has no counterpart in ``like``; if an order omits a block.
+        GraphError: If a section does not exist; suggests the nearest name.
 
     Example:
         >>> import torch
@@ -86,7 +85,7 @@ def grafted(
         have = len(section.blocks)
         if not isinstance(depth, int):
             if like is not None:
-                raise RewriteError("takes no order with like", where=name, found=list(depth))
+                raise RewriteError("an order excludes like", where=name, found=list(depth))
             names[name] = repeat(splice, section, depth)
             continue
         if depth < have:
@@ -105,7 +104,7 @@ def grafted(
     rewritten, blocks = splice.rewritten(like)
     expected = [(k, tuple(v)) for k, v in names.items()]
     rewritten = with_sections(rewritten, graph, parts, expected)
-    # With the sections of `like`, a depth by section means the same in both.
+    # With the sections of `like`, depths by section mean the same in both graphs.
     if like is not None:
         relabelled = rewritten.graph.replace(sections=like.sections)
         if section_blocks(relabelled) == expected:
@@ -114,12 +113,12 @@ def grafted(
 
 
 def _undone(graph: ArchGraph, rewritten: Rewritten, fresh: Sequence[str]) -> None:
-    """Check that the grafted network runs, and that it is the original without the new blocks."""
+    """Check that the grafted network runs, and that skipping its new blocks gives the original."""
     laws.check_law(graph, rewritten, None)
     again = skip(rewritten.graph, fresh).graph
 
     def plain(value: ArchGraph) -> ArchGraph:
-        """Return the graph with canonical names and order: what a copy may change."""
+        """Return the graph with canonical names and order, which a copy may change."""
         value = renumber(value)
         return value.replace(params=tuple(sorted(value.params, key=lambda p: p.name)), sections=())
 

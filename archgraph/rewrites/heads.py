@@ -1,4 +1,4 @@
-"""Heads: what answers behind a value of a network."""
+"""Heads: classifiers on an intermediate result of a network."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from archgraph.rewrites.splice import Renaming
 def with_head(
     headed: ArchGraph, graph: ArchGraph, head: GraphLike | int, stem: str, where: str
 ) -> tuple[ArchGraph, Value]:
-    """Attach a head behind a section or block; return the graph and the head's output.
+    """Attach a head after a section or block; return the graph and the head's output.
 
-    ``headed`` is the graph with the heads that it was given so far; the leaves of this one begin
-    with ``stem``.
+    Args:
+        headed: The graph with the heads attached so far.
+        graph: The graph without heads.
+        head: An architecture, or a number of classes.
+        stem: Prefix of the head's leaves.
+        where: The section or block.
 
     Raises:
-        GraphError: For neither an architecture nor a number, or a block that does not exist.
-        RewriteError: For a head that does not take what the block makes.
+        GraphError: If the head is neither an architecture nor a number, or if the block does not
+            exist.
+        RewriteError: If the head's input does not match the block's result.
     """
     end = graph.node[structure(graph).end(where)]
     if not isinstance(head, int):
@@ -57,7 +62,7 @@ def _classified(
 def _attached(
     graph: ArchGraph, head: ArchGraph, end: Node, stem: str, where: str
 ) -> tuple[ArchGraph, Value]:
-    """Attach an architecture's operators and leaves behind an operator."""
+    """Attach an architecture's operators and leaves after an operator."""
     entries = [n for n in head.nodes if n.op == "input"]
     if len(entries) != 1 or len(refs(head.outputs)) != 1 or entries[0].type != end.type:
         problem = "the head's input does not match the section's output"

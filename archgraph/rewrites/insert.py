@@ -1,4 +1,4 @@
-"""What rewrites share: names and patterns of names, stand-ins, where channels are, new leaves."""
+"""Helpers of rewrites: fresh names, name patterns, replacements, channels, and new leaves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fresh(used: set[str], stem: str) -> str:
 
 
 def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[Param, ...]:
-    """Return the leaves of a graph with new ones, each behind a named leaf (empty: at the end)."""
+    """Return the leaves of a graph, each followed by its new ones (key empty: at the end)."""
     behind: dict[str, list[Param]] = {}
     for previous, param in added:
         behind.setdefault(previous, []).append(param)
@@ -38,17 +38,17 @@ def with_leaves(graph: ArchGraph, added: Iterable[tuple[str, Param]]) -> tuple[P
 
 
 def last_leaf(graph: ArchGraph, block: Block) -> str:
-    """Return the last of a block's leaves in state-dict order: new ones follow it."""
+    """Return the last of a block's leaves in state-dict order, which new leaves follow."""
     used = {leaf for n in block.nodes for leaf in graph.node[n].leaves()}
     return next((p.name for p in reversed(graph.params) if p.name in used), "")
 
 
 def initialised(graph: ArchGraph, new: ArchGraph, zero: Collection[str] = ()) -> Rewritten:
-    """Keep all entries; initialise new ones as in a fresh model.
+    """Keep all existing entries; initialise new ones as in a fresh model.
 
     Args:
-        graph: The architecture before.
-        new: The architecture after.
+        graph: The architecture before the change.
+        new: The architecture after the change.
         zero: New leaves that start at zero instead.
     """
     after = renumber(new)
@@ -79,16 +79,16 @@ def _start(graph: ArchGraph, slot: Slot, zero: bool) -> Entry:
 
 
 def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
-    """Return the dimension and number of a result's channels.
+    """Return the dimension and the number of a result's channels.
 
-    They are where an axis that parameters have runs; of several, and where none does, the last one
-    of two or three dimensions, the second of more.
+    Channels are the dimension with an axis of parameters. If there is not exactly one, they are the
+    last of two or three dimensions, or the second of more.
 
     Raises:
-        RewriteError: If their number depends on the batch, or there are none.
+        RewriteError: If their number depends on the batch, or if there are none.
     """
     shape = node.shape
-    # Positions and tokens are fixed; channels are what a parameter's axis runs over.
+    # Positions and tokens are fixed; channels have an axis of parameters.
     layouts = axes(graph).value[node.name][0]
     usual = 1 if len(shape) > 3 else len(shape) - 1
     wide = [i for i, d in enumerate(layouts) if i and not isinstance(d, Fixed)]
@@ -102,19 +102,19 @@ def channels(graph: ArchGraph, node: Node, where: str) -> tuple[int, int]:
 
 
 def in_both_modes(value: Value, change: Callable[[Value], Value]) -> Value:
-    """Change what a graph returns in each mode."""
+    """Apply a change to the outputs of a graph in each mode."""
     if isinstance(value, Mode):
         return Mode(change(value.train), change(value.eval))
     return change(value)
 
 
 def operands_in(graph: ArchGraph) -> Callable[[str], Iterable[str]]:
-    """Return what gives the results that an operator uses."""
+    """Return a function from an operator's name to the results that it uses."""
     return lambda name: graph.node[name].uses()
 
 
 def following(stands_in: Mapping[str, Value]) -> Callable[[Value], Value]:
-    """Return a function that replaces results by their stand-ins, through chains of them."""
+    """Return a function that substitutes results, through chains of replacements."""
 
     def follow(value: Value) -> Value:
         while isinstance(value, Ref) and value.name in stands_in:
@@ -128,7 +128,7 @@ def matching(patterns: str | Iterable[str], names: Mapping[str, str], problem: s
     """Return the values whose names equal or match a pattern.
 
     Raises:
-        GraphError: Says the problem if a pattern fits none; names the nearest.
+        GraphError: If a pattern matches nothing; states ``problem`` and suggests the nearest names.
     """
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -142,7 +142,7 @@ def matching(patterns: str | Iterable[str], names: Mapping[str, str], problem: s
 
 
 def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
-    """Return unused, never updated leaves, each with the used leaves of its module."""
+    """Return unused leaves that are never updated, each with the used leaves of its module."""
     assigned = {buffer for buffer, _ in graph.updates}
     modules: dict[str, set[str]] = {}
     for param in graph.params:
@@ -157,7 +157,7 @@ def unused_leaves(graph: ArchGraph) -> dict[str, set[str]]:
 
 def tidied(before: ArchGraph, after: ArchGraph) -> ArchGraph:
     """Remove leaves that are unused and whose module is gone."""
-    # A counter goes with its module; what never had one stays, since checkpoints hold it.
+    # A counter goes with its module. A leaf without a module remains: checkpoints contain it.
     gone = {
         name
         for name, module in unused_leaves(before).items()

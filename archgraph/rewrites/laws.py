@@ -1,6 +1,6 @@
-"""The laws that rewrites promise, run on the spot: three forwards in float64 on random weights.
+"""Laws of rewrites, checked on the spot: three forwards in float64 on random weights.
 
-A law that holds because nothing is left to compare proves nothing: :func:`check_law` refuses it.
+A law that holds only because there is nothing to compare proves nothing; :func:`check_law` raises.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from archgraph.ops.schema import canonical_args, op_schema, torch_dtype
 from archgraph.rewrites.cut import cut_axes
 from archgraph.states import Rewritten, State, Transfer
 
-# What dropped positions are multiplied by. Its square is still a float64; with 0, a direction of
+# Factor of dropped positions. Its square is still a float64. With 0, the direction of a vector of
 # dropped weights alone (weight norm's v / ‖v‖) would be 0 / 0.
 NOTHING = 1e-100
-VISIBLE = 1e-9  # a relative change that is not rounding
+VISIBLE = 1e-9  # a relative change above rounding error
 # In single precision, the rounding of a deep network would hide a wrong rule.
 _WIDE = {
     **dict.fromkeys(("float32", "float16", "bfloat16"), "float64"),
@@ -47,7 +47,7 @@ _WIDE = {
 }
 
 GraphAndState: TypeAlias = tuple[ArchGraph, State]
-# What a rewritten network is compared with: made of the original, in float64.
+# Network that a rewritten network is compared with, derived from the original in float64.
 Reference: TypeAlias = Callable[[ArchGraph, State], GraphAndState]
 
 
@@ -73,7 +73,7 @@ def in_float64(graph: ArchGraph) -> ArchGraph:
     def wide_node(node: Node) -> Node:
         type_ = tuple(map(wide, node.type)) if isinstance(node.type, tuple) else wide(node.type)
         args = tuple((k, replace(v, wide_value)) for k, v in node.args)
-        # What makes a tensor has its type as an argument, or else the default of PyTorch.
+        # A factory function has its dtype as an argument, or uses PyTorch's default.
         makes = node.op.startswith("aten.") and op_schema(node.op).makes_tensor
         if makes and node.arg("dtype") is None and node.dtype in _WIDE:
             args = canonical_args(node.op, dict(args) | {"dtype": Atom(_WIDE[node.dtype])})
@@ -91,8 +91,9 @@ def random_state(
 
     Args:
         graph: The architecture.
-        seed: Of the weights.
-        positive: Draw no negative weight: however narrow the network, no rectifier stops a signal.
+        seed: Seed of the weights.
+        positive: Draw only positive weights, so that no rectifier blocks a signal, even in a narrow
+            network.
     """
     generator = torch.Generator().manual_seed(seed)
     state: dict[str, torch.Tensor] = {}
@@ -100,7 +101,7 @@ def random_state(
         if param.role == "constant":
             continue
         if param.value is not None and param.role != "parameter":
-            # A table or a mask, whose values matter.
+            # A table or a mask, whose values matter: keep them.
             state[param.name] = constant_tensor(param.value)
             continue
         dtype = torch_dtype(_WIDE.get(param.dtype, param.dtype))
@@ -109,7 +110,7 @@ def random_state(
             continue
         fan_in = max(int(np.prod(param.shape[1:])), 1)
         tensor = torch.randn(param.shape, generator=generator, dtype=dtype)
-        if len(param.shape) < 2:  # norm weights, biases, means, variances: around one, from 0.75
+        if len(param.shape) < 2:  # norm weights, biases, means, variances: around 1, at least 0.75
             tensor = 1 + 0.25 * tensor.tanh()
         elif positive:
             tensor = (tensor.abs() / fan_in).to(dtype)
@@ -124,13 +125,14 @@ def random_inputs(
 ) -> dict[str, Any]:
     """Draw inputs of the graph's types, by argument name.
 
-    Complex and floating-point inputs are drawn from a normal distribution, integers are 0 or 1,
-    which any embedding has, and numbers that forward rounds to integers are drawn from [0, 2).
+    Complex and floating-point inputs are drawn from a normal distribution. Integers are 0 or 1,
+    which are valid indices of any embedding. Inputs that forward rounds to integers are drawn from
+    [0, 2).
 
     Args:
         graph: The graph.
-        batch: The number of examples.
-        seed: Of the numbers.
+        batch: Number of examples.
+        seed: Seed of the numbers.
         sizes: Values of open sizes. Default: those of the example.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -159,12 +161,12 @@ def random_inputs(
 def _drawn(
     shape: list[int], dtype: torch.dtype, rounded: bool, generator: torch.Generator
 ) -> torch.Tensor:
-    """Draw an input of a shape that has a dtype; ``rounded``: forward makes integers of it.
+    """Draw an input with a shape and a dtype; ``rounded``: forward rounds it to integers.
 
     1. Complex and floating-point inputs are drawn from a normal distribution.
-    2. Integers are 0 or 1, which any embedding has. The first of several positions is 1: it may be
-       a mask, and attention to no position at all is 0/0.
-    3. Numbers that forward rounds to integers are drawn from [0, 2), so that several occur.
+    2. Integers are 0 or 1, valid indices of any embedding. The first of several positions is 1: the
+       input may be a mask, and attention to no position is 0/0.
+    3. Inputs that forward rounds to integers are drawn from [0, 2), so that several values occur.
     """
     if not (dtype.is_floating_point or dtype.is_complex):  # 2
         tensor = torch.randint(0, 2, shape, generator=generator)
@@ -183,7 +185,7 @@ def _is_whole(dtype: torch.dtype) -> bool:
 
 def _rounded(graph: ArchGraph) -> set[str]:
     """Return inputs that are rounded to integers before a weight uses them: bytes, indices."""
-    made_of: dict[str, set[str]] = {}  # by result of inputs and constants alone: those inputs
+    made_of: dict[str, set[str]] = {}  # inputs, by result of inputs and constants alone
     rounded: set[str] = set()
     for node in graph.nodes:
         used = list(node.uses())
@@ -209,10 +211,10 @@ def outputs(module: torch.nn.Module, inputs: Mapping[str, Any]) -> list[torch.Te
 def evaluated(graph: ArchGraph, state: State, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return all output tensors of a network in float64, in evaluation.
 
-    Networks that draw random numbers in evaluation draw the same ones at each call.
+    Networks that draw random numbers in evaluation draw the same numbers in each call.
     """
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # of whole numbers that are divided, too: bytes, say
+    torch.set_default_dtype(torch.float64)  # also the dtype of quotients of integers
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
@@ -234,22 +236,22 @@ def relative_difference(results: list[torch.Tensor], expected: list[torch.Tensor
             continue
         x, y = (t if t.is_complex() else t.double() for t in (a, b))
         sizes = y.abs()[y.isfinite()]
-        # An output of zeros has no scale of its own.
+        # An output of zeros has no scale.
         scale = max(float(sizes.max()) if sizes.numel() else 0.0, 1e-12)
         # x == y first: the difference of equal infinities is NaN.
         gap = float(torch.where(x == y, 0.0, (x - y).abs()).max()) / scale
-        worst = max(worst, gap if gap == gap else float("inf"))  # max() would pass over NaN
+        worst = max(worst, gap if gap == gap else float("inf"))  # max() would ignore NaN
     return worst
 
 
 def masked(
     graph: ArchGraph, state: State, selection: Kept
 ) -> tuple[ArchGraph, dict[str, torch.Tensor]]:
-    """Set every dropped position of the wide graph and state to zero, in constants too.
+    """Set every dropped position of the wide graph and state to zero, including constants.
 
-    Numbers are multiplied by :data:`NOTHING`, not by zero: a direction that is computed from
-    dropped weights alone (weight norm's ``v/‖v‖``) stays a number, whatever it is multiplied with
-    stays nothing.
+    Floating-point numbers are multiplied by :data:`NOTHING` instead of zero: a direction that is
+    computed from dropped weights alone (weight norm's ``v/‖v‖``) remains a finite number, and its
+    product with another dropped weight is still negligible.
     """
     solved = axes(graph)
     values: dict[str, torch.Tensor] = {}
@@ -281,9 +283,12 @@ def mask_equals_take(
 ) -> float:
     """Check the law of width: a cut network equals the wide one with dropped positions at zero.
 
-    Axes that a norm, softmax or reduction spans are left whole for the comparison, since such an
-    operator counts zeros too; for them it is checked that the network runs and that its output
-    depends on its input. Returns the largest relative difference.
+    Axes that a norm, softmax or reduction spans are not cut in the comparison, because such an
+    operator counts zeros as well. For them, only check that the network runs and that its output
+    depends on its input.
+
+    Returns:
+        The largest relative difference.
 
     Raises:
         RewriteError: If the difference exceeds the tolerance, or nothing is compared.
@@ -310,9 +315,11 @@ def same_function(
 ) -> float:
     """Check the law of growth: the rewritten network equals the original in evaluation.
 
+    Returns:
+        The largest relative difference.
+
     Raises:
-        RewriteError: If the largest relative difference, which is returned, exceeds the tolerance,
-            or nothing is compared.
+        RewriteError: If the difference exceeds the tolerance, or nothing is compared.
     """
     message = "the rewrite changed the function"
     return check_law(graph, rewritten, lambda *wide: wide, message, tolerance=tolerance, seed=seed)
@@ -327,21 +334,22 @@ def check_law(
     tolerance: float = 1e-10,
     seed: int = 0,
 ) -> float:
-    """Return the largest relative difference of a rewritten network from what its law states.
+    """Return the largest relative difference between a rewritten network and its law's reference.
 
-    1. No tensor of the rewritten network may be empty.
-    2. Random weights and inputs; the two networks are compared, in evaluation, at the example's
-       open sizes and at others.
-    3. A result that stays the same for another input proves nothing, unless the original's does:
-       once more with positive weights, so that no rectifier stops all signals, then refused.
+    1. Check that no tensor of the rewritten network is empty.
+    2. Draw random weights and inputs, and compare the two networks in evaluation, at the example's
+       open sizes and at other sizes.
+    3. An output that is the same for another input proves nothing, unless the original's is too.
+       Repeat with positive weights, so that no rectifier blocks all signals, then raise.
 
     Args:
         graph: The original.
-        rewritten: What became of it, with as many outputs.
-        reference: What the rewritten network equals; None compares nothing.
-        message: What it means where it does not.
-        tolerance: Largest difference allowed.
-        seed: Of the weights and the inputs.
+        rewritten: The rewritten network, with the same number of outputs.
+        reference: Function from the original and its state to the network to compare with; None for
+            no comparison.
+        message: Error message if they differ.
+        tolerance: Largest allowed difference.
+        seed: Seed of the weights and the inputs.
 
     Raises:
         RewriteError: If the difference exceeds the tolerance, or nothing is compared.
@@ -385,7 +393,7 @@ def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
     """Refuse a graph with empty leaves or results where the graph before had none.
 
     Raises:
-        RewriteError: Names the first of them.
+        RewriteError: If there are any; names the first.
     """
     nonempty = {p.name for p in before.params if 0 not in p.shape}
     empty: list[tuple[str, TensorType]] = [
@@ -398,7 +406,7 @@ def refuse_empty(before: ArchGraph, after: ArchGraph) -> None:
 
 
 def to_float64(transfer: Transfer) -> Transfer:
-    """Return the transfer between float64 states, its initialisers in float64 too."""
+    """Return the transfer between float64 states, with float64 initialisers."""
     source, target = (
         tuple(s._replace(dtype=_WIDE.get(s.dtype, s.dtype)) for s in slots)
         for slots in (transfer.source, transfer.target)

@@ -1,4 +1,4 @@
-"""Lengthen a section by copies of its blocks, under the next numbers or the names of a model."""
+"""Lengthen a section by copies of its blocks, with increased numbers or the names of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from archgraph.rewrites.splice import Renaming, Splice, names_in_use, plan_of
 
 
 def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Block]:
-    """Return the blocks of a section that can be repeated behind a node.
+    """Return the blocks of a section that can be repeated after a node.
 
     Raises:
         RewriteError: If there is none.
@@ -43,12 +43,12 @@ def repeatable_blocks(graph: ArchGraph, section: Section, end: str) -> list[Bloc
 
 
 def extend(splice: Splice, section: Section, depth: int) -> list[str]:
-    """Append copies under new numbers; returns all block names of the section."""
+    """Append copies under new numbers; return the names of all blocks in the section."""
     graph = splice.graph
     repeatable = repeatable_blocks(graph, section, section.blocks[-1].exit)
     bodies = [_layers(graph, b) for b in repeatable]
     count = len(bodies)
-    # The shortest period: where attention and feed-forward alternate, the copies go on alternating.
+    # The shortest period: if attention and feed-forward alternate, the copies continue to.
     period = next(
         p for p in range(1, count + 1) if all(bodies[i] == bodies[i - p] for i in range(p, count))
     )
@@ -63,13 +63,13 @@ def extend(splice: Splice, section: Section, depth: int) -> list[str]:
 
 
 def repeat(splice: Splice, section: Section, order: Sequence[int]) -> list[str]:
-    """Insert copies so that a section's blocks come in an order; returns all of its block names.
+    """Insert copies so that a section's blocks follow an order; return the names of all its blocks.
 
-    The first of equal numbers is the block itself.
+    The first occurrence of a number is the block itself.
 
     Raises:
-        RewriteError: If a block is missing or comes before an earlier one; if one that is repeated
-            changes the type of the stream.
+        RewriteError: If a block is missing or precedes an earlier one; if a repeated block changes
+            the type of the stream.
     """
     blocks, where = section.blocks, section.name
     first = list(dict.fromkeys(order))
@@ -78,8 +78,8 @@ def repeat(splice: Splice, section: Section, order: Sequence[int]) -> list[str]:
             "is not an order of the section's blocks",
             where=where,
             found=list(order),
-            expected=f"each number from 0 to {len(blocks) - 1}, its first place behind the smaller",
-            hint="skip leaves blocks out",
+            expected=f"each number from 0 to {len(blocks) - 1}, first occurrences ascending",
+            hint="skip removes blocks",
         )
     names, spot, last = list[str](), splice.spot(blocks[0]), blocks[0]
     for number in order:
@@ -97,7 +97,7 @@ def repeat(splice: Splice, section: Section, order: Sequence[int]) -> list[str]:
 
 
 def _numbered(splice: Splice, block: Block) -> tuple[Renaming, str]:
-    """Return the names of a copy under the next number that is free, and what it is called."""
+    """Return the renaming and the name of a copy under the next free number."""
     graph = splice.graph
     old = plan_of(graph, block).leaves
     in_use = names_in_use(splice.extended)
@@ -105,7 +105,7 @@ def _numbered(splice: Splice, block: Block) -> tuple[Renaming, str]:
     numbering = _Numbering.of(graph, original, old)
     for steps in itertools.count(1):
         leaf = {name: numbering.shifted(name, steps) for name in old}
-        # A leaf that lies directly in a module with other blocks is renamed and stays there.
+        # A leaf directly in a module that has other blocks is renamed and stays in the module.
         modules = {_module(new) for name, new in leaf.items() if _module(new) != _module(name)}
         free = not in_use & {*leaf.values(), *modules}
         module = numbering.shifted(original, steps)
@@ -117,7 +117,7 @@ def _numbered(splice: Splice, block: Block) -> tuple[Renaming, str]:
 
 
 def _layers(graph: ArchGraph, block: Block) -> tuple[str, ...]:
-    """Return the operators of a block that own leaves: what tells two kinds of blocks apart."""
+    """Return the operators of a block that own leaves, which distinguish kinds of blocks."""
     operators = (graph.node[n] for n in block.nodes)
     return tuple(
         n.op for n in operators if row(n.op).normalises or row(n.op).weighted or row(n.op).macs
@@ -130,17 +130,17 @@ def _module(leaf: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Numbering:
-    """Which part of the module paths of a block has the number that tells its copies apart.
+    """The number in the module paths of a block that distinguishes its copies.
 
-    The number is the last one in the path of the block's module (``layer3.1``); where the block is
-    not a module, its layers' numbers in their list (``features.40``, ``features.41``).
-    Without a number, one is appended. Every leaf gets another name, a different one for every
+    It is the last number in the path of the block's module (``layer3.1``). If the block is not a
+    module, it is the number of each of its layers in their list (``features.40``, ``features.41``).
+    If there is no number, one is appended. Every leaf gets a new name, which differs for every
     number of steps.
 
     Attributes:
-        module: The path of the block's module, or of the list.
-        depth: How many parts of a path are before the number.
-        moved: What the leaves of the block have there.
+        module: Path of the block's module, or of the list.
+        depth: Number of path parts before the number.
+        moved: Path parts of the block's leaves at this depth.
     """
 
     module: Path
@@ -149,7 +149,7 @@ class _Numbering:
 
     @staticmethod
     def of(graph: ArchGraph, block: str, leaf_names: Sequence[str]) -> _Numbering:
-        """Return the numbering of a block with these leaves."""
+        """Return the numbering of a block with the given leaves."""
         leaves = [path_of(name) for name in leaf_names]
         module = common(leaf[:-1] for leaf in leaves)
         if under(module, path_of(block)):
@@ -162,7 +162,7 @@ class _Numbering:
         return _Numbering(module, depth, frozenset(leaf[depth] for leaf in leaves))
 
     def shifted(self, name: str, steps: int) -> str:
-        """Return the name of a leaf or module whose number is increased."""
+        """Return the name of a leaf or module with its number increased by ``steps``."""
         path, at = name.split("."), self.depth
         if len(path) <= at or not under(tuple(path), self.module[: at + 1]):
             return name
@@ -175,19 +175,19 @@ class _Numbering:
 
 
 def _are_items(graph: ArchGraph, module: Path, leaf_names: Sequence[str]) -> bool:
-    """Return whether leaves are those of numbered layers in a list that holds other blocks, too."""
+    """Return whether leaves are those of numbered layers in a list that also has other blocks."""
     prefix, depth = ".".join([*module, ""]), len(module)
     shared = any(p.name.startswith(prefix) and p.name not in leaf_names for p in graph.params)
     paths = [path_of(name)[depth:-1] for name in leaf_names]
     children = {path[0] for path in paths if path}
-    # Their own numbers count on, not the list's.
+    # The layers' own numbers are increased, not the list's.
     return shared and bool(children) and all(child.isdigit() for child in children)
 
 
 def line_up(
     splice: Splice, section: Section, depth: int, like: ArchGraph, model: Structure
 ) -> list[str]:
-    """Insert copies under the names of another graph's blocks; returns the section's blocks."""
+    """Insert copies under the names of another graph's blocks; return the section's blocks."""
     try:
         target = model.section(section.name)
     except GraphError as error:
@@ -199,7 +199,7 @@ def line_up(
         bounds = f"{len(current)} to {len(current) + len(missing)}, as in like"
         raise RewriteError("depth out of range", where=section.name, found=depth, expected=bounds)
     spots = {b.name: splice.spot(b) for b in section.blocks}
-    ends = {b.name: b.exit for b in section.blocks}  # a node of the type that each block makes
+    ends = {b.name: b.exit for b in section.blocks}  # a node with the type of each block's result
     order = [b.name for b in target.blocks]
     for wish in missing[:lacking]:
         earlier = [n for n in order[: order.index(wish.name)] if n in spots]
@@ -215,20 +215,20 @@ def line_up(
 def _matching(
     splice: Splice, blocks: Sequence[Block], like: ArchGraph, wish: Block
 ) -> tuple[Block, Renaming]:
-    """Return the block that computes what another graph's does, and the names of its copy."""
+    """Return a block that computes the same as another graph's, and the renaming of its copy."""
     problem = ""
-    # The last one first, as without `like`; the reason why it does not fit is the one to show.
+    # The last block first, as without `like`; report why that one does not fit.
     for block in reversed(blocks):
         try:
             return block, _counterpart(splice, block, like, wish)
         except RewriteError as error:
             problem = problem or str(error)
-    message = "no block of the section computes what this block of `like` does"
+    message = "no block of the section computes the same as this block of `like`"
     raise RewriteError(message, where=wish.name, found=problem)
 
 
 def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> Renaming:
-    """Return the names of a copy of one graph's block as they are in another graph's."""
+    """Return the renaming of a block's copy to the names of another graph's block."""
     graph, plan = splice.graph, plan_of(splice.graph, block)
     pairs, counterparts = _side_by_side(graph, block, like, wish)
     modules = {
@@ -256,7 +256,7 @@ def _counterpart(splice: Splice, block: Block, like: ArchGraph, wish: Block) -> 
 
 
 def _in_module(leaf: str, modules: Mapping[str, str]) -> str:
-    """Return the name of a leaf in the module that stands for its own; empty if none does."""
+    """Return the name of a leaf in the module that corresponds to its own; empty if none does."""
     module, _, last = leaf.rpartition(".")
     return joined(modules[module], last) if module in modules else ""
 
@@ -264,14 +264,14 @@ def _in_module(leaf: str, modules: Mapping[str, str]) -> str:
 def _side_by_side(
     graph: ArchGraph, block: Block, like: ArchGraph, wish: Block
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Match operators and leaves of two blocks, walked from their ends backwards."""
+    """Match operators and leaves of two blocks, walking backwards from their exits."""
     pairs: dict[str, str] = {}
     counterparts: dict[str, str] = {}
     inside, there = {*block.nodes} - {block.entry}, set(wish.nodes)
     pending = [(block.exit, wish.exit)]
     while pending:
         a, b = pending.pop()
-        # Both reach their entry at once, and no operator has two counterparts.
+        # Both must reach their entry at the same time, and each operator has one counterpart.
         if (a == block.entry) != (b == wish.entry) or pairs.get(a, b) != b:
             _refuse(block, f"%{a}", f"%{b}")
         if a in pairs or a not in inside or b not in there:
@@ -289,14 +289,14 @@ _NUMBER = int | float | Polynomial
 
 
 def _operands(block: Block, x: Node, y: Node) -> Iterator[tuple[Ref | Leaf, Ref | Leaf]]:
-    """Yield the results and leaves that two operators take side by side; refuse any difference."""
+    """Yield the results and leaves that two operators take in pairs; refuse any difference."""
     one, other = dict(x.args), dict(y.args)
     if x.op != y.op or [*one] != [*other]:
         _refuse(block, x.op, y.op)
     for i, j in _parallel(tuple(one.values()), tuple(other.values())):
         if isinstance(i, Ref | Leaf) and isinstance(j, type(i)):
             yield i, j
-        # Numbers are widths and rates: the copy has the graph's own.
+        # Numbers are widths and rates: the copy keeps the graph's own.
         elif not (isinstance(i, _NUMBER) and isinstance(j, _NUMBER)) and not same_value(i, j):
             _refuse(block, f"{x.op} with {i}", f"{y.op} with {j}")
 
@@ -306,9 +306,10 @@ def _refuse(block: Block, actual: object, expected: object) -> NoReturn:
 
 
 def _parallel(a: Value, b: Value) -> Iterator[tuple[Value, Value]]:
-    """Yield the scalars of two values side by side; the values themselves where their forms differ.
+    """Yield the scalars of two values in pairs, or the values themselves if their forms differ.
 
-    What only one of them does in training (stochastic depth of rate 0 is none) does not count.
+    Behaviour that only one of them has in training is ignored (stochastic depth of rate 0 has
+    none).
     """
     match a, b:
         case tuple(), tuple() if len(a) == len(b):

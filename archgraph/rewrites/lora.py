@@ -1,4 +1,4 @@
-"""Low-rank adapters: a branch of two narrow layers beside a layer, whose rank is an axis."""
+"""Low-rank adapters: a branch of two narrow layers parallel to a layer; the rank is an axis."""
 
 from __future__ import annotations
 
@@ -38,29 +38,28 @@ def add_lora(
     allow_nothing: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Add ``s · up(down(x))`` to what linear maps and convolutions give for ``x`` (LoRA).
+    """Add ``s · up(down(x))`` to linear maps and convolutions of ``x`` (LoRA).
 
-    ``up`` starts at zero, so that the network computes the same until it is trained. The rank is an
-    axis of role ``rank`` for each layer, which a share of all axes leaves alone: ``rank=4`` of
-    :func:`archgraph.rewrite` keeps the first four positions of each. All layers are trained as
-    before; ``train_only="*.lora.*"`` freezes the others.
+    ``up`` starts at zero, so the network computes the same function until it is trained. Every
+    adapter's rank is an axis with role ``rank``, which a share of all axes does not cut; ``rank=4``
+    in :func:`archgraph.rewrite` keeps the first four positions of each. All layers remain
+    trainable; ``train_only="*.lora.*"`` freezes the others.
 
     Args:
         graph: The architecture.
         rank: Rank of every adapter.
         where: Names or patterns of layers or of their weights (``*.query``). Default: every linear
-            map and convolution that can have an adapter. An embedding gets one under its full name.
-        alpha: Numerator of the scale. Default: what makes the scale 1.
-        scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). Of a client
-            with a smaller rank it stays what it is here.
-        allow_nothing: Accept a model without such layers: it stays as it is.
+            map and convolution that can have an adapter. To adapt an embedding, give its full name.
+        alpha: Numerator of the scale. Default: the value for which the scale is 1.
+        scaling: The scale ``s``: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``). For a client
+            with a smaller rank, the scale stays the same.
+        allow_nothing: If True, return a model without such layers unchanged.
         verify: Check that the function is the same (three forwards in float64).
 
     Raises:
-        GraphError: If a pattern matches no layer; names the nearest.
-        RewriteError: For a rank or alpha out of range; for a layer that is named by ``where`` and
-            whose weight is tied, in groups, or computed; if no layer gets an adapter, unless
-            ``allow_nothing``.
+        GraphError: If a pattern matches no layer; suggests the nearest names.
+        RewriteError: If the rank or alpha is out of range; if a layer in ``where`` has a tied,
+            grouped or computed weight; if no layer gets an adapter, unless ``allow_nothing``.
 
     Example:
         >>> import torch
@@ -95,20 +94,20 @@ def add_lora(
         new, params = _adapted(graph, node, fact, path, rank, scale, in_use)
         nodes += new
         last = list(node.leaves())[-1]
-        for param in params:  # a layer that is called again has one adapter
+        for param in params:  # a layer that is called several times has one adapter
             added.setdefault(param.name, (last, param))
     if again := [name for name in added if name in graph.param]:
         raise RewriteError("layer already has a low-rank adapter", where=again[0])
     changed = graph.replace(nodes=tuple(nodes), params=with_leaves(graph, added.values()))
     check(changed)
-    rewritten = initialised(graph, changed, {*list(added)[1::2]})  # of each pair the second, `up`
+    rewritten = initialised(graph, changed, {*list(added)[1::2]})  # the second of each pair, `up`
     if verify:
         same_function(graph, rewritten)
     return rewritten
 
 
 def _layers(graph: ArchGraph) -> dict[str, tuple[LinearMap, str]]:
-    """Return the operators that multiply by a leaf, with how they do and the leaf."""
+    """Return the operators that multiply by a leaf, with the form of the product and the leaf."""
     layers = {}
     for node in graph.nodes:
         fact = row(node.op).linear_map
@@ -122,8 +121,8 @@ def _chosen(graph: ArchGraph, where: str | Iterable[str] | None) -> set[str]:
     """Return the weights of the layers that get an adapter.
 
     Raises:
-        GraphError: If a pattern matches none.
-        RewriteError: If a pattern matches one that cannot have an adapter.
+        GraphError: If a pattern matches no layer.
+        RewriteError: If a pattern matches a layer that cannot have an adapter.
     """
     asked = [where] if isinstance(where, str) else [*(where or ())]
     obstacles = {
@@ -145,7 +144,7 @@ def _chosen(graph: ArchGraph, where: str | Iterable[str] | None) -> set[str]:
 
 
 def _obstacle(graph: ArchGraph, node: Node, fact: LinearMap, weight: str) -> str:
-    """Return why a layer cannot have an adapter; empty where it can."""
+    """Return why a layer cannot have an adapter; empty if it can."""
     param = graph.param[weight]
     others = {graph.node[n].op for n in graph.leaf_users[weight]} - {node.op}
     if param.role != "parameter" or not isinstance(node.arg(fact.input), Ref):
@@ -162,7 +161,7 @@ def _obstacle(graph: ArchGraph, node: Node, fact: LinearMap, weight: str) -> str
 
 
 def _path(weight: str, weights: set[str]) -> str:
-    """Return the module path of an adapter: by its layer, or by its weight where that has more."""
+    """Return the module path of an adapter: from its layer or, if that has several, its weight."""
     prefix, dot, last = weight.rpartition(".")
     alone = sum(name.rpartition(".")[0] == prefix for name in weights) == 1
     return f"{prefix}{dot}lora" if alone else f"{prefix}{dot}{last}_lora"
@@ -177,7 +176,7 @@ def _adapted(
     scale: float,
     names: set[str],
 ) -> tuple[tuple[Node, ...], tuple[Param, Param]]:
-    """Return a layer with its adapter, the last operator of which has the layer's name."""
+    """Return a layer with its adapter; the last operator has the layer's name."""
     weight = node.arg(fact.weight)
     assert isinstance(weight, Leaf)
     param = graph.param[weight.name]
@@ -225,21 +224,22 @@ def rank(
 ) -> Rewritten:
     """Keep the first positions of the rank of every low-rank adapter.
 
-    Adapters of a smaller rank stay as they are. The scale does not change unless there is an alpha:
-    the client computes what the model computes with the other positions masked to zero.
+    Adapters with a smaller rank are unchanged. Without ``alpha`` the scale is unchanged, so the
+    client computes the same as the model with the other positions masked to zero.
 
     Args:
         graph: An architecture with low-rank adapters.
-        size: The rank that stays. Default: every rank stays as it is.
-        alpha: Numerator of the scale of every adapter, as for :func:`archgraph.add_lora`, over the
-            rank that it then has. Of the methods for adapters ``flora`` serves such clients.
+        size: The new rank. Default: keep every rank.
+        alpha: Numerator of the scale of every adapter, as in :func:`archgraph.add_lora`, for the
+            new rank. Among the adapter methods, ``flora`` supports such clients.
         scaling: The scale: ``alpha / rank``, or ``alpha / √rank`` (``rsqrt``).
-        allow_nothing: Accept a model whose ranks are all this small, or that has no adapters.
-        verify: Run the law mask ≡ take on random weights (three forwards in float64).
+        allow_nothing: If True, accept a model whose ranks are all at most ``size``, or that has no
+            adapters.
+        verify: Check the law mask ≡ take on random weights (three forwards in float64).
 
     Raises:
-        RewriteError: For a rank or alpha out of range; if no adapter has a larger rank and no scale
-            changes, unless ``allow_nothing``.
+        RewriteError: If the rank or alpha is out of range; if no adapter has a larger rank and no
+            scale changes, unless ``allow_nothing``.
 
     Example:
         >>> import torch
@@ -256,8 +256,8 @@ def rank(
         raise RewriteError(
             f"changes nothing: no low-rank adapter has a larger rank than {size}",
             found=f"rank {', '.join(map(str, ranks))}" if ranks else "no low-rank adapter",
-            hint="add_lora gives a model its adapters, with the largest rank of all clients; to "
-            "keep all of it, leave `rank` out (in Python: allow_nothing=True)",
+            hint="add_lora adds adapters to a model, with the largest rank of all clients; to "
+            "keep the full rank, omit `rank` (in Python: allow_nothing=True)",
         )
     rewritten = cut_axes(graph, wider)
     if verify:
@@ -269,7 +269,7 @@ def rank(
 
 
 def _larger(graph: ArchGraph, size: int) -> Kept:
-    """Return the first positions of every rank that is larger than a size."""
+    """Return the first positions of every rank above a size."""
     _check_rank(size)
     free = axes(graph).free
     return {a.name: np.arange(size) for a in free if a.role == "rank" and a.size > size}
@@ -278,7 +278,7 @@ def _larger(graph: ArchGraph, size: int) -> Kept:
 def _rescaled(
     graph: ArchGraph, size: int | None, alpha: float, scaling: Scaling
 ) -> tuple[Node, ...]:
-    """Return the sums of the adapters whose scale changes, with what it becomes at a rank."""
+    """Return the sums of the adapters whose scale changes, with their new scale at a rank."""
     sums = list[Node]()
     for branch in low_rank_branches(graph):
         rank = graph.param[branch.down].shape[branch.rank_dim]
@@ -299,13 +299,13 @@ def _scale(alpha: float, scaling: Scaling, rank: int) -> float:
 
 
 def _check_rank(rank: int) -> None:
-    """Refuse a rank out of range."""
+    """Raise if a rank is out of range."""
     if type(rank) is not int or rank < 1:
         raise RewriteError("rank out of range", found=rank, expected="a whole number from 1")
 
 
 def _check_scale(alpha: float | None, scaling: Scaling) -> None:
-    """Check what a scale is made of.
+    """Check the parameters of a scale.
 
     Raises:
         RewriteError: If one of them is out of range.

@@ -1,8 +1,8 @@
-"""Factors on positions that reach an operand through operators that only move them about.
+"""Factors on positions that reach an operand through operators that only move them.
 
-Packed queries, keys and values share a layer, and only one of them is to be divided: so the
-layer's channels are numbered and the numbers sent along the way. What arrives at a position of the
-operand says which channel to divide.
+Packed queries, keys and values share a layer, but only one of them is to be divided. Therefore the
+layer's channels are numbered, and the numbers are sent through the operators. The number that
+arrives at a position of the operand is the channel to divide.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from archgraph.ops.table import growth
 from archgraph.rewrites.copies import Copies
 from archgraph.states.dimension_map import Vector
 
-# The numbers that an operator makes of numbers; several tensors for a split.
+# An operator's result on numbers; several tensors for a split.
 Sent: TypeAlias = "torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]"
 
 
 class Refusal(Exception):
-    """Why a factor cannot be put anywhere."""
+    """Reason why a factor cannot be placed anywhere."""
 
 
 def moved_from(graph: ArchGraph, name: str) -> tuple[list[Node], Node] | None:
-    """Return the operators that move a layer's result to this one, and the layer."""
+    """Return the operators that move a layer's result to this result, and the layer."""
     path = [graph.node[name]]
     while growth(path[-1].op).moves:
         operands = list(path[-1].operands())
@@ -42,7 +42,7 @@ def moved_from(graph: ArchGraph, name: str) -> tuple[list[Node], Node] | None:
 
 
 class MovedFactors:
-    """Factors on the layers behind operands that are moved about.
+    """Factors on the layers whose results are moved to operands.
 
     Attributes:
         factors: Factor per new position, by leaf and dimension.
@@ -51,19 +51,19 @@ class MovedFactors:
     def __init__(self, copies: Copies, axes: set[str]) -> None:
         self.copies, self.axes = copies, axes
         self.factors: dict[tuple[str, int], Vector] = {}
-        self._on: set[str] = set()  # operators on the ways
+        self._on: set[str] = set()  # operators on the paths
         # By layer: its numbered result, and the numbers of the channels that arrive.
         self._arrived: dict[str, tuple[torch.Tensor, set[int]]] = {}
 
     def divide(self, start: str, dim: int) -> None:
-        """Divide what arrives along a dimension of an operand.
+        """Divide the channels that arrive along a dimension of an operand.
 
-        1. Number the channels of the layer behind it, and send the numbers along the way.
-        2. A channel that arrives at a position has the factor of that position.
+        1. Number the channels of the layer, and send the numbers through the operators.
+        2. A channel that arrives at a position gets the factor of that position.
         3. The leaves of the layer get the factors of its channels.
 
         Raises:
-            Refusal: If the layer has other users, or one channel arrives with several factors.
+            Refusal: If the layer has other users, or if one channel arrives with several factors.
         """
         way = moved_from(self.copies.graph, start)
         assert way is not None
@@ -73,7 +73,7 @@ class MovedFactors:
         size = len(self.copies.positions(layout))
         numbered = self._numbered(layer.name, at, size)  # 1
         sent: Sent = numbered
-        # From the layer on, in the wide graph: copies are at positions of their own there.
+        # From the layer on, in the wide graph, where copies have positions of their own.
         for node in path[::-1]:
             sent = self._sent(self._wide.node[node.name], sent)
         assert isinstance(sent, torch.Tensor)
@@ -82,7 +82,7 @@ class MovedFactors:
             raise Refusal(f"%{start} combines channels with the batch in one dimension")
         part, factor = self.copies.parts(target, self.axes), np.ones(size)
         if sent.numel():  # 2
-            # A row per position of the operand: all channels that arrive there have its factor.
+            # One column per position of the operand: all channels that arrive there get its factor.
             numbers = sent.movedim(dim, -1).reshape(-1, sent.shape[dim])
             for column, value in zip(numbers.T.numpy(), part, strict=True):
                 factor[column] = value
@@ -90,7 +90,7 @@ class MovedFactors:
         self._settle(layer, factor)  # 3
 
     def _channels(self, layer: Node) -> tuple[Layout, int]:
-        """Return the layout of a layer's channels, and the dimension of its result with them."""
+        """Return the layout of a layer's channels, and their dimension in its result."""
         fact, solved = growth(layer.op), self.copies.solved
         weight = fact.weight(layer)
         assert isinstance(weight, Leaf)
@@ -103,7 +103,7 @@ class MovedFactors:
         return layout, at[0]
 
     def _settle(self, layer: Node, factor: Vector) -> None:
-        """Multiply the leaves of a layer, unless a channel has another factor already."""
+        """Multiply the leaves of a layer, unless a channel already has another factor."""
         for argument, d in growth(layer.op).affine.items():
             if isinstance(leaf := layer.arg(argument), Leaf):
                 before = self.factors.get((leaf.name, d), np.ones(len(factor)))
@@ -112,14 +112,14 @@ class MovedFactors:
                 self.factors[leaf.name, d] = np.where(factor == 1, before, factor)
 
     def check(self, start: str, ends: set[str]) -> None:
-        """Check that the channels that arrive go nowhere else.
+        """Check that the channels that arrive are not used elsewhere.
 
         Args:
-            start: The operand to name.
+            start: The operand to name in the message.
             ends: Operators that may use them.
 
         Raises:
-            Refusal: If others use them as well.
+            Refusal: If other operators use them as well.
         """
         for layer, (numbered, arrived) in self._arrived.items():
             if any(arrived & other for other in self._others(layer, numbered, ends)):
@@ -130,15 +130,15 @@ class MovedFactors:
         return self.copies.rewritten.graph
 
     def _numbered(self, layer: str, dim: int, size: int) -> torch.Tensor:
-        """Return a result whose values are its positions along a dimension."""
+        """Return a tensor whose values are its positions along a dimension."""
         sizes = example_sizes(self._wide)
         shape = [size_at(s, sizes) for s in self._wide.node[layer].types[0].shape]
         view = [size if i == dim else 1 for i in range(len(shape))]
-        # Contiguous, since what moves it may be a view().
+        # Contiguous, since a moving operator may be a view().
         return torch.arange(size).reshape(view).expand(shape).contiguous()
 
     def _others(self, layer: str, numbered: torch.Tensor, ends: set[str]) -> Iterator[set[int]]:
-        """Yield the numbers that operators off the ways take."""
+        """Yield the numbers that operators outside the paths take."""
         users = self.copies.graph.users
         pending: list[tuple[str, str, Sent]] = [(layer, u, numbered) for u in users[layer]]
         while pending:
@@ -154,7 +154,7 @@ class MovedFactors:
                 yield {i for p in parts for i in p.reshape(-1).tolist()}
 
     def _sent(self, node: Node, sent: Sent) -> Sent:
-        """Run an operator that only moves positions on numbers, for a batch of one."""
+        """Run an operator that only moves positions on numbers, with a batch size of one."""
         if node.op == "getitem":
             index = node.arg("index")
             assert isinstance(index, int)

@@ -1,4 +1,4 @@
-"""Narrow: fewer positions, and the part of those that go is given to those that stay (FedADP)."""
+"""Narrow: keep the first positions of axes and fold the removed ones into them (FedADP)."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def narrow(
     seed: int = 0,
     allow_nothing: bool = False,
 ) -> Rewritten:
-    """Narrow axes to their first positions and give the others' part to those that stay.
+    """Narrow axes to their first positions and fold the removed positions into them.
 
     Args:
         graph: The wide architecture.
         shares: One share in (0, 1] for every width, or shares by axis, as in :func:`take`.
-        sizes: Numbers of first positions that stay, by axis.
-        mode: ``paper``: where an axis is summed over, the sum of what is left out is added to the
-            weights that stay, in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of
-            :func:`widen` with the same seed: copies are merged with what they copied, summed where
-            widening divides them, else averaged.
-        seed: Of the copies (``net2net``).
-        allow_nothing: Accept shares that change nothing, as in :func:`take`.
+        sizes: Number of first positions to keep, by axis.
+        mode: ``paper``: where an axis is summed over, the sum of the removed weights is added to
+            the remaining ones in equal parts (FedADP, Algorithm 3). ``net2net``: the inverse of
+            :func:`widen` with the same seed. Copies are merged with their originals: summed where
+            widening divides them, averaged elsewhere.
+        seed: Seed of the copies (for ``net2net``).
+        allow_nothing: If True, accept shares that change nothing, as in :func:`take`.
 
     Raises:
-        RewriteError: For an size out of range, or shares below 1 that change nothing.
-        AxisError: For an axis that does not exist or is pinned.
+        RewriteError: If a size is out of range, or if shares below 1 change nothing.
+        AxisError: If an axis does not exist or is pinned.
 
     Example:
         >>> import torch
@@ -71,7 +71,7 @@ def narrow(
     sizes_after = {axis: size for axis, size in counts.items() if size < axis.size}
     selection = {a.name: np.arange(n) for a, n in sizes_after.items()}
     narrowed = cut_axes(graph, selection)
-    # Seen from the narrow graph: the copies that widening makes, and the dimensions it divides.
+    # From the narrow graph's view: the copies that widening makes, and the dimensions it divides.
     index = {a.name: drawn(a.name, n, a.size, seed) for a, n in sizes_after.items()}
     copies = Copies(narrowed.graph, index)
     factors, _ = compensation(copies)
@@ -80,7 +80,7 @@ def narrow(
         dims = list(entry.dims)
         for dim, layout in enumerate(copies.solved.of(leaf)):
             factor = factors.get((leaf, dim))
-            # The paper adds up only where an axis is summed over: its total stays the same.
+            # The paper adds weights only where an axis is summed over, so the total is preserved.
             if mode == "net2net" and touched(layout, index):
                 dims[dim] = _merged(copies, layout, factor)
             elif mode == "paper" and factor is not None and touched(layout, index):
@@ -90,7 +90,7 @@ def narrow(
 
 
 def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | None:
-    """Merge copies with their originals: summed where widening divides them, else averaged."""
+    """Merge copies with their originals: summed where widening divides them, otherwise averaged."""
     rows = copies.positions(layout)
     equal = copies.parts(layout)
     weights = equal if factor is None else equal / factor
@@ -99,11 +99,11 @@ def _merged(copies: Copies, layout: Layout, factor: Vector | None) -> DimMap | N
 
 
 def _spread(layout: Layout, selection: Kept) -> DimMap | None:
-    """Add what is left out to what stays, in equal parts (FedADP, Algorithm 3)."""
+    """Add the removed weights to the remaining ones in equal parts (FedADP, Algorithm 3)."""
     size = fixed_size(layout)
     stays = positions(layout, selection)
     length = len(stays)
-    # Each that stays keeps its own value and gets 1/length of every value that goes.
+    # Each remaining position keeps its value and gets 1/length of every removed value.
     matrix = np.full((length, size), 1 / length)
     matrix[:, stays] = np.eye(length)
     rows, columns = matrix.nonzero()

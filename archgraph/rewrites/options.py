@@ -1,8 +1,8 @@
-"""What rewrites are asked for in files and by keywords: the types of the values.
+"""Types of the values of rewrites, in files and as keywords.
 
-A short form stands for the option that is given most often: ``take: 0.5`` for
-``take: {shares: 0.5}``, ``skip: layer2.1`` for ``skip: {blocks: [layer2.1]}``. The long forms have
-the words of the functions' arguments.
+The most common option has a short form: ``take: 0.5`` for ``take: {shares: 0.5}``,
+``skip: layer2.1`` for ``skip: {blocks: [layer2.1]}``. The long forms use the argument names of the
+functions.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from archgraph.plain import Json
 def _number(
     fits: Callable[[float], bool], what: str, expected: str, bounds: Any
 ) -> BeforeValidator:
-    """Return a validator of a number's bounds; pydantic itself refuses other types."""
+    """Return a validator of a number's bounds; pydantic itself rejects other types."""
 
     def checked(value: Any) -> Any:
         value = percent(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and not fits(value):
-            hint = "sizes: {axis: 4} says numbers of positions" if value > 1 else None
+            hint = "to set numbers of positions, write sizes: {axis: 4}" if value > 1 else None
             raise Mistake(f"is not a {what}", found=value, expected=expected, hint=hint)
         return value
 
@@ -67,12 +67,12 @@ FactorChoice = CheckedFactor | dict[str, CheckedFactor]
 BlockNames = Annotated[
     tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])
 ]
-# A share of the whole, or an amount; the measure says which units there are.
+# A share of the model's own value, or an amount; the measure determines the possible units.
 BudgetValue = Annotated[Annotated[float, Field(gt=0)] | str | None, Field(examples=["10M", 0.5])]
 SomeNames = Annotated[BlockNames, Field(min_length=1)]
 Flags = Annotated[tuple[Literal[0, 1], ...], Field(min_length=1)]
 PositionChoice = dict[str, tuple[Natural, ...]]
-# In a call from Python an architecture may be the value; no schema or message speaks of it.
+# In a call from Python the value may be an architecture; schema and messages do not mention this.
 OrGraph = WrapValidator(_or_graph)
 AxisScores = dict[str, Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]]
 ScoreChoice = (
@@ -88,56 +88,56 @@ class SkipOptions(Base):
     blocks: BlockNames = Field(default=(), description="names or patterns of blocks")
     keep: dict[str, Flags] = Field(
         default={},
-        description="section → 1 for each of its blocks that stays, 0 for each that goes, as "
-        "NeFL's tables list them; of a block that changes the shape the projection stays",
+        description="section → 1 for each of its blocks to keep, 0 for each to remove, as in "
+        "NeFL's tables; a removed block that changes the shape keeps its projection",
         examples=[{"layer2": [1, 0]}],
     )
 
 
 class NarrowOptions(Base):
-    """Options of ``narrow``: choices by axis name, role or pattern; sizes win over shares."""
+    """Options of ``narrow``: choices by axis name, role or pattern; sizes override shares."""
 
     shares: ShareChoice = Field(
         default={},
-        description="share that stays of every width, or by axis; rounded up",
+        description="share of every width to keep, or shares by axis; rounded up",
         examples=[{"layer1.*": 0.5}],
     )
     sizes: dict[str, Count] = Field(
-        default={}, description="numbers of first positions that stay", examples=[{"heads": 4}]
+        default={}, description="number of first positions to keep", examples=[{"heads": 4}]
     )
 
 
 class TakeOptions(NarrowOptions):
-    """Options of ``take``: choices by axis name, role or pattern; positions win over sizes."""
+    """Options of ``take``: choices by axis name, role or pattern; positions override sizes."""
 
     positions: PositionChoice = Field(
         default={},
-        description="positions that stay, in new order",
+        description="positions to keep, in their new order",
         examples=[{"stem.conv.out": [0, 2, 5]}],
     )
     importance: ScoreChoice | None = Field(
         default=None,
-        description="of axes that shares or sizes cut the best positions stay instead of the "
-        "first: a file that `ag.importance(…).save` wrote, relative to this file, or scores of "
+        description="keep the best positions instead of the first, on axes that shares or sizes "
+        "cut: a file that `ag.importance(…).save` wrote, relative to this file, or scores of "
         "positions by axis",
         examples=["scores.safetensors"],
     )
 
 
 class WidenOptions(Base):
-    """Options of ``widen``: choices by axis name, role or pattern; positions win over sizes."""
+    """Options of ``widen``: choices by axis name, role or pattern; positions override sizes."""
 
     factors: FactorChoice = Field(
         default={},
-        description="factor of every width, or by axis; rounded up",
+        description="factor of every width, or factors by axis; rounded up",
         examples=[{"layer1.*": 2}],
     )
     sizes: dict[str, Count] = Field(
-        default={}, description="new numbers of positions", examples=[{"heads": 4}]
+        default={}, description="new number of positions", examples=[{"heads": 4}]
     )
     positions: PositionChoice = Field(
         default={},
-        description="which old position each new one copies",
+        description="old position that each new one copies",
         examples=[{"stem.conv.out": [0, 1, 2, 0]}],
     )
 
@@ -145,11 +145,11 @@ class WidenOptions(Base):
 class EndsAfter(Base):
     """Options of ``ends_after``."""
 
-    section: str = Field(description="the last section or block that stays")
+    section: str = Field(description="last section or block to keep")
     head: Annotated[Count, OrGraph] | None = Field(
         default=None,
-        description="number of classes: a mean over positions, a linear layer; without it the exit "
-        "that add_exits put there, and those before it",
+        description="number of classes: a mean over positions and a linear layer; default: the "
+        "exit that add_exits added there, and those before it",
     )
 
 
@@ -163,10 +163,10 @@ class LoraOptions(Base):
         examples=["*.query"],
     )
     alpha: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="numerator of the scale; default: what makes the scale 1"
+        default=None, description="numerator of the scale; default: the value for a scale of 1"
     )
     scaling: Literal["alpha_over_r", "rsqrt"] = Field(
-        default="alpha_over_r", description="the scale: alpha over the rank, or over its root"
+        default="alpha_over_r", description="the scale: alpha over rank, or over its square root"
     )
 
 
@@ -174,56 +174,56 @@ class RankOptions(Base):
     """Options of ``rank``."""
 
     size: Count | None = Field(
-        default=None, description="the rank that stays; default: every rank", examples=[4]
+        default=None, description="new rank; default: every rank is kept", examples=[4]
     )
     alpha: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="numerator of a scale of the client's own; default: the model's scale",
+        description="numerator of the client's own scale; default: the model's scale",
     )
     scaling: Literal["alpha_over_r", "rsqrt"] = Field(
-        default="alpha_over_r", description="the scale: alpha over its rank, or over the root of it"
+        default="alpha_over_r", description="the scale: alpha over rank, or over its square root"
     )
-    allow_nothing: bool = Field(default=False, description="accept ranks that are this small")
+    allow_nothing: bool = Field(default=False, description="accept a rank that changes nothing")
 
 
 class FitOptions(Base):
-    """Options of ``fit``: budgets, which hold together, and what is chosen within them."""
+    """Options of ``fit``: budgets, which all apply, and how to choose within them."""
 
     parameters: BudgetValue = Field(default=None, description="budget of parameters")
     macs: BudgetValue = Field(
-        default=None, description="budget of multiply–accumulates of one example"
+        default=None, description="budget of multiply–accumulates for one example"
     )
-    bytes: BudgetValue = Field(default=None, description="budget of the state's bytes")
+    bytes: BudgetValue = Field(default=None, description="budget of the state's size in bytes")
     activations: BudgetValue = Field(
-        default=None, description="budget of the bytes of all intermediate results of one example"
+        default=None, description="budget of all intermediate results for one example, in bytes"
     )
     memory: BudgetValue = Field(
-        default=None, description="budget of the bytes that a training step allocates at most"
+        default=None, description="budget of the peak memory of a training step, in bytes"
     )
     batch: Count | None = Field(
-        default=None, description="examples of the training step, which memory needs"
+        default=None, description="batch size of the training step, required for memory"
     )
     optimizer: str = Field(
-        default="sgd", description="its optimiser: of torch.optim by name, or momentum"
+        default="sgd", description="optimiser of the step: a name in torch.optim, or momentum"
     )
     shape: Literal["free", "nested", "uniform"] = Field(
         default="free",
-        description="free: use the budget best; nested: of two budgets one submodel lies within "
+        description="free: use the budget best; nested: of two budgets, one submodel is part of "
         "the other; uniform: the largest single share of every width",
     )
     importance: ScoreChoice | None = Field(
         default=None,
-        description="the best positions stay instead of the first: a file that "
+        description="keep the best positions instead of the first: a file that "
         "`ag.importance(…).save` wrote, relative to this file, or scores of positions by axis",
         examples=["scores.safetensors"],
     )
-    multiple: Count = Field(default=1, description="sizes are multiples of it; heads are not")
-    keep: BlockNames = Field(default=(), description="axes that stay whole; blocks that stay")
-    skip: BlockNames = Field(default=(), description='blocks that may be left out; "*": all')
+    multiple: Count = Field(default=1, description="round sizes to multiples of it, except heads")
+    keep: BlockNames = Field(default=(), description="axes that are not cut; blocks to keep")
+    skip: BlockNames = Field(default=(), description='blocks that may be skipped; "*": all')
     like: bool = Field(
         default=False,
-        description="choose only sizes that the model's class can have, which transformers or timm "
-        "then loads; for a model written `python:` of one of them",
+        description="choose only sizes that the model's class supports, so that transformers or "
+        "timm can load the result; for a `python:` model from one of them",
     )
 
     @model_validator(mode="before")
@@ -236,15 +236,15 @@ class FitOptions(Base):
 
 
 def _main_or_options(main: str) -> Callable[[Any], Any]:
-    """Accept the value of the main option alone."""
+    """Accept a value of the main option in place of all options."""
     return lambda value: value if isinstance(value, Mapping | Base) else {main: value}
 
 
 def _by_axis(main: str) -> Any:
-    """Accept numbers for the main option.
+    """Accept a value of the main option, or a mapping of such values by axis.
 
-    A mapping is the long form if all of its keys are options, or if it holds a mapping: an axis
-    that is called like an option is chosen in the long form.
+    A mapping is the long form if all of its keys are options or if it contains a mapping. An axis
+    that is named like an option must be chosen in the long form.
     """
     options = {main, "sizes", "positions", "importance"}
 
@@ -259,7 +259,7 @@ def _by_axis(main: str) -> Any:
 
 
 def _key(options: type[Base], before: Callable[[Any], Any], short: Any) -> Any:
-    """Return the type of a rewrite's key: its options, or a short form of them."""
+    """Return the type of a rewrite's key: its options, or their short form."""
     return Annotated[options, BeforeValidator(before, json_schema_input_type=short | options)]
 
 
@@ -275,7 +275,7 @@ OrderBySection = dict[str, Count | tuple[Annotated[int, Field(ge=0)], ...]]
 
 
 class UnreadSteps(tuple[Json, ...]):
-    """Steps of a model, which are read once it is known what they take."""
+    """Steps of a model, which are parsed once their input is known."""
 
     __slots__ = ()
 
@@ -285,7 +285,7 @@ StepList = Annotated[
     Field(min_length=1),
     AfterValidator(UnreadSteps),
     OrGraph,
-    # Steps belong to the language of models, which reads them once the section's result is known.
+    # Steps belong to the language of models, which parses them once the section's result is known.
     WithJsonSchema({"type": "array", "items": {"title": "Step"}, "minItems": 1}),
 ]
 HeadBySection = dict[str, Count | StepList]

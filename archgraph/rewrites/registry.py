@@ -1,11 +1,11 @@
-"""Every rewrite: one file, and one row here.
+"""The table of rewrites: one file per rewrite, and one row here.
 
-A row holds facts. From them come the keyword of :func:`archgraph.rewrite`, the key of a family's
-files with its validation and JSON schema, the option of ``archgraph rewrite``, the topic of
-``archgraph help``, the table of the README, and a test of its law. The order of the rows is the
-order in which a chain runs them. Nothing heavy is imported before a row is used.
+A row is the source of the keyword of :func:`archgraph.rewrite`, the key in family files with its
+validation and JSON schema, the option of ``archgraph rewrite``, the topic of ``archgraph help``,
+the table of the README, and a test of the law. A chain runs rewrites in the order of the rows.
+Nothing heavy is imported before a row is used.
 
-A package adds a rewrite by an entry point of the group ``archgraph.rewrites`` whose value is a
+A package adds a rewrite with an entry point in the group ``archgraph.rewrites`` whose value is a
 :class:`RewriteRow`.
 """
 
@@ -32,16 +32,16 @@ GROUP = "archgraph.rewrites"
 
 @dataclass(frozen=True, slots=True)
 class RewriteRow:
-    """A rewrite as files, the command line and the docs know it.
+    """A rewrite for files, the command line and the docs.
 
     Attributes:
-        name: Of the keyword, of the key in a file, and of the option.
-        function: The rewrite, ``package.module:function``; its first argument is the graph.
-        options: Type of the key's value, ``package.module:NAME``; a name alone is one of
+        name: Name of the keyword, of the key in a file, and of the option.
+        function: The rewrite, as ``package.module:function``; its first argument is the graph.
+        options: Type of the key's value, as ``package.module:NAME``; a plain name refers to
             :mod:`archgraph.rewrites.options`.
-        help: What it does, in one sentence.
-        example: A value, as YAML.
-        law: What stays true, in a few words; ``verify=True`` checks it where the function has it.
+        help: Description in one sentence.
+        example: An example value, as YAML.
+        law: The invariant in a few words; ``verify=True`` checks it if the function has the option.
     """
 
     name: str
@@ -59,14 +59,15 @@ class RewriteRow:
 
     @property
     def value_type(self) -> Any:
-        """Type of the value that a file gives."""
+        """Type of the value in a file."""
         inside = ":" not in self.options
         return _imported(f"archgraph.rewrites.options:{self.options}" if inside else self.options)
 
     def apply(self, graph: ArchGraph, value: Any, *, verify: bool = False) -> Rewritten:
-        """Rewrite a graph as a file's value says.
+        """Rewrite a graph with the value of a file.
 
-        That is options by name, ``True`` for the defaults, or the function's first argument.
+        The value is a set of options by name, ``True`` for the defaults, or the function's first
+        argument.
 
         Raises:
             RewriteError: If the rewrite cannot be applied.
@@ -86,12 +87,12 @@ def apply(
     verify: bool = False,
     **options: object,
 ) -> Rewritten:
-    """Call a rewrite, with ``verify`` if it has a law to run.
+    """Call a rewrite, passing ``verify`` if it accepts it.
 
     Raises:
         RewriteError: If it cannot be applied, or is not a rewrite.
     """
-    from archgraph.states import Rewritten  # PyTorch with it: not before a row is used
+    from archgraph.states import Rewritten  # imports PyTorch: not before a row is used
 
     if verify and "verify" in inspect.signature(function).parameters:
         options["verify"] = True
@@ -110,7 +111,7 @@ def _imported(name: str) -> Any:
 SHIPPED: tuple[RewriteRow, ...] = (
     RewriteRow(
         "skip", "archgraph.rewrites.skip:skip", "Skip",
-        "Leave blocks out.",
+        "Remove blocks.",
         "[layer2.1]", "equals the original with their branches at zero",
     ),
     RewriteRow(
@@ -130,12 +131,12 @@ SHIPPED: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "ends_after", "archgraph.rewrites.ends_after:ends_after", "EndsAfter",
-        "Cut the network off behind a section, at a new classifier or at the exit there.",
+        "End the network after a section, with a new classifier or the exit there.",
         "{section: layer1, head: 10}", "equals the classifier on that section's result",
     ),
     RewriteRow(
         "fit", "archgraph.budgets.fit:fit", "FitOptions",
-        "Keep the submodel for a budget: parameters, multiply–accumulates, bytes or memory.",
+        "Keep the submodel for a budget of parameters, multiply–accumulates, bytes or memory.",
         "{macs: 0.5}", "never above the budget; the laws of take and skip",
     ),
     RewriteRow(
@@ -145,7 +146,7 @@ SHIPPED: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "narrow", "archgraph.rewrites.narrow:narrow", "Narrow",
-        "Keep the first positions of axes and add to them the share of the others.",
+        "Keep the first positions of axes and fold the removed ones into them.",
         "0.5", "the graph of take; sums over the axes keep their total",
     ),
     RewriteRow(
@@ -155,35 +156,35 @@ SHIPPED: tuple[RewriteRow, ...] = (
     ),
     RewriteRow(
         "add_step_sizes", "archgraph.rewrites.step_sizes:add_step_sizes", "NamesOrAll",
-        "Give every residual branch, or those of some blocks, a learnable step size.",
+        "Add a learnable step size to every residual branch, or to those of some blocks.",
         "true", "same function at step size 1",
     ),
     RewriteRow(
         "add_adapters", "archgraph.rewrites.adapters:add_adapters", "Count",
-        "Give every residual branch an adapter of a given width that starts at zero.",
+        "Add an adapter of a given width, which starts at zero, to every residual branch.",
         "8", "same function",
     ),
     RewriteRow(
         "add_lora", "archgraph.rewrites.lora:add_lora", "Lora",
-        "Give linear maps and convolutions a low-rank adapter that starts at zero.",
+        "Add low-rank adapters, which start at zero, to linear maps and convolutions.",
         "8", "same function",
     ),
     RewriteRow(
         "rank", "archgraph.rewrites.lora:rank", "Rank",
         "Keep the first positions of the rank of every low-rank adapter.",
-        "4", "mask ≡ take, at the model's own scale unless it has an alpha",
+        "4", "mask ≡ take, at the model's own scale unless alpha is set",
     ),
     RewriteRow(
         "add_exits", "archgraph.rewrites.exits:add_exits", "HeadBySection",
-        "Add classifiers behind sections or blocks, each by its number of classes or its steps.",
+        "Add classifiers after sections or blocks, each by its number of classes or its steps.",
         "{layer1: 10}", "main output unchanged",
     ),
     RewriteRow(
         "add_scaler", "archgraph.rewrites.scaler:add_scaler", "CheckedShare",
-        "In training, divide what hidden layers give by the client's width rate (HeteroFL).",
+        "In training, divide hidden activations by the client's width rate (HeteroFL).",
         "0.5", "same function in evaluation",
     ),
-    # Last, so that what was added can be named.
+    # Last, so that its patterns can name added leaves.
     RewriteRow(
         "train_only", "archgraph.rewrites.train_only:train_only", "SomeNames",
         "Train only the parameters that match these names or patterns.",
@@ -196,25 +197,25 @@ SHIPPED: tuple[RewriteRow, ...] = (
 def rewrite_rows() -> Mapping[str, RewriteRow]:
     """Return all rewrites by name, in the order in which a chain runs them.
 
-    Installed ones, sorted by name, run after those that archgraph brings, and before
-    ``train_only``, which may name what they add.
+    Installed rewrites, sorted by name, run after those of archgraph and before ``train_only``,
+    which may name the leaves that they add.
 
     Raises:
-        SpecError: If two packages bring rewrites of one name.
+        SpecError: If two packages provide rewrites with the same name.
 
     Example:
         >>> list(rewrite_rows())[:3]
         ['skip', 'shorten', 'graft']
     """
     entries = importlib.metadata.entry_points(group=GROUP)
-    # A set: a package that stands on the path twice offers equal rows.
+    # A set: a package that is on the path twice offers equal rows.
     installed: set[RewriteRow] = {entry.load() for entry in entries}
     last = SHIPPED[-1]
     known: dict[str, RewriteRow] = {}
     for row in (*SHIPPED[:-1], *sorted(installed, key=lambda row: row.name), last):
         if row.name in known:
             functions = f"{known[row.name].function}, {row.function}"
-            problem = "several packages bring a rewrite of this name"
+            problem = "several packages provide a rewrite of this name"
             raise SpecError(problem, where=row.name, found=functions)
         known[row.name] = row
     return known

@@ -1,4 +1,4 @@
-"""HeteroFL's scaler: in training, divide what a weighted layer gives by the client's width rate."""
+"""HeteroFL's scaler: divide weighted layers' results by the client's width rate in training."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def add_scaler(
     """Multiply the result of every convolution and linear layer by 1/rate while training.
 
     Evaluation is unchanged. The last weighted layers, whose results reach an output through
-    pointwise operators only, are not scaled (HeteroFL scales hidden layers).
+    pointwise operators alone, are not scaled (HeteroFL scales hidden layers).
 
     Args:
         graph: The client's architecture.
         rate: Its width rate in (0, 1]; 1 changes nothing.
-        always: Multiply in evaluation, too, as ScaleFL's code does: another function.
+        always: If True, multiply in evaluation as well, as ScaleFL's code does. This changes the
+            function.
         verify: Check that evaluation is unchanged (three forwards in float64).
 
     Raises:
@@ -52,7 +53,7 @@ def add_scaler(
         n.name: fresh(names, f"{n.name}_scaled")
         for n in graph.nodes
         if row(n.op).macs is not None and row(n.op).weighted and n.name not in last
-        if not isinstance(n.type, tuple)  # a recurrent layer: several results, one of them a state
+        if not isinstance(n.type, tuple)  # a recurrent layer: several results, including a state
     }
 
     new, nodes = graph.mapped(renaming(scaled)), list[Node]()

@@ -1,4 +1,4 @@
-"""Sections after a rewrite of depth, and the depths that are asked for."""
+"""Sections after a change of depth, and validation of depths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
     """Return the depths by section.
 
     Raises:
-        RewriteError: For anything but whole numbers by name.
+        RewriteError: If they are not whole numbers by name.
     """
     if not isinstance(depths, Mapping):
         raise RewriteError("depths must map sections to numbers", found=repr(depths))
@@ -32,10 +32,10 @@ def integer_depths(depths: Mapping[str, int]) -> dict[str, int]:
 def with_sections(
     rewritten: Rewritten, before: ArchGraph, parts: Structure, names: SectionBlocks
 ) -> Rewritten:
-    """Keep the sections: the user's own, and those that could not be found again.
+    """Keep the sections: the user's own, and those that the analysis no longer finds.
 
-    Dropping blocks can take away what the analysis goes by (the last residual block of a section,
-    the repetition of a layer); the sections are then written into the graph.
+    Removing blocks can remove the evidence for a section (its last residual block, the repetition
+    of a layer). The sections are then written into the graph.
     """
     if before.sections:
         requested = _requested(dict(before.sections), names)
@@ -47,17 +47,17 @@ def with_sections(
     graph = rewritten.graph.replace(sections=tuple(requested))
     try:
         section_blocks(graph)
-    except GraphError:  # some of these blocks are gone
+    except GraphError:  # some of these blocks no longer exist
         return rewritten
     return Rewritten(graph, rewritten.transfer)
 
 
 def _requested(lists: Mapping[str, tuple[str, ...]], names: SectionBlocks) -> SectionBlocks:
-    """Return the sections that the user wrote, with the blocks that they have now.
+    """Return the user's sections with their present blocks.
 
-    1. A section without a list keeps what is in its scope; a copy of its only block is not.
-    2. A section with a list keeps its blocks, and their copies.
-    3. Another section has those of its blocks that the user listed.
+    1. A section without a list keeps the blocks in its scope; a copy of its only block is outside.
+    2. A section with a list keeps its blocks and their copies.
+    3. Any other section keeps those of its blocks that the user listed.
     """
     listed = {block for blocks in lists.values() for block in blocks}
     requested = list[tuple[str, tuple[str, ...]]]()

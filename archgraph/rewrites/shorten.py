@@ -1,4 +1,4 @@
-"""Shorten: leave out the last blocks of sections (FedFA, FedADP)."""
+"""Shorten: remove the last blocks of sections (FedFA, FedADP)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from archgraph.states import Rewritten
 
 @takes_graph
 def shorten(graph: ArchGraph, depths: Mapping[str, int], *, verify: bool = False) -> Rewritten:
-    """Shorten sections: leave out their last removable blocks.
+    """Shorten sections by removing their last removable blocks.
 
     Args:
         graph: The architecture.
-        depths: Number of blocks to keep, by section; a section that is not named stays.
+        depths: Number of blocks to keep, by section; sections without an entry keep all.
         verify: As in :func:`skip`.
 
     Raises:
-        RewriteError: For a depth that the section cannot have; gives the range.
-        GraphError: For a section that does not exist; names the nearest.
+        RewriteError: If the section cannot have that depth; gives the range.
+        GraphError: If a section does not exist; suggests the nearest name.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
-"""Silenced: the unchanged graph in which some blocks do nothing, as the law of skipping states it.
+"""Silenced: the unchanged graph with the effect of some blocks removed, for the law of skipping.
 
-Where a branch is added follows from the layers of a block and from the graph, not from where the
-analysis says that the block begins and ends: a wrong boundary shows.
+The sum that adds a branch is found from the layers of a block and the graph, not from the
+boundaries of the block in the analysis. A wrong boundary is therefore detected.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from archgraph.rewrites.insert import following, fresh, operands_in
 
 
 def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGraph:
-    """Return a graph in evaluation in which some blocks do nothing.
+    """Return a graph in evaluation in which some blocks have no effect.
 
-    1. A sum adds the branch of a block if all layers that are private to one operand are the
-       block's, and the other operand comes from what enters that private part, past none of its
-       layers. There the operand is multiplied by zero.
-    2. An operator that combines the stream with a result or a parameter which is not the block's
-       stays as it is, wherever the block is said to begin and to end.
-    3. What the block does between these (a norm, a plain layer) is the identity. What only moves
-       positions there (a partition into windows) stays.
+    1. A sum adds the branch of a block if all private layers of one operand belong to the block,
+       and the other operand comes from an input of that private part, without passing its layers.
+       That operand is multiplied by zero.
+    2. An operator that combines the stream with a foreign result or parameter is unchanged,
+       wherever the block begins and ends.
+    3. The block's operators between these (a norm, a plain layer) become the identity. Operators
+       that only move positions (a partition into windows) remain.
 
     Args:
         graph: The graph.
-        blocks: Blocks, each with whether its projection shortcut stays; then 2 and 3 do not apply.
+        blocks: Blocks, each with whether to keep its projection shortcut; if so, 2 and 3 do not
+            apply.
     """
     graph = specialise(graph, training=False)
     zero: list[Summand] = []
@@ -51,7 +52,7 @@ def silenced(graph: ArchGraph, blocks: Iterable[tuple[Block, bool]]) -> ArchGrap
 def _steps(
     graph: ArchGraph, block: Block, branches: Iterable[Summand], inside: Collection[str]
 ) -> dict[str, str]:
-    """Return what stands in for results between the sums and foreign operators of a block."""
+    """Return replacements for results between the sums and foreign operators of a block."""
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     ends = [(branch.sum, branch.other) for branch in branches]
     ends += _foreign(graph, block, inside)
@@ -68,7 +69,7 @@ def _steps(
 
 
 def _edited(graph: ArchGraph, zero: Iterable[Summand], stands_in: Mapping[str, str]) -> ArchGraph:
-    """Multiply branches by zero; let results stand in for others."""
+    """Multiply branches by zero, and replace results."""
     used = set(graph.node)
     nodes = {node.name: [node] for node in graph.nodes}
     for branch in zero:
@@ -79,7 +80,7 @@ def _edited(graph: ArchGraph, zero: Iterable[Summand], stands_in: Mapping[str, s
         nodes[branch.sum] = [product, silent]
 
     edited = graph.replace(nodes=tuple(n for group in nodes.values() for n in group))
-    # Leaves stay, as the state has all of them.
+    # Keep leaves, since the state has all of them.
     follow = following({name: Ref(other) for name, other in stands_in.items()})
     return prune(edited.mapped(follow), leaves=False)
 
@@ -89,7 +90,7 @@ def _is_layer(graph: ArchGraph, name: str) -> bool:
 
 
 def _branches(graph: ArchGraph, layers: Collection[str]) -> list[Summand]:
-    """Return the branches that have only some layers, those inside another one aside."""
+    """Return the branches that contain only the given layers, without nested branches."""
     branches = []
     for summand in summands(graph):
         inner = {name for name in summand.private if _is_layer(graph, name)}
@@ -100,7 +101,7 @@ def _branches(graph: ArchGraph, layers: Collection[str]) -> list[Summand]:
 
 
 def _is_branch(graph: ArchGraph, summand: Summand, layers: Collection[str]) -> bool:
-    """Return whether what it is added to comes from what enters it, past no layer."""
+    """Return whether the other operand comes from an input of the branch, past no layer."""
 
     def back(name: str) -> tuple[str, ...]:
         stops = name in summand.enters or name in layers
@@ -110,7 +111,7 @@ def _is_branch(graph: ArchGraph, summand: Summand, layers: Collection[str]) -> b
 
 
 def _norms(graph: ArchGraph, inside: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield norms outside of branches, each with the result that it prepares."""
+    """Yield norms outside of branches, each with its operand."""
     for node in map(graph.node.__getitem__, inside):
         before = next(node.uses(), None)
         if row(node.op).normalises and before and graph.node[before].types == node.types:
@@ -122,7 +123,7 @@ def _below(graph: ArchGraph, name: str) -> set[str]:
 
 
 def _foreign(graph: ArchGraph, block: Block, inside: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield operators that take what is not the block's, each with the result before it."""
+    """Yield operators that take a foreign value, each with its operand in the stream."""
     below, nodes = _below(graph, block.entry), set(block.nodes)
     for node in graph.nodes:
         if node.name not in inside or not row(node.op).pointwise:
@@ -132,14 +133,14 @@ def _foreign(graph: ArchGraph, block: Block, inside: Collection[str]) -> Iterato
         if len(stream) != 1 or _are_own(graph, nodes, beside, node.leaves()):
             continue
         around = reachable([block.entry], graph.users.__getitem__, set(graph.node) - {node.name})
-        if block.exit not in around:  # on every way through the block
+        if block.exit not in around:  # on every path through the block
             yield node.name, stream[0]
 
 
 def _are_own(
     graph: ArchGraph, nodes: set[str], results: Collection[str], leaves: Iterable[str]
 ) -> bool:
-    """Return whether a block's operators alone make results, and use the modules of all leaves."""
+    """Return whether results and all uses of the leaves' modules belong to a block alone."""
     made_of = reachable(results, operands_in(graph), nodes)
     used = {name for n in made_of for name in graph.node[n].uses()}
     behind = {*leaves, *(leaf for n in made_of for leaf in graph.node[n].leaves())}

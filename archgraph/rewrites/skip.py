@@ -1,4 +1,4 @@
-"""Skip: leave blocks out (NeFL, FedADP)."""
+"""Skip: remove blocks (NeFL, FedADP)."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def skip(
     keep_projection: bool = False,
     verify: bool = False,
 ) -> Rewritten:
-    """Leave blocks out: the value that enters each stands in for the value that left it.
+    """Remove blocks: the input of each replaces its output.
 
-    From a dense block the terms that it appends go, and with them the width of all that reads them;
-    what it passes on stays, also where the block prepares it.
+    For a dense block, the terms that it appends are removed, together with their width in all
+    layers that read them. The value that it passes on remains, even if the block prepares it.
 
     Args:
         graph: The architecture.
         blocks: Names or patterns (``layer2.1``, ``layer*.1``).
-        keep: A 1 for every block that stays and a 0 for every block that goes, by section, as
-            NeFL's tables list them; of these blocks projection shortcuts stay.
-        keep_projection: Keep the projection shortcut of a block, so that only its body goes; a
-            block that changes the shape can then be left out too (NeFL).
+        keep: By section, a 1 for every block to keep and a 0 for every block to remove, as in
+            NeFL's tables. The removed blocks keep their projection shortcuts.
+        keep_projection: If True, keep the projection shortcut of a block and remove only its body.
+            Then blocks that change the shape can be removed as well (NeFL).
         verify: Compare with the original in which the branches of these blocks are multiplied by
             zero where they are added, and plain layers are the identity (three forwards in
             float64).
 
     Raises:
-        RewriteError: For a block that cannot be left out, with the reason.
-        GraphError: For a block that does not exist; names the nearest.
+        RewriteError: If a block is not removable; gives the reason.
+        GraphError: If a block does not exist; suggests the nearest name.
 
     Example:
         >>> import torch
@@ -81,13 +81,11 @@ def _projects(block: Block) -> bool:
 
 
 def _check_removable(block: Block) -> None:
-    """Refuse a block without which there is no value for those behind it."""
+    """Raise if no value can replace a block's result."""
     if not block.removable:
-        body = (
-            "skip: {keep: {SECTION: [0, …]}} leaves its body out (in Python: keep_projection=True)"
-        )
+        body = "skip: {keep: {SECTION: [0, …]}} removes its body (in Python: keep_projection=True)"
         raise RewriteError(
-            "block cannot be left out",
+            "block cannot be removed",
             where=block.name,
             found=block.reason,
             hint=body if _projects(block) else None,
@@ -95,7 +93,7 @@ def _check_removable(block: Block) -> None:
 
 
 def _verify(graph: ArchGraph, rewritten: Rewritten, blocks: Sequence[tuple[Block, bool]]) -> None:
-    """Compare with the original whose blocks are silenced and whose dropped terms are masked."""
+    """Compare with the original in which blocks are silenced and dropped terms are masked."""
     selection = _terms(graph, [block for block, _ in blocks])
     others = [(block, body) for block, body in blocks if not block.terms]
 
@@ -125,17 +123,17 @@ def _flagged(parts: Structure, keep: Mapping[str, Sequence[int]]) -> list[Block]
 
 
 def _terms(graph: ArchGraph, blocks: Iterable[Block]) -> Kept:
-    """Return the axes of what dense blocks append, of which no position stays."""
+    """Return the axes that dense blocks append, with no position left."""
     names = appended(axes(graph), (term for block in blocks for term in block.terms))
     return dict.fromkeys(names, np.zeros(0, dtype=np.int64))
 
 
 def _without(graph: ArchGraph, bodies: Iterable[Block], gone: Collection[Block]) -> Rewritten:
-    """Draw values from elsewhere, drop terms of lists, and remove what nothing needs any more.
+    """Reroute values, drop terms of lists, and remove operators and leaves that become unused.
 
-    1. The shortcut of a block stands in for its sum where only the body goes.
-    2. What entered a block stands in for its exit. Of a dense block that does not pass it on, the
-       list stays, without the terms.
+    1. If only the body of a block is removed, its shortcut replaces its sum.
+    2. The input of a block replaces its exit. A dense block that does not pass its input on keeps
+       the list, without the terms.
     """
     bypass = {b.merge: Ref(b.shortcut) for b in bodies}  # 1
     bypass |= {b.exit: Ref(b.bypass) for b in gone if not b.terms or passes_on(graph, b)}  # 2
@@ -151,7 +149,7 @@ def _without(graph: ArchGraph, bodies: Iterable[Block], gone: Collection[Block])
             dataclasses.replace(n, args=tuple((k, drop(v)) for k, v in n.args)) for n in graph.nodes
         )
     )
-    # The original's axes: the selection has their names.
+    # Use the original's axes, since the selection has their names.
     bypassed = cut_axes(dropped.mapped(following(bypass)), _terms(graph, gone), axes(graph))
     new = renumber(tidied(graph, prune(bypassed.graph)))
     check(new)

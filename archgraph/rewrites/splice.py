@@ -1,4 +1,4 @@
-"""Splice: copies of blocks put into a graph, and the map to its states."""
+"""Splice: insert copies of blocks into a graph, and track the source of each leaf."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Renaming:
     scope: Callable[[Node], str]
 
     def change(self, names: Mapping[str, str]) -> Callable[[Value], Value]:
-        """Return what writes values by new names: of leaves, and these of operators."""
+        """Return a function that renames leaves, and operators by ``names``, in values."""
 
         def changed(value: Value) -> Value:
             match value:
@@ -46,7 +46,7 @@ class Renaming:
     def copy(
         self, graph: ArchGraph, nodes: Iterable[Node], updates: Updates, names: Mapping[str, str]
     ) -> tuple[list[Node], list[Param], list[tuple[str, Value]]]:
-        """Return the operators of a graph, the leaves and the updates, under their new names."""
+        """Return operators, leaves and updates of a graph under their new names."""
         change = self.change(names)
         params = (p for p in graph.params if p.name in self.leaves)
         return (
@@ -60,21 +60,21 @@ class Renaming:
 
 
 def names_in_use(graph: ArchGraph) -> set[str]:
-    """Return the names that new leaves and modules cannot have."""
+    """Return the names that new leaves and modules cannot use."""
     return {n for p in graph.params for n in (p.name, *p.aliases)} | {n.scope for n in graph.nodes}
 
 
 def behind(graph: ArchGraph, spot: str, nodes: Sequence[Node], end: str) -> ArchGraph:
-    """Insert operators behind a result; whatever read the result reads ``end`` of theirs."""
+    """Insert operators after a result; readers of the result then read their ``end``."""
     new = graph.mapped(lambda value: Ref(end) if value == Ref(spot) else value)
     at = next(i for i, n in enumerate(new.nodes) if n.name == spot) + 1
-    # Updates of buffers stay with the original operators: a copy brings updates of its own.
+    # Updates of buffers stay with the original operators: a copy has its own updates.
     return new.replace(nodes=(*new.nodes[:at], *nodes, *new.nodes[at:]), updates=graph.updates)
 
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Where the next block goes: behind a node, and behind the leaves of its block."""
+    """Position of the next block: after a node, and after the leaves of the node's block."""
 
     exit: str
     leaves: frozenset[str]
@@ -82,7 +82,7 @@ class _Spot:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What of a block is copied; what it shares with other blocks is not."""
+    """The parts of a block that are copied; those that it shares with other blocks are not."""
 
     nodes: tuple[str, ...]
     leaves: tuple[str, ...]
@@ -91,12 +91,12 @@ class Plan:
 
 @dataclass
 class Splice:
-    """A graph while blocks are inserted.
+    """A graph into which blocks are inserted.
 
     Attributes:
         graph: The graph before.
         extended: The graph with the copies so far.
-        source: The leaf that each new leaf starts from.
+        source: Leaf from which each new leaf is initialised.
         blocks: The new blocks.
     """
 
@@ -108,22 +108,22 @@ class Splice:
         self.extended = self.graph
 
     def spot(self, block: Block) -> _Spot:
-        """Return the place behind a block of the original graph."""
+        """Return the position after a block of the original graph."""
         used = (leaf for n in block.nodes for leaf in self.graph.node[n].leaves())
         return _Spot(block.exit, frozenset(used))
 
     def insert(self, block: Block, spot: _Spot, renaming: Renaming, called: str) -> _Spot:
-        """Copy a block behind a spot; whatever read the value there reads the copy's result."""
+        """Copy a block to a position; readers of the value there then read the copy's result."""
         plan, leaf = plan_of(self.graph, block), renaming.leaves
-        # Names until renumbering: the same block may be copied several times.
+        # Temporary names until renumbering, since the same block may be copied several times.
         names = {n: f"{n}~{len(self.blocks) + 1}" for n in plan.nodes} | {block.entry: spot.exit}
         nodes, params, updates = renaming.copy(
             self.graph, map(self.graph.node.__getitem__, plan.nodes), plan.updates, names
         )
         extended = behind(self.extended, spot.exit, nodes, names[block.exit])
-        # A leaf that the copy shares with the original is there already.
+        # A leaf that the copy shares with the original already exists.
         fresh = [p for p in params if p.name not in extended.param]
-        # In state-dict order a copy follows its original, as in a model that was built deeper.
+        # In the state dict a copy follows its original, as in a deeper model.
         self.extended = extended.replace(
             params=_after(extended.params, fresh, lambda p: p.name in spot.leaves),
             updates=_after(extended.updates, updates, lambda u: u[0] in spot.leaves),
@@ -134,11 +134,11 @@ class Splice:
         return _Spot(names[block.exit], frozenset(leaf[old] for old in plan.leaves))
 
     def rewritten(self, like: ArchGraph | None) -> tuple[Rewritten, tuple[Block, ...]]:
-        """Return the finished graph and new blocks, in ``like``'s order if it has all leaves."""
+        """Return the final graph and the new blocks, in ``like``'s order if it has all leaves."""
         graph = self.extended
         if like is not None and all(p.name in like.param for p in graph.params):
             order = {p.name: i for i, p in enumerate(like.params)}
-            # Updates that `like` does not have come last, in the order of their insertion.
+            # Updates that `like` lacks come last, in the order of their insertion.
             turn = {k: i for i, (k, _) in enumerate(like.updates)}
             graph = graph.replace(
                 params=tuple(sorted(graph.params, key=lambda p: order[p.name])),
@@ -151,14 +151,14 @@ class Splice:
             for p in new.params
             if p.role != "constant"
         }
-        # Renumbering keeps the order of the nodes, so that they correspond one by one.
+        # Renumbering keeps the order of the nodes, so they correspond one to one.
         called = {a.name: b.name for a, b in zip(graph.nodes, new.nodes, strict=True)}
         blocks = tuple(_renamed(block, called) for block in self.blocks)
         return Rewritten.between(self.graph, new, entries), blocks
 
 
 def _after(items: tuple[T, ...], new: Iterable[T], here: Callable[[T], bool]) -> tuple[T, ...]:
-    """Return the items with new ones behind the last of some of them, or at the end."""
+    """Insert ``new`` after the last item for which ``here`` is true, else at the end."""
     at = max((i for i, item in enumerate(items) if here(item)), default=len(items) - 1) + 1
     return (*items[:at], *new, *items[at:])
 
@@ -178,11 +178,11 @@ def _renamed(block: Block, names: Mapping[str, str]) -> Block:
 
 @per_graph
 def plan_of(graph: ArchGraph, block: Block) -> Plan:
-    """Plan the copy of a block: its operators, what serves only them, their leaves and counters.
+    """Plan the copy of a block: operators, operators that only they use, leaves and counters.
 
-    1. What computes its result (:func:`_copied`).
-    2. What updates its buffers.
-    3. The leaves of both that nothing else has.
+    1. The operators that compute its result (:func:`_copied`).
+    2. The updates of its buffers, and their operators.
+    3. The leaves that only these operators use.
     """
     members = {n for n in block.nodes if graph.node[n].op != "input"}
     copied = _copied(graph, block, members)  # 1
@@ -199,11 +199,11 @@ def plan_of(graph: ArchGraph, block: Block) -> Plan:
 
 
 def _copied(graph: ArchGraph, block: Block, members: set[str]) -> set[str]:
-    """Return the operators that each copy of a block has; those that only updates need are apart.
+    """Return the operators that each copy of a block has, except those that only updates need.
 
-    1. What leads from the entry to the exit: only this changes with the block's input.
-    2. Of what serves nothing else: operators with weights or random numbers, and what they and
-       those of 1 lead to. So masks are shared, tables and noise are not.
+    1. Operators between the entry and the exit: only these depend on the block's input.
+    2. Among operators that only the block uses: those with weights or random numbers, and the
+       operators between them and those of 1. So masks are shared; tables and noise are not.
     3. Noise that does not depend on the entry, and the operators before it: each block draws its
        own.
     """
@@ -211,7 +211,7 @@ def _copied(graph: ArchGraph, block: Block, members: set[str]) -> set[str]:
     below = reachable([block.entry], users, members | {block.entry})
     needed = reachable([block.exit], uses, members - {block.entry})
     private = needed & below  # 1
-    # Grow backwards by what only private operators use; the rest serves other blocks as well.
+    # Extend backwards by operators that only private ones use; other blocks use the rest as well.
     for name in reversed(block.nodes):
         if name in needed and graph.users[name] and private.issuperset(graph.users[name]):
             private.add(name)
@@ -223,7 +223,7 @@ def _copied(graph: ArchGraph, block: Block, members: set[str]) -> set[str]:
 
 
 def _learned(graph: ArchGraph, name: str) -> list[str]:
-    """Return the leaves of an operator, but constants."""
+    """Return the leaves of an operator, except constants."""
     return [leaf for leaf in graph.node[name].leaves() if graph.param[leaf].role != "constant"]
 
 
@@ -231,13 +231,13 @@ def _private_leaves(graph: ArchGraph, names: Sequence[str]) -> tuple[str, ...]:
     """Return the leaves that only these operators use, and the counters of their modules."""
     inside, used = set(names), dict.fromkeys(leaf for n in names for leaf in _learned(graph, n))
     private = tuple(leaf for leaf in used if inside.issuperset(graph.leaf_users[leaf]))
-    # A counter that no operator reads belongs to the block whose module holds it.
+    # A counter that no operator reads belongs to the block with the other leaves of its module.
     unused = unused_leaves(graph).items()
     return private + tuple(n for n, module in unused if module and module.issubset(private))
 
 
 def _random(node: Node) -> bool:
-    """Return whether it draws random numbers: two blocks do not share them."""
+    """Return whether an operator draws random numbers, which two blocks must not share."""
     if not node.op.startswith("aten."):
         return False
     return torch.Tag.nondeterministic_seeded in op_schema(node.op).overload.tags

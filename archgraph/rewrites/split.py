@@ -1,4 +1,4 @@
-"""Parts: cut an architecture behind or before named blocks, and chain parts to a whole again."""
+"""Parts: split an architecture before or after named blocks, and chain parts again."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ T = TypeVar("T")
 class Parts(Sequence[Rewritten]):
     """The parts of an architecture, in order of computation.
 
-    Each part takes the values that earlier parts made and that it or a later one needs; where that
-    is one value, forward takes and returns a plain tensor.
+    Each part takes the results of earlier parts that it or a later part needs. If that is a single
+    value, forward takes and returns a plain tensor.
 
     Attributes:
-        parts: Each part's graph, and the transfer from the whole state to its own.
+        parts: Each part's graph, and the transfer from the full state to its own.
         original: The architecture, whose order :func:`chain` restores.
     """
 
@@ -55,19 +55,19 @@ class Parts(Sequence[Rewritten]):
 def split(
     graph: ArchGraph, after: str | Sequence[str] = (), before: str | Sequence[str] = ()
 ) -> Parts:
-    """Cut an architecture into parts that are architectures themselves.
+    """Split an architecture into parts, each of which is an architecture.
 
     Args:
         graph: The architecture.
-        after: Sections or blocks behind which to cut.
-        before: Sections or blocks in front of which to cut.
+        after: Sections or blocks after which to cut.
+        before: Sections or blocks before which to cut.
 
     Returns:
         The parts in order; ``chain(split(g, …)) == g``.
 
     Raises:
-        RewriteError: For a cut that leaves a part empty.
-        GraphError: For a section or block that does not exist; names the nearest.
+        RewriteError: If a cut leaves a part empty.
+        GraphError: If a section or block does not exist; suggests the nearest name.
 
     Example:
         >>> import torch
@@ -87,7 +87,7 @@ def split(
     ends = {max(order[n] for n in blocks.nodes(name)) for name in _listed(after)}
     ends |= {min(order[n] for n in blocks.nodes(name)) - 1 for name in _listed(before)}
     bounds = sorted(ends)
-    # Inputs come first and belong to no part: a cut among them would leave one empty.
+    # Inputs come first and belong to no part, so a cut among them would leave a part empty.
     first = next((i for i, n in enumerate(graph.nodes) if n.op != "input"), len(order))
     for low, high in zip([first, *(b + 1 for b in bounds)], [*bounds, len(order) - 1], strict=True):
         if low > high:
@@ -103,11 +103,11 @@ def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class _Cut:
-    """A graph that is cut behind some of its operators.
+    """A graph that is cut after some of its operators.
 
     Attributes:
-        last: Number of the last part.
-        part_of: The part that each operator belongs to; results stay with what makes them.
+        last: Index of the last part.
+        part_of: The part of each operator; results belong to the part that computes them.
         needed: The last part that needs a result.
     """
 
@@ -117,7 +117,7 @@ class _Cut:
         self.needed: dict[str, int] = {}
         for index, node in enumerate(graph.nodes):
             part = sum(index > bound for bound in bounds)
-            # A getitem stays with its operator: tensors cross a cut, tuples do not.
+            # A getitem stays with its operator: tensors can cross a cut, tuples cannot.
             if node.op == "getitem":
                 part = self.part_of[next(node.uses())]
             self.part_of[node.name] = part
@@ -131,11 +131,11 @@ class _Cut:
         self.needed |= {name: max(part, self.needed.get(name, 0)) for name in names}
 
     def _home(self, update: Value) -> int:
-        """Return the part of an update: that of the last operator that it needs."""
+        """Return the part of an update: the part of the last operator that it needs."""
         return max((self.part_of[name] for name in refs(update)), default=0)
 
     def _crossing(self, k: int) -> tuple[str, ...]:
-        """Return the values made up to part k that later parts need, in order; without inputs."""
+        """Return the results of parts up to k that later parts need, in order; without inputs."""
         return tuple(
             n.name
             for n in self.graph.nodes
@@ -145,8 +145,8 @@ class _Cut:
     def part(self, k: int) -> Rewritten:
         """Build one part.
 
-        1. Its work: operators and updates, and what later parts take of it, or the outputs.
-        2. Its inputs: what it takes from earlier parts, and its arguments of forward.
+        1. Its operators and updates, and its results: values for later parts, or the outputs.
+        2. Its inputs: values from earlier parts, and its arguments of forward.
         3. Its leaves.
         """
         graph = self.graph
@@ -181,7 +181,7 @@ class _Cut:
         return Node(name, "input", (), node.types[0], "", node.source)
 
     def _arguments(self, work: ArchGraph, k: int) -> tuple[tuple[str, Value], ...]:
-        """Return the arguments of forward that part k uses; what no part does, the last one has."""
+        """Return the forward arguments that part k uses; the last part has the unused ones."""
         used = {u for n in work.nodes for u in n.uses()} | {*refs(_results(work))}
         return tuple(
             (key, v)
@@ -190,21 +190,21 @@ class _Cut:
         )
 
     def _leaves(self, work: ArchGraph, k: int) -> tuple[Param, ...]:
-        """Return the leaves that part k uses, and those unused ones that go with it."""
+        """Return the leaves that part k uses, and the unused leaves that belong to it."""
         leaves = {leaf for n in work.nodes for leaf in n.leaves()} | {*dict(work.updates)}
         leaves |= {i.name for i in walk(_results(work)) if isinstance(i, Leaf)}
         return tuple(p for p in self.graph.params if p.name in leaves or self._idle(p, leaves, k))
 
     def _check_inputs(self, part: ArchGraph, arriving: Sequence[str]) -> None:
-        """Raise if what crosses a cut does not tell the batch, or an open size of the part."""
+        """Raise if the values that cross a cut do not determine the batch, or an open size."""
         graph = self.graph
         lost = sorted(open_sizes(graph).keys() - open_sizes(part).keys() & _sizes_of(part))
-        # A graph has a batch: the first axis of one of its inputs at least.
+        # A graph has a batch: the first axis of at least one of its inputs.
         if not any(n.shape[:1] == (BATCH,) for n in part.nodes if n.op == "input"):
             problem = "the cut crosses values whose first axis is not the batch"
             hint = "cut at another block"
         elif lost:
-            problem = f"nothing that crosses the cut tells {lost[0]}"
+            problem = f"no value that crosses the cut determines {lost[0]}"
             hint = "fix the size first: ag.fix_sizes(graph)"
         else:
             return
@@ -213,9 +213,9 @@ class _Cut:
         raise RewriteError(problem, where=where, found=types, hint=hint)
 
     def _idle(self, param: Param, leaves: Collection[str], k: int) -> bool:
-        """Return whether an unused leaf (a counter) goes with part k, whose leaves these are.
+        """Return whether an unused leaf (a counter) belongs to part k, which has these leaves.
 
-        It does with the last part, and with the first one that has its module.
+        It belongs to the last part, or to the first one that has its module.
         """
         updated = any(param.name == key for key, _ in self.graph.updates)
         if updated or self.graph.leaf_users[param.name]:
@@ -225,7 +225,7 @@ class _Cut:
 
 
 def _results(graph: ArchGraph) -> Value:
-    """Return what a graph gives: its outputs, and the new values of its buffers."""
+    """Return the results of a graph: its outputs, and the new values of its buffers."""
     return (graph.outputs, *(value for _, value in graph.updates))
 
 
@@ -239,12 +239,12 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
     """Join parts into one architecture that runs them one after the other.
 
     Args:
-        parts: What :func:`split` gave, or architectures of which each returns what the next one
-            takes first. Leaves of one name are one leaf.
+        parts: The result of :func:`split`, or architectures of which each returns the first inputs
+            of the next one. Leaves with the same name are one leaf.
 
     Raises:
         RewriteError: If the inputs of a part do not match the outputs of the part before it, or
-            if two parts have different leaves or inputs of one name.
+            if two parts have different leaves or inputs with the same name.
 
     Example:
         >>> import torch
@@ -270,11 +270,11 @@ def chain(parts: Parts | Sequence[GraphLike]) -> ArchGraph:
 
 
 def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
-    """Join two architectures: the second takes first what the first returns."""
+    """Join two architectures: the results of the first are the first inputs of the second."""
     heads = {n.name: n for n in one.nodes if n.op == "input"}
     rename = _renamed_inputs(one, two, where)
     supplied = {name for name, value in rename.items() if value not in heads}
-    # Parts may share inputs of one name (a mask): these are not supplied, but one and the same.
+    # Parts may share an input by name (a mask): it is one input, not a result of the first part.
     entering, in_use = {*rename, *heads}, set(one.node)
     rename |= {
         n.name: fresh(in_use, n.name)
@@ -283,10 +283,10 @@ def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
     }
     follow = renaming(rename)
     arguments = ((k, replace(v, follow)) for k, v in two.inputs if not supplied.issuperset(refs(v)))
-    problem = "two parts take different values under one name"
+    problem = "two parts take different values under the same name"
     inputs = _united(dict(one.inputs), arguments, problem)
     leaves = ((p.name, p) for p in two.params)
-    params = _united(dict(one.param), leaves, "two parts have different leaves of one name")
+    params = _united(dict(one.param), leaves, "two parts have different leaves of the same name")
     after = two.mapped(follow)
     renamed = [dataclasses.replace(n, name=rename.get(n.name, n.name)) for n in after.nodes]
     nodes = (*one.nodes, *(n for n in renamed if n.name not in one.node))
@@ -300,7 +300,7 @@ def _chained(one: ArchGraph, two: ArchGraph, where: str) -> ArchGraph:
 
 
 def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) -> dict[str, T]:
-    """Merge two mappings, in which no name stands for two things."""
+    """Merge two mappings; raise if a name has two different values."""
     for name, value in more:
         if known.setdefault(name, value) != value:
             raise RewriteError(problem, where=name, found=value, expected=known[name])
@@ -308,7 +308,7 @@ def _united(known: dict[str, T], more: Iterable[tuple[str, T]], problem: str) ->
 
 
 def _renamed_inputs(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str]:
-    """Map inputs of the second of two architectures to what the first returns."""
+    """Map inputs of the second of two architectures to the results of the first."""
     values = one.outputs if isinstance(one.outputs, tuple) else (one.outputs,)
     first = [v for _, v in two.inputs][: len(values)]
     rename: dict[str, str] = {}
@@ -321,13 +321,13 @@ def _renamed_inputs(one: ArchGraph, two: ArchGraph, where: str) -> dict[str, str
         assert isinstance(value, Ref) and isinstance(target, Ref)
         rename[target.name] = value.name
     if len(first) < len(values):
-        returned = f"{len(values)} values, of which it takes {len(first)}"
+        returned = f"{len(values)} values, but it takes only {len(first)}"
         raise RewriteError(problem, where=where, found=returned)
     return rename
 
 
 def _in_order(graph: ArchGraph, like: ArchGraph) -> ArchGraph:
-    """Sort all that a graph lists in another one's order, and use the other's name."""
+    """Sort the contents of a graph in the order of another one, and take over its name."""
     arguments, leaves, nodes, buffers = (
         {name: i for i, name in enumerate(names)}
         for names in (dict(like.inputs), like.param, like.node, dict(like.updates))

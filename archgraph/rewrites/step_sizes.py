@@ -30,21 +30,21 @@ def add_step_sizes(
 ) -> Rewritten:
     """Multiply the branches of residual blocks by scalars of their own, right before the sums.
 
-    The network computes the same while all step sizes are one. A transformer layer gets two, for
-    attention and for feed-forward.
+    The network computes the same function while all step sizes are 1. A Transformer layer gets two
+    step sizes, for attention and for feed-forward.
 
     Args:
         graph: The architecture.
-        blocks: Names or patterns of residual blocks; all of them by default.
-        initial: Step size to start from, for all blocks or by block name (one where not named).
-        learnable: Whether the step sizes are trained.
-        allow_nothing: Accept a model without residual blocks: it stays as it is.
-        verify: Check that step sizes of one change nothing (three forwards in float64).
+        blocks: Names or patterns of residual blocks. Default: all of them.
+        initial: Initial step size, for all blocks or by block name (1 for blocks without an entry).
+        learnable: If True, the step sizes are trained.
+        allow_nothing: If True, return a model without residual blocks unchanged.
+        verify: Check that step sizes of 1 change nothing (three forwards in float64).
 
     Raises:
-        GraphError: For a block that does not exist; names the nearest.
-        RewriteError: For a block that is not residual, or that already has its step size; if
-            there is none, unless ``allow_nothing``.
+        GraphError: If a block does not exist; suggests the nearest name.
+        RewriteError: If a block is not residual, or already has its step size; if there is no
+            residual block, unless ``allow_nothing``.
 
     Example:
         >>> import torch
@@ -81,6 +81,6 @@ def add_step_sizes(
         return (node,), (param,)
 
     rewritten = on_branches(graph, chosen, STEP_SIZE, step, allow_nothing=allow_nothing)
-    if verify and chosen:  # the law holds at one, wherever training starts
+    if verify and chosen:  # the law holds at 1, independent of the initial step size
         same_function(graph, add_step_sizes(graph, [b.name for b in chosen]))
     return rewritten

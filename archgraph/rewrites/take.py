@@ -30,24 +30,24 @@ def take(
 
     Args:
         graph: The wide architecture.
-        shares: One share in (0, 1] for every width, or shares by axis name, role or pattern. Each
-            cuts one factor of every product of axes: whole heads, the width of groups
-            (:meth:`archgraph.analysis.axes.Axes.independent`). Of each axis that it cuts a
-            prefix of ``ceil(share · size)`` positions stays.
-        sizes: Numbers of first positions that stay, by axis name, role or pattern.
-        positions: The positions that stay, in their new order, by axis name, role or pattern.
-            Positions win over sizes, sizes over shares, and a later entry over an earlier one.
-        importance: Scores of positions, or the file of some: of every axis that shares or sizes cut
-            the best positions stay instead of the first, in their order.
+        shares: One share in (0, 1] for every width, or shares by axis name, role or pattern. A
+            share cuts one factor of every product of axes: complete heads, the width of groups
+            (:meth:`archgraph.analysis.axes.Axes.independent`). Each axis that it cuts keeps its
+            first ``ceil(share · size)`` positions.
+        sizes: Number of first positions to keep, by axis name, role or pattern.
+        positions: Positions to keep, in their new order, by axis name, role or pattern. Positions
+            override sizes, sizes override shares, and later entries override earlier ones.
+        importance: Scores of positions, or a file with scores. Axes that shares or sizes cut then
+            keep their best positions, in order, instead of the first.
         rounding: ``ceil`` (HeteroFL, NeFL) or ``floor`` (ScaleFL, RecipFL's small nets).
-        allow_nothing: Accept shares that change no size, because every axis is pinned or
-            rounding gives it back whole.
-        verify: Run the law mask ≡ take on random weights (three forwards in float64).
+        allow_nothing: If True, accept shares that change no size, because every axis is pinned or
+            rounding restores its size.
+        verify: Check the law mask ≡ take on random weights (three forwards in float64).
 
     Raises:
-        RewriteError: For an empty or impossible choice, shares below 1 that change nothing, or
-            importance without scores of an axis that is cut.
-        AxisError: For an axis that does not exist or is pinned, with the reason.
+        RewriteError: If the choice is empty or impossible, if shares below 1 change nothing, or if
+            the importance lacks scores of an axis that is cut.
+        AxisError: If an axis does not exist or is pinned; gives the reason.
 
     Example:
         >>> import torch
@@ -66,7 +66,7 @@ def take(
         for axis in counts.keys() - chosen.keys():
             if counts[axis] < axis.size:
                 stay[axis] = scores.best(axis, counts[axis])
-    # An axis that keeps all positions in their order is not cut: its maps are the identity.
+    # An axis that keeps all positions in order is not cut: its maps are the identity.
     selection = {a.name: i for a, i in stay.items() if not np.array_equal(i, np.arange(a.size))}
     rewritten = cut_axes(graph, selection)
     if verify:

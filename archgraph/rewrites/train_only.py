@@ -1,4 +1,4 @@
-"""What is trained: some parameters by the user's own patterns, all others stay as they are."""
+"""Train only some parameters, chosen by patterns; all others are frozen."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from archgraph.states import Rewritten, Transfer
 def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
     """Train some parameters of the architecture and freeze all others.
 
-    What it computes and its state stay what they are; built, it has ``requires_grad`` for the
-    chosen ones alone. Buffers are not parameters: a norm layer's statistics go on as its mode says.
+    The function and the state do not change; in the built module, only the chosen parameters have
+    ``requires_grad``. Buffers are not parameters: in training mode, the running statistics of a
+    norm layer are still updated.
 
     Args:
         graph: The architecture.
-        patterns: Names of parameters, or patterns of names (``*.adapter*``, ``classifier.*``); of a
-            tied parameter any of its names.
+        patterns: Names of parameters, or patterns (``*.adapter*``, ``classifier.*``). A tied
+            parameter matches by any of its names.
 
     Raises:
-        GraphError: If a pattern matches no trainable parameter; names the nearest.
+        GraphError: If a pattern matches no trainable parameter; suggests the nearest names.
 
     Example:
         >>> import torch
@@ -51,6 +52,6 @@ def train_only(graph: ArchGraph, patterns: str | Iterable[str]) -> Rewritten:
 
 
 def _real(param: Param) -> bool:
-    """Return whether gradients exist for a leaf."""
+    """Return whether a leaf can have a gradient."""
     dtype = torch_dtype(param.dtype)
     return param.role == "parameter" and (dtype.is_floating_point or dtype.is_complex)

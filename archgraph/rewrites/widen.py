@@ -1,4 +1,4 @@
-"""Widen: more positions without changing the function (Net2Wider, FedADP)."""
+"""Widen: add positions without changing the function (Net2Wider, FedADP)."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def widen(
 ) -> Rewritten:
     """Widen axes so that the network computes the same in evaluation (Net2WiderNet).
 
-    New positions copy old ones; where an axis is summed over, one of the factors is divided by how
-    often the position occurs. The copies depend on the seed, the axis' name and its sizes alone,
-    so that server and clients agree on them; where the new size is a multiple of the old one all
-    positions are copied equally often.
+    New positions copy old ones. Where an axis is summed over, one of the factors is divided by the
+    number of copies of the position. The copies depend only on the seed, the axis' name and its
+    sizes, so that server and clients agree on them. If the new size is a multiple of the old one,
+    all positions are copied equally often.
 
     Args:
         graph: The narrow architecture.
         factors: One factor from 1 to 16 for every width, or factors by axis; axes are named as
             in :func:`take`. Larger numbers are sizes.
-        sizes: New numbers of positions, by axis.
+        sizes: New number of positions, by axis.
         positions: The old position that each new one copies, by axis.
-        seed: Of the copies.
-        approximate: Copy also where the function changes (a norm over an axis whose positions are
-            not repeated equally often, a softmax over it).
-        allow_nothing: Accept factors that change nothing, as in :func:`take`.
-        verify: Run the law (three forwards in float64); where copies are approximate, check only
-            that the network runs and that its output depends on its input.
+        seed: Seed of the copies.
+        approximate: If True, copy even where this changes the function (a norm over an axis whose
+            positions are not repeated equally often, a softmax over it).
+        allow_nothing: If True, accept factors that change nothing, as in :func:`take`.
+        verify: Check that the function is the same (three forwards in float64). If copies are
+            approximate, check only that the network runs and that its output depends on its input.
 
     Raises:
-        RewriteError: For an axis that cannot be widened exactly, with the reason, an impossible
-            size, or factors above 1 that change nothing.
-        AxisError: For an axis that does not exist or is pinned.
+        RewriteError: If an axis cannot be widened exactly (gives the reason), if a size is
+            impossible, or if factors above 1 change nothing.
+        AxisError: If an axis does not exist or is pinned.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ def widen(
     if refused and not approximate:
         axis, reason = next(iter(refused.items()))
         inexact = "approximate: true (in Python approximate=True)"
-        hint = f"{inexact}, or leave the axis out"
+        hint = f"{inexact}, or omit the axis"
         raise RewriteError("cannot be widened exactly", where=axis, found=reason, hint=hint)
     wide = copies.rewritten
     entries = dict(wide.transfer.entries)
@@ -80,7 +80,7 @@ def widen(
         dims[dim] = DimMap.of(copies.positions(layout), fixed_size(layout), part)
         entries[leaf] = Entry(leaf, tuple(dims))
     rewritten = Rewritten.between(graph, wide.graph, entries, wide.transfer.notes)
-    if verify and refused:  # the function changes: what is left to check is that it runs
+    if verify and refused:  # the function changes: check only that the network runs
         check_law(graph, rewritten, None)
     elif verify:
         same_function(graph, rewritten)

@@ -454,7 +454,7 @@ def test_two_inputs_and_named_outputs():
         "head": ["kind", "value"],
     }
     assert ag.structure(graph).block("value").kind == "head"
-    assert ag.structure(graph).block("value").reason.startswith("makes the output")
+    assert ag.structure(graph).block("value").reason.startswith("computes the output")
 
 
 def test_exits_do_not_cut_the_stream():
@@ -511,7 +511,7 @@ def test_blocks_under_a_long_connection():
     graph = graph_of(nets.LongSkip())
     assert stages(graph) == {"body": ["body.0", "body.1"]}
     assert removable(graph) == ["body.0", "body.1"]
-    assert ag.structure(graph).block("last").reason.startswith("ends a long connection")
+    assert ag.structure(graph).block("last").reason.startswith("contains the end of a long skip")
 
 
 @pytest.mark.full
@@ -530,7 +530,7 @@ def test_levels_of_an_hourglass():
     assert stages(graph) == down | up
     assert counts(graph, "transition") == {"grow.0": (1, 0), "grow.1": (1, 0)}
     assert removable(graph) == [f"down.{i}.3" for i in range(3)] + [f"up.{i}.3" for i in range(2)]
-    assert ag.structure(graph).block("up.0.0").reason.startswith("ends a long connection")
+    assert ag.structure(graph).block("up.0.0").reason.startswith("contains the end of a long skip")
     assert parts(graph)["head"] == ["out"]
 
 

@@ -206,12 +206,12 @@ ADVICE: dict[str, Advice] = {
         lambda net, x: torch.where(x.sum() > 0, plain(net, x), plain(net, -x)),
     ),
     "branch by a number": Advice(
-        lambda net, x, n: plain(net, x) if n > 0 else plain(net, -x), "make the value an argument",
+        lambda net, x, n: plain(net, x) if n > 0 else plain(net, -x), "pass the value as an",
         lambda net, x, n: plain(net, x) if n > 0 else plain(net, -x),
         inputs=(X, torch.tensor(1.0)), instead=(X, 1.0),
     ),
     "causal mask": Advice(
-        lambda net, x, m: plain(net, net.e(x, mask=m)), "say is_causal",
+        lambda net, x, m: plain(net, net.e(x, mask=m)), "pass is_causal",
         lambda net, x, m: plain(net, net.e(x, mask=m, is_causal=True)),
         encoder, encoder, (STEPS, MASK),
     ),
@@ -219,15 +219,15 @@ ADVICE: dict[str, Advice] = {
         normal, "validate_args=False", lambda net, x: normal(net, x, validate_args=False),
     ),
     "packed sequence": Advice(
-        packed, "give the layer the padded sequence", padded, recurrent, recurrent, (STEPS,),
+        packed, "pass the padded sequence to the layer", padded, recurrent, recurrent, (STEPS,),
     ),
     "numpy": Advice(
         lambda net, x: plain(net, x) * torch.from_numpy(x.detach().numpy()).sum(),
-        "write it with torch functions",
+        "use torch functions instead",
         lambda net, x: plain(net, x) * x.sum(),
     ),
     "item": Advice(
-        lambda net, x: plain(net, x) * x.sum().item(), "leave out .item",
+        lambda net, x: plain(net, x) * x.sum().item(), "avoid .item",
         lambda net, x: plain(net, x) * x.sum(),
     ),
     "size by values": Advice(
@@ -240,12 +240,12 @@ ADVICE: dict[str, Advice] = {
     ),
     "operator that export does not take": Advice(
         lambda net, x: plain(net, x) + torch.histogram(x.detach(), 1)[0],
-        r"forward accepts these inputs, and .* take aten\.histogram\.bin_ct: .* other operators",
+        r"forward accepts these inputs, but .* support aten\.histogram\.bin_ct: .* other operators",
         lambda net, x: plain(net, x) + x.numel(),
     ),
     "line that export does not take": Advice(
         lambda net, x: plain(net, x) * (x.data_ptr() > 0),
-        "forward accepts these inputs, and torch.export does not take this line", plain,
+        "forward accepts these inputs, but torch.export does not support this line", plain,
     ),
     "type that torch does not know": Advice(
         lambda net, x: (plain(net, x), Own()), "use tensors, tuples, dicts", plain,
@@ -259,14 +259,14 @@ ADVICE: dict[str, Advice] = {
         "unroll it", lambda net, x: plain(net, x) * 8,
     ),
     "hook in forward": Advice(
-        gradient_doubled, "remove what changes gradients in forward", plain,
+        gradient_doubled, "remove the code that changes gradients in forward", plain,
     ),
     "checkpoint that loses gradients": Advice(
         lambda net, x: net.b(checkpoint(net.a, x, use_reentrant=True)), "use_reentrant=False",
         lambda net, x: net.b(checkpoint(net.a, x, use_reentrant=False)),
     ),
     "time": Advice(
-        lambda net, x, t: plain(net, x) * (1 + time.time() % 1), "give what changes as an input",
+        lambda net, x, t: plain(net, x) * (1 + time.time() % 1), "pass changing values as inputs",
         lambda net, x, t: plain(net, x) * t, inputs=(X, torch.tensor(0.5)),
     ),
     "write to a view": Advice(
@@ -274,7 +274,7 @@ ADVICE: dict[str, Advice] = {
         lambda net, x: net.b(torch.cat([net.a(x)[:, :1] + 1, net.a(x)[:, 1:]], 1)),
     ),
     "two sizes that are compared": Advice(
-        longer, "leave one of them fixed", longer, inputs=(STEPS, STEPS[:, :3]),
+        longer, "keep one of them fixed", longer, inputs=(STEPS, STEPS[:, :3]),
         options={"open": {"args_0": {1: "m"}, "args_1": {1: "n"}}},
         followed_options={"open": {"args_0": {1: "m"}}},
     ),
@@ -285,16 +285,16 @@ ADVICE: dict[str, Advice] = {
         followed_options={"open": {"args_0": {1: "length"}}},
     ),
     "inputs that do not fit": Advice(
-        plain, "give example inputs that forward accepts", plain,
+        plain, "pass example inputs that forward accepts", plain,
         inputs=(torch.randn(4, 7),), instead=(X,),
     ),
     "gradient inside": Advice(
         lambda net, x: plain(net, x) + torch.func.grad(lambda y: y.square().sum())(x).sum(),
-        "trace the submodule that does not",
+        "trace a submodule that does not",
         lambda net, x: plain(net, x) + (2 * x).sum(),
     ),
     "batched function": Advice(
-        each, "write the batch axis out", plain,
+        each, "write out the batch axis", plain,
     ),
     "views made at once": Advice(
         halves, "index the tensor instead of splitting it",
@@ -310,12 +310,12 @@ ADVICE: dict[str, Advice] = {
     ),
     "generator": Advice(
         lambda net, x: plain(net, x) + torch.rand(2, generator=torch.Generator().manual_seed(3)),
-        "draw from torch's own random numbers",
+        "use torch's global random numbers",
         lambda net, x: plain(net, x) + torch.rand(2),
     ),
     "parameter written": Advice(
         lambda net, x: (net.a.weight.data.mul_(0.5), plain(net, x))[1],
-        "write .detach\\(\\) for .data",
+        "use .detach\\(\\) instead of .data",
         lambda net, x: net.b(F.linear(x, net.a.weight * 0.5, net.a.bias)),
     ),
     "buffer that decides": Advice(
@@ -361,24 +361,24 @@ ADVICE: dict[str, Advice] = {
         inputs=(X.to("meta"),), instead=(torch.zeros_like(X.to("meta"), device="cpu"),),
     ),
     "random numbers of Python": Advice(
-        lambda net, x: plain(net, x) * random.random(), "draw with torch instead",
+        lambda net, x: plain(net, x) * random.random(), "use torch's random numbers",
         lambda net, x: plain(net, x) * torch.rand(()),
     ),
     "two names of one size": Advice(
-        lambda net, x, y: plain(net, x + y), "give both axes one name",
+        lambda net, x, y: plain(net, x + y), "give both axes the same name",
         lambda net, x, y: plain(net, x + y), inputs=(STEPS, STEPS),
         options={"open": {"args_0": {1: "m"}, "args_1": {1: "n"}}},
         followed_options={"open": {"args_0": {1: "m"}, "args_1": {1: "m"}}},
     ),
     "number asked of a size": Advice(
-        lambda net, x: net.b(net.a(x) + net.table), "leave it out of open",
+        lambda net, x: net.b(net.a(x) + net.table), "remove it from `open`",
         lambda net, x: net.b(net.a(x) + net.table),
         lambda net: net.register_buffer("table", torch.ones(5, 4)),
         lambda net: net.register_buffer("table", torch.ones(5, 4)),
         (STEPS,), options={"open": {"args_0": {1: "length"}}},
     ),
     "root of a size": Advice(
-        lambda net, x: plain(net, x) * x.shape[1] ** 0.5, "leave the size out of open",
+        lambda net, x: plain(net, x) * x.shape[1] ** 0.5, "remove the size from `open`",
         lambda net, x: plain(net, x) * x.shape[1] ** 0.5,
         inputs=(STEPS,), options={"open": {"args_0": {1: "length"}}},
     ),

@@ -258,7 +258,7 @@ def test_structured_inputs(example):
 
     graph = assert_faithful(Net(body), example).graph
     assert isinstance(graph.inputs[0][1], Record)
-    assert not any("the graph holds for" in note for note in graph.notes)
+    assert not any("the graph is valid for" in note for note in graph.notes)
 
 
 @pytest.mark.sample(2)
@@ -341,7 +341,7 @@ def test_a_leading_axis_of_one_stays_one_beside_a_larger_batch():
 # -- devices ------------------------------------------------------------------------------------
 
 
-WITHOUT_MEMORY = "the model is on the meta device: its state has no values, and nothing verified it"
+WITHOUT_MEMORY = "the model is on the meta device: its state has no values, and it was not verified"
 
 
 def test_a_model_without_memory_gives_the_same_graph():
@@ -553,9 +553,9 @@ def batched_function(net, x):
     [
         (branch, 1, r"branches on the values of a tensor; found if x.max\(\) > 1:.*torch.where"),
         (loop, 1, r"branches on the values of a tensor; found for _ in range.*torch.cond"),
-        (item, 1, r"a number depends on the values of a tensor.*leave out .item\(\)"),
+        (item, 1, r"a number depends on the values of a tensor.*avoid .item\(\)"),
         (picked_rows, 1, r"a size depends on the values of a tensor.*torch.where"),
-        (numpy, 1, r"leaves torch for numpy.*found return net.layer.*write it with torch"),
+        (numpy, 1, r"leaves torch for numpy.*found return net.layer.*use torch functions"),
         (batched_function, 1, r"torch.vmap"),
     ],
 )
@@ -570,7 +570,7 @@ def test_models_that_are_not_ready_are_refused():
         ag.TraceError, match=r"0.weight: has no values yet: run the lazy module once"
     ):
         ag.trace(nn.Sequential(nn.LazyLinear(4)), X)
-    with pytest.raises(ag.TraceError, match="trace what it was scripted from"):
+    with pytest.raises(ag.TraceError, match="trace the original module"):
         ag.trace(torch.jit.script(nn.Linear(3, 4)), X)
 
 
@@ -635,15 +635,15 @@ def counted(net, x):
         (dropped, "draws that never occur"),
         (dropped_by_item, ""),  # nothing is left out: Python compares a number
         (dropped_by_uniform, "draws that never occur"),
-        (clamped, "numbers that are not finite"),
-        (counted, "numbers that are not finite"),
+        (clamped, "non-finite numbers"),
+        (counted, "non-finite numbers"),
     ],
 )
 def test_a_branch_that_can_go_only_one_way_is_left_out(body, why):
     """The draws themselves stay, so that dropout draws what it draws in the model."""
     net = Net(body)
     notes = assert_faithful(net, X).notes
-    assert all(n.startswith(f"a branch for {why} is left out of the graph (") for n in notes)
+    assert all(n.startswith(f"the graph omits a branch for {why} (") for n in notes)
     assert bool(notes) == bool(why)
     assert net.layer.weight.isfinite().all()  # tensors decide for themselves again
 
@@ -678,7 +678,7 @@ def test_causal_masks_of_torchs_layers(held):
     """A mask that forward makes is known; of one that is held in a buffer, a note says so."""
     given = torch.randn(2, 5, 4), torch.zeros(2, 5)
     traced = assert_faithful(Causal(held), *given, tolerance=1e-5, batches=(2, 3))
-    notes = [n for n in traced.notes if n.startswith("a branch goes by the values of mask: ")]
+    notes = [n for n in traced.notes if n.startswith("a branch depends on the values of mask: ")]
     assert len(notes) == held and len(traced.notes) == held
 
 
@@ -690,7 +690,7 @@ def test_a_mask_that_is_given_needs_a_word_on_whether_it_is_causal():
 
     net, given = Given(False), (torch.randn(5, 2, 4), torch.zeros(5, 5))
     net.causal = None
-    with pytest.raises(ag.TraceError, match=r"say is_causal \(or tgt_is_causal\) in the call"):
+    with pytest.raises(ag.TraceError, match=r"pass is_causal \(or tgt_is_causal\) in the call"):
         ag.trace(net, *given)
     net.causal = False
     ag.trace(net, *given)
@@ -726,7 +726,7 @@ def Starting(self, x):
 
 def test_a_branch_on_a_buffer_holds_for_what_it_holds():
     (note,) = assert_faithful(Starting(True), X).notes
-    assert note.startswith("a branch goes by the values of started: the graph has the one")
+    assert note.startswith("a branch depends on the values of started: the graph contains")
     with pytest.raises(ag.TraceError, match=r"values of started, which it changes"):
         ag.trace(Starting(False), X)
 
@@ -752,7 +752,7 @@ def test_a_branch_on_the_batch_size_limits_it(batch):
     net, few = ByBatch(lambda n: n > 4), batch <= 4
     traced = ag.trace(net, torch.randn(batch, 3))
     (note,) = traced.notes
-    assert note.startswith(f"the graph holds for batch {'< 5' if few else '>= 5'};")
+    assert note.startswith(f"the graph is valid for batch {'< 5' if few else '>= 5'};")
     assert "size()[0]" in note
     assert ag.parse(str(traced.graph)) == traced.graph
     for built in (ag.build(*traced), ag.build(ag.take(traced.graph, 1.0).graph, traced.state)):
@@ -798,7 +798,7 @@ def test_what_no_batch_of_one_has_fixes_the_batch(rows):
 
 def test_a_branch_at_a_size_that_its_guard_does_not_name_ends_the_range():
     graph, _ = ag.trace(ByBatch(lambda n: 7 * n % 2100 == 0), torch.randn(3, 3))
-    assert graph.notes[0].startswith("the graph holds for batch < 300;")
+    assert graph.notes[0].startswith("the graph is valid for batch < 300;")
 
 
 def test_a_part_that_forward_casts_to_what_it_is_stays():

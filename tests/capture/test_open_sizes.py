@@ -273,20 +273,20 @@ X = torch.zeros(2, 5, 4)
             Even(),
             (torch.zeros(2, 6),),
             {"x": {1: "n"}},
-            "n cannot be open: forward takes 4, 8, 10, but not",
+            "n cannot be open: forward accepts 4, 8, 10, but not",
         ),
         (
             Blocks(),
             (torch.zeros(2, 12),),
             {"x": {1: "n"}},
-            "n cannot be open: forward takes 8, 10, 14, but not every size between",
+            "n cannot be open: forward accepts 8, 10, 14, but not every size",
         ),
-        (Add(), (X, X), {"x": {1: "a"}, "y": {1: "b"}}, "a and b cannot be open both"),
+        (Add(), (X, X), {"x": {1: "a"}, "y": {1: "b"}}, "a and b cannot both be open"),
         (Add(), (X, X), {"x": {1: "n"}, "y": {1: "n"}, "z": {1: "n"}}, "open: no such input"),
         (Add(), (X, X), {"x": {3: "n"}}, "open: x, axis 3: no such axis"),
         (Add(), (X, X), {"x": {1: "n", 2: "n"}}, "n has two sizes in the example; found 4"),
-        (Add(), (X, X), {"x": {1: "a b"}}, "not a name; found 'a b'"),
-        (Add(), (X, X), {"x": {1: "max"}}, "not a name; found 'max'"),
+        (Add(), (X, X), {"x": {1: "a b"}}, "not a valid name; found 'a b'"),
+        (Add(), (X, X), {"x": {1: "max"}}, "not a valid name; found 'max'"),
         (Add(), (X[:, :1], X), {"x": {1: "n"}}, "the example's n must be at least 2"),
     ],
 )
@@ -403,7 +403,7 @@ def test_results_that_are_nested_otherwise_end_the_range(small: Any, large: Any)
             return small(a, b) if x.shape[0] < 8 else large(a, b)
 
     traced = ag.trace(Net().eval(), torch.randn(4, 4))
-    assert "the graph holds for batch < 8" in traced.graph.notes[0]
+    assert "the graph is valid for batch < 8" in traced.graph.notes[0]
 
 
 def test_what_is_nested_under_a_strange_key_keeps_its_range() -> None:

@@ -90,7 +90,7 @@ def test_a_range_takes_an_export_on_each_side_of_a_branch_and_none_behind_its_en
     monkeypatch.setattr(torch.export, "export", counted)
     graph, _ = ag.trace(Branching(), torch.ones(2, 4), torch.ones(2, 3), verify=False, train=False)
     assert sizes == [2, 11, 21]
-    assert graph.notes[0].startswith("the graph holds for batch < 21;")
+    assert graph.notes[0].startswith("the graph is valid for batch < 21;")
 
 
 def test_sizes_of_millions_of_examples_take_no_memory():

@@ -237,8 +237,8 @@ def test_a_norm_that_no_output_depends_on_is_noted():
 
     graph, _ = ag.trace(Net(), torch.randn(2, 3))
     assert graph.notes == (
-        "aux: no output depends on this norm: aux.running_mean and aux.running_var move in the "
-        "model's train mode and stay as they are in the graph",
+        "aux: no output depends on this norm: aux.running_mean and aux.running_var change in the "
+        "model's train mode, but not in the graph",
     )
 
 

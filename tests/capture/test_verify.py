@@ -188,12 +188,12 @@ def a_gradient_that_is_off_by_some_bits(net):
     _gradient(net, "head.weight", lambda g: g * (1 + 3e-7))
 
 
-@fault("gradient head.weight is there in the model alone")
+@fault("gradient head.weight exists only in the model")
 def no_gradient(net):
     net.get_parameter("head.weight").requires_grad_(False)
 
 
-@fault("gradient norm.weight is there in the graph alone")
+@fault("gradient norm.weight exists only in the graph")
 def a_gradient_of_a_frozen_parameter(net):
     net.get_parameter("norm.weight").requires_grad_(True)
 
@@ -238,7 +238,7 @@ class _Undropped(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
-@fault("the built module raises in evaluation and the model does not: ZeroDivisionError")
+@fault("the built module raises in evaluation, but the model does not: ZeroDivisionError")
 def an_error(net):
     _result(net, lambda m, r: 1 / 0)
 
@@ -381,7 +381,7 @@ def test_a_model_that_is_too_large_for_the_memory_is_noted(monkeypatch):
     small = ag.trace(nn.Linear(3, 2), X)
     assert small.notes == ()
     (note,) = ag.trace(nn.Linear(30, 20), torch.zeros(2, 30)).notes
-    assert note.startswith("not verified: that takes 0.0 GiB of memory")
+    assert note.startswith("not verified: it needs 0.0 GiB of memory")
 
 
 def test_the_memory_of_this_machine_is_known():
@@ -397,8 +397,8 @@ def test_random_numbers_in_another_order_are_compared_and_noted():
 
     graph, _ = ag.trace(Drawn(), X)
     assert graph.notes == (
-        "in training random numbers are drawn in another order: equal seeds give other draws than "
-        "the model's",
+        "in training random numbers are drawn in another order: with equal seeds, draws differ "
+        "from the model's",
     )
 
 

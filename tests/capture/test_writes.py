@@ -272,9 +272,9 @@ def test_a_buffer_outside_the_state_that_changes_is_refused_or_noted():
     net = Net(body)
     net.register_buffer("row", torch.zeros(3), persistent=False)
     with pytest.raises(
-        ag.TraceError, match=r"row: forward changes a tensor in place that is not p"
+        ag.TraceError, match=r"row: forward changes in place a tensor that is not p"
     ):
         ag.trace(net, X)
-    with pytest.warns(UserWarning, match="row: forward changes a tensor in place"):
+    with pytest.warns(UserWarning, match="row: forward changes in place a tensor"):
         ag.trace(net, X, strict=False)
     assert not net.row.any()  # the model itself is not changed

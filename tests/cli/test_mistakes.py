@@ -186,8 +186,7 @@ MISTAKES = {
         "--python show net.yaml",
         "net.yaml:2: python: made_here.py:10 in forward: Net cannot be captured: a and b must"
         " have same reduction dim, but got [s77, 5] X [2, 4].; found return "
-        "self.b(self.a(x).relu()); give example inputs that forward accepts when it is called"
-        " without tracing",
+        "self.b(self.a(x).relu()); pass example inputs that forward accepts without tracing",
     ),
     "a model of the hub": Mistake(
         python_model(
@@ -227,7 +226,7 @@ MISTAKES = {
         family("0.5", "50"),
         RUN,
         "family.yaml:6: clients[1].take: is not a share; found 50; expected a number in (0, "
-        "1]; sizes: {axis: 4} says numbers of positions",
+        "1]; to set numbers of positions, write sizes: {axis: 4}",
     ),
     "more blocks than there are": Mistake(
         family("take: 0.5", "shorten: {body: 5}"),

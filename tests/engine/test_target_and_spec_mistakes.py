@@ -451,9 +451,9 @@ SPECS = {
         "experiment",
         "take: 0.5",
         "skip: body.0",
-        "experiment.yaml:5: clients[1].skip: body.0: block cannot be left out; found changes "
+        "experiment.yaml:5: clients[1].skip: body.0: block cannot be removed; found changes "
         "float32[batch, 4, 8, 8] to float32[batch, 8, 8, 8]; skip: {keep: "
-        "{SECTION: [0, …]}} leaves its body out (in Python: keep_projection=True)",
+        "{SECTION: [0, …]}} removes its body (in Python: keep_projection=True)",
     ),
     "a model that is not there": (
         "experiment",

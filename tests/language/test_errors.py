@@ -409,10 +409,10 @@ clients:
          "expected 1 or more"),
         ("take: 0.5", "take: 1.5",
          "f.yaml:5: clients[1].take: is not a share; found 1.5; "
-         "expected a number in (0, 1]; sizes: {axis: 4} says numbers of positions"),
+         "expected a number in (0, 1]; to set numbers of positions, write sizes: {axis: 4}"),
         ("take: 0.5", "take: {heads: 4}",
          "f.yaml:5: clients[1].take.heads: is not a share; found 4; "
-         "expected a number in (0, 1]; sizes: {axis: 4} says numbers of positions"),
+         "expected a number in (0, 1]; to set numbers of positions, write sizes: {axis: 4}"),
         ("take: 0.5", "take: {heads: 0.5, sizes: {heads: 4}}",
          "f.yaml:5: clients[1].take.heads: is an unknown key; found 'heads'; "
          "expected one of shares, sizes, positions, importance"),

@@ -300,7 +300,7 @@ def test_who_chooses_nothing_runs_what_is_written_or_more(family) -> None:
             "{name: a}, {name: most, take: 0.99}",
             "",
             r"family\.yaml:3: clients\[1\]\.take: changes nothing: .*; found 0\.99, and rounded to "
-            r"what it has: stem\.conv\.out \(4\), .*leave it out",
+            r"the present size: stem\.conv\.out \(4\), .*omit the choice",
         ),
         (
             "{name: a}",

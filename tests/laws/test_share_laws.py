@@ -198,8 +198,8 @@ def test_sizes_and_positions_reach_each_factor():
 
 def test_factors_that_stay_whole_are_said_beside_what_is_cut():
     graph = captured(Attention(8, 4), torch.randn(2, 8, 3, 3), train=False).graph
-    assert notes(ag.take(graph, 0.5))["qkv.head_dim"] == "2, whole beside qkv.heads"
-    assert notes(ag.take(graph, {"head_dim": 0.5}))["qkv.heads"] == "4, whole beside qkv.head_dim"
+    assert notes(ag.take(graph, 0.5))["qkv.head_dim"] == "2, kept (qkv.heads is cut)"
+    assert notes(ag.take(graph, {"head_dim": 0.5}))["qkv.heads"] == "4, kept (qkv.head_dim is cut)"
 
 
 def test_shares_of_ranks_are_asked_for_by_name():

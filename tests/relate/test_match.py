@@ -192,9 +192,7 @@ def test_other_forms_are_refused():
     classes, last = captured(
         nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)), torch.zeros(1, 5)
     )
-    with pytest.raises(
-        ag.RewriteError, match=r"^2\.weight: the two networks are of different forms"
-    ):
+    with pytest.raises(ag.RewriteError, match=r"^2\.weight: the two networks have different forms"):
         ag.match(graph, state, last, other=classes)
 
 

@@ -71,7 +71,7 @@ def test_nothing_new_may_lie_outside_of_the_new_blocks():
     graph = traced(nn.Sequential(*layers, nn.Linear(6, 3)), torch.randn(4, 6)).graph
     deep, blocks = grafted(graph, {"0": 4})
     _covered(graph, deep.graph, blocks, [])
-    with pytest.raises(ag.RewriteError, match="a new leaf lies outside the new blocks"):
+    with pytest.raises(ag.RewriteError, match="a new leaf is outside the new blocks"):
         _covered(graph, deep.graph, (), [])
     with pytest.raises(ag.RewriteError, match=r"2\.weight: a new block shares weights"):
         _covered(graph, deep.graph, blocks, ["2.weight"])
@@ -166,7 +166,7 @@ def test_all_parts_of_a_branch_start_at_zero():
 
 
 def test_a_branch_that_is_not_zero_at_zero_is_refused():
-    with pytest.raises(ag.RewriteError, match=r"has aten\.add\.Tensor .* behind the last layer"):
+    with pytest.raises(ag.RewriteError, match=r"has aten\.add\.Tensor .* after the last layer"):
         deepened(side_by_side(1.0), torch.randn(2, 3))
 
 

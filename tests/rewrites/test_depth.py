@@ -84,8 +84,8 @@ def test_names_and_patterns():
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ("stage2.0", r"stage2\.0: block cannot be left out; found changes .*8, 8, 8\] to .*keep_p"),
-        ("stem", r"stem: block cannot be left out; found changes .*3, 8, 8\] to .*8, 8, 8\]$"),
+        ("stage2.0", r"stage2\.0: block cannot be removed; found changes .*8, 8, 8\] to .*keep_p"),
+        ("stem", r"stem: block cannot be removed; found changes .*3, 8, 8\] to .*8, 8, 8\]$"),
         ("stage2.7", r"no such block; found 'stage2\.7'; expected .*did you mean 'stage2\.2'"),
         ("nothing.*", r"no such block; found 'nothing\.\*'; expected one of stem, stage1\.0"),
     ],
@@ -201,10 +201,10 @@ def Joining(self, x):
 @pytest.mark.parametrize(
     ("end", "why"),
     [
-        (lambda x, y: torch.stack([x, y]).mean(0), "reduces what it appends .* in %mean_1"),
-        (lambda x, y: torch.add(y, x, alpha=0.5), "multiplies what it adds to"),
-        (lambda x, y: x.roll(1, -1) + y, "which moves what enters"),
-        (lambda x, y: (0.5 * x).roll(1, -1) + y, "which moves what enters"),
+        (lambda x, y: torch.stack([x, y]).mean(0), "reduces its input together .* in %mean_1"),
+        (lambda x, y: torch.add(y, x, alpha=0.5), "multiplies its shortcut"),
+        (lambda x, y: x.roll(1, -1) + y, "which moves positions of the input"),
+        (lambda x, y: (0.5 * x).roll(1, -1) + y, "which moves positions of the input"),
         (lambda x, y: torch.add(x, y, alpha=0.5), ""),
         (lambda x, y: (x + y).relu(), ""),
         (lambda x, y: y - x, ""),
@@ -216,7 +216,7 @@ def test_a_block_that_adds_to_something_else_than_what_enters_stays(end, why):
     layers = (nn.Linear(5, 8), first, Joining(end), Joining(end), nn.Linear(8, 3))
     graph = graph_of(nn.Sequential(*layers), torch.zeros(2, 5))
     if why:
-        with pytest.raises(ag.RewriteError, match=f"cannot be left out; found .*{why}"):
+        with pytest.raises(ag.RewriteError, match=f"cannot be removed; found .*{why}"):
             ag.skip(graph, "3")
     else:
         ag.skip(graph, "3", verify=True)
@@ -620,7 +620,7 @@ def test_graft_fills_a_gap_in_order():
         ({"stage2": 2}, None, "stage2: depth out of range; found 2; expected at least 3; shorten"),
         ({"stage2": 5}, (2, 4), "stage2: depth out of range; found 5; expected 3 to 4, as in like"),
         ({"stem": 2}, None, "stem: section has no repeatable block; found stem, which changes"),
-        ({"stage1": 3}, nets.Inverted, "no block of the section computes what"),
+        ({"stage1": 3}, nets.Inverted, "no block of the section computes the same"),
     ],
 )
 def test_impossible_grafts(depths, like, message):

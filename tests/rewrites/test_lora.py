@@ -261,10 +261,10 @@ ENDS = {
     "twice": (lambda net, x, y: torch.cat(2 * [net.halves[0](x)], 1), ""),
     "number": (lambda net, x, y: 0.1 * y / 3, ""),
     "order": (lambda net, x, y: y[:, torch.arange(8).flip(0)], ""),
-    "constant": (lambda net, x, y: y + torch.ones(8), "is no layer's result"),
+    "constant": (lambda net, x, y: y + torch.ones(8), "is not the result of a layer"),
     "gate": (lambda net, x, y: (y + net.shift) * net.shift.sigmoid(), "also used elsewhere"),
-    "clamp": (lambda net, x, y: y.clamp(max=1.0), "is not multiplied by what"),
-    "square": (lambda net, x, y: y * y, "is not multiplied by what"),
+    "clamp": (lambda net, x, y: y.clamp(max=1.0), "does not scale with its operand"),
+    "square": (lambda net, x, y: y * y, "does not scale with its operand"),
     "integers": (lambda net, x, y: y + net.count, "has integers"),
 }
 

@@ -121,7 +121,7 @@ def test_a_sum_between_two_blocks_stays():
     assert len([n for n in short.graph.nodes if n.op == "aten.add.Tensor"]) == 2
     (before,) = (b for b in structure(graph).blocks if block.entry in b.nodes)
     assert before.name != block.name
-    assert not before.removable and "which adds what is used elsewhere" in before.reason
+    assert not before.removable and "which adds a value that is used elsewhere" in before.reason
 
 
 def test_the_law_sees_a_block_that_takes_a_sum_along(monkeypatch):

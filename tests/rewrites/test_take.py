@@ -39,7 +39,7 @@ def test_reasons_of_a_share_that_changes_nothing_are_bounded():
     layers = [torch.nn.Linear(4, 4) for _ in range(9)]
     graph = traced(torch.nn.Sequential(*layers), torch.ones(1, 4)).graph
     with pytest.raises(
-        ag.RewriteError, match=r"0\.9, and rounded to what it has: 0\.out \(4\), .*"
+        ag.RewriteError, match=r"0\.9, and rounded to the present size: 0\.out \(4\), .*"
     ):
         ag.take(graph, 0.9)
     with pytest.raises(ag.RewriteError, match=r"2\.out \(4\) and 5 more; `explain`"):

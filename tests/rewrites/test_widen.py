@@ -117,10 +117,10 @@ def test_a_tied_head_is_made_up_for_in_front_of_it():
         ({"factors": {"0.out": 0.5}}, r"not a factor; found 0\.5; expected a number from 1 to 16"),
         (
             {"factors": {"0.out": 192}},
-            r"found 192; .*; sizes=\{'0\.out': 192\} says numbers of pos",
+            r"found 192; .*; to set numbers of positions, pass sizes=\{'0\.out': 192\}",
         ),
-        ({"factors": 192}, r"not a factor; found 192; .*; sizes=\{axis: 4\} says numbers of"),
-        ({"factors": {"0.out": 16.5}}, r"found 16\.5; .*; sizes=\{axis: 4\} says numbers of"),
+        ({"factors": 192}, r"not a factor; found 192; .*; to set numbers of .* sizes=\{axis: 4\}"),
+        ({"factors": {"0.out": 16.5}}, r"found 16\.5; .*; to set numbers of .* sizes=\{axis: 4\}"),
         ({"factors": {"0.out": "6"}}, r"not a factor; found 6"),
         ({"factors": {"0.out": float("nan")}}, r"not a factor"),
         ({"positions": {"0.out": [0.0, 1.0, 2.0, 3.0]}}, r"list of whole numbers"),
@@ -389,7 +389,7 @@ def test_the_nearest_weight_makes_up_for_copies(net, example, axes):
 def test_a_weight_that_is_added_to_a_number_makes_up_for_nothing():
     graph = graph_of(TiedWeight(1.0), torch.zeros(2, 3).long())
     (axis,) = ag.axes(graph).free
-    message = r"scale is added to a number.*; approximate: true .*, or leave the axis out"
+    message = r"scale is added to a number.*; approximate: true .*, or omit the axis"
     with pytest.raises(ag.RewriteError, match=message):
         ag.widen(graph, {axis.name: 2.0})
     ag.widen(graph, {axis.name: 2.0}, approximate=True, verify=True)

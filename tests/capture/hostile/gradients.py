@@ -107,7 +107,7 @@ def detached(net, x):
     return net.head(net.layer(x).detach())
 
 
-@body(refused=r"hostile/\w+\.py:\d+: .*write \.detach\(\) for \.data")
+@body(refused=r"hostile/\w+\.py:\d+: .*use \.detach\(\) instead of \.data")
 def data_of_a_parameter(net, x):
     return net.head(x @ net.layer.weight.data)
 

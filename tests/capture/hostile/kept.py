@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.capture.hostile.table import PLACE, Net, module, net
 
-LATER = "and later calls give other results"
+LATER = "and later calls return other results"
 OTHER = r"hostile/\w+\.py:\d+: the model and its graph compute different results"
 
 
@@ -84,12 +84,12 @@ def _in_place(net: Any, x: torch.Tensor) -> Any:
     return net.head(net.layer(x)) * net.t
 
 
-@net(_in_place, refused=r"t: forward changes a tensor in place that is not part of the state")
+@net(_in_place, refused=r"t: forward changes in place a tensor that is not part of the state")
 def tensor_attribute_written_in_place(net):
     net.t = torch.ones(3)
 
 
-@net(_in_place, refused=r"t: forward changes a tensor in place that is not part of the state")
+@net(_in_place, refused=r"t: forward changes in place a tensor that is not part of the state")
 def buffer_outside_the_state_written_in_place(net):
     net.register_buffer("t", torch.ones(3), persistent=False)
 

@@ -30,32 +30,32 @@ def rows_appended(net, x):
     return net.layer(torch.cat([x, x[:1]]))
 
 
-@body(refused=r"draws from Python's or NumPy's random numbers")
+@body(refused=r"draws random numbers from Python or NumPy")
 def random_numbers_of_python(net, x):
     return net.layer(x) * random.random()
 
 
-@body(refused=r"draws from Python's or NumPy's random numbers")
+@body(refused=r"draws random numbers from Python or NumPy")
 def random_numbers_of_numpy(net, x):
     return net.layer(x) + torch.from_numpy(np.random.rand(3)).float()  # noqa: NPY002  # as people do
 
 
-@body(refused=r"draws from Python's or NumPy's random numbers")
+@body(refused=r"draws random numbers from Python or NumPy")
 def rare_branch_on_a_random_number(net, x):
     return net.layer(x) if random.random() < 0.999 else net.head(x)
 
 
-@body(refused=r"draws from Python's or NumPy's random numbers")
+@body(refused=r"draws random numbers from Python or NumPy")
 def narrow_branch_on_a_random_number(net, x):
     return net.head(x) if random.randrange(20) == 3 else net.layer(x)
 
 
-@body(refused=r"draws from Python's or NumPy's random numbers")
+@body(refused=r"draws random numbers from Python or NumPy")
 def branch_on_the_order_of_random_numbers(net, x):
     return net.layer(x) if random.random() < random.random() else net.head(x)
 
 
-@body(refused=r"draws from Python's or NumPy's random numbers")
+@body(refused=r"draws random numbers from Python or NumPy")
 def random_numbers_in_training_alone(net, x):
     skips = net.training and random.random() < 0.1
     return net.head(x) if skips else net.head(net.layer(x))

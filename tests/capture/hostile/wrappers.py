@@ -103,7 +103,7 @@ def fake_quantised() -> nn.Module:
     return nn.Sequential(torch.ao.quantization.FakeQuantize(), nn.Linear(3, 3))
 
 
-@module(refused=r"^0: a scripted module has no Python to capture")
+@module(refused=r"^0: a scripted module has no Python code to capture")
 def scripted_submodule() -> nn.Module:
     """A scripted layer inside."""
     return nn.Sequential(torch.jit.script(nn.Linear(3, 3)), nn.ReLU())
@@ -138,7 +138,7 @@ def called_with_other_weights(net):
     pass
 
 
-@body(refused=r"hostile/\w+\.py:\d+: forward runs functions batched or differentiated")
+@body(refused=r"hostile/\w+\.py:\d+: forward uses function transforms")
 def mapped_over_the_batch(net, x):
     return torch.vmap(net.layer)(x)
 
@@ -271,7 +271,7 @@ def parameter_beside_the_plain_list(net):
     object.__setattr__(net, "weight", nn.Parameter(torch.randn(3, 3)))
 
 
-@net(refused=rf"layer\.weight: is not in the model's state_dict.*{PLACE}")
+@net(refused=rf"layer\.weight: is missing from the model's state_dict.*{PLACE}")
 def state_without_an_entry(net):
     def drop(module, state, prefix, local):
         del state[prefix + "layer.weight"]
@@ -280,7 +280,7 @@ def state_without_an_entry(net):
     net._register_state_dict_hook(drop)
 
 
-@net(refused=rf"layer\.weight: is not in the model's state_dict.*{PLACE}")
+@net(refused=rf"layer\.weight: is missing from the model's state_dict.*{PLACE}")
 def state_under_other_names(net):
     def rename(module, state, prefix, local):
         state[prefix + "w"] = state.pop(prefix + "layer.weight")
@@ -289,7 +289,7 @@ def state_under_other_names(net):
     net._register_state_dict_hook(rename)
 
 
-@net(refused=rf"layer\.weight: is not in the model's state_dict.*{PLACE}")
+@net(refused=rf"layer\.weight: is missing from the model's state_dict.*{PLACE}")
 def state_with_other_values(net):
     def double(module, state, prefix, local):
         state[prefix + "layer.weight"] = state[prefix + "layer.weight"] * 2
@@ -321,7 +321,7 @@ def parameter_that_computes_otherwise(net):
     net.layer.weight = nn.Parameter(net.layer.weight.detach().as_subclass(Doubling))
 
 
-@module(refused=r"layer\.weight: is not in the model's state_dict and its parameters\(\)")
+@module(refused=r"layer\.weight: is missing from the model's state_dict, parameters\(\)")
 class HiddenWeights(Net):
     """Its weights are not among its parameters."""
 
