@@ -19,7 +19,6 @@ from archgraph.display.facts import (
 from archgraph.display.labels import operator_words
 from archgraph.display.pricing import Pricing, halved
 from archgraph.graph.ir import ArchGraph, Node, Param, per_graph
-from archgraph.graph.values import refs
 from archgraph.layout.layouts import Layout
 from archgraph.ops.idioms import idioms
 
@@ -54,18 +53,11 @@ class _Collector:
             for name, one in self.idioms.items()
         }
         self.home = {name: block for block in self.structured.blocks for name in block.nodes}
-        # Where an axis leaves the model and where it is made: the place of a pin without operator.
-        self.returned: dict[str, str] = {}  # the operator that returns an axis
-        for name in dict.fromkeys(refs(graph.outputs)):
-            for layout in (d for dims in self.solved.value[name] for d in dims):
-                for axis in self.pricing.names(layout):
-                    self.returned.setdefault(axis, name)
-        self.maker: dict[str, str] = {}  # the first operator with a leaf that has an axis
-        for node in graph.nodes:
-            for leaf in node.leaves():
-                for layout in self.solved.leaf[leaf]:
-                    for axis in self.pricing.names(layout):
-                        self.maker.setdefault(axis, node.name)
+        # The first operator with an axis makes it; the last one returns it, if any does.
+        uses = [
+            (a, n.name) for n in graph.nodes if n.op != "input" for a in self.pricing.met[n.name]
+        ]
+        self.first, self.last = dict(reversed(uses)), dict(uses)
 
     def facts(self) -> Facts:
         pricing, graph = self.pricing, self.graph
@@ -101,7 +93,7 @@ class _Collector:
         )
 
     def _axis(self, axis: Axis) -> AxisFact:
-        home = self.home.get(self.maker.get(axis.name, ""))
+        home = self.home.get(self.first.get(axis.name, ""))
         members = tuple(
             (leaf, i)
             for leaf in self.pricing.leaves_of[axis.name]
@@ -159,16 +151,14 @@ class _Collector:
     def _pin(self, axis: Axis) -> Pin:
         """Split the reason into what, which operator, where in the model and in its source."""
         # Reasons are sentences, since errors print them too: the solver does not keep their parts.
-        why, node, remedy = axis.reason, None, None
+        why, remedy, name = axis.reason, None, self.last.get(axis.name)
         match = _PLACE.fullmatch(axis.reason)
         if match is not None and match["node"] in self.graph.node:
-            why, remedy, node = match["why"], match["remedy"], self.graph.node[match["node"]]
-        if node is None:
-            name = self.returned.get(axis.name) or self.maker.get(axis.name)
-            node = self.graph.node[name] if name else None
-        if node is None:
+            why, remedy, name = match["why"], match["remedy"], match["node"]
+        if name is None:
             leaf = self.pricing.leaves_of[axis.name][0]
             return Pin(why, None, None, leaf, None, _remedy(why, remedy, False))
+        node = self.graph.node[name]
         first = next(iter(node.leaves()), "").rpartition(".")[0]
         outside = any(self.graph.node[used].op == "input" for used in node.uses())
         return Pin(
@@ -229,7 +219,5 @@ def _remedy(why: str, spoken: str | None, outside: bool) -> str:
     # An axis of an input meets what the caller chose: no layer of the model frees it.
     if outside and why.startswith("meets a dimension"):
         return "another input: its size comes from outside"
-    for beginning, remedy in _REMEDIES:
-        if why.startswith(beginning):
-            return remedy
-    return "nothing: its positions are not channels"
+    known = (remedy for beginning, remedy in _REMEDIES if why.startswith(beginning))
+    return next(known, "nothing: its positions are not channels")

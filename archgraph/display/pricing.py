@@ -11,7 +11,6 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.cost_polynomial import CostPart
 from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block
-from archgraph.analysis.widths import flat
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.polynomial import Monomial
 from archgraph.layout.layouts import Layout
@@ -63,17 +62,10 @@ class Pricing:
             node: frozenset[str]().union(*(self.names(d) for dims in results for d in dims))
             for node, results in self.solved.value.items()
         }
-        stated: dict[str, set[str]] = {}
-        for (node_name, _), sizes in self.solved.attributes.items():
-            stated.setdefault(node_name, set()).update(
-                *map(self.names, filter(axis_refs, flat(sizes)))
-            )
-        # The axes that an operator meets: in its results, its arguments, and the sizes in its
-        # attributes (`groups`, a `view`'s shape). Whatever it costs can change with no other axis.
+        # The axes in the results and arguments of an operator; its cost depends on no other one.
         self.met: dict[str, frozenset[str]] = {}
         for node in graph.nodes:
-            names = value_names[node.name].union(stated.get(node.name, ()))
-            names = names.union(*(value_names[used] for used in node.uses()))
+            names = value_names[node.name].union(*(value_names[used] for used in node.uses()))
             names = names.union(*(leaf_names[leaf] for leaf in node.leaves()))
             self.met[node.name] = names
 
