@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
@@ -95,31 +96,18 @@ def _shown(graph: ArchGraph, detail: Detail) -> list[str]:
     `node` only those are left out that nothing leads to: counters.
     """
     needed = reach(graph, graph.outputs, training=None)
-    visible: dict[str, None] = {}
-    for node in graph.nodes:
-        if detail == "node":
-            show = node.name in needed or any(used in visible for used in node.uses())
-        else:
-            show = node.name in needed and row(node.op).zero is not zeros.always
-        if show or node.op == "input":
-            visible[node.name] = None
-    return list(visible)
+    drawn = [n for n in graph.nodes if n.op == "input" or n.name in needed]
+    return [n.name for n in drawn if detail == "node" or row(n.op).zero is not zeros.always]
 
 
 def _hosts(graph: ArchGraph, visible: Sequence[str]) -> dict[str, str]:
-    """Map each operator to the visible one: a user, one of the same module, else a neighbour."""
+    """Map each operator to a visible one: itself, that of its first user, else the next one."""
     host = {name: name for name in visible}
-    scopes: dict[str, str] = {}
-    for name in visible:
-        if graph.node[name].op != "input":
-            scopes.setdefault(graph.node[name].scope, name)
-    near = visible[-1] if visible else ""
+    following = visible[-1] if visible else ""
     for node in reversed(graph.nodes):
-        if node.name in host:
-            near = node.name
-            continue
-        users = (host[user] for user in graph.users[node.name] if user in host)
-        host[node.name] = next(users, scopes.get(node.scope, near))
+        following = node.name if node.name in host else following
+        users = (host[user] for user in graph.users[node.name])
+        host.setdefault(node.name, next(users, following))
     return {node.name: host[node.name] for node in graph.nodes}
 
 
@@ -167,12 +155,12 @@ def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, .
         key, items = lists[0]
         # Only operators alike in all but the list continue one another.
         kind = f"{node.op} {node.with_args(**{key: ()}).args}"
-        for length in range(len(items) - 1, 0, -1):  # the longest beginning, the fewest arrows
-            source = first.get((kind, key, items[:length]))
-            if source is not None:
-                rest = set(feeds[name]) - set(items[:length]) | set(items[length:])
-                feeds[name] = (source, *(used for used in feeds[name] if used in rest))
-                break
+        # The longest beginning leaves the fewest arrows.
+        common = max((n for n in range(len(items)) if (kind, key, items[:n]) in first), default=0)
+        if common:
+            rest = set(feeds[name]) - set(items[:common]) | set(items[common:])
+            before = (used for used in feeds[name] if used in rest)
+            feeds[name] = (first[kind, key, items[:common]], *before)
         first.setdefault((kind, key, items), name)
     return feeds
 
@@ -256,12 +244,8 @@ class _Boxes:
     def chains(self, names: Sequence[str], settled: Mapping[str, str]) -> list[list[str]]:
         """Return maximal runs of operators with one producer and one user, within one block."""
         ends = set(self.graph.output_refs())
-        users: dict[str, list[str]] = {}
-        for name, before in self.feeds.items():
-            for used in before:
-                users.setdefault(used, []).append(name)
+        users = Counter(itertools.chain(*self.feeds.values()))
         chains: dict[str, list[str]] = {}
-        result: list[list[str]] = []
         for name in names:
             before = self.feeds[name]
             tail = before[0] if len(before) == 1 else None
@@ -269,7 +253,7 @@ class _Boxes:
                 chains[name] = chains.setdefault(settled[name], [])
             elif (
                 tail in chains
-                and len(users[tail]) == 1
+                and users[tail] == 1
                 and tail not in ends
                 and (tail not in settled or attends(self.graph, self.graph.node[tail]))
                 and self.together(tail, name)
@@ -277,10 +261,8 @@ class _Boxes:
                 chains[name] = chains[tail]
             else:
                 chains[name] = []
-            if not chains[name]:
-                result.append(chains[name])
             chains[name].append(name)
-        return result
+        return list({id(chain): chain for chain in chains.values()}.values())
 
     def together(self, one: str, other: str) -> bool:
         """Return whether both are in one block, and both in training only or neither."""
@@ -296,10 +278,7 @@ class _Boxes:
         nodes = [self.graph.node[name] for name in chain]
         attention = {n.name for n in nodes if attends(self.graph, n)}
         mixing = [i for i, n in enumerate(nodes) if n.name in attention or kernel_of(self.graph, n)]
-        if len(mixing) < 2:
-            yield list(chain)
-            return
-        leads = mixing[0] == 0 or nodes[mixing[0]].name in attention
+        leads = not mixing or mixing[0] == 0 or nodes[mixing[0]].name in attention
         cuts = mixing[1:] if leads else [i + 1 for i in mixing[:-1]]
         for start, stop in zip([0, *cuts], [*cuts, len(chain)], strict=True):
             yield list(chain[start:stop])
