@@ -47,7 +47,7 @@ class _Collector:
         self.solved = self.pricing.solved
         self.structured = structure(graph)
         self.idioms = idioms(graph)
-        # Spans are named after operators; those inside an idiom are the idiom's.
+        # A span has the name of an operator; inside an idiom, the name of the idiom.
         self.spans = {
             _span(graph.node[name].op, graph.node[name]): _span(one.idiom.name, graph.node[name])
             for name, one in self.idioms.items()
@@ -77,7 +77,7 @@ class _Collector:
             self._groups((a, a.role) for a in self.solved.free),
             self._groups(
                 [(a, every[a.name].section) for a in self.solved.free],
-                # Sections without a free axis stay in the table of facts.
+                # Sections without a free axis have facts, too.
                 [s.name for s in self.structured.sections],
             ),
             {
@@ -145,12 +145,11 @@ class _Collector:
             param.shape,
             tuple(map(layout_text, layouts)),
             tuple(a.name for layout in layouts for a in axis_refs(layout)),
-            self.graph.leaf_users[param.name],
         )
 
     def _pin(self, axis: Axis) -> Pin:
-        """Split the reason into what, which operator, where in the model and in its source."""
-        # Reasons are sentences, since errors print them too: the solver does not keep their parts.
+        """Split the reason into its cause, the operator, and the places in the model and source."""
+        # The solver keeps reasons as sentences, which errors print, too.
         why, remedy, name = axis.reason, None, self.last.get(axis.name)
         match = _PLACE.fullmatch(axis.reason)
         if match is not None and match["node"] in self.graph.node:
@@ -172,16 +171,16 @@ class _Collector:
 
 
 def _span(what: str, node: Node) -> str:
-    """Return a span as the solver writes it: what runs over an axis, and where."""
+    """Return a span as the solver writes it: an operator over the axis, and its module."""
     return f"{operator_words(what)} in {node.scope or f'%{node.name}'}"
 
 
-# Terms of a concatenation that are shown; a dense network concatenates hundreds.
+# Most terms of a concatenation that are shown; a dense network concatenates hundreds.
 TERMS = 8
 
 
 def layout_text(layout: Layout) -> str:
-    """Write a layout in words; of a long concatenation its ends.
+    """Write a layout in words; for a long concatenation, its ends.
 
     >>> from archgraph.layout.layouts import AxisRef, Sum
     >>> layout_text(Sum(tuple(AxisRef(name, 2) for name in "abcdefghi")))
@@ -192,7 +191,7 @@ def layout_text(layout: Layout) -> str:
 
 
 # The reason of an operator, as `ops.equations` writes it: `indexed by values (aten.index.Tensor
-# %index in net at net.py:12)`, and what would free the axis, if anything.
+# %index in net at net.py:12)`, followed by a remedy, if there is one.
 _PLACE = re.compile(
     r"(?P<why>.*?) \((?P<op>\S+) %(?P<node>\S+?)(?: in (?P<scope>.*?))?(?: at (?P<source>.*?))?\)"
     r"(?:; (?P<remedy>.*))?",
@@ -200,7 +199,7 @@ _PLACE = re.compile(
 )
 
 
-# What would free an axis where no operator says it, by how the reason begins.
+# Remedies for reasons without one, by the beginning of the reason.
 _REMEDIES = (
     ("kernel size", "nothing: it is the extent of a kernel, not a width"),
     ("dimension ", "a layer after it, since what callers receive keeps its size"),
@@ -216,7 +215,7 @@ _REMEDIES = (
 def _remedy(why: str, spoken: str | None, outside: bool) -> str:
     if spoken:
         return spoken.removesuffix(" would free it")
-    # An axis of an input meets what the caller chose: no layer of the model frees it.
+    # The caller chooses the size of an input: no layer of the model would free it.
     if outside and why.startswith("meets a dimension"):
         return "another input: its size comes from outside"
     known = (remedy for beginning, remedy in _REMEDIES if why.startswith(beginning))

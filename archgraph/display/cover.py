@@ -12,7 +12,7 @@ from archgraph.states import Transfer
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How a part of a global model is fed: by depth fewer clients, by width fewer weights.
+    """Coverage of a part of a global model: submodels lack clients by depth, weights by width.
 
     Attributes:
         clients: Clients that have any of the part.

@@ -1,4 +1,4 @@
-"""What cutting axes or leaving out blocks would save, without rewriting the graph."""
+"""Savings from cutting axes or skipping blocks, computed without rewriting the graph."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from archgraph.layout.layouts import Layout
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What a change would save.
+    """The savings of a change.
 
     Attributes:
         parameters: Elements of parameters, tied ones once.
         macs: Multiply–accumulates of one example in evaluation.
-        parameters_share: The same as a share of the whole model, 0 to 1.
-        macs_share: The same as a share of the whole model, 0 to 1.
+        parameters_share: Parameters as a share of the whole model, 0 to 1.
+        macs_share: MACs as a share of the whole model, 0 to 1.
     """
 
     parameters: int
@@ -34,11 +34,10 @@ class Saving:
 
 
 class Pricing:
-    """What a graph costs, and what it would cost with narrower axes or without a block.
+    """The cost of a graph, and the savings from narrower axes or from skipping a block.
 
-    Savings are read off the exact polynomials of its costs: only the terms with an axis, or those
-    that go with a block, are evaluated, so pricing every axis and block visits each term a few
-    times.
+    Savings follow from the exact polynomials of the costs. Only the terms with the axis or of the
+    block are evaluated, so that the savings of all axes and blocks visit each term a few times.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -48,7 +47,7 @@ class Pricing:
         costs = self.cost.polynomial
         self._vanishing = costs.blocks
         self._terms = {m: _Terms(costs.parts[m], costs.axes) for m in ("parameters", "macs")}
-        # By identity: layouts are trees, and hashing one walks it; the solution keeps them alive.
+        # By identity, since hashing a layout walks its tree; the solution keeps layouts alive.
         self._names: dict[int, frozenset[str]] = {}
         self.leaves_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
         leaf_names = {
@@ -77,18 +76,18 @@ class Pricing:
         return self._names[key]
 
     def numel(self, leaf: str) -> int:
-        """Return the elements of a leaf that count as parameters."""
+        """Return the number of elements of a leaf; 0 if it is not a parameter."""
         param = self.graph.param[leaf]
         return math.prod(param.shape) if param.role == "parameter" else 0
 
     def halving(self, names: Iterable[str]) -> Saving:
-        """Return what half of some free axes saves, cut by one share as :func:`archgraph.take`."""
+        """Return the savings from halving free axes, as :func:`archgraph.take` cuts them."""
         asked = (self.solved[name] for name in names)
         sizes = {axis.name: halved(axis.size) for axis in self.solved.independent(asked)}
         return self._saving(terms.cutting(sizes) for terms in self._terms.values())
 
     def skipping(self, block: Block) -> Saving:
-        """Return what skipping a block saves, with everything that only it needs."""
+        """Return the savings from skipping a block, with all parts that only it needs."""
         return self._saving(
             terms.skipping(block.name, self._vanishing[block.name])
             for terms in self._terms.values()
@@ -105,7 +104,7 @@ class Pricing:
 
 
 class _Terms:
-    """The terms of one cost, found by the axes that they grow with and the blocks they need.
+    """The terms of one cost, indexed by their axes and by the blocks that they need.
 
     Args:
         parts: The cost's polynomial.
@@ -131,16 +130,16 @@ class _Terms:
         return factor * math.prod(cut.get(name, self.sizes[name]) for name in monomial)
 
     def cutting(self, cut: Mapping[str, int]) -> int:
-        """Return what other sizes of some axes save."""
+        """Return the savings from other sizes of some axes."""
         touched = {term for name in cut for term in self.of_axis.get(name, ())}
         return sum(self._value(term, {}) - self._value(term, cut) for term in touched)
 
     def skipping(self, block: str, vanishing: Collection[str]) -> int:
-        """Return what leaving out a block saves, and the axes that vanish with it."""
+        """Return the savings from skipping a block, with the axes that vanish with it."""
         touched = {term for name in vanishing for term in self.of_axis.get(name, ())}
         return sum(self._value(term, {}) for term in touched.union(self.of_block.get(block, ())))
 
 
 def halved(size: int) -> int:
-    """Return positions of an axis that halving keeps, as :func:`archgraph.take` rounds."""
+    """Return the size of an axis after halving, rounded as by :func:`archgraph.take`."""
     return -(-size // 2)

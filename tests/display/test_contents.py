@@ -141,7 +141,12 @@ def words(picture: Scene) -> dict[str, list[str]]:
         (
             "small_mobilenet",
             True,
-            {"stage1": ["2 × (conv2d 1×1 · 3×3 depthwise · conv2d 1×1), 1 of them residual"]},
+            {
+                "stage1": [
+                    "conv2d 1×1 · 3×3 depthwise · conv2d 1×1",
+                    "residual block of conv2d 1×1 · 3×3 depthwise · conv2d 1×1",
+                ]
+            },
         ),
         ("vgg_mnist", True, {"stage5": ["conv2d 3×3 → 768", "3 × conv2d 3×3 → 512"]}),
     ],
