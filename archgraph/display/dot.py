@@ -189,8 +189,11 @@ class Drawing:
 
     def widths(self) -> dict[str, float]:
         """Return least widths in inches, for boxes with a weight and boxes that arrows enter."""
-        strong = {b.name for b in self.picture.boxes if any(line.strong for line in b.lines)}
-        wide = {name: self.least for name in strong if self.boxes[name].kind == "operator"}
+        wide = {
+            box.name: self.least
+            for box in self.picture.boxes
+            if box.kind == "operator" and any(line.strong for line in box.lines)
+        }
         _, before = depths(self.picture)
         for group in self.picture.groups:
             for each in group.walk():

@@ -139,6 +139,19 @@ def _operator_name(graph: ArchGraph, node: Node, brief: bool) -> tuple[str, Coll
     return (kernel_of(graph, node) and row(node.op).words) or operator_words(node.op), ()
 
 
+def _tied(graph: ArchGraph, node: Node) -> bool:
+    """Return whether another kind of operator used a parameter before, as a head an embedding's."""
+    leaves = (leaf for leaf in node.leaves() if is_parameter(graph, leaf))
+    return any(graph.node[graph.leaf_users[leaf][0]].op != node.op for leaf in leaves)
+
+
+def _argument(node: Node, name: str) -> str:
+    """Write an argument, equal sizes once; empty if it is 1."""
+    sizes = [size for size in walk(node.arg(name)) if size is not None]
+    shown = sizes[:1] if len(set(sizes)) == 1 else sizes
+    return f", {name} {_product(shown)}" if any(size != 1 for size in sizes) else ""
+
+
 def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> LabelLine:
     """Label an operator: its name, kernel, result channels, and arguments that are not 1.
 
@@ -160,14 +173,10 @@ def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> Labe
     if kernel and len(node.shape) > 1:
         # Convolutions have channels after the batch axis, linear layers at the end.
         text += f" → {node.shape[1] if len(kernel) > 2 else node.shape[-1]}"
-    first = [graph.node[graph.leaf_users[leaf][0]] for leaf in node.leaves()]
-    if any(user.op != node.op for user in first):  # a head with the weight of an embedding
+    if kernel and _tied(graph, node):
         text += ", tied"
-    for name in SHOWN:
-        values = [item for item in walk(node.arg(name)) if item is not None]
-        if name not in implied and any(item != 1 for item in values):
-            text += f", {name} {_product(values if len(set(values)) > 1 else values[:1])}"
-    return LabelLine(text, strong=bool(kernel))
+    arguments = (_argument(node, name) for name in SHOWN if name not in implied)
+    return LabelLine(text + "".join(arguments), strong=bool(kernel))
 
 
 def abbreviated(words: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import subprocess
@@ -92,6 +91,9 @@ def draw(
     headline = graph.name if title is None else title
     letters = None if width is None else letters_across(width)
 
+    def tooltip(box: Box) -> str:
+        return "\n".join(str(graph.node[name]) for name in box.nodes)
+
     def drawn(level: tuple[Detail, bool], number: int = 1, most: int | None = None) -> str:
         only, per_section = level
         picture = scene(
@@ -99,8 +101,7 @@ def draw(
         )
         fed = {} if cover is None else _fed(graph, picture, cover)
         head = heading(picture, headline, total, cover, notes, legend=legend, letters=letters)
-        tips = functools.partial(_tips, graph)
-        drawing = Drawing(picture, fed, tips, font or FONT, most, columns(picture, number))
+        drawing = Drawing(picture, fed, tooltip, font or FONT, most, columns(picture, number))
         return drawing.source(head)
 
     if width is None:
@@ -230,8 +231,3 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Cover) -> dict[str, Reach]:
         for name in block.boxes:
             fed[f"box {name}"] = fed[f"box {name}"] or around
     return {name: part for name, part in fed.items() if part is not None}
-
-
-def _tips(graph: ArchGraph, box: Box) -> str:
-    """Return the tooltip of a box: its operators as the graph prints them."""
-    return "\n".join(str(graph.node[name]) for name in box.nodes)

@@ -61,10 +61,9 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
     blocks = [nodes for _, members in sections for _, nodes in members]
     framed = set(visible) - beside
     owner = {n: i for i, nodes in enumerate(blocks) for n in nodes if n in framed}
-    operators = list(feeds)
-    training = frozenset(name for name in operators if name not in in_eval)
+    training = frozenset(feeds.keys() - in_eval)
     grouping = _Boxes(graph, feeds, owner, training, masks)
-    boxes = [[name] for name in operators]
+    boxes = [[name] for name in feeds]
     if detail != "node":
         boxes = grouping.folded(per_block=detail == "section")
     boxes += [[name] for name in visible if graph.node[name].op == "input"]
@@ -143,7 +142,7 @@ def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, .
         lists = [
             (key, tuple(refs(value)))
             for key, value in node.args
-            if isinstance(value, tuple) and value and all(isinstance(item, Ref) for item in value)
+            if isinstance(value, tuple) and all(isinstance(item, Ref) for item in value)
         ]
         if len(lists) != 1:
             continue
