@@ -81,7 +81,8 @@ def attention(layers: int) -> tuple[ArchGraph, list[tuple[str, list[tuple[str, l
     wide, split = (TensorType((BATCH, *s), "float32") for s in ((5, 8), (2, 5, 4)))
     mask = TensorType((BATCH, 5), "bool")
     nodes = [Node("x", "input", type=wide), Node("keep", "input", type=mask)]
-    nodes.append(Node("not", "aten.logical_not", (("self", Ref("keep")),), mask))
+    # An addition in a mask is not a join.
+    nodes.append(Node("not", "aten.add.Tensor", (("self", Ref("keep")), ("other", 1)), mask))
     cut: Value = (BATCH, 2, 5, 4)
     blocks, last = [], "x"
     for i in range(layers):

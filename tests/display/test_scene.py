@@ -17,7 +17,7 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.structure import structure
 from archgraph.display import summary_table
 from archgraph.display.labels import dimensions, kernel_of
-from archgraph.display.pieces import Detail
+from archgraph.display.pieces import Detail, pieces
 from archgraph.display.scene import Scene, scene
 from archgraph.graph.ir import BATCH, ArchGraph, Leaf, Node, Param, Ref, TensorType
 from archgraph.graph.passes import specialise
@@ -175,6 +175,18 @@ def test_a_counter_shares_the_box_of_what_it_counts_for(detail: Detail):
     picture = scene(graph, [], detail=detail)
     assert [box.name for box in picture.boxes] == ["x", "relu", "output (output)"]
     assert picture.box["relu"].nodes == ("add", "relu")
+
+
+def test_an_initial_state_of_zeros_belongs_to_its_user():
+    kind = TensorType((BATCH, 8), "float32")
+    nodes = (
+        Node("x", "input", (), kind),
+        Node("zeros", "aten.zeros", (("size", (BATCH, 8)),), kind),
+        Node("relu", "aten.relu", (("self", Ref("x")),), kind),
+        Node("sum", "aten.add.Tensor", (("self", Ref("relu")), ("other", Ref("zeros"))), kind),
+    )
+    host = pieces(ArchGraph((("x", Ref("x")),), (), nodes, Ref("sum")), [], "block").host
+    assert host == {"x": "x", "zeros": "sum", "relu": "relu", "sum": "sum"}
 
 
 @pytest.mark.parametrize(
