@@ -148,8 +148,8 @@ def _tied(graph: ArchGraph, node: Node) -> bool:
 def _argument(node: Node, name: str) -> str:
     """Write an argument, equal sizes once; empty if it is 1."""
     sizes = [size for size in walk(node.arg(name)) if size is not None]
-    shown = sizes[:1] if len(set(sizes)) == 1 else sizes
-    return f", {name} {_product(shown)}" if any(size != 1 for size in sizes) else ""
+    distinct = sizes[:1] if len(set(sizes)) == 1 else sizes
+    return f", {name} {_product(distinct)}" if any(size != 1 for size in sizes) else ""
 
 
 def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> LabelLine:

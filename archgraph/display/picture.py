@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -83,16 +84,13 @@ def draw(
         >>> text.splitlines()[0]
         'digraph tiny {'
     """
-    form = None if path is None else picture_form(path, FORMATS)  # fails before the layout
+    form = "" if path is None else picture_form(path, FORMATS)  # fails before the layout
     parts = structure(graph).sections
     sections = [(part.name, [(block.name, block.nodes) for block in part.blocks]) for part in parts]
     marks = None if cover is None else cover.parts
     total = count_parameters(graph, tuple(graph.param))
     headline = graph.name if title is None else title
     letters = None if width is None else letters_across(width)
-
-    def tooltip(box: Box) -> str:
-        return "\n".join(str(graph.node[name]) for name in box.nodes)
 
     def drawn(level: tuple[Detail, bool], number: int = 1, most: int | None = None) -> str:
         only, per_section = level
@@ -101,7 +99,8 @@ def draw(
         )
         fed = {} if cover is None else _fed(graph, picture, cover)
         head = heading(picture, headline, total, cover, notes, legend=legend, letters=letters)
-        drawing = Drawing(picture, fed, tooltip, font or FONT, most, columns(picture, number))
+        tips = functools.partial(_tooltip, graph)
+        drawing = Drawing(picture, fed, tips, font or FONT, most, columns(picture, number))
         return drawing.source(head)
 
     if width is None:
@@ -109,7 +108,7 @@ def draw(
     else:
         levels = [(one, False) for one in DETAILS[DETAILS.index(detail) :]]
         text = fitting_page(width, [*levels, (DETAILS[-1], True)], drawn, _size)
-    if path is not None and form is not None:
+    if path is not None:
         write(Path(path), text if form == "dot" else render(text, form))
     return text
 
@@ -231,3 +230,8 @@ def _fed(graph: ArchGraph, picture: Scene, cover: Cover) -> dict[str, Reach]:
         for name in block.boxes:
             fed[f"box {name}"] = fed[f"box {name}"] or around
     return {name: part for name, part in fed.items() if part is not None}
+
+
+def _tooltip(graph: ArchGraph, box: Box) -> str:
+    """Return the operators of a box as the graph prints them."""
+    return "\n".join(str(graph.node[name]) for name in box.nodes)
