@@ -19,7 +19,6 @@ from archgraph.display.facts import (
 from archgraph.display.labels import operator_words
 from archgraph.display.pricing import Pricing, halved
 from archgraph.graph.ir import ArchGraph, Node, Param, per_graph
-from archgraph.graph.values import refs
 from archgraph.layout.layouts import Layout
 from archgraph.ops.idioms import idioms
 
@@ -48,24 +47,17 @@ class _Collector:
         self.solved = self.pricing.solved
         self.structured = structure(graph)
         self.idioms = idioms(graph)
-        # Spans are named after operators; those inside an idiom are the idiom's.
+        # A span has the name of an operator; inside an idiom, the name of the idiom.
         self.spans = {
             _span(graph.node[name].op, graph.node[name]): _span(one.idiom.name, graph.node[name])
             for name, one in self.idioms.items()
         }
         self.home = {name: block for block in self.structured.blocks for name in block.nodes}
-        # Where an axis leaves the model and where it is made: the place of a pin without operator.
-        self.returned: dict[str, str] = {}  # the operator that returns an axis
-        for name in dict.fromkeys(refs(graph.outputs)):
-            for layout in (d for dims in self.solved.value[name] for d in dims):
-                for axis in self.pricing.names(layout):
-                    self.returned.setdefault(axis, name)
-        self.maker: dict[str, str] = {}  # the first operator with a leaf that has an axis
-        for node in graph.nodes:
-            for leaf in node.leaves():
-                for layout in self.solved.leaf[leaf]:
-                    for axis in self.pricing.names(layout):
-                        self.maker.setdefault(axis, node.name)
+        # The first operator with an axis makes it; the last one returns it, if any does.
+        uses = [
+            (a, n.name) for n in graph.nodes if n.op != "input" for a in self.pricing.met[n.name]
+        ]
+        self.first, self.last = dict(reversed(uses)), dict(uses)
 
     def facts(self) -> Facts:
         pricing, graph = self.pricing, self.graph
@@ -85,7 +77,7 @@ class _Collector:
             self._groups((a, a.role) for a in self.solved.free),
             self._groups(
                 [(a, every[a.name].section) for a in self.solved.free],
-                # Sections without a free axis stay in the table of facts.
+                # Sections without a free axis have facts, too.
                 [s.name for s in self.structured.sections],
             ),
             {
@@ -101,7 +93,7 @@ class _Collector:
         )
 
     def _axis(self, axis: Axis) -> AxisFact:
-        home = self.home.get(self.maker.get(axis.name, ""))
+        home = self.home.get(self.first.get(axis.name, ""))
         members = tuple(
             (leaf, i)
             for leaf in self.pricing.leaves_of[axis.name]
@@ -153,22 +145,19 @@ class _Collector:
             param.shape,
             tuple(map(layout_text, layouts)),
             tuple(a.name for layout in layouts for a in axis_refs(layout)),
-            self.graph.leaf_users[param.name],
         )
 
     def _pin(self, axis: Axis) -> Pin:
-        """Split the reason into what, which operator, where in the model and in its source."""
-        # Reasons are sentences, since errors print them too: the solver does not keep their parts.
-        why, node, remedy = axis.reason, None, None
+        """Split the reason into its cause, the operator, and the places in the model and source."""
+        # The solver keeps reasons as sentences, which errors print, too.
+        why, remedy, name = axis.reason, None, self.last.get(axis.name)
         match = _PLACE.fullmatch(axis.reason)
         if match is not None and match["node"] in self.graph.node:
-            why, remedy, node = match["why"], match["remedy"], self.graph.node[match["node"]]
-        if node is None:
-            name = self.returned.get(axis.name) or self.maker.get(axis.name)
-            node = self.graph.node[name] if name else None
-        if node is None:
+            why, remedy, name = match["why"], match["remedy"], match["node"]
+        if name is None:
             leaf = self.pricing.leaves_of[axis.name][0]
             return Pin(why, None, None, leaf, None, _remedy(why, remedy, False))
+        node = self.graph.node[name]
         first = next(iter(node.leaves()), "").rpartition(".")[0]
         outside = any(self.graph.node[used].op == "input" for used in node.uses())
         return Pin(
@@ -182,16 +171,16 @@ class _Collector:
 
 
 def _span(what: str, node: Node) -> str:
-    """Return a span as the solver writes it: what runs over an axis, and where."""
+    """Return a span as the solver writes it: an operator over the axis, and its module."""
     return f"{operator_words(what)} in {node.scope or f'%{node.name}'}"
 
 
-# Terms of a concatenation that are shown; a dense network concatenates hundreds.
+# Most terms of a concatenation that are shown; a dense network concatenates hundreds.
 TERMS = 8
 
 
 def layout_text(layout: Layout) -> str:
-    """Write a layout in words; of a long concatenation its ends.
+    """Write a layout in words; for a long concatenation, its ends.
 
     >>> from archgraph.layout.layouts import AxisRef, Sum
     >>> layout_text(Sum(tuple(AxisRef(name, 2) for name in "abcdefghi")))
@@ -202,7 +191,7 @@ def layout_text(layout: Layout) -> str:
 
 
 # The reason of an operator, as `ops.equations` writes it: `indexed by values (aten.index.Tensor
-# %index in net at net.py:12)`, and what would free the axis, if anything.
+# %index in net at net.py:12)`, followed by a remedy, if there is one.
 _PLACE = re.compile(
     r"(?P<why>.*?) \((?P<op>\S+) %(?P<node>\S+?)(?: in (?P<scope>.*?))?(?: at (?P<source>.*?))?\)"
     r"(?:; (?P<remedy>.*))?",
@@ -210,7 +199,7 @@ _PLACE = re.compile(
 )
 
 
-# What would free an axis where no operator says it, by how the reason begins.
+# Remedies for reasons without one, by the beginning of the reason.
 _REMEDIES = (
     ("kernel size", "nothing: it is the extent of a kernel, not a width"),
     ("dimension ", "a layer after it, since what callers receive keeps its size"),
@@ -226,10 +215,8 @@ _REMEDIES = (
 def _remedy(why: str, spoken: str | None, outside: bool) -> str:
     if spoken:
         return spoken.removesuffix(" would free it")
-    # An axis of an input meets what the caller chose: no layer of the model frees it.
+    # The caller chooses the size of an input: no layer of the model would free it.
     if outside and why.startswith("meets a dimension"):
         return "another input: its size comes from outside"
-    for beginning, remedy in _REMEDIES:
-        if why.startswith(beginning):
-            return remedy
-    return "nothing: its positions are not channels"
+    known = (remedy for beginning, remedy in _REMEDIES if why.startswith(beginning))
+    return next(known, "nothing: its positions are not channels")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 INK = "#1f2933"
 QUIET = "#5b6672"
 LINE = "#7f8a96"
-# The border of a box, on every colour that fills one.
+# The border of a box, for every fill.
 EDGE = "#3d4852"
 PAPER = "#ffffff"
 SECTION = "#f4f6f8"
@@ -27,7 +27,7 @@ SERIES = (
     "#882255", "#332288", "#8c564b",
 )  # fmt: skip
 
-# Shares and amounts, from nothing to all of it. Dark text stays readable on every one of them.
+# Shares and amounts, from 0 to the largest. Dark text is readable on each of them.
 SCALE = ("#ffffff", "#d3e4f1", "#9cc4e2", "#6ba6d3", "#549bcd")
 
 # Kinds of operators, light enough for dark text: hues of the palette, and neighbours in a network
@@ -44,7 +44,7 @@ FAMILIES = {
     "activation": "#fce3d6",
 }
 
-# What stands for them on a dark page.
+# Replacements on a dark page.
 DARK = {
     INK: "#e4e7eb",
     QUIET: "#9aa5b1",
@@ -80,7 +80,7 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 
 def blend(colours: Sequence[str], share: float) -> str:
-    """Colour at a place between 0 and 1 of a scale.
+    """Return the colour at a position of a scale, 0 to 1.
 
     >>> blend(("#000000", "#ffffff"), 0.5), blend(("#000000", "#ffffff"), 7.0)
     ('#808080', '#ffffff')

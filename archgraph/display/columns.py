@@ -36,10 +36,10 @@ def columns(picture: Scene, number: int) -> list[frozenset[str]]:
 
 
 def _units(picture: Scene) -> dict[str, str]:
-    """Return what stays together, a name for each box: sections, and boxes outside all.
+    """Return the name of the unit that each box belongs to; a unit stays in one column.
 
-    An input stands with what it feeds first, an output or a box of training alone with what feeds
-    it.
+    A section is a unit. An input joins the first box that it feeds, an output or a box of training
+    only the box that feeds it. Other boxes outside sections are units of one box.
     """
     unit = {name: group.name for group in picture.groups for c in group.walk() for name in c.boxes}
     user = {link.tail: link.head for link in reversed(picture.links)}

@@ -1,4 +1,4 @@
-"""What a box that stands for blocks says: `2 residual blocks of conv2d 3×3 · 3×3`.
+"""Words for a box of several blocks: `2 residual blocks of conv2d 3×3 · 3×3`.
 
 A path lists layers in the order in which a value passes through them; `a | b` are branches of it.
 """
@@ -36,7 +36,7 @@ class Branches:
 
     Attributes:
         paths: The branches.
-        kind: `residual block` or `dense layer`, whose second path is the shortcut; else empty.
+        kind: `residual block` or `dense layer`, where the second path is the shortcut; else empty.
     """
 
     paths: tuple[LayerPath, ...]
@@ -50,7 +50,7 @@ class Content:
     Attributes:
         text: Its layers.
         kind: `residual block` or `dense layer`; empty for other blocks.
-        shortcut: LayerPath of its shortcut, if any.
+        shortcut: Layers of its shortcut, if any.
     """
 
     text: str
@@ -76,17 +76,17 @@ class Contents:
         } | {b.merge: (b.shortcut, "dense layer") for b in blocks if b.kind == "dense"}
 
     def lines(self, blocks: Sequence[Sequence[str]]) -> tuple[LabelLine, ...]:
-        """Describe blocks, a line for each run of equal ones; of many lines the first and the last.
+        """Describe blocks, one line for each run of equal ones; omit lines in the middle of many.
 
         Args:
             blocks: Operators of each block, in topological order.
         """
         contents = [self.content([n for n in nodes if n in self.feeds]) for nodes in blocks]
-        runs = list(repeats([content.text for content in contents]))
+        runs = list(repeats([(content.text, content.kind) for content in contents]))
         lines = [_line(contents[start:stop], period) for start, stop, period in runs]
         if len(lines) > WORDS:
             lines[WORDS - 2 : -1] = [f"… {runs[-1][0] - runs[WORDS - 2][0]} more blocks …"]
-        # Of equal layers the first is named.
+        # Several layers of one kind: name the kind once.
         alike = r"(\w+ )\d+×[\d×]+(?:(?: · | \| )\1\d+×[\d×]+)+"
         shortened = (re.sub(alike, lambda m: m[1] + m[0].replace(m[1], ""), line) for line in lines)
         return tuple(map(LabelLine, shortened))
@@ -94,7 +94,7 @@ class Contents:
     def content(self, nodes: Sequence[str]) -> Content:
         """Describe one block."""
         match self.path(nodes):
-            case None:  # branches that share layers: what there is, in no order
+            case None:  # branches that share layers: list the layers, in no order
                 counts = Counter(self.text((name,)) for name in nodes if self.is_layer(name))
                 return Content(", ".join(f"{times} × {text}" for text, times in counts.items()))
             case ():
@@ -111,9 +111,9 @@ class Contents:
     def path(self, nodes: Sequence[str]) -> LayerPath | None:
         """Return the layers of a block in order; None if its branches share layers.
 
-        1. The value that enters has passed no layer; what else comes from outside is left out.
-        2. An operator goes on with the path of what feeds it; several paths are joined.
-        3. What no operator of the block takes leaves it; several such paths are joined.
+        1. The path of the value that enters is empty; other values from outside have none.
+        2. An operator continues the path of the operator that feeds it; several paths are joined.
+        3. Values that no operator of the block uses leave it; their paths are joined.
         """
         used = [other for name in nodes for other in self.feeds[name]]
         outside = (name for name in used if name in self.entries and name not in nodes)
@@ -145,7 +145,7 @@ class Contents:
         return (*paths[0][:common], Branches(tuple(rests), kind))
 
     def is_layer(self, name: str) -> bool:
-        """Return whether an operator is told of: weights, attention, a window that moves."""
+        """Return whether an operator is a layer: it has weights, attends, or moves a window."""
         node, idiom = self.graph.node[name], self.idioms.get(name)
         if idiom is not None and idiom.several and not attends(self.graph, node):
             return name == idiom.nodes[-1] and any(
@@ -175,7 +175,7 @@ class Contents:
                 return self.text(path) or "identity"
 
     def purpose(self, body: LayerPath, shortcut: LayerPath) -> str:
-        """Return what a residual block is: attention and projections, or a feed-forward network."""
+        """Name a residual block that is attention with projections or a feed-forward network."""
         layers = [self.graph.node[name] for name in names_of(body)]
         attending = [node for node in layers if attends(self.graph, node)]
         families = {node_family(self.graph, node) for node in layers} - {"attention"}
@@ -193,25 +193,25 @@ def names_of(path: LayerPath) -> list[str]:
 
 
 def _branches(path: LayerPath) -> Sequence[LayerPath]:
-    """Return the branches that a path is, if it is nothing else; else the path itself."""
+    """Return the branches of a path that consists of nothing else; otherwise the path."""
     match path:
         case (Branches(paths, ""),):
             return paths
     return [path]
 
 
-def repeats(texts: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Yield runs that cover a list: start, stop, and how many texts each repetition has.
+def repeats(items: Sequence[object]) -> Iterator[tuple[int, int, int]]:
+    """Yield runs that cover a list: start, stop, and the length of one repetition.
 
     >>> list(repeats(["a", "b", "a", "b", "c", "c"]))
     [(0, 4, 2), (4, 6, 1)]
     """
     start = 0
-    while start < len(texts):
+    while start < len(items):
         covered = {1: 1}
         for period in PERIODS:
-            unit, stop = texts[start : start + period], start + period
-            while texts[stop : stop + period] == unit:
+            unit, stop = items[start : start + period], start + period
+            while items[stop : stop + period] == unit:
                 stop += period
                 covered[period] = stop - start
         period = max(covered, key=lambda one: covered[one])
@@ -222,12 +222,10 @@ def repeats(texts: Sequence[str]) -> Iterator[tuple[int, int, int]]:
 def _line(contents: Sequence[Content], period: int) -> str:
     """Write a run of equal blocks: `2 residual blocks of …`, `3 × (…)`."""
     times, first = len(contents) // period, contents[0]
-    kinds = [content.kind for content in contents if content.kind and period == 1]
-    text = " · ".join(content.text for content in contents[:period])
-    if len(kinds) == times:
-        text = f"{plural(times, first.kind)} of {text}".removeprefix("1 ")
+    if first.kind and period == 1:
+        text = f"{plural(times, first.kind)} of {first.text}".removeprefix("1 ")
         return f"{text}, shortcut {first.shortcut}" if first.shortcut and times == 1 else text
+    text = " · ".join(content.text for content in contents[:period])
     if times == 1:
         return text
-    text = f"{times} × ({text})" if re.search(r" [·|] ", text) else f"{times} × {text}"
-    return f"{text}, {len(kinds)} of them {kinds[0].partition(' ')[0]}" if kinds else text
+    return f"{times} × ({text})" if re.search(r" [·|] ", text) else f"{times} × {text}"

@@ -1,8 +1,8 @@
-"""How many clients feed each parameter of a global model, and with how much of it."""
+"""Coverage of a global model: the clients that feed each parameter, and the share they have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from archgraph.errors import ArchGraphError
@@ -12,7 +12,7 @@ from archgraph.states import Transfer
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How a part of a global model is fed: by depth fewer clients, by width fewer weights.
+    """Coverage of a part of a global model: submodels lack clients by depth, weights by width.
 
     Attributes:
         clients: Clients that have any of the part.
@@ -26,7 +26,7 @@ class Reach:
     weights: float
 
 
-class Cover(Mapping[str, float]):
+class Cover(dict[str, float]):
     """Share of the clients that feed each leaf of a global state, 0 to 1, by leaf name.
 
     Args:
@@ -39,20 +39,10 @@ class Cover(Mapping[str, float]):
     """
 
     def __init__(self, counts: tuple[int, ...], parts: Mapping[str, tuple[float, ...]]) -> None:
-        self.counts, self.parts = counts, dict(parts)
-
-    def __getitem__(self, name: str) -> float:
-        pairs = zip(self.counts, self.parts[name], strict=True)
-        return sum(many * part for many, part in pairs) / sum(self.counts)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+        self.counts, self.parts = counts, parts
+        for name, shares in parts.items():
+            clients = zip(counts, shares, strict=True)
+            self[name] = sum(many * share for many, share in clients) / sum(counts)
 
     def shares(self, sizes: Mapping[str, int]) -> tuple[float, ...] | None:
         """Return each kind of client's share of several leaves; None if all are empty."""

@@ -1,4 +1,4 @@
-"""How two graphs differ, part by part."""
+"""Differences of two graphs, part by part."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _row(items: Sequence[PartDifference]) -> tuple[str, ...]:
 
 
 def _ranges(names: Sequence[str]) -> str:
-    """Write names that follow one another as one, and where they do not as several.
+    """Write names as ranges of consecutive names.
 
     >>> _ranges(["a.3", "a.4", "a.5", "b.2", "b.3"]), _ranges(["a.0", "a.2"]), _ranges([""])
     ('a.3–5, b.2–3', 'a.0, a.2', '–')
@@ -72,7 +72,7 @@ def _ranges(names: Sequence[str]) -> str:
 
 
 def _follows(name: str, other: str) -> bool:
-    """Return whether a name is another one with one number larger by 1, or the same."""
+    """Return whether two names are equal, or differ by 1 in a single number."""
     numbers = re.finditer(r"\d+", name)
     nexts = (f"{name[: n.start()]}{int(n[0]) + 1}{name[n.end() :]}" for n in numbers)
     return other in (name, *nexts)

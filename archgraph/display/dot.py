@@ -1,7 +1,7 @@
 """DOT text of a scene: one graph, clusters as nested frames, the main path straight.
 
-No arrow runs through a title: titles stand at the left of a frame, and the box that its arrow
-enters is at least twice as wide, so that the arrow comes in at the right of the title.
+No arrow crosses a title: titles are at the left of a frame, and the box that an arrow enters is at
+least twice as wide, so that the arrow passes to the right of the title.
 """
 
 from __future__ import annotations
@@ -19,35 +19,34 @@ from archgraph.display.cover import Reach, percent
 from archgraph.display.hierarchy import LONG, short
 from archgraph.display.labels import LabelLine
 from archgraph.display.markup import FONT, LETTER, stacked_lines, text, width
-from archgraph.display.paths import span, spine
+from archgraph.display.paths import depths, span, spine
 from archgraph.display.scene import Box, Cluster, Link, Scene
 from archgraph.tables import elided
 
-# A blank at which no line breaks.
+# A blank where no line breaks, and a mark without width where one may break.
 TIED = "\u00a0"
-# Of no width, at which one may.
 BREAK = "\v"
 
-# Total length of arrows, in ranks, above which they are drawn with less care.
+# Total length of arrows, in ranks, above which their layout is less careful.
 DENSE = 4000
 # Least width in inches of a box with a weight; in print.
 WIDTH, NARROW = 2.2, 1.3
-# What an arrow of the main path counts when places are chosen; the rest counts one.
+# Weight of an arrow of the main path in the layout; other arrows have 1.
 STRAIGHT = "40"
-# Where an arrow leaves a column and enters another one.
+# The ends of an arrow that continues in another column.
 CIRCLE = {"shape": "circle", "width": "0.2", "height": "0.2", "margin": "0.01", "fontsize": "8"}
 
 
 class Drawing:
-    """A picture of a scene while its DOT text is written.
+    """Writes the DOT text of a scene.
 
     Args:
         picture: The scene.
-        fed: How clients feed what has weights, by `box NAME` and `group NAME`; may be empty.
-        tips: What a pointer over a box shows.
-        font: Of all words.
-        letters: Of a line of a box, at most; Default: as many as it has.
-        columns: Names of the boxes of each column; Default: one.
+        fed: Coverage of parts with weights, by `box NAME` and `group NAME`; may be empty.
+        tips: Returns the tooltip of a box.
+        font: Font of all text.
+        letters: Most letters in a line of a box. Default: no limit.
+        columns: Names of the boxes of each column. Default: one column.
     """
 
     def __init__(
@@ -103,11 +102,11 @@ class Drawing:
             },
         )
         if span(self.picture) > DENSE:
-            # Too many long arrows to route around boxes: less care, straight lines, in seconds.
+            # Too many long arrows to route around boxes: straight lines take seconds, not minutes.
             target.attr("graph", splines="line", mclimit="0.1", nslimit="2")
         if len(self.columns) == 1:
             self.column(target, self.ids)
-        else:  # each laid out alone; one frame, not seen, makes a column one component
+        else:  # Graphviz packs components; an invisible frame makes a column one component
             mode = f"array_tu{len(self.columns)}"
             target.attr("graph", pack="12", packmode=mode, ranksep="0.34")
             for number, names in enumerate(self.columns):
@@ -127,25 +126,25 @@ class Drawing:
                 self.box(target, box, None)
 
     def box(self, target: graphviz.Digraph, box: Box, around: Reach | None) -> None:
-        """Draw one box, without what the frame around it says."""
-        # Boxes of one `group` stand in a straight line.
+        """Draw one box."""
+        # Graphviz puts boxes of one `group` on a straight line.
         look = {"group": "spine"} if box.name in self.spine else {}
         fed = self.fed.get(f"box {box.name}")
-        if fed is not None and box.kind == "operator":
+        if box.kind != "operator":
+            fill = colours.INPUT if box.kind == "input" else colours.OUTPUT
+            look.update(style="filled,rounded,bold", fillcolor=fill)
+        elif fed is not None:
             look["fillcolor"] = colours.blend(colours.SCALE, fed.weights)
-        elif not self.fed and box.family:
+        elif self.fed:  # white is 0 %
+            look["penwidth"] = "0.4"
+        elif box.family:
             look["fillcolor"] = colours.FAMILIES[box.family]
         if box.name in self.wide:
             look["width"] = f"{self.wide[box.name]:.2f}"
-        if box.kind != "operator":
-            look.update(
-                style="filled,rounded,bold",
-                fillcolor=colours.INPUT if box.kind == "input" else colours.OUTPUT,
-            )
-        # Training and evaluation share one picture: what only training has is dashed.
+        # Training and evaluation share one picture: parts of training only are dashed.
         if box.training:
             look["style"] = "filled,rounded,dashed"
-        # A box that is fed like the frame around it does not repeat the frame's words.
+        # A box with the coverage of the frame around it does not repeat it.
         same = fed is None or (around is not None and coverage_words(around) == coverage_words(fed))
         label = _box_label(
             box,
@@ -156,14 +155,10 @@ class Drawing:
         target.node(self.ids[box.name], label, tooltip=self.tips(box), **look)
 
     def frame(self, target: graphviz.Digraph, group: Cluster, within: str) -> None:
-        """Draw a frame with its contents; a section of one block needs one frame only."""
-        if not any(each.boxes for each in group.walk()):
-            return
-        # A section of one block is drawn as that block, under the section's title.
-        block = group.groups[0] if single(group) else group
-        fed = self.fed.get(f"group {block.name}")
+        """Draw a frame with its contents."""
+        fed = self.fed.get(f"group {group.name}")
         self.frames += 1
-        # Graphviz draws a frame around what is called a cluster, and around nothing else.
+        # Graphviz draws frames only around subgraphs whose names begin with `cluster`.
         with target.subgraph(name=f"cluster_{self.frames}") as frame:
             frame.attr(
                 label=f"<{stacked_lines(self.title(group, fed, within))}>",
@@ -174,21 +169,18 @@ class Drawing:
                 margin="7",
                 tooltip=f"{group.name}: {group.note} parameters",
             )
-            for inner in block.groups:
+            for inner in group.groups:
                 self.frame(frame, inner, group.name)
-            for name in block.boxes:
+            for name in group.boxes:
                 self.box(frame, self.boxes[name], fed)
 
     def title(self, group: Cluster, fed: Reach | None, within: str) -> list[str]:
-        """Write a frame's title in lines: its name, how often, its size, how clients feed it."""
+        """Write a frame's title in lines: name, repetitions, parameters, coverage."""
         size = 10 if within or self.letters else 12
         lines = [text(short(group.name, within), size=size, bold=True)]
-        inner = group.groups[0] if single(group) else group
-        if inner is not group and inner.name != group.name:
-            lines.append(text(short(inner.name, group.name), size=10))
-        notes = [f"×{inner.times}"] if inner.times > 1 else []
-        if inner.note != "0" and (not within or inner.times > 1):
-            notes.append(f"{inner.note} each" if inner.times > 1 else inner.note)
+        notes = [f"×{group.times}"] if group.times > 1 else []
+        if group.note != "0" and (not within or group.times > 1):
+            notes.append(f"{group.note} each" if group.times > 1 else group.note)
         if notes:
             lines.append(text(", ".join(notes), size=9, colour=colours.QUIET))
         if fed is not None:
@@ -196,33 +188,33 @@ class Drawing:
         return lines
 
     def widths(self) -> dict[str, float]:
-        """Compute least widths in inches: of boxes with a weight, twice a title's at an entry."""
-        strong = {b.name for b in self.picture.boxes if any(line.strong for line in b.lines)}
-        wide = {name: self.least for name in strong if self.boxes[name].kind == "operator"}
-        before: dict[str, list[str]] = {}
-        for link in self.picture.links:
-            before.setdefault(link.head, []).append(link.tail)
+        """Return least widths in inches, for boxes with a weight and boxes that arrows enter."""
+        wide = {
+            box.name: self.least
+            for box in self.picture.boxes
+            if box.kind == "operator" and any(line.strong for line in box.lines)
+        }
+        _, before = depths(self.picture)
         for group in self.picture.groups:
             for each in group.walk():
-                block = each.groups[0] if single(each) else each
-                fed = self.fed.get(f"group {block.name}")
+                fed = self.fed.get(f"group {each.name}")
                 title = self.title(each, fed, "" if each is group else group.name)
                 names = {name for inner in each.walk() for name in inner.boxes}
                 for name in names:
-                    # An arrow enters here, in the middle: the title at the left has half the width.
+                    # An arrow enters in the middle; the title needs the left half.
                     if names.isdisjoint(before.get(name, ())):
                         wide[name] = max(wide.get(name, 0.0), 2 * width(title))
         return wide
 
     def links(self, target: graphviz.Digraph) -> None:
-        """Draw arrows; one to another column ends at a number and goes on from it there."""
+        """Draw arrows; between columns they end at a number and continue from the same number."""
         drawn, numbers = set[tuple[str, str]](), dict[str, str]()
         for link in self.picture.links:
             look: dict[str, str] = {}
             if link.tail in self.spine and link.head in self.spine:
                 look["weight"] = STRAIGHT
             if link.mask:
-                # A mask does not push down what it masks: ranks are those of the main stream.
+                # A mask does not push down the attention: ranks are those of the main stream.
                 look.update(style="dotted", constraint="false")
             if link.training:
                 look["style"] = "dashed"
@@ -234,7 +226,7 @@ class Drawing:
     def parts(
         self, target: graphviz.Digraph, link: Link, numbers: dict[str, str]
     ) -> Sequence[tuple[str, str]]:
-        """Return the ends of an arrow; to another column, of its two parts, with a number each."""
+        """Return the ends of an arrow, or of the two parts of an arrow between columns."""
         tail, head = self.ids[link.tail], self.ids[link.head]
         stop = next(i for i, names in enumerate(self.columns) if link.head in names)
         if link.tail in self.columns[stop]:
@@ -246,10 +238,10 @@ class Drawing:
         return [(tail, leaves), (enters, head)]
 
     def words(self, link: Link) -> dict[str, str]:
-        """Return where an arrow says its shape: at its middle; in columns right of its head.
+        """Place the shape of an arrow at its middle, or in columns to the right of its head.
 
-        Graphviz leaves out what stands at the middle where it lays out parts alone. Of several
-        arrows into a box, words at their heads would cover each other.
+        Graphviz omits labels at the middle of arrows when it packs components. Several labels at
+        the heads of arrows into one box would overlap and are omitted.
         """
         if not link.label or len(self.columns) == 1:
             return {"label": f" {link.label} "} if link.label else {}
@@ -262,14 +254,9 @@ class Drawing:
 
 
 def coverage_words(fed: Reach) -> list[str]:
-    """Write a part's coverage in words: clients and share of the weights."""
+    """Write a part's coverage in words: clients, and share of the weights."""
     clients = f"{fed.clients} of {fed.total} clients"
     return [clients, f"{percent(fed.weights)} of the weights over all"]
-
-
-def single(group: Cluster) -> bool:
-    """Return whether a section is one block or fold: it needs one frame only."""
-    return len(group.groups) == 1 and group.times == 1
 
 
 def _box_label(box: Box, fed: Reach | None, quiet: str, letters: int | None) -> str:
@@ -286,14 +273,12 @@ def _box_label(box: Box, fed: Reach | None, quiet: str, letters: int | None) -> 
             row += "  " + text(notes.pop(), size=8, colour=quiet)
         lines.append(row)
     if fed is not None:
-        said = coverage_words(fed)
-        said = said if letters is not None else [" · ".join(said)]
-        lines += [text(line, size=8, bold=True) for line in said]
+        lines += [text(line, size=8, bold=True) for line in coverage_words(fed)]
     return f"<{'<BR/>'.join(lines)}>"
 
 
 def wrapped_lines(lines: Sequence[LabelLine], letters: int | None) -> Iterator[LabelLine]:
-    """Yield lines of so many letters, broken behind a dot or bar, else between words."""
+    """Yield lines of at most ``letters`` letters, broken after `·`, `|` or between words."""
     for line in lines:
         if letters is None:
             yield line

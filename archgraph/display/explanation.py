@@ -1,4 +1,4 @@
-"""What can change in a graph, what cannot and why, and what a change would save."""
+"""Explanations of a graph: free and pinned axes, removable blocks, and savings of changes."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ KINDS = ("axes", "roles", "sections", "blocks", "leaves")
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What can change in a graph and what cannot, with reasons and savings.
+    """The axes and blocks of a graph that can change, with savings, and the reasons of the others.
 
     Attributes:
         model: Name of the graph.
-        asked: Name of the part to explain; Default: the whole graph.
+        asked: Name of the part to explain. Default: the whole graph.
         about: The facts about the whole graph.
-        axes: The axes in question.
-        roles: Their free axes by role.
-        sections: Their free axes by section.
-        blocks: The blocks in question.
-        leaves: The leaves in question, of an axis those that have it; empty for the whole graph.
-        budgets: By measure, what the whole graph costs and the least that there is; empty for a
+        axes: The axes of the part.
+        roles: Its free axes by role.
+        sections: Its free axes by section.
+        blocks: Its blocks.
+        leaves: Its leaves; for an axis, the leaves with that axis. Empty for the whole graph.
+        budgets: By measure, the cost of the whole graph and of its smallest submodel. Empty for a
             part.
     """
 
@@ -71,7 +71,7 @@ class Explanation:
 
     @property
     def pinned(self) -> tuple[AxisFact, ...]:
-        """Axes that may not, each with its pin."""
+        """Axes that must not be cut, each with its pin."""
         return tuple(a for a in self.axes if not a.free)
 
     def plain(self) -> dict[str, Json]:
@@ -79,7 +79,7 @@ class Explanation:
 
         Keys are those of the facts in :mod:`archgraph.display.facts`, one list per kind: ``model``,
         ``asked``, ``parameters``, ``macs``, ``reach`` (share of the parameters on a free axis),
-        ``halving`` (what halving every free axis saves), ``axes``, ``roles``, ``sections``,
+        ``halving`` (savings from halving every free axis), ``axes``, ``roles``, ``sections``,
         ``blocks``, ``leaves``, ``budgets``.
         """
         overall = {k: getattr(self.about, k) for k in ("parameters", "macs", "reach", "halving")}
@@ -95,9 +95,9 @@ class Explanation:
         )
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the explanation as tables; empty ones are left out.
+        """Return the explanation as tables, without empty ones.
 
-        Parts that differ only in a number share a row, unless the explanation is of a named part.
+        Parts that differ only in a number share a row, except in the explanation of a named part.
         """
         each = self.asked is not None
         if self.asked is None:
@@ -124,7 +124,7 @@ class Explanation:
         )
         return dataclasses.replace(
             table,
-            title=f"{self.model or 'architecture'}: what halving saves",
+            title=f"{self.model or 'architecture'}: savings from halving",
             rows=(
                 ("all free axes", str(len(self.free)), *tables.savings(about.halving)),
                 *table.rows,
@@ -133,13 +133,13 @@ class Explanation:
         )
 
     def _halves(self) -> Table:
-        """Tabulate what halving all axes of a role or a section saves."""
+        """Tabulate savings from halving all axes of a role or a section."""
         # A single role repeats the row of all free axes.
         roles = self.roles if len(self.roles) > 1 or self.asked is not None else ()
         groups = [(f"role {g.name}", g) for g in roles]
         groups += [(f"section {g.name}", g) for g in self.sections if g.axes]
         return Table(
-            "What halving saves",
+            "Savings from halving",
             ("halving", "axes", *tables.SAVES),
             tuple((name, str(len(g.axes)), *tables.savings(g.saving)) for name, g in groups),
             right=frozenset({1, 2, 3}),
@@ -153,7 +153,7 @@ class Explanation:
 
 @takes_graph
 def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
-    """Explain which axes are free or pinned, which blocks can go, and what that would save.
+    """Explain which axes are free or pinned, which blocks can be removed, and the savings.
 
     Args:
         graph: The architecture.
@@ -161,10 +161,10 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
             (`layer1.*`). Default: all axes and blocks.
 
     Returns:
-        Facts, with `plain()` for tools and `tables()` for people.
+        Facts; `plain()` converts them to JSON values, `tables()` to tables.
 
     Raises:
-        ArchGraphError: If nothing has that name; gives the nearest names.
+        ArchGraphError: If no part has that name; lists the nearest names.
 
     Example:
         >>> import torch
@@ -191,7 +191,7 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
                 hint=nearest(name, known, cutoff=0.5, count=NEAREST)
                 or "without a name, everything is explained",
             )
-    # In the order of the graph, however the parts were matched, and each once.
+    # Each part once, in the order of the graph.
     chosen = {
         kind: tuple(fact for n, fact in getattr(about, kind).items() if n in parts.get(kind, ()))
         for kind in KINDS
@@ -202,7 +202,7 @@ def explain(graph: ArchGraph, name: str | None = None) -> Explanation:
 
 
 def _named(about: Facts, word: str) -> NamesByKind:
-    """Return the parts of exactly this name, the axes in them, and of an axis its leaves."""
+    """Return the parts with exactly this name, their axes, and the leaves of an axis."""
     parts = {kind: [word] * (word in getattr(about, kind)) for kind in KINDS}
     blocks = [b for b in about.blocks.values() if word in (b.name, b.section)]
     owners = [getattr(about, kind)[word] for kind in ("leaves", "roles") if parts[kind]]

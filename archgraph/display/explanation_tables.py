@@ -16,7 +16,7 @@ from archgraph.display.facts import (
 from archgraph.display.pricing import Saving
 from archgraph.tables import Table, count, per_cent
 
-# Runs of axes pinned for one reason that are named one by one.
+# Most runs of axes that are listed for one reason.
 EACH = 3
 
 SAVES = ("parameters", "MACs")
@@ -32,15 +32,16 @@ def savings(saving: Saving | None) -> tuple[str, str]:
     )
 
 
-def numbered_runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
+def numbered_runs(names: Sequence[str], keys: Sequence[Hashable]) -> list[tuple[str, list[int]]]:
     """Return the names that differ in one number and agree in everything else, in order.
 
     Args:
         names: Names with numbers in them.
-        alike: What else must be equal, for each name.
+        keys: Other values of each name that must be equal within a run.
 
     Returns:
-        For each run its pattern and the indices of its members; a name alone is its own pattern.
+        The pattern and the indices of the members of each run; the pattern of a single name is the
+        name.
 
     Example:
         >>> numbered_runs(["a.0.w", "a.1.w", "b1.w", "b2.w", "c"], [8, 8, 8, 4, 4])
@@ -51,10 +52,10 @@ def numbered_runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple
         parts = re.split(r"(\d+)", name)
         for at in range(1, len(parts), 2):
             before, after = "".join(parts[:at]), "".join(parts[at + 1 :])
-            members.setdefault((at, before, after, alike[index]), []).append(index)
+            members.setdefault((at, before, after, keys[index]), []).append(index)
     grouped: set[int] = set()
     runs_of_names: list[tuple[str, list[int]]] = []
-    # the longest runs first; of equal ones that of the number further left, e.g. the block's
+    # The longest runs first; if tied, the run of the number further left, such as the block's.
     for (_, before, after, _), indices in sorted(
         members.items(), key=lambda item: (-len(item[1]), item[0][0])
     ):
@@ -66,12 +67,6 @@ def numbered_runs(names: Sequence[str], alike: Sequence[Hashable]) -> list[tuple
     return sorted(runs_of_names, key=lambda run: run[1][0])
 
 
-def _grouped(
-    names: Sequence[str], alike: Sequence[Hashable], each: bool
-) -> list[tuple[str, list[int]]]:
-    return [(n, [i]) for i, n in enumerate(names)] if each else numbered_runs(names, alike)
-
-
 def _times(name: str, number: int) -> str:
     return name if number == 1 else f"{name} ×{number}"
 
@@ -79,10 +74,11 @@ def _times(name: str, number: int) -> str:
 def free_axes(
     axes: Sequence[AxisFact], together: Callable[[Sequence[AxisFact]], Saving | None], each: bool
 ) -> Table:
-    """Return the free axes with what halving saves; ``each``: one row for every axis."""
+    """Return the free axes with the savings from halving; ``each``: one row for every axis."""
     kinds = [tuple(dict.fromkeys(s.partition(" in ")[0] for s in a.spans)) for a in axes]
-    alike = [(a.section, a.size, a.role, over) for a, over in zip(axes, kinds, strict=True)]
-    groups = _grouped([a.name for a in axes], alike, each)
+    keys = [(a.section, a.size, a.role, over) for a, over in zip(axes, kinds, strict=True)]
+    names = [a.name for a in axes]
+    groups = numbered_runs(names, names if each else keys)
     several = any(len(indices) > 1 for _, indices in groups)
     rows = []
     for name, indices in groups:
@@ -94,12 +90,12 @@ def free_axes(
     if over := dict.fromkeys(itertools.chain(*kinds)):
         notes.append(f"*: {', '.join(over)} runs over it; cutting it changes what that computes")
     heads, right = ("axis", "axes", "size", "role", *SAVES), frozenset({1, 2, 4, 5})
-    title, note = "Free axes: what halving saves", "\n".join(notes)
+    title, note = "Free axes: savings from halving", "\n".join(notes)
     return _filled_columns(Table(title, heads, tuple(rows), right, note=note, short=frozenset({0})))
 
 
 def _filled_columns(table: Table) -> Table:
-    """Leave out columns in which every cell is empty."""
+    """Drop columns in which every cell is empty."""
     used = [i for i in range(len(table.columns)) if any(row[i] for row in table.rows)]
     return replace(
         table,
@@ -111,16 +107,17 @@ def _filled_columns(table: Table) -> Table:
 
 
 def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
-    """Return one row per cause; where it holds for many axes, the first ones stand for all."""
+    """Return one row per cause, with the first of its axes."""
     causes: dict[Hashable, list[AxisFact]] = {}
     for axis in axes:
         assert axis.pin is not None
-        # One cause at many places is one row, unless every axis is asked for.
+        # A cause at several places is one row, except in the explanation of a named part.
         key = (axis.pin.why, axis.pin.operator, axis.pin.remedy)
         causes.setdefault((*key, axis.pin.place) if each else key, []).append(axis)
     rows = []
     for members in causes.values():
-        groups = _grouped([a.name for a in members], [(a.section, a.size) for a in members], each)
+        names, keys = [a.name for a in members], [(a.section, a.size) for a in members]
+        groups = numbered_runs(names, names if each else keys)
         limit = len(groups) if each else EACH
         lines = [
             _times(f"{name} [{members[indices[0]].size}]", len(indices))
@@ -138,26 +135,26 @@ def pinned_axes(axes: Sequence[AxisFact], each: bool) -> Table:
 
 
 def _cause(pins: Sequence[Pin]) -> tuple[str, str]:
-    """Return why axes are pinned, and what would free them; they differ in the place alone."""
+    """Return the cause and the remedy of pins that differ only in their place."""
     pin = pins[0]
     why = pin.why if pin.operator is None else f"{pin.why}: {pin.operator} in {pin.place}"
     if len({one.place for one in pins}) > 1:
         why += " and elsewhere"
     if pin.source is not None:
-        # Of a path the last two parts: the path to a package says little.
+        # The last two parts of the path: the path to a package says little.
         last = pin.source.replace("\\", "/").split("/")[-2:]
         why += f" ({'/'.join(last)})"
     return why, pin.remedy
 
 
 def block_savings(blocks: Sequence[BlockFact], each: bool) -> Table:
-    """Return the blocks with what leaving one out saves, or why it has to stay."""
-    alike = [(b.kind, b.saving, b.reason) for b in blocks]
+    """Return the blocks with the savings from skipping one, or why it cannot be skipped."""
+    names, keys = [b.name for b in blocks], [(b.kind, b.saving, b.reason) for b in blocks]
     rows = []
-    for name, indices in _grouped([b.name for b in blocks], alike, each):
+    for name, indices in numbered_runs(names, names if each else keys):
         block, many = blocks[indices[0]], str(len(indices)) if len(indices) > 1 else ""
         rows.append((name, many, block.kind, *savings(block.saving), block.reason))
-    title, heads = "Blocks: what skipping one saves", ("block", "blocks", "kind", *SAVES, "why not")
+    title, heads = "Blocks: savings from skipping", ("block", "blocks", "kind", *SAVES, "why not")
     return _filled_columns(
         Table(title, heads, tuple(rows), right=frozenset({1, 3, 4}), short=frozenset({0}))
     )
@@ -165,10 +162,10 @@ def block_savings(blocks: Sequence[BlockFact], each: bool) -> Table:
 
 def leaf_layouts(leaves: Sequence[LeafFact]) -> Table:
     """Return the leaves with the layout of each dimension."""
-    names, alike = [p.name for p in leaves], [(p.shape, p.layout) for p in leaves]
+    names, keys = [p.name for p in leaves], [(p.shape, p.layout) for p in leaves]
     rows = tuple(
-        (_times(name, len(of)), "×".join(map(str, alike[of[0]][0])), " | ".join(alike[of[0]][1]))
-        for name, of in numbered_runs(names, alike)
+        (_times(name, len(of)), "×".join(map(str, keys[of[0]][0])), " | ".join(keys[of[0]][1]))
+        for name, of in numbered_runs(names, keys)
     )
     heads = ("leaf", "shape", "layout of each dimension")
     return Table("Leaves", heads, rows, short=frozenset({0}))

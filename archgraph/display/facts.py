@@ -14,11 +14,11 @@ class Pin:
 
     Attributes:
         why: The cause, a short fact.
-        operator: Operator that pins it; None where no operator uses it.
+        operator: Operator that pins it; None if no operator uses it.
         node: Name of that operator in the graph.
-        place: Module that the operator was called in; a leaf or the model where none is known.
-        source: Line of the user's code; None where the graph does not know it.
-        remedy: What would free it.
+        place: Module that calls the operator; a leaf or the model if none is known.
+        source: Line of the user's code; None if unknown.
+        remedy: A change of the model that would free it.
     """
 
     why: str
@@ -38,12 +38,12 @@ class AxisFact:
         size: Number of positions.
         role: ``channels``, ``heads``, ``head_dim``, ``value_dim``, ``hidden`` or ``cell``.
         free: Whether it may be cut.
-        section: Section of the operator that makes it; empty where none does.
+        section: Section of the operator that makes it; empty if none does.
         block: Block of that operator.
-        spans: Norms, softmaxes and reductions that run over it, as ``what in place``.
+        spans: Norms, softmaxes and reductions over it, as ``operator in module``.
         members: Leaves that are cut with it, each with the number of a dimension.
-        halved: Number of positions that stay when half of them go.
-        saving: What that saves; None for a pinned axis.
+        halved: Number of positions after halving.
+        saving: Savings from halving it; None for a pinned axis.
         pin: Why it is pinned; None for a free axis.
     """
 
@@ -62,12 +62,12 @@ class AxisFact:
 
 @dataclass(frozen=True, slots=True)
 class GroupFact:
-    """Free axes that belong together: those of a role, or those that a section makes.
+    """The free axes of a role or a section.
 
     Attributes:
         name: The role or the section.
         axes: Names of the axes.
-        saving: What halving all of them saves.
+        saving: Savings from halving all of them.
     """
 
     name: str
@@ -81,13 +81,13 @@ class BlockFact:
 
     Attributes:
         name: Its name.
-        section: Section that holds it.
+        section: Its section.
         kind: ``residual``, ``chain``, ``parallel``, ``dense`` or ``head``.
-        removable: Whether it can be left out.
-        reason: Why not; empty where it can.
+        removable: Whether it can be skipped.
+        reason: Why it cannot be skipped; empty if it can.
         leaves: Leaves that it uses.
         axes: Axes that it makes.
-        saving: What leaving it out saves; None where it cannot be left out.
+        saving: Savings from skipping it; None if it cannot be skipped.
     """
 
     name: str
@@ -108,9 +108,8 @@ class LeafFact:
         name: State-dict key.
         role: ``parameter``, ``buffer`` or ``constant``.
         shape: Its shape.
-        layout: What each dimension is made of; long concatenations are shortened.
+        layout: Layout of each dimension; long concatenations are shortened.
         axes: Names of the axes in them.
-        operators: Names of the operators that use it.
     """
 
     name: str
@@ -118,7 +117,6 @@ class LeafFact:
     shape: tuple[int, ...]
     layout: tuple[str, ...]
     axes: tuple[str, ...]
-    operators: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -129,14 +127,14 @@ class Facts:
         parameters: Elements of all parameters, tied ones once.
         macs: Multiply–accumulates of one example in evaluation.
         reach: Share of the parameters that are on a free axis, 0 to 1.
-        halving: What halving every free axis saves.
+        halving: Savings from halving every free axis.
         axes: Axes by name.
         roles: Free axes by role.
         sections: Free axes by section.
         blocks: Blocks by name.
         leaves: Leaves by name.
-        met: By operator, the axes in its arguments and results.
-        pricing: Prices any other change of the graph.
+        met: Axes in the arguments and results of each operator.
+        pricing: Computes the savings of other changes.
     """
 
     parameters: int

@@ -33,11 +33,11 @@ def draw_family(
 
     Args:
         family: Global graph and kinds of clients.
-        folder: Where to write; made if missing.
+        folder: Folder to write to; created if it does not exist.
         detail: As for :func:`archgraph.display.picture.draw`.
         fold: The same.
         form: `svg`, `png`, `pdf` or `dot`.
-        title: What each heading begins with; empty: no headings. Default: the family's name.
+        title: First words of each heading; empty: no headings. Default: the family's name.
         legend: As for :func:`archgraph.display.picture.draw`.
         width: The same.
         font: The same.
@@ -52,7 +52,7 @@ def draw_family(
     drawn = functools.partial(draw, detail=detail, fold=fold, legend=legend, width=width, font=font)
     name = (family.name or family.graph.name or "model") if title is None else title
     paths = []
-    # Without a global model clients have models of their own only, and nothing to be fed.
+    # Without a global model, clients feed no common state.
     if family.graph.nodes:
         cover = coverage(family)
         paths.append(target / f"global.{form}")
@@ -67,9 +67,9 @@ def draw_family(
 
 
 def family_legend(family: Family) -> list[tuple[str, ...]]:
-    """Return each kind of client in a row: its name, how many there are, parameters, MACs, blocks.
+    """Return a row per kind of client: name, number of clients, parameters, MACs, blocks.
 
-    The first row has the titles; the last one is the global model's.
+    The first row has the titles, the last one the global model.
     """
     kinds = [(k.name, str(k.count), k.graph) for k in family.clients]
     rows = [
@@ -80,7 +80,7 @@ def family_legend(family: Family) -> list[tuple[str, ...]]:
 
 
 def file_name(name: str) -> str:
-    """Return a name as a file's; `client-` separates it from the global picture and odd names.
+    """Convert the name of a client to a file name, distinct from that of the global picture.
 
     >>> file_name("weak"), file_name("a/b c")
     ('client-weak', 'client-a-b-c')

@@ -1,8 +1,8 @@
-"""Which neighbouring blocks are equal: a picture or a page shows them once, with their number.
+"""Folds: runs of equal neighbouring blocks, which pictures and pages show once with their number.
 
-A block is read line by line, without the names of its operators and leaves. Blocks of equal lines
-fold if each takes from outside what the one before takes, or what that one makes, and if nothing
-but the next block uses what one makes: then the first and a number say everything.
+A block is read line by line, without the names of its operators and leaves. Blocks with equal lines
+fold if each takes from outside the values that its predecessor takes or makes, and if only the next
+block uses the values that it makes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from archgraph.graph.ir import ArchGraph, Leaf, Ref, Value, replace, show
 from archgraph.graph.values import refs
 
-# Blocks alternate in at most so many kinds: attention and feed-forward; a decoder's three.
+# Numbers of blocks in one repetition: attention and feed-forward are two, a decoder's layer three.
 PERIODS = (1, 2, 3, 4)
-# So many blocks fold although their widths differ (the layers of a dense block).
+# Least number of blocks that fold although their widths differ (the layers of a dense block).
 GROWING = 3
 # Names of blocks longer than this are shown without the name of their section.
 LONG = 20
@@ -27,11 +27,11 @@ Sections = Sequence[tuple[str, NamedBlocks]]
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Neighbouring blocks that are equal; each repetition is one block or a few in turn.
+    """Equal neighbouring blocks; a repetition is one block or several different ones.
 
     Attributes:
         blocks: Names of the blocks of each repetition.
-        nodes: Operators of each repetition; those at one place correspond.
+        nodes: Operators of each repetition; operators with the same index correspond.
         growing: Whether widths differ from one repetition to the next.
     """
 
@@ -46,7 +46,7 @@ class Fold:
 
     @property
     def name(self) -> str:
-        """First and last block, in one word where only a number tells them apart.
+        """First and last block, as one word if they differ only in a number.
 
         >>> Fold((("layer.0",), ("layer.1",), ("layer.2",)), ((), (), ())).name
         'layer.0–2'
@@ -55,7 +55,7 @@ class Fold:
 
 
 def between(first: str, last: str) -> str:
-    """Merge two texts where a single number tells them apart.
+    """Merge two texts that differ in a single number.
 
     >>> between("layer.0", "layer.11"), between("conv → 8", "conv → 8"), between("a.0", "b.1")
     ('layer.0–11', 'conv → 8', 'a.0 – b.1')
@@ -89,9 +89,10 @@ def folds(
 
     Args:
         graph: The architecture.
-        sections: Sections in order: name and blocks, a block being a name and its operators.
+        sections: Sections in order: name and blocks, a block being a name and its operators
+            without inputs.
         feeds: Operators that each operator takes values from.
-        marks: What tells equal blocks apart, by the name of a leaf or block (their coverage).
+        marks: Values by leaf or block, such as coverage; blocks fold only if theirs are equal.
 
     Example:
         >>> import torch
@@ -101,42 +102,41 @@ def folds(
         >>> net = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
         >>> graph = trace(net, torch.zeros(1, 5, 8)).graph
         >>> parts = structure(graph).sections
-        >>> blocks = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in parts]
+        >>> inputs = {node.name for node in graph.nodes if node.op == "input"}
+        >>> blocks = [
+        ...     (s.name, [(b.name, [n for n in b.nodes if n not in inputs]) for b in s.blocks])
+        ...     for s in parts
+        ... ]
         >>> feeds = {n.name: tuple(n.uses()) for n in graph.nodes}
         >>> [(fold.name, fold.times) for fold in folds(graph, blocks, feeds)]
         [('layers.0–2', 3)]
     """
     reading = _Reading(graph, feeds, marks or {})
-    folded: list[Fold] = []
-    for _, blocks in sections:
-        # Inputs stand outside: the block that they lead to is like the next one.
-        operators = [(b, [n for n in nodes if graph.node[n].op != "input"]) for b, nodes in blocks]
-        folded += reading.section([block for block in operators if block[1]])
-    return tuple(folded)
+    return tuple(fold for _, blocks in sections for fold in reading.section(blocks))
 
 
 class _Reading:
-    """A graph while its blocks are compared."""
+    """Compares the blocks of a graph."""
 
     def __init__(
         self, graph: ArchGraph, feeds: Mapping[str, Sequence[str]], marks: Mapping[str, object]
     ) -> None:
         self.graph, self.feeds, self.marks = graph, feeds, marks
-        # The caller is a user, too, of no name: a block whose value it gets does not fold.
+        # The caller is a user without a name: a block that returns a value to it does not fold.
         self.users: dict[str, list[str]] = {name: [""] for name in refs(graph.outputs)}
         for name, before in feeds.items():
             for used in before:
                 self.users.setdefault(used, []).append(name)
 
     def section(self, blocks: NamedBlocks) -> list[Fold]:
-        """Fold a section: at each block the fold that covers most, equal widths first."""
+        """Fold a section: at each block use the fold that covers most, equal widths first."""
         folded: list[Fold] = []
         start = 0
         while start < len(blocks):
             strict = [self.run(blocks[start:], period) for period in PERIODS]
-            # A single block covers nothing, whatever its period.
+            # A single repetition is not a fold.
             best = max(strict, key=lambda fold: fold.times * len(fold.blocks[0]) * (fold.times > 1))
-            # Blocks that grow (DenseNet) fold only if no blocks of equal width do.
+            # Blocks that grow (DenseNet) fold only where no blocks of equal width do.
             if best.times < 2:
                 best = self.run(blocks[start:], 1, growing=True)
             if best.times >= (GROWING if best.growing else 2):
@@ -155,8 +155,8 @@ class _Reading:
         many = 1
         lines, before = self.read(nodes[0], names[0], growing)
         relation: list[tuple[str, object]] | None = None
-        # A repetition has the lines of the first one and takes from its predecessor what that took
-        # from its own: the second one decides which values these are.
+        # A repetition has the lines of the first one and uses the same values of its predecessor
+        # as that uses of its own; the second repetition decides which values these are.
         while many < len(units):
             here, outside = self.read(nodes[many], names[many], growing)
             current = _relation(outside, before, nodes[many - 1])
@@ -171,20 +171,20 @@ class _Reading:
         return Fold(names[:many], nodes[:many], growing)
 
     def private(self, nodes: Sequence[str], after: Sequence[str]) -> bool:
-        """Return whether nothing but the next repetition uses what one makes."""
+        """Return whether only the next repetition uses the values that one makes."""
         near = {*nodes, *after}
         return all(user in near for name in nodes for user in self.users.get(name, ()))
 
     def read(
         self, nodes: Sequence[str], blocks: Sequence[str], growing: bool
     ) -> tuple[list[object], list[str]]:
-        """Return the lines of a repetition, and what it takes from outside in the order of use."""
+        """Return the lines of a repetition, and the values from outside in the order of use."""
         order = _FirstUse({name: f"%{i}" for i, name in enumerate(nodes)})
         lines: list[object] = [tuple(self.marks.get(block) for block in blocks)]
         for name in nodes:
             node = self.graph.node[name]
             used = tuple(show(order(Ref(other))) for other in self.feeds.get(name, ()))
-            # Of what grows, ranks are compared, not sizes; arguments may name sizes, too.
+            # Blocks that grow: compare ranks instead of sizes, which arguments contain, too.
             if growing:
                 refs = [len(self.graph.param[leaf].shape) for leaf in node.leaves()]
                 lines.append((node.op, used, refs, [len(kind.shape) for kind in node.types]))
@@ -194,7 +194,7 @@ class _Reading:
         if growing:
             weights = dict.fromkeys(k for n in nodes for k in self.graph.node[n].leaves())
             lines.append([self.marks.get(leaf) for leaf in weights])
-        for leaf in order.leaves:  # of what grows there are none
+        for leaf in order.leaves:  # empty for blocks that grow
             param = self.graph.param[leaf]
             lines.append((param.type, param.role, param.trainable, self.marks.get(leaf)))
         return lines, list(order.outside)
@@ -205,9 +205,9 @@ class _FirstUse:
     """Replaces names by the order of their first use, so that equal blocks have equal lines.
 
     Attributes:
-        inside: The operators of a block, by name.
-        outside: The operators that it takes values from.
-        leaves: Its parameters and buffers.
+        inside: Replacements of the operators of a block.
+        outside: Replacements of the operators that it takes values from.
+        leaves: Replacements of its parameters and buffers.
     """
 
     inside: Mapping[str, str]
@@ -228,12 +228,15 @@ class _FirstUse:
 def _relation(
     outside: Sequence[str], before: Sequence[str], nodes: Sequence[str]
 ) -> list[tuple[str, object]]:
-    """Return where a repetition takes values from: from where its predecessor does, or from that.
+    """Relate the values that a repetition takes from outside to its predecessor.
 
     Args:
-        outside: What it takes from outside.
-        before: What its predecessor takes from outside.
-        nodes: The operators of its predecessor.
+        outside: Operators outside that it takes values from.
+        before: Operators outside that its predecessor takes values from.
+        nodes: Operators of its predecessor.
+
+    Returns:
+        For each value ``same`` and the operator, or ``made before`` and the index in ``nodes``.
     """
     position = {name: i for i, name in enumerate(nodes)}
     return [

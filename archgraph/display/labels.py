@@ -1,4 +1,4 @@
-"""What the boxes of a picture say: operators in words, shapes with `×`."""
+"""Labels of the boxes of a picture: operators in words, shapes with `×`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archgraph.analysis.axes import axes
-from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, Size, TensorType, Value, walk
+from archgraph.graph.ir import BATCH, ArchGraph, Node, Ref, Size, TensorType, walk
 from archgraph.ops.idioms import IdiomMatch, idioms
 from archgraph.ops.table import FAMILIES, growth, operator_family, row
 
-# Arguments worth a place in a label when they differ from one: operator schemas use these names
-# for the same thing everywhere, so no operator has to be known.
+# Arguments that a label contains if they are not 1. All operator schemas use these names for the
+# same thing, so this needs no list of operators.
 SHOWN = ("stride", "dilation", "groups")
-# Words that a label line holds before it is shortened.
+# Most words in a line of a label.
 WORDS = 4
 
 
@@ -28,7 +28,7 @@ class LabelLine:
 
 
 def dimensions(shape: Sequence[Size]) -> str:
-    """Write a shape with `×`, without its batch axis; of several sizes, sums and quotients in ().
+    """Write a shape with `×`, without its batch axis; sums and quotients are in parentheses.
 
     >>> from archgraph.graph.polynomial import Polynomial
     >>> height = Polynomial.of("height")
@@ -42,7 +42,7 @@ def dimensions(shape: Sequence[Size]) -> str:
 
 
 def shape_label(kind: TensorType) -> str:
-    """Return the shape of a value, with its dtype where that is not a floating one.
+    """Return the shape of a value, with its dtype if that is not a floating one.
 
     >>> shape_label(TensorType((BATCH, 10), "float32"))
     '10'
@@ -67,14 +67,9 @@ def operator_words(op: str) -> str:
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_").replace("_", " ")
 
 
-def _repeat(value: Value) -> str:
-    """Write `(3, 3)` as `3×3`; a scalar as it is."""
-    return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _single(value: Value) -> Value:
-    """Return the item of which a tuple holds nothing else, once or often; else the value."""
-    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+def _product(sizes: Sequence[object]) -> str:
+    """Write `(3, 3)` as `3×3`."""
+    return "×".join(map(str, sizes))
 
 
 def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
@@ -82,7 +77,7 @@ def kernel_of(graph: ArchGraph, node: Node) -> tuple[int, ...]:
     if not row(node.op).weighted:
         return ()
     shapes = (graph.param[name].shape for name in node.leaves() if is_parameter(graph, name))
-    # Of weight and bias, the weight.
+    # The weight; a bias has fewer dimensions.
     return max(shapes, key=len, default=())
 
 
@@ -97,12 +92,12 @@ def is_parameter(graph: ArchGraph, name: str) -> bool:
 
 
 def attends(graph: ArchGraph, node: Node) -> bool:
-    """Return whether a node is attention as a whole, or weighs its values where it is spelt out."""
+    """Return whether a node is attention, or the product with the values in attention by parts."""
     return row(node.op).attends is not None or node.name in axes(graph).attention
 
 
 def node_family(graph: ArchGraph, node: Node) -> str:
-    """Return what a node or its idiom does, one of :data:`archgraph.ops.table.FAMILIES`, or ""."""
+    """Return the family of a node or its idiom, from ``archgraph.ops.table.FAMILIES``, or ""."""
     one = idioms(graph).get(node.name)
     if one is not None and one.idiom.family:
         return one.idiom.family
@@ -110,7 +105,7 @@ def node_family(graph: ArchGraph, node: Node) -> str:
 
 
 def main_family(graph: ArchGraph, names: Iterable[str]) -> str:
-    """Return what nodes do together: of several families the first in the table's order."""
+    """Return the family of several nodes: the first in the order of the table, or ""."""
     inside = {node_family(graph, graph.node[name]) for name in names}
     return next((name for name in FAMILIES if name in inside), "")
 
@@ -123,7 +118,7 @@ def mask_of(node: Node) -> str:
 
 
 def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
-    """Return the heads of a node that is attention, and the width of one."""
+    """Label a node that attends with its number of heads and their width."""
     one = idioms(graph).get(node.name)
     name = one.idiom.name if one else "attention"
     spelt = axes(graph).attention.get(node.name)
@@ -137,11 +132,24 @@ def attention_label(graph: ArchGraph, node: Node) -> LabelLine:
 
 
 def _operator_name(graph: ArchGraph, node: Node, brief: bool) -> tuple[str, Collection[str]]:
-    """Return the name of an operator, and the arguments that this name implies."""
+    """Return the name of an operator, and the arguments that the name implies."""
     one = idioms(graph).get(node.name)
     if one is not None and not one.several and not brief:
         return one.idiom.name, one.idiom.implied
     return (kernel_of(graph, node) and row(node.op).words) or operator_words(node.op), ()
+
+
+def _tied(graph: ArchGraph, node: Node) -> bool:
+    """Return whether another kind of operator used a parameter before, as a head an embedding's."""
+    leaves = (leaf for leaf in node.leaves() if is_parameter(graph, leaf))
+    return any(graph.node[graph.leaf_users[leaf][0]].op != node.op for leaf in leaves)
+
+
+def _argument(node: Node, name: str) -> str:
+    """Write an argument, equal sizes once; empty if it is 1."""
+    sizes = [size for size in walk(node.arg(name)) if size is not None]
+    distinct = sizes[:1] if len(set(sizes)) == 1 else sizes
+    return f", {name} {_product(distinct)}" if any(size != 1 for size in sizes) else ""
 
 
 def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> LabelLine:
@@ -150,30 +158,29 @@ def operator_label(graph: ArchGraph, node: Node, *, brief: bool = False) -> Labe
     Args:
         graph: The architecture.
         node: The operator.
-        brief: Whether name and kernel are enough.
+        brief: Whether to write only name and kernel.
     """
     if attends(graph, node):
         return attention_label(graph, node)
     kernel = kernel_of(graph, node)
     text, implied = _operator_name(graph, node, brief)
     if len(kernel) > 2:  # out, in, and the kernel itself
-        text += "" if "kernel" in implied else f" {_repeat(kernel[2:])}"
+        text += "" if "kernel" in implied else f" {_product(kernel[2:])}"
     elif (size := node.arg("kernel_size")) is not None:
-        text += f" {_repeat((size, size) if isinstance(size, int) else size)}"
+        text += f" {_product(size if isinstance(size, tuple) else (size, size))}"
     if brief:
         return LabelLine(text, strong=bool(kernel))
     if kernel and len(node.shape) > 1:
-        # Convolutions have channels behind the batch axis, linear layers at the end.
+        # Convolutions have channels after the batch axis, linear layers at the end.
         text += f" → {node.shape[1] if len(kernel) > 2 else node.shape[-1]}"
-    for name in SHOWN:
-        value = node.arg(name)
-        if name not in implied and not all(item in (None, 1) for item in walk(value)):
-            text += f", {name} {_repeat(_single(value))}"
-    return LabelLine(text, strong=bool(kernel))
+    if kernel and _tied(graph, node):
+        text += ", tied"
+    arguments = (_argument(node, name) for name in SHOWN if name not in implied)
+    return LabelLine(text + "".join(arguments), strong=bool(kernel))
 
 
 def abbreviated(words: Sequence[str]) -> str:
-    """Write the first words of a list; repeated neighbours are left out."""
+    """Write the first words of a list, repeated neighbours once."""
     shortened = [w for i, w in enumerate(words) if i == 0 or w != words[i - 1]]
     if len(shortened) > WORDS:
         shortened = [*shortened[: WORDS - 2], "…", shortened[-1]]
@@ -181,10 +188,10 @@ def abbreviated(words: Sequence[str]) -> str:
 
 
 def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
-    """Return the lines of a box: mixing operators one to a line, the rest joined.
+    """Return the lines of a box: a line for each mixing operator, the others joined.
 
-    An idiom of several operators has one name. What only moves values before and after it or
-    attention belongs to it and is not named.
+    An idiom of several operators has one name. Operators that only move values before or after an
+    idiom or attention are not named.
     """
     lines: list[LabelLine] = []
     known, inside = idioms(graph), {*names}
@@ -201,7 +208,7 @@ def lines_of(graph: ArchGraph, names: Sequence[str]) -> tuple[LabelLine, ...]:
 def _labelled(
     graph: ArchGraph, names: Sequence[str], complete: Mapping[str, IdiomMatch]
 ) -> list[str]:
-    """Return the operators of a box that have a label, which of an idiom is the last one."""
+    """Return the operators of a box that have a label; for an idiom, the last operator."""
     serving = any(attends(graph, graph.node[n]) for n in names)
     serving = serving or any(one.several for one in complete.values())
     moving = {n for n in names if serving and growth(graph.node[n].op).moves} - complete.keys()

@@ -1,4 +1,4 @@
-"""Heading of a picture: its title, what its marks mean, and a table of clients."""
+"""Heading of a picture: its title, a legend of marks and colours, and a table of clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from archgraph.ops.table import FAMILIES
 from archgraph.tables import count
 
 SIDES = (
-    "a weight has two sides: at half width, a client has a quarter of a middle layer's weights and "
-    "half of the stem's"
+    "thin border: no weights · a weight has two sides: at half width, a client has a quarter of a "
+    "middle layer's weights and half of the stem's"
 )
-# To a line: the legend of a narrow picture is not wider than the picture.
+# Explained marks per line; fewer in a narrow picture.
 MARKS = 2
 
 
@@ -33,21 +33,21 @@ def heading(
     """Write title, size and legend as Graphviz's HTML.
 
     Args:
-        picture: What is drawn: only marks that occur are explained.
+        picture: The picture; the legend explains only marks that occur in it.
         title: First line; empty: none.
         total: Number of parameters.
-        cover: How clients feed the parts, if that is shown.
+        cover: Coverage of the parts, if the picture shows it.
         notes: Rows of a table, the first one its titles.
-        legend: Whether marks and colours are explained.
-        letters: Letters of 10 points that a line may have; a longer title is written smaller.
+        legend: Whether to explain marks and colours.
+        letters: Most letters of 10 points in a line; a longer title has smaller letters.
 
     Returns:
-        A label for Graphviz; empty if there is nothing to say.
+        A label for Graphviz; may be empty.
     """
     size = 16 if letters is None else max(10, min(16, 10 * letters // max(1, len(title))))
     lines = [text(title, size=size, bold=True)] if title else []
     most = 50 * MARKS if letters is None else letters + 11  # these letters are smaller
-    across = max(1, most // 36)  # marks to a line; colours are twice as many and one
+    across = max(1, most // 36)  # marks per line
     if legend:
         marks = [f"{count(total)} parameters (small: of a part)", *_marks(picture)]
         joined = (" · ".join(marks[i : i + across]) for i in range(0, len(marks), across))
@@ -63,17 +63,17 @@ def heading(
 
 
 def _colours(picture: Scene, cover: Cover | None, across: int, most: int) -> Iterator[str]:
-    """Yield what the colours of a picture mean: kinds of operators, or how clients feed parts."""
+    """Yield the legend of colours: kinds of operators, or shares of weights."""
     if cover is None:
         families = [name for name in FAMILIES if any(box.family == name for box in picture.boxes)]
         yield from _families(families, 2 * across + 1)
         return
-    yield _scale(narrow=across < MARKS)
+    yield _scale()
     yield from (_quiet(line) for line in textwrap.wrap(SIDES, most))
 
 
 def _marks(picture: Scene) -> Iterator[str]:
-    """Yield what the marks mean that occur in a picture."""
+    """Yield explanations of the marks in a picture."""
     yield "arrows: shapes without the batch axis"
     if any(group.times > 1 for group in picture.clusters()):
         yield "×n: repeated n times, drawn once"
@@ -90,24 +90,22 @@ def _quiet(words: str) -> str:
 
 
 def _families(names: Sequence[str], across: int) -> Iterator[str]:
-    """Yield lines of the colours of what operators do, some to a line."""
-    # Letters, not cells: Graphviz makes a table in a table as wide as the picture.
+    """Yield lines of kinds of operators, each with its colour."""
+    # Letters instead of cells: Graphviz makes a table in a table as wide as the picture.
     swatches = [f"{text('■', size=14, colour=colours.FAMILIES[n])} {_quiet(n)}" for n in names]
     for i in range(0, len(swatches), across):
         yield "   ".join(swatches[i : i + across])
 
 
-def _scale(*, narrow: bool) -> str:
-    """Return the colours of shares of weights, in a narrow picture below their caption."""
+def _scale() -> str:
+    """Return the colours of shares of weights below their caption."""
     cells = "".join(
-        f'<TD BGCOLOR="{colours.blend(colours.SCALE, s / 10)}" WIDTH="22" HEIGHT="14">'
-        f"{text(str(10 * s), size=8)}</TD>"
-        for s in range(0, 11, 2 if narrow else 1)
+        f'<TD BGCOLOR="{colours.blend(colours.SCALE, share / 100)}" WIDTH="22" HEIGHT="14">'
+        f"{text(str(share), size=8)}</TD>"
+        for share in range(0, 101, 20)
     )
     caption = _quiet("share of the weights, mean over all clients, %")
-    if narrow:
-        return plain_table([f'<TD COLSPAN="6">{caption}</TD>', cells], padding=2)
-    return plain_table([f"<TD>{caption} </TD>{cells}"], padding=2)
+    return plain_table([f'<TD COLSPAN="6">{caption}</TD>', cells], padding=2)
 
 
 def _table(notes: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Graphviz's HTML: text, stacked lines, bars, and how wide they are."""
+"""Graphviz's HTML: text, stacked lines, tables, and the widths of lines."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ def stacked_lines(lines: Sequence[str]) -> str:
     return f'<TABLE BORDER="0" CELLSPACING="0" CELLPADDING="0">{rows}</TABLE>'
 
 
-def plain_table(
-    rows: Iterable[str], *, spacing: int = 0, padding: int = 0, attributes: str = ""
-) -> str:
+def plain_table(rows: Iterable[str], *, spacing: int = 0, padding: int = 0) -> str:
     """Write a table without borders; a row is the text of its cells."""
     inner = "".join(f"<TR>{row}</TR>" for row in rows)
     gaps = f'CELLSPACING="{spacing}" CELLPADDING="{padding}"'
-    return f'<TABLE BORDER="0" CELLBORDER="0" {gaps}{attributes}>{inner}</TABLE>'
+    return f'<TABLE BORDER="0" CELLBORDER="0" {gaps}>{inner}</TABLE>'
 
 
 def width(lines: Sequence[str]) -> float:
@@ -49,7 +47,7 @@ def width(lines: Sequence[str]) -> float:
     >>> width([text("encoder", size=10)]) < width([text("encoder.layers", size=10)])
     True
     """
-    # Before Graphviz lays anything out, and without its fonts: read off what `text` wrote.
+    # An estimate from the HTML that `text` writes: Graphviz has not run yet.
     widest = 0.0
     for line in lines:
         texts = re.findall(r'POINT-SIZE="(\d+)"[^>]*>(?:<B>)?([^<]*)', line)

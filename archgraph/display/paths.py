@@ -6,7 +6,7 @@ from archgraph.display.scene import Scene
 
 
 def depths(picture: Scene) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Return the longest path's length to every box, and the boxes that feed it; no masks."""
+    """Return the length of the longest path to each box, and the boxes that feed it; no masks."""
     into: dict[str, list[str]] = {}
     for link in picture.links:
         if not link.mask:
@@ -19,9 +19,9 @@ def depths(picture: Scene) -> tuple[dict[str, int], dict[str, list[str]]]:
 
 
 def span(picture: Scene) -> int:
-    """Return the total length of all arrows, in ranks: what the effort of a layout grows with."""
+    """Return the total length of all arrows, in ranks; the time of a layout grows with it."""
     depth, _ = depths(picture)
-    # Masks count here: Graphviz routes them, too, though they do not push anything down.
+    # Masks count here: they have no influence on ranks, but Graphviz routes them, too.
     return sum(abs(depth[link.head] - depth[link.tail]) for link in picture.links)
 
 
@@ -35,9 +35,9 @@ def spine(picture: Scene) -> frozenset[str]:
     path = [name]
     while into.get(name):
         deepest = max(depth[tail] for tail in into[name])
-        if deepest >= depth[name]:  # fed by a box that stands later: no way back to an input
+        if deepest >= depth[name]:  # fed by a later box: no path back to an input
             break
-        # Of several, as a query, a key and a value are, the one in the middle.
+        # The one in the middle of several, such as query, key and value.
         before = [tail for tail in into[name] if depth[tail] == deepest]
         name = before[len(before) // 2]
         path.append(name)

@@ -51,26 +51,25 @@ def draw(
     """Draw a graph and return the DOT text of the picture.
 
     Sections and blocks are nested frames; equal neighbouring blocks are one frame with their
-    number (`×12`); arrows carry shapes without the batch axis; what takes part in training only is
-    dashed. With `cover` the picture is FedFA's Fig. 1: every block shows how many clients feed it
-    and which share of its weights, the colour of the block.
+    number (`×12`); arrows carry shapes without the batch axis; parts of training only are dashed.
+    With `cover`, as in Fig. 1 of FedFA, every block shows how many clients feed it and with which
+    share of its weights; its colour is that share.
 
     Args:
         graph: The architecture.
-        path: Where to write the picture: `.svg`, `.png`, `.pdf` or `.dot`. Default:
-            it is not written.
-        cover: What :func:`archgraph.display.cover.coverage` returns. Blocks that are fed
-            differently do not fold.
-        detail: `node` shows every operator, `block` folds the cheap ones into what feeds them,
-            `section` shows a block as one box.
+        path: File to write the picture to: `.svg`, `.png`, `.pdf` or `.dot`. Default: none.
+        cover: Result of :func:`archgraph.display.cover.coverage`. Blocks with different coverage
+            do not fold.
+        detail: `node` shows every operator, `block` puts cheap operators into the box of the one
+            that feeds them, `section` shows a block as one box.
         fold: Whether equal neighbouring blocks are shown once, with their number.
-        title: Heading, empty for none; Default: the graph's name.
-        legend: Whether what marks and colours mean stands below the heading.
+        title: Heading; empty: none. Default: the graph's name.
+        legend: Whether to explain marks and colours below the heading.
         notes: Rows of a table under the heading, the first one its titles.
-        width: Of print, as ``3.3in``, ``84mm`` or ``240pt``: the picture has the most detail of
-            which the letters have 7 points or more at this width, on a page of 9 inches: `detail`,
-            then less, down to a box per section; each in one to three columns.
-        font: A font that the computer has, as ``Times New Roman``.
+        width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``. The picture has as much
+            detail as fits this width and 9 inches of height with letters of 7 points or more:
+            `detail` or less, down to a box per section; each in one to three columns.
+        font: An installed font, such as ``Times New Roman``.
 
     Raises:
         RunError: If the file cannot be written or its suffix is not a format, or if no picture fits
@@ -85,8 +84,7 @@ def draw(
         >>> text.splitlines()[0]
         'digraph tiny {'
     """
-    if path is not None:
-        picture_form(path, FORMATS)  # before what may take long
+    form = "" if path is None else picture_form(path, FORMATS)  # fails before the layout
     parts = structure(graph).sections
     sections = [(part.name, [(block.name, block.nodes) for block in part.blocks]) for part in parts]
     marks = None if cover is None else cover.parts
@@ -101,7 +99,7 @@ def draw(
         )
         fed = {} if cover is None else _fed(graph, picture, cover)
         head = heading(picture, headline, total, cover, notes, legend=legend, letters=letters)
-        tips = functools.partial(_tips, graph)
+        tips = functools.partial(_tooltip, graph)
         drawing = Drawing(picture, fed, tips, font or FONT, most, columns(picture, number))
         return drawing.source(head)
 
@@ -111,25 +109,15 @@ def draw(
         levels = [(one, False) for one in DETAILS[DETAILS.index(detail) :]]
         text = fitting_page(width, [*levels, (DETAILS[-1], True)], drawn, _size)
     if path is not None:
-        write_picture(text, path)
+        write(Path(path), text if form == "dot" else render(text, form))
     return text
-
-
-def write_picture(text: str, path: str | os.PathLike[str]) -> None:
-    """Write the picture of a DOT text, or the text itself (`.dot`).
-
-    Raises:
-        RunError: If the file cannot be written or its ending is not a format.
-    """
-    form = picture_form(path, FORMATS)
-    write(Path(path), text if form == "dot" else render(text, form))
 
 
 def picture_form(path: str | os.PathLike[str], formats: Sequence[str]) -> str:
     """Return the format that a file's suffix names.
 
     Raises:
-        RunError: If it is none of the formats.
+        RunError: If the suffix is not one of the formats.
     """
     suffix = Path(path).suffix
     form = suffix.lower().lstrip(".")
@@ -162,7 +150,7 @@ def render(text: str, form: str = "svg") -> bytes:
         >>> render("digraph { a -> b }").startswith(b"<?xml")
         True
     """
-    # -P: a module of the current folder must not stand in for pygraphviz.
+    # -P: a module in the current folder must not replace pygraphviz.
     code = (
         "import sys, pygraphviz\n"
         "graph = pygraphviz.AGraph(string=sys.stdin.buffer.read().decode())\n"
@@ -185,7 +173,7 @@ def render(text: str, form: str = "svg") -> bytes:
             f"the layout takes more than {SECONDS:g} s",
             hint="draw less detail, or write .dot and lay it out elsewhere",
         ) from error
-    # Graphviz leaves out a label that it cannot read, warns, and exits as if all were well.
+    # Graphviz omits a label that it cannot parse, prints a warning, and exits with 0.
     if done.returncode or not done.stdout or b"syntax error" in done.stderr:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise RunError("Graphviz cannot draw this", found=lines[-1] if lines else "no output")
@@ -195,12 +183,12 @@ def render(text: str, form: str = "svg") -> bytes:
 def _font_configuration(*, replaced: bool) -> str:
     """Return a configuration of fontconfig with matplotlib's fonts and then the machine's.
 
-    Without it Graphviz measures other widths on each machine, and on one without fonts PNG and PDF
-    files have no letters.
+    Without it, widths differ between machines, and on a machine without fonts PNG and PDF files
+    have no letters.
 
     Args:
-        replaced: Whether DejaVu Sans replaces the default font. A font that the user names is the
-            machine's.
+        replaced: Whether DejaVu Sans replaces the default font. A font that the user chooses is
+            not replaced.
     """
     matplotlib = importlib.util.find_spec("matplotlib")  # importing it takes a second
     assert matplotlib is not None and matplotlib.origin is not None  # a requirement of archgraph
@@ -222,40 +210,28 @@ def _font_configuration(*, replaced: bool) -> str:
 
 
 def _size(text: str) -> tuple[float, float]:
-    """Return width and height of a picture in points, with what is around it."""
+    """Return width and height of a picture in points, with its margins."""
     _, scale, wide, tall = render(text, "plain").split(b"\n", 1)[0].split()
     return 72 * float(scale) * float(wide) + 3, 72 * float(scale) * float(tall) + 3
 
 
 def _fed(graph: ArchGraph, picture: Scene, cover: Cover) -> dict[str, Reach]:
-    """Compute how clients feed each box and group: the mean of its leaves by their sizes.
+    """Return the coverage of each box and block: the mean of its leaves, weighted by their sizes.
 
-    1. A block has the mean of its leaves. A section has none: it would hide the weak block.
-    2. A box inside a block has the mean of its own leaves, else that of the block.
-    3. A box outside all blocks has the mean of its leaves.
+    A section has none: it would hide its weak block. A box without weights has that of its block.
     """
 
     def mean(leaves: tuple[str, ...]) -> Reach | None:
         return cover.reach({k: count_parameters(graph, (k,)) for k in leaves if k in cover})
 
-    fed: dict[str, Reach] = {}
-    for group in (g for one in picture.groups for inner in one.groups for g in inner.walk()):  # 1
-        around = mean(group.leaves)
-        if around is None or not group.boxes:
-            continue
-        fed[f"group {group.name}"] = around
-        for name in group.boxes:  # 2
-            fed[f"box {name}"] = mean(picture.box[name].leaves) or around
-    for box in picture.boxes:  # 3
-        alone = mean(box.leaves)
-        if alone is not None:
-            fed.setdefault(f"box {box.name}", alone)
-    return fed
+    fed = {f"box {box.name}": mean(box.leaves) for box in picture.boxes}
+    for block in (group for group in picture.clusters() if group.boxes):
+        fed[f"group {block.name}"] = around = mean(block.leaves)
+        for name in block.boxes:
+            fed[f"box {name}"] = fed[f"box {name}"] or around
+    return {name: part for name, part in fed.items() if part is not None}
 
 
-def _tips(graph: ArchGraph, box: Box) -> str:
-    """Return the tooltip of a box: its operators as the graph prints them."""
-    lines = [str(graph.node[name]) for name in box.nodes]
-    if box.folded:
-        lines.append(f"and the same {len(box.folded) // len(box.nodes)} more times")
-    return "\n".join(lines)
+def _tooltip(graph: ArchGraph, box: Box) -> str:
+    """Return the operators of a box as the graph prints them."""
+    return "\n".join(str(graph.node[name]) for name in box.nodes)

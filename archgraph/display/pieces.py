@@ -1,9 +1,10 @@
-"""Which operators share a box of a picture, and what feeds each of them."""
+"""Grouping of operators: those that share a box of a picture, and those that feed each other."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,12 +25,12 @@ class Pieces:
     """A graph's operators, put into boxes.
 
     Attributes:
-        boxes: Inputs and operators of each box, in topological order of the last.
-        feeds: What each operator that is shown takes values from.
-        owner: Number of the block that holds an operator.
-        host: The operator that is shown for each: itself, or the one that a counter belongs to.
+        boxes: Inputs and operators of each box, in topological order of the last one.
+        feeds: Operators that each visible operator takes values from.
+        owner: Number of the block of an operator.
+        host: Visible operator for each operator: itself, or the one that a counter belongs to.
         training: Operators that only training has.
-        masks: Operators that only make masks of attention, each with the mask that it is for.
+        masks: Operators that only compute masks of attention, each with its mask.
     """
 
     boxes: tuple[tuple[str, ...], ...]
@@ -43,12 +44,12 @@ class Pieces:
 def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
     """Group the operators that share a box.
 
-    At `node` every operator has a box; what only counts shares the box of what it counts for. At
-    `block` operators without a weight follow the one that feeds them, attention takes in what
-    splits its heads, and an idiom of several operators is one box, as is all that makes a mask. At
-    `section` a block is one box, and what a mask is made of leads to the attention.
+    At `node` every operator has a box; a counter shares the box of another operator. At `block`
+    operators without a weight share the box of the one that feeds them, attention includes the
+    operators that split its heads, and an idiom of several operators is one box, like all operators
+    of a mask. At `section` a block is one box, and the inputs of a mask lead to the attention.
     """
-    # What evaluation does not need, training alone has: heads of depth, auxiliary losses.
+    # Operators that evaluation does not need: early exits and auxiliary losses.
     in_eval = reach(graph, graph.outputs, training=False)
     visible, masks = _shown(graph, detail), masks_of(graph)
     beside = aside_of(graph, in_eval) | masks.keys()
@@ -57,16 +58,17 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
         feeds = _past_masks(feeds, masks)
         visible = [name for name in visible if name not in masks]
     masks = {} if detail == "node" else masks
-    owner = _owner(sections, set(visible) - beside)
-    operators = list(feeds)
-    training = frozenset(name for name in operators if name not in in_eval)
+    blocks = [nodes for _, members in sections for _, nodes in members]
+    framed = set(visible) - beside
+    owner = {n: i for i, nodes in enumerate(blocks) for n in nodes if n in framed}
+    training = frozenset(feeds.keys() - in_eval)
     grouping = _Boxes(graph, feeds, owner, training, masks)
-    boxes = [[name] for name in operators]
+    boxes = [[name] for name in feeds]
     if detail != "node":
         boxes = grouping.folded(per_block=detail == "section")
     boxes += [[name] for name in visible if graph.node[name].op == "input"]
     order = {node.name: i for i, node in enumerate(graph.nodes)}
-    # Only the last of a box has users outside it, so what feeds a box stands before it.
+    # Only the last operator of a box has users outside it, so the boxes that feed it come first.
     boxes.sort(key=lambda box: order[box[-1]])
     return Pieces(tuple(map(tuple, boxes)), feeds, owner, _hosts(graph, visible), training, masks)
 
@@ -74,7 +76,7 @@ def pieces(graph: ArchGraph, sections: Sections, detail: Detail) -> Pieces:
 def _past_masks(
     feeds: Mapping[str, Sequence[str]], masks: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return what feeds each operator but masks; for a mask, what the mask is made of."""
+    """Return the operators that feed each one, replacing masks by the inputs of the masks."""
     past: dict[str, tuple[str, ...]] = {}
     for name, before in feeds.items():
         sources = (past.get(used, ()) if used in masks else (used,) for used in before)
@@ -82,49 +84,29 @@ def _past_masks(
     return {name: before for name, before in past.items() if name not in masks}
 
 
-def _owner(sections: Sections, framed: Set[str]) -> dict[str, int]:
-    """Return the number of the block that holds each operator, of those that blocks frame."""
-    blocks = [nodes for _, members in sections for _, nodes in members]
-    return {n: i for i, nodes in enumerate(blocks) for n in nodes if n in framed}
-
-
 def _shown(graph: ArchGraph, detail: Detail) -> list[str]:
-    """List inputs and operators that have a box or share one with what they feed.
+    """List inputs and the operators that outputs need.
 
-    What only updates buffers, and zeros that states begin with, say nothing in an overview; at
-    `node` only those are left out that nothing leads to: counters.
+    Zeros, such as initial states, are visible only at `node`.
     """
     needed = reach(graph, graph.outputs, training=None)
-    visible: dict[str, None] = {}
-    for node in graph.nodes:
-        if detail == "node":
-            show = node.name in needed or any(used in visible for used in node.uses())
-        else:
-            show = node.name in needed and row(node.op).zero is not zeros.always
-        if show or node.op == "input":
-            visible[node.name] = None
-    return list(visible)
+    drawn = [n for n in graph.nodes if n.op == "input" or n.name in needed]
+    return [n.name for n in drawn if detail == "node" or row(n.op).zero is not zeros.always]
 
 
 def _hosts(graph: ArchGraph, visible: Sequence[str]) -> dict[str, str]:
-    """Map each operator to the visible one: a user, one of the same module, else a neighbour."""
+    """Map each operator to a visible one: itself, that of its first user, else the next one."""
     host = {name: name for name in visible}
-    scopes: dict[str, str] = {}
-    for name in visible:
-        if graph.node[name].op != "input":
-            scopes.setdefault(graph.node[name].scope, name)
-    near = visible[-1] if visible else ""
+    following = visible[-1] if visible else ""
     for node in reversed(graph.nodes):
-        if node.name in host:
-            near = node.name
-            continue
-        users = (host[user] for user in graph.users[node.name] if user in host)
-        host[node.name] = next(users, scopes.get(node.scope, near))
+        following = node.name if node.name in host else following
+        users = (host[user] for user in graph.users[node.name])
+        host.setdefault(node.name, next(users, following))
     return {node.name: host[node.name] for node in graph.nodes}
 
 
 def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
-    """Return nodes that a value needs; `training=None` follows both branches of every `Mode`."""
+    """Return the nodes that a value needs; `training=None`: in both branches of every `Mode`."""
 
     def used(value: Value) -> list[str]:
         return refs(value if training is None else in_mode(value, training))
@@ -133,7 +115,7 @@ def reach(graph: ArchGraph, roots: Value, *, training: bool | None) -> set[str]:
 
 
 def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
-    """Return the nodes that stand beside all blocks: inputs, and heads that only training has."""
+    """Return the nodes that no block contains: inputs, and heads that only training has."""
     aside: set[str] = set()
     for node in reversed(graph.nodes):
         if node.op == "input" or (
@@ -144,10 +126,10 @@ def aside_of(graph: ArchGraph, in_eval: Collection[str]) -> set[str]:
 
 
 def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return what each operator uses of what is shown, drawn with as few arrows as possible.
+    """Return the visible operators that feed each operator, with as few arrows as possible.
 
-    Where an operator gathers several values of which another one of its kind gathers the first
-    (the concatenations of a dense block), one arrow comes from there instead of one from each.
+    If an equal operator has already gathered the first values of an operator's list (the
+    concatenations of a dense block), one arrow from there replaces those from the values.
     """
     drawn = frozenset(visible)
     names = [name for name in visible if graph.node[name].op != "input"]
@@ -160,34 +142,34 @@ def feeds_of(graph: ArchGraph, visible: Sequence[str]) -> dict[str, tuple[str, .
         lists = [
             (key, tuple(refs(value)))
             for key, value in node.args
-            if isinstance(value, tuple) and value and all(isinstance(item, Ref) for item in value)
+            if isinstance(value, tuple) and all(isinstance(item, Ref) for item in value)
         ]
         if len(lists) != 1:
             continue
         key, items = lists[0]
-        # Only operators alike in all but the list continue one another.
+        # Equal operators except for the list.
         kind = f"{node.op} {node.with_args(**{key: ()}).args}"
-        for length in range(len(items) - 1, 0, -1):  # the longest beginning, the fewest arrows
-            source = first.get((kind, key, items[:length]))
-            if source is not None:
-                rest = set(feeds[name]) - set(items[:length]) | set(items[length:])
-                feeds[name] = (source, *(used for used in feeds[name] if used in rest))
-                break
+        # The longest common beginning leaves the fewest arrows.
+        common = max((n for n in range(len(items)) if (kind, key, items[:n]) in first), default=0)
+        if common:
+            rest = set(feeds[name]) - set(items[:common]) | set(items[common:])
+            before = (used for used in feeds[name] if used in rest)
+            feeds[name] = (first[kind, key, items[:common]], *before)
         first.setdefault((kind, key, items), name)
     return feeds
 
 
 def masks_of(graph: ArchGraph) -> dict[str, str]:
-    """Return parameter-free operators that only make masks, each with its mask."""
+    """Return operators without parameters that only compute masks, each with its mask."""
     ends = set(graph.output_refs())
     masks: dict[str, str] = {}
-    # From the end: whether a node leads only to a mask depends on its users.
+    # Backwards: whether a node leads only to a mask depends on its users.
     for node in reversed(graph.nodes):
         users = graph.users[node.name]
         learned = any(is_parameter(graph, leaf) for leaf in node.leaves())
         if node.op == "input" or learned or node.name in ends or not users:
             continue
-        # Users that take it as the mask of their attention, and as nothing else.
+        # Users that take it only as the mask of their attention.
         masked = [
             mask_of(user) == node.name and list(user.uses()).count(node.name) == 1
             for user in map(graph.node.__getitem__, users)
@@ -199,7 +181,7 @@ def masks_of(graph: ArchGraph) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Boxes:
-    """Operators while they are put into boxes."""
+    """Puts operators into boxes."""
 
     graph: ArchGraph
     feeds: Mapping[str, tuple[str, ...]]
@@ -216,18 +198,18 @@ class _Boxes:
             (rest if part is None else boxes.setdefault(part, [])).append(name)
         result = list(boxes.values())
         for chain in self.chains(rest, settled):
-            # Beside the blocks of an overview, a head of training is one box.
+            # In an overview a head that only training has is one box.
             aside = per_block and chain[0] in self.training
             alone = aside or settled.get(chain[0]) == chain[-1]
             result += [chain] if alone else self.split(chain)
         return result
 
     def settled(self) -> dict[str, str]:
-        """Return what shares a box wherever it stands, by operator the last one of the box.
+        """Return the operators whose box is settled, each with the last operator of that box.
 
-        1. All that makes a mask; an idiom of several operators within one block; attention.
-        2. What only moves values into these belongs to them; before attention, all that has no
-           weight.
+        1. Operators of a mask, of an idiom of several operators within one block, of attention.
+        2. Operators that only move values into these boxes; before attention, all operators without
+           a weight.
         """
         graph = self.graph
         boxes = {
@@ -246,7 +228,7 @@ class _Boxes:
         return boxes
 
     def serves(self, node: Node, last: str) -> bool:
-        """Return whether an operator that only one box uses, if any, belongs to it."""
+        """Return whether an operator belongs to the only box that uses it, which ends in `last`."""
         if not last or not self.together(node.name, last):
             return False
         weighted = any(is_parameter(self.graph, leaf) for leaf in node.leaves())
@@ -256,12 +238,8 @@ class _Boxes:
     def chains(self, names: Sequence[str], settled: Mapping[str, str]) -> list[list[str]]:
         """Return maximal runs of operators with one producer and one user, within one block."""
         ends = set(self.graph.output_refs())
-        users: dict[str, list[str]] = {}
-        for name, before in self.feeds.items():
-            for used in before:
-                users.setdefault(used, []).append(name)
+        users = Counter(itertools.chain(*self.feeds.values()))
         chains: dict[str, list[str]] = {}
-        result: list[list[str]] = []
         for name in names:
             before = self.feeds[name]
             tail = before[0] if len(before) == 1 else None
@@ -269,7 +247,7 @@ class _Boxes:
                 chains[name] = chains.setdefault(settled[name], [])
             elif (
                 tail in chains
-                and len(users[tail]) == 1
+                and users[tail] == 1
                 and tail not in ends
                 and (tail not in settled or attends(self.graph, self.graph.node[tail]))
                 and self.together(tail, name)
@@ -277,10 +255,8 @@ class _Boxes:
                 chains[name] = chains[tail]
             else:
                 chains[name] = []
-            if not chains[name]:
-                result.append(chains[name])
             chains[name].append(name)
-        return result
+        return list({id(chain): chain for chain in chains.values()}.values())
 
     def together(self, one: str, other: str) -> bool:
         """Return whether both are in one block, and both in training only or neither."""
@@ -290,16 +266,13 @@ class _Boxes:
     def split(self, chain: Sequence[str]) -> Iterator[list[str]]:
         """Cut a chain so that every piece has at most one mixing operator or attention.
 
-        Operators follow the mixing operator that feeds them (conv, norm, relu); where the chain
-        starts with others, they precede the one that they feed (norm, relu, conv).
+        Operators follow the mixing operator that feeds them (conv, norm, relu). If the chain starts
+        with other operators, they precede the one that they feed (norm, relu, conv).
         """
         nodes = [self.graph.node[name] for name in chain]
         attention = {n.name for n in nodes if attends(self.graph, n)}
         mixing = [i for i, n in enumerate(nodes) if n.name in attention or kernel_of(self.graph, n)]
-        if len(mixing) < 2:
-            yield list(chain)
-            return
-        leads = mixing[0] == 0 or nodes[mixing[0]].name in attention
+        leads = not mixing or mixing[0] == 0 or nodes[mixing[0]].name in attention
         cuts = mixing[1:] if leads else [i + 1 for i in mixing[:-1]]
         for start, stop in zip([0, *cuts], [*cuts, len(chain)], strict=True):
             yield list(chain[start:stop])

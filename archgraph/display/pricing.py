@@ -1,4 +1,4 @@
-"""What cutting axes or leaving out blocks would save, without rewriting the graph."""
+"""Savings from cutting axes or skipping blocks, computed without rewriting the graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from archgraph.analysis.cost import cost
 from archgraph.analysis.cost_polynomial import CostPart
 from archgraph.analysis.positions import axis_refs
 from archgraph.analysis.structure import Block
-from archgraph.analysis.widths import flat
 from archgraph.graph.ir import ArchGraph
 from archgraph.graph.polynomial import Monomial
 from archgraph.layout.layouts import Layout
@@ -19,13 +18,13 @@ from archgraph.layout.layouts import Layout
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What a change would save.
+    """The savings of a change.
 
     Attributes:
         parameters: Elements of parameters, tied ones once.
         macs: Multiply–accumulates of one example in evaluation.
-        parameters_share: The same as a share of the whole model, 0 to 1.
-        macs_share: The same as a share of the whole model, 0 to 1.
+        parameters_share: Parameters as a share of the whole model, 0 to 1.
+        macs_share: MACs as a share of the whole model, 0 to 1.
     """
 
     parameters: int
@@ -35,11 +34,10 @@ class Saving:
 
 
 class Pricing:
-    """What a graph costs, and what it would cost with narrower axes or without a block.
+    """The cost of a graph, and the savings from narrower axes or from skipping a block.
 
-    Savings are read off the exact polynomials of its costs: only the terms with an axis, or those
-    that go with a block, are evaluated, so pricing every axis and block visits each term a few
-    times.
+    Savings follow from the exact polynomials of the costs. Only the terms with the axis or of the
+    block are evaluated, so that the savings of all axes and blocks visit each term a few times.
     """
 
     def __init__(self, graph: ArchGraph) -> None:
@@ -49,7 +47,7 @@ class Pricing:
         costs = self.cost.polynomial
         self._vanishing = costs.blocks
         self._terms = {m: _Terms(costs.parts[m], costs.axes) for m in ("parameters", "macs")}
-        # By identity: layouts are trees, and hashing one walks it; the solution keeps them alive.
+        # By identity, since hashing a layout walks its tree; the solution keeps layouts alive.
         self._names: dict[int, frozenset[str]] = {}
         self.leaves_of: dict[str, list[str]] = {a.name: [] for a in self.solved.all}
         leaf_names = {
@@ -63,17 +61,10 @@ class Pricing:
             node: frozenset[str]().union(*(self.names(d) for dims in results for d in dims))
             for node, results in self.solved.value.items()
         }
-        stated: dict[str, set[str]] = {}
-        for (node_name, _), sizes in self.solved.attributes.items():
-            stated.setdefault(node_name, set()).update(
-                *map(self.names, filter(axis_refs, flat(sizes)))
-            )
-        # The axes that an operator meets: in its results, its arguments, and the sizes in its
-        # attributes (`groups`, a `view`'s shape). Whatever it costs can change with no other axis.
+        # The axes in the results and arguments of an operator; its cost depends on no other one.
         self.met: dict[str, frozenset[str]] = {}
         for node in graph.nodes:
-            names = value_names[node.name].union(stated.get(node.name, ()))
-            names = names.union(*(value_names[used] for used in node.uses()))
+            names = value_names[node.name].union(*(value_names[used] for used in node.uses()))
             names = names.union(*(leaf_names[leaf] for leaf in node.leaves()))
             self.met[node.name] = names
 
@@ -85,18 +76,18 @@ class Pricing:
         return self._names[key]
 
     def numel(self, leaf: str) -> int:
-        """Return the elements of a leaf that count as parameters."""
+        """Return the number of elements of a leaf; 0 if it is not a parameter."""
         param = self.graph.param[leaf]
         return math.prod(param.shape) if param.role == "parameter" else 0
 
     def halving(self, names: Iterable[str]) -> Saving:
-        """Return what half of some free axes saves, cut by one share as :func:`archgraph.take`."""
+        """Return the savings from halving free axes, as :func:`archgraph.take` cuts them."""
         asked = (self.solved[name] for name in names)
         sizes = {axis.name: halved(axis.size) for axis in self.solved.independent(asked)}
         return self._saving(terms.cutting(sizes) for terms in self._terms.values())
 
     def skipping(self, block: Block) -> Saving:
-        """Return what skipping a block saves, with everything that only it needs."""
+        """Return the savings from skipping a block, with all parts that only it needs."""
         return self._saving(
             terms.skipping(block.name, self._vanishing[block.name])
             for terms in self._terms.values()
@@ -113,7 +104,7 @@ class Pricing:
 
 
 class _Terms:
-    """The terms of one cost, found by the axes that they grow with and the blocks they need.
+    """The terms of one cost, indexed by their axes and by the blocks that they need.
 
     Args:
         parts: The cost's polynomial.
@@ -139,16 +130,16 @@ class _Terms:
         return factor * math.prod(cut.get(name, self.sizes[name]) for name in monomial)
 
     def cutting(self, cut: Mapping[str, int]) -> int:
-        """Return what other sizes of some axes save."""
+        """Return the savings from other sizes of some axes."""
         touched = {term for name in cut for term in self.of_axis.get(name, ())}
         return sum(self._value(term, {}) - self._value(term, cut) for term in touched)
 
     def skipping(self, block: str, vanishing: Collection[str]) -> int:
-        """Return what leaving out a block saves, and the axes that vanish with it."""
+        """Return the savings from skipping a block, with the axes that vanish with it."""
         touched = {term for name in vanishing for term in self.of_axis.get(name, ())}
         return sum(self._value(term, {}) for term in touched.union(self.of_block.get(block, ())))
 
 
 def halved(size: int) -> int:
-    """Return positions of an axis that halving keeps, as :func:`archgraph.take` rounds."""
+    """Return the size of an axis after halving, rounded as by :func:`archgraph.take`."""
     return -(-size // 2)

@@ -1,4 +1,4 @@
-"""Pictures for print: at a width, in letters that can be read, no taller than a page."""
+"""Pictures for print: at a width, with legible letters, at most as tall as a page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from archgraph.errors import RunError
 _Level = TypeVar("_Level")
 # Points of a unit of length.
 UNITS = {"in": 72.0, "cm": 72 / 2.54, "mm": 7.2 / 2.54, "pt": 1.0}
-# Height of a page's text in points, the smallest letters of a picture, and what they may shrink to.
+# In points: height of a page's text, smallest letters of a picture, smallest legible letters.
 TALL, SMALLEST, READABLE = 9 * 72.0, 8.0, 7.0
 
 
-# Columns, and letters of a line at most.
+# Columns, and most letters in a line.
 SHAPES = ((1, 99), (1, 20), (1, 14), (2, 99), (2, 20), (3, 20))
-# Share of a picture's area that a page has, below which no arrangement makes it fit.
+# If a page has less than this share of a picture's area, no arrangement makes it fit.
 LARGE = 0.45
 
 
@@ -27,7 +27,7 @@ def width_in_points(width: str) -> float:
     """Return a width in points.
 
     Raises:
-        RunError: If it is not a number and a unit.
+        RunError: If the width is not a number and a unit.
 
     >>> width_in_points("3.3in"), round(width_in_points("84 mm"), 1)
     (237.6, 238.1)
@@ -41,12 +41,12 @@ def width_in_points(width: str) -> float:
 
 
 def letters_across(width: str, columns: int = 1) -> int:
-    """Return how many letters a line of a box may have in one of the columns of a width of print.
+    """Return the most letters in a line of a box, for a width of print divided into columns.
 
     >>> letters_across("3.3in"), letters_across("7in", 3)
     (32, 19)
     """
-    # Of 10 points before it is scaled, with room for frames and margins.
+    # Letters of 10 points before scaling, with room for frames and margins.
     return max(12, int(width_in_points(width) * SMALLEST / READABLE / columns / (10 * LETTER)) - 11)
 
 
@@ -59,17 +59,17 @@ def fitting_page(
     """Return the first of several pictures that fits a page at a width, scaled to it.
 
     1. A picture is scaled down to the width, and to the height of a page.
-    2. It fits if its smallest letters have 7 points or more then; it is never scaled up.
-    3. Of a picture that is much larger than a page, other shapes are not tried.
+    2. It fits if its smallest letters then have 7 points or more; it is never scaled up.
+    3. If a picture is much larger than a page, other numbers of columns are not tried.
 
     Args:
-        width: As ``3.3in``, ``84mm`` or ``240pt``.
-        levels: Details, most first.
-        drawn: Returns the DOT text of a detail in columns, with letters of a line at most.
+        width: Width in print, such as ``3.3in``, ``84mm`` or ``240pt``.
+        levels: Levels of detail, the most detailed first.
+        drawn: Returns the DOT text of a level, given the columns and the most letters in a line.
         measured: Returns width and height of a DOT text in points.
 
     Raises:
-        RunError: If none fits; it says at which width one would.
+        RunError: If no picture fits; the hint is a width that is enough.
     """
     wide, best, least = width_in_points(width), 0.0, math.inf
     for level in levels:

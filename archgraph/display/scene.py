@@ -1,6 +1,6 @@
-"""What a picture of a graph shows: boxes, links and the clusters that hold them.
+"""Scenes: the boxes, links and clusters of a picture of a graph.
 
-A :class:`Scene` knows nothing of DOT or colours; :mod:`archgraph.display.dot` gives it its looks.
+A :class:`Scene` has neither DOT nor colours; :mod:`archgraph.display.dot` adds them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from archgraph.display.labels import (
     shape_label,
 )
 from archgraph.display.pieces import Detail, Pieces, pieces
-from archgraph.graph.ir import ArchGraph, Record, Ref, Value, in_mode
+from archgraph.graph.ir import ArchGraph, in_mode
 from archgraph.graph.values import refs
+from archgraph.module.inputs import tensors_in
 from archgraph.tables import count
 
 BoxKind = Literal["operator", "input", "output"]
@@ -34,16 +35,16 @@ class Box:
     """One box of the picture.
 
     Attributes:
-        name: Unique in the scene; an operator box is named after its first node.
-        kind: What it is.
-        nodes: Names of the graph's nodes that it stands for, in topological order.
+        name: Unique in the scene; the name of an operator box is that of its first node.
+        kind: Operator, input or output.
+        nodes: Names of its nodes in the graph, in topological order.
         lines: Its label.
         leaves: Names of the leaves that its nodes use.
-        parameters: Number of trainable and frozen parameter elements in those leaves.
-        size: The same in words; of a fold whose widths differ the first and the last.
-        training: Whether it takes part in training only.
-        folded: Nodes of the other repetitions of a fold, which this box stands for, too.
-        family: What it does, one of :data:`archgraph.ops.table.FAMILIES`; empty: none of these.
+        parameters: Number of elements of its parameters; tied ones count at their first use.
+        size: The number in words; a range in a fold whose widths differ.
+        training: Whether only training has it.
+        folded: Nodes of the other repetitions of a fold.
+        family: One of :data:`archgraph.ops.table.FAMILIES`, or empty.
     """
 
     name: str
@@ -60,13 +61,13 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An arrow: a value of shape `label` (no batch axis) goes from one box to another.
+    """An arrow: a value that one box computes and another one uses.
 
     Attributes:
-        tail: Box that makes the value.
-        head: Box that takes it.
-        label: Shape.
-        training: Whether it takes part in training only.
+        tail: Box that computes the value.
+        head: Box that uses it.
+        label: Its shape, without the batch axis.
+        training: Whether only training has it.
         mask: Whether it only masks attention.
     """
 
@@ -79,15 +80,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster: a section (holding blocks), a block (holding boxes), or a fold of blocks.
+    """A cluster: a section with blocks, a block with boxes, or a fold of blocks.
 
     Attributes:
-        name: Of the section or block; of a fold its first and last block.
+        name: Name of the section or block; for a fold, of its first and last block.
         groups: Clusters inside.
         boxes: Boxes inside.
-        leaves: Leaves of all that it stands for.
-        note: Number of parameters; of a fold, of one repetition.
-        times: How often its contents follow one another.
+        leaves: Leaves of all its operators, those of all repetitions included.
+        note: Number of parameters; for a fold, of one repetition.
+        times: Number of repetitions.
     """
 
     name: str
@@ -133,19 +134,18 @@ def scene(
     per_section: bool = False,
     marks: Mapping[str, object] | None = None,
 ) -> Scene:
-    """Lay out what to draw of a graph.
+    """Return the boxes, links and clusters of a picture of a graph.
 
     Args:
         graph: The architecture.
         sections: Sections in order: name and blocks, a block being a name and its node names.
-            Nodes that no block holds stand outside all clusters, and so do inputs, masks and heads
-            that only training has.
-        detail: `node` shows every operator; `block` folds operators without a weight matrix or
-            kernel into the operator that feeds them, and leaves out what only updates buffers;
-            `section` shows a block as one box.
+            Nodes without a block are outside all clusters, like inputs, masks and heads that only
+            training has.
+        detail: `node` shows every operator; `block` puts operators without a weight matrix or
+            kernel into the box of the operator that feeds them; `section` shows a block as one box.
         fold: Whether equal neighbouring blocks are shown once, with their number.
-        per_section: Whether `section` shows a section as one box; every exit has its own.
-        marks: What tells equal blocks apart, by the name of a leaf or block.
+        per_section: Whether `section` shows a section as one box, or one per exit.
+        marks: Values by leaf or block; blocks fold only if theirs are equal.
 
     Example:
         >>> from archgraph.graph.ir import ArchGraph, BATCH, Node, Ref, TensorType
@@ -154,7 +154,7 @@ def scene(
         >>> y = Node("relu", "aten.relu", (("self", Ref("x")),), kind)
         >>> picture = scene(ArchGraph((("x", Ref("x")),), (), (x, y), Ref("relu")), [])
         >>> [box.name for box in picture.boxes], picture.links[0].label
-        (['x', 'relu', 'output'], '8')
+        (['x', 'relu', 'output (output)'], '8')
     """
     parts = pieces(graph, sections, detail)
     inside: Sections = blocks_of(sections, parts)
@@ -166,9 +166,11 @@ def scene(
     making = _Making(graph, parts, folded)
     boxes = making.boxes(labels)
     groups = tuple(_groups(graph, inside, boxes, folded))
-    if detail == "section":  # a frame around one box would say its title again
+    if detail == "section":  # a frame around one box would repeat its title
         framed = [(group, [b for block in group.groups for b in block.boxes]) for group in groups]
-        groups = tuple(replace(g, groups=(), boxes=tuple(b)) for g, b in framed if len(b) > 1)
+        groups = tuple(
+            Cluster(g.name, boxes=tuple(b), note=g.note) for g, b in framed if len(b) > 1
+        )
     links = making.links({name: box.name for box in boxes for name in box.nodes})
     ends, more = making.ends(boxes)
     return Scene(
@@ -180,7 +182,7 @@ def scene(
 
 
 def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Return the sections with the operators that stand in their blocks, of blocks with any."""
+    """Return the sections with the operators of their blocks, without empty blocks."""
     inside: dict[int, list[str]] = {}
     for name, host in parts.host.items():
         if host in parts.owner and name not in parts.masks:
@@ -195,7 +197,7 @@ def blocks_of(sections: Sections, parts: Pieces) -> list[tuple[str, list[tuple[s
 def _overview(
     graph: ArchGraph, parts: Pieces, sections: Sections, folds: Sequence[Fold], per_section: bool
 ) -> tuple[Sections, Mapping[str, tuple[LabelLine, ...]]]:
-    """Return the sections in as many parts as they have boxes, and the label at each operator."""
+    """Return the sections with a part for each box, and the label of the box by operator."""
     contents = Contents(graph, parts.feeds)
     boxes: list[tuple[str, list[tuple[str, list[str]]]]] = []
     labels: dict[str, tuple[LabelLine, ...]] = {}
@@ -214,7 +216,7 @@ def _overview(
 
 
 def _runs(blocks: NamedBlocks, folds: Sequence[Fold]) -> Iterator[NamedBlocks]:
-    """Yield blocks one by one, those of a fold together."""
+    """Yield blocks one by one, or together if they are a fold."""
     lengths = {one.blocks[0][0]: one.times * len(one.blocks[0]) for one in folds}
     while blocks:
         many = lengths.get(blocks[0][0], 1)
@@ -223,7 +225,7 @@ def _runs(blocks: NamedBlocks, folds: Sequence[Fold]) -> Iterator[NamedBlocks]:
 
 
 def _exits(graph: ArchGraph, blocks: NamedBlocks) -> Iterator[NamedBlocks]:
-    """Yield blocks together, up to each that makes an output."""
+    """Yield runs of blocks, each up to one that computes an output."""
     ends, start = set(refs(graph.outputs)), 0
     for stop, (_, nodes) in enumerate(blocks, 1):
         if stop == len(blocks) or not ends.isdisjoint(nodes):
@@ -232,18 +234,18 @@ def _exits(graph: ArchGraph, blocks: NamedBlocks) -> Iterator[NamedBlocks]:
 
 
 class _Making:
-    """A scene while it is made.
+    """Builds a scene.
 
     Attributes:
-        twin: Operators of later repetitions, each with its place in the first one.
+        twin: For operators of later repetitions, the operator of the first one.
         turn: Fold and number of the repetition of each operator in a fold.
-        copies: Operators of later repetitions by their place in the first one.
+        copies: For operators of the first repetition, the operators of later ones.
     """
 
     def __init__(self, graph: ArchGraph, parts: Pieces, folds: Sequence[Fold]) -> None:
         self.graph, self.parts = graph, parts
         self.order = {node.name: i for i, node in enumerate(graph.nodes)}
-        # Only the first repetition of a fold is drawn; the others stand for their place in it.
+        # Only the first repetition of a fold is drawn.
         self.twin: dict[str, str] = {}
         self.turn: dict[str, tuple[int, int]] = {}
         self.copies: dict[str, list[str]] = {}
@@ -256,10 +258,10 @@ class _Making:
                         self.copies.setdefault(first, []).append(name)
 
     def boxes(self, labels: Mapping[str, tuple[LabelLine, ...]]) -> list[Box]:
-        """Return the boxes of inputs and operators; a fold's are those of its first repetition.
+        """Return the boxes of inputs and operators; for a fold, those of its first repetition.
 
         Args:
-            labels: Of boxes that stand for blocks, by the name of an operator.
+            labels: Labels of boxes of whole blocks, by operator.
         """
         guests: dict[str, list[str]] = {}
         for name, host in self.parts.host.items():
@@ -277,7 +279,7 @@ class _Making:
         nodes: Sequence[str],
         labels: Mapping[str, tuple[LabelLine, ...]],
     ) -> Box:
-        """Build the box of some operators and of the counters that belong to them."""
+        """Build the box of operators, and of the counters that belong to them."""
         graph = self.graph
         leaves = tuple(dict.fromkeys(leaf for n in names for leaf in graph.node[n].leaves()))
         last = [self.copies.get(n, [n])[-1] for n in names]
@@ -294,12 +296,12 @@ class _Making:
             size="–".join(dict.fromkeys(_size(graph, one) for one in (names, last))),
             training=names[0] in self.parts.training,
             folded=tuple(copy for n in nodes for copy in self.copies.get(n, ())),
-            # Not of the counters that belong to them.
-            family="" if entry else main_family(graph, names),
+            # Masks have no kind, though they may contain additions.
+            family="" if names[0] in self.parts.masks else main_family(graph, names),
         )
 
     def lines(self, names: Sequence[str], last: Sequence[str]) -> tuple[LabelLine, ...]:
-        """Label an operator box; what differs in the last repetition shows as a range."""
+        """Label an operator box; numbers that differ in the last repetition become a range."""
         pairs = list(zip(lines_of(self.graph, names), lines_of(self.graph, last), strict=False))
         lines = tuple(replace(a, text=between(a.text, b.text)) for a, b in pairs)
         if names[0] not in self.parts.masks:
@@ -310,31 +312,31 @@ class _Making:
     def links(self, holder: Mapping[str, str]) -> Iterator[Link]:
         """Yield the arrows between operators, except those between repetitions of a fold."""
         arrows: dict[tuple[str, str], Link] = {}
+        labels: dict[tuple[str, str], str] = {}  # in the last repetition
         for name, before in self.parts.feeds.items():
             for used in before:
                 a, b = self.turn.get(used, (-1, 0)), self.turn.get(name, (-2, 0))
                 tail = holder[self.twin.get(used, used)]
                 head = holder[self.twin.get(name, name)]
-                # Within one box, or between repetitions of a fold, which is drawn once.
+                # Not drawn: arrows within a box, or between repetitions of a fold.
                 if tail == head or (a[0] == b[0] and a[1] != b[1]):
                     continue
                 link = self.link(used, name, tail, head)
                 previous = arrows.get((tail, head))
                 if previous is not None and name in self.twin and a[0] == b[0]:
-                    # A later repetition of the same arrow: its size widens the range.
-                    link = replace(previous, label=_range(previous.label, link.label))
-                # An arrow that evaluation has, too, is not drawn as one of training alone.
-                elif previous is not None and (link.training or not previous.training):
-                    continue
-                arrows[tail, head] = link
-        yield from arrows.values()
+                    labels[tail, head] = link.label
+                # Of two arrows, keep the one that evaluation has, too.
+                elif previous is None or (previous.training and not link.training):
+                    arrows[tail, head] = link
+        for ends, link in arrows.items():
+            yield replace(link, label=between(link.label, labels.get(ends, link.label)))
 
     def link(self, used: str, name: str, tail: str, head: str) -> Link:
         """Build the arrow of one value to one operator."""
         node, source = self.graph.node[name], self.graph.node[used]
         steady = set(refs(tuple(in_mode(value, False) for _, value in node.args)))
         label = shape_label(source.types[0])
-        if len(source.types) > 1:  # which of the results is taken, getitem says
+        if len(source.types) > 1:  # getitem chooses one of several results
             label = shape_label(node.types[0]) if node.op == "getitem" else ""
         known = mask_of(node)
         masking = bool(known) and used not in [other for other in node.uses() if other != known]
@@ -344,49 +346,24 @@ class _Making:
     def ends(self, boxes: Sequence[Box]) -> tuple[list[Box], list[Link]]:
         """Return the boxes of the outputs, and the arrows to them."""
         holder = {name: box.name for box in boxes for name in (*box.nodes, *box.folded)}
-        used = set(self.graph.node)
         ends, links = [], []
         for label, source, aside in outputs_of(self.graph):
-            name = label
-            # Boxes are identified by name, and an output may be called like an operator.
-            while name in used:
-                name = f"{name} (output)"
-            used.add(name)
+            # Outputs may have names of operators, or the same name in training and evaluation.
+            name = f"{label} ({'training' if aside else 'output'})"
             ends.append(Box(name, "output", (), (LabelLine(label, strong=True),), training=aside))
             kind = shape_label(self.graph.node[source].types[0])
             links.append(Link(holder[source], name, kind, aside))
         return ends, links
 
 
-def _range(first: str, last: str) -> str:
-    """Merge two shapes, `64–224×56×56`; the first may be a range already."""
-    if first == last:
-        return first
-    pairs = zip(first.split("×"), last.split("×"), strict=False)
-    return "×".join(a if a == b else f"{a.split('–')[0]}–{b}" for a, b in pairs)
-
-
-def _results(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Ref]]:
-    """Yield every result inside the output tree with the keys that lead to it."""
-    match value:
-        case Ref():
-            yield path, value
-        case tuple():
-            for index, item in enumerate(value):
-                yield from _results(item, (*path, str(index)))
-        case Record():
-            for key, item in value.fields:
-                yield from _results(item, (*path, key))
-
-
 def outputs_of(graph: ArchGraph) -> Iterator[tuple[str, str, bool]]:
-    """Yield name, node, and whether it is training's only, for every output."""
-    both = [dict(_results(in_mode(graph.outputs, mode))) for mode in (False, True)]
-    for path, ref in both[0].items():
-        yield ".".join(path) or "output", ref.name, False
-    for path, ref in both[1].items():
-        if ref not in both[0].values():
-            yield ".".join(path) or "output", ref.name, True
+    """Yield name, node, and whether only training has it, for every output."""
+    both = [dict(tensors_in(in_mode(graph.outputs, mode), ())) for mode in (False, True)]
+    for keys, name in both[0].items():
+        yield ".".join(map(str, keys)) or "output", name, False
+    for keys, name in both[1].items():
+        if name not in both[0].values():
+            yield ".".join(map(str, keys)) or "output", name, True
 
 
 def _groups(
@@ -404,23 +381,24 @@ def _groups(
             ]
             inner.append(_folded(graph, one, units) if one else units[0])
         nodes = [n for _, inside in blocks for n in inside]
-        if inner:
+        if len(inner) == 1:
+            yield inner[0]  # a second frame around it would repeat its title
+        elif inner:
             yield Cluster(section, tuple(inner), (), _leaves(graph, nodes), _size(graph, nodes))
 
 
 def _block(graph: ArchGraph, holder: Mapping[str, str], name: str, nodes: Sequence[str]) -> Cluster:
-    """Return the cluster of a block: the boxes that hold its operators."""
+    """Return the cluster of a block, with the boxes of its operators."""
     boxes = tuple(dict.fromkeys(holder[n] for n in nodes))
     return Cluster(name, (), boxes, _leaves(graph, nodes), _size(graph, nodes))
 
 
 def _folded(graph: ArchGraph, one: Fold, units: Sequence[Cluster]) -> Cluster:
-    """Return the cluster of a fold, which shows the first of its repetitions."""
+    """Return the cluster of a fold, with the first of its repetitions."""
     leaves = _leaves(graph, [n for nodes in one.nodes for n in nodes])
     note = "–".join(dict.fromkeys(_size(graph, n) for n in (one.nodes[0], one.nodes[-1])))
-    if len(units) == 1:
-        return replace(units[0], name=one.name, leaves=leaves, note=note, times=one.times)
-    return Cluster(one.name, tuple(units), (), leaves, note, one.times)
+    inner = units[0] if len(units) == 1 else Cluster("", tuple(units))
+    return replace(inner, name=one.name, leaves=leaves, note=note, times=one.times)
 
 
 def _leaves(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
@@ -428,5 +406,5 @@ def _leaves(graph: ArchGraph, nodes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _size(graph: ArchGraph, nodes: Sequence[str]) -> str:
-    """Write the parameters of operators, tied ones where they are used first."""
+    """Write the number of parameters of operators; tied ones count at their first use."""
     return count(cost(graph).of(nodes).parameters)

@@ -1,10 +1,10 @@
-"""How a page of ours looks: light and dark, on a desk, on a telephone, on paper."""
+"""The style sheet of pages: light and dark, on a desk, on a phone, on paper."""
 
 from __future__ import annotations
 
 from archgraph.display import colours
 
-# What all pages share: their colours, and a shadow at the side where a table goes on.
+# Shared by all pages: colours, and a shadow at the side where a table continues.
 SHARED = f"""
 :root {{ color-scheme: light dark; {colours.variables(dark=False)} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {colours.variables(dark=True)} }} }}

@@ -16,10 +16,10 @@ from archgraph.tables import Table, count, plural
 def summary_table(graph: ArchGraph) -> Table:
     """Tabulate sections and blocks with the shapes of their results, parameters and MACs.
 
-    1. Operators are gathered in order: those of a block at its first one, neighbours outside all
-       blocks (stem, head) in a row of their own.
-    2. The first block of a section with several blocks is preceded by a row for the section. A
-       section of one block is a single row.
+    1. A block has a row at its first operator. Neighbouring operators outside blocks (stem, head)
+       share a row.
+    2. A section of several blocks has a row before its first block. A section of one block is a
+       single row.
     3. The last row is the total.
 
     Example:
@@ -68,7 +68,7 @@ def summary_table(graph: ArchGraph) -> Table:
 
 
 def _note(graph: ArchGraph) -> str:
-    """Tell the inputs, how figures are counted, and which idioms there are."""
+    """Write the inputs, the units of the columns, and the number of idioms."""
     at = f" of {sizes}" if (sizes := counted_at(graph)) else ""
     inputs = ", ".join(f"{n.name} {dimensions(n.shape)}" for n in graph.nodes if n.op == "input")
     note = f"inputs: {inputs}; shapes without the batch axis; MACs per example{at}"
@@ -77,27 +77,27 @@ def _note(graph: ArchGraph) -> str:
 
 
 def _stretch(nodes: Sequence[Node]) -> str:
-    """Name operators outside blocks by the first and the last one."""
+    """Name neighbouring operators outside blocks by the first and the last one."""
     first, last = (node.scope or node.name for node in (nodes[0], nodes[-1]))
     return first if first == last else f"{first} … {last}"
 
 
 def _runs(graph: ArchGraph) -> list[tuple[Block | None, list[Node]]]:
-    """Return the operators of each block, at its first one, and of each stretch outside blocks."""
+    """Return the operators of each block and of each stretch outside blocks, in order."""
     owner = {name: block for block in structure(graph).blocks for name in block.nodes}
     runs: dict[str | int, tuple[Block | None, list[Node]]] = {}
     for node in graph.nodes:
         if node.op == "input":
             continue
         block = owner.get(node.name)
-        # Every stretch has the number of the runs before it.
+        # The key of a stretch is the number of runs before it.
         stretch = len(runs) - (len(runs) - 1 in runs)
         runs.setdefault(block.name if block else stretch, (block, []))[1].append(node)
     return list(runs.values())
 
 
 def _numbers(graph: ArchGraph, nodes: Sequence[Node]) -> tuple[str, str]:
-    """Write the parameters of operators, tied ones where they are used first, and their MACs."""
+    """Write parameters and MACs of operators; tied parameters count at their first use."""
     spent = cost(graph).of(tuple(node.name for node in nodes))
     return count(spent.parameters), count(spent.macs)
 

@@ -1,4 +1,4 @@
-"""Axes as types: what each tensor dimension is made of, solved by unification.
+"""Axes as types: the layout of each tensor dimension, solved by unification.
 
 A dimension has a *layout*: an axis that may be cut (:class:`Var` while solving, :class:`AxisRef`
 when solved), a row-major flattened product (:class:`Prod`), a concatenation (:class:`Sum`), or

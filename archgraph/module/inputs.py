@@ -104,7 +104,7 @@ class InputTypes:
         """Return the input types of a graph."""
         tensors = []
         for index, (key, value) in enumerate(graph.inputs):
-            for steps, name in _tensors(value, ()):
+            for steps, name in tensors_in(value, ()):
                 node = graph.node[name]
                 label = key + "".join(f"[{step!r}]" for step in steps)
                 type_, dtype = TensorType(node.shape, node.dtype), torch_dtype(node.dtype)
@@ -224,15 +224,15 @@ def checked(forward: Callable[..., object], types: InputTypes) -> Callable[..., 
     return compared
 
 
-def _tensors(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
+def tensors_in(value: Value, steps: _Steps) -> list[tuple[_Steps, str]]:
     """Return the tensors inside an argument, each with the keys that lead to it."""
     match value:
         case Ref(name):
             return [(steps, name)]
         case tuple():
-            return [t for i, v in enumerate(value) for t in _tensors(v, (*steps, i))]
+            return [t for i, v in enumerate(value) for t in tensors_in(v, (*steps, i))]
         case Record():
-            return [t for k, v in value.fields for t in _tensors(v, (*steps, k))]
+            return [t for k, v in value.fields for t in tensors_in(v, (*steps, k))]
         case _:
             return []
 

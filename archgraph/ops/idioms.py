@@ -253,7 +253,7 @@ def _pointwise(matched: IdiomMatch) -> bool:
 # The first match wins: larger idioms precede those that are part of them.
 IDIOMS = (
     Idiom("squeeze-and-excite", op.mul("x", _moved(_excitation)), _pooled),
-    Idiom("rotary embedding", _rotary, _halves, "embedding"),
+    Idiom("rotary embedding", _rotary, _halves, "attention"),
     Idiom("grouped-query attention", _grouped_query, _shared, "attention"),
     Idiom("RMSNorm", op.mul(_rms_norm, either(_gain, op.add(_gain, 1.0))), _last, "norm"),
     Idiom("RMSNorm", _rms_norm, _last, "norm"),

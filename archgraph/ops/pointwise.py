@@ -401,7 +401,7 @@ def _prelu_axes(eq: Equations) -> list[Dims]:
     return [x]
 
 
-_CURVES_AND_GATES = {
+CURVES_AND_GATES = {
     # Deepening repeats an activation, which is exact if applying it twice changes nothing.
     "relu": _activation(
         PLAIN, same_options(nn.ReLU), backward=RESULT, idempotent=True, keeps_zero=True
@@ -454,4 +454,4 @@ _CURVES_AND_GATES = {
     ),
 }
 
-ROWS = rows(_ARITHMETIC, _CHOICES_AND_COPIES, _CURVES_AND_GATES)
+ROWS = rows(_ARITHMETIC, _CHOICES_AND_COPIES, CURVES_AND_GATES)

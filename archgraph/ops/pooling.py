@@ -93,6 +93,7 @@ _POOLS = {
         # Closed forms pay off for the most common networks, those on images.
         type=rule if rank == 2 else None,
         layer=same_options(getattr(nn, f"{name}Pool{rank}d")),
+        family="pooling",
         backward=backward,
     )
     for rank in (1, 2, 3)
@@ -185,7 +186,7 @@ def _from_patches_axes(eq: Equations) -> list[Dims]:
     return [[*x[:-2], eq.resolve(channel), *eq.fixed(eq.node.shape[-2:])]]
 
 
-_with_indices = replace(_pool, backward=saves("self", results=(1,)))
+_with_indices = replace(_pool, family="pooling", backward=saves("self", results=(1,)))
 
 _OTHERS = {
     "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices": _with_indices,
@@ -193,8 +194,10 @@ _OTHERS = {
     "reflection_pad1d reflection_pad2d reflection_pad3d": replace(_pool, backward=INPUT),
     "replication_pad1d replication_pad2d replication_pad3d": replace(_pool, backward=INPUT),
     "_upsample_bilinear2d_aa _upsample_bicubic2d_aa": replace(_pool, backward=NOTHING),
-    "max_unpool2d max_unpool3d": Operator(_unpooling_axes, zeros.first, backward=saves("indices")),
-    "fractional_max_pool2d fractional_max_pool3d": Operator(_pooling_axes, zeros.first),
+    "max_unpool2d max_unpool3d": Operator(
+        _unpooling_axes, zeros.first, family="pooling", backward=saves("indices")
+    ),
+    "fractional_max_pool2d fractional_max_pool3d": replace(_pool, family="pooling"),
     "grid_sampler grid_sampler_2d grid_sampler_3d": Operator(
         _sampled_axes, zeros.first, backward=saves("input", "grid")
     ),

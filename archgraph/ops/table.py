@@ -73,8 +73,8 @@ _FAMILIES = {
     name: family
     for family, listed in {
         "convolution": convolutions.ROWS, "linear": products.ROWS, "recurrent": recurrent.ROWS,
-        "embedding": embeddings.ROWS, "norm": norms.ROWS, "pooling": pooling.ROWS,
-        "activation": pointwise.ROWS,
+        "embedding": embeddings.ROWS, "norm": norms.ROWS,
+        "activation": pointwise.CURVES_AND_GATES,
     }.items()
     for names in listed
     for name in names.split()
@@ -114,8 +114,10 @@ def _listed(op: str) -> Operator | None:
 def operator_family(op: str) -> str:
     """Return an operator's family, one of :data:`FAMILIES`; empty if it is in none of them.
 
-    >>> [operator_family(f"aten.{op}") for op in ("conv2d", "add.Tensor", "reshape")]
-    ['convolution', 'join', '']
+    >>> [operator_family(f"aten.{op}") for op in ("conv2d", "add.Tensor", "max_pool2d")]
+    ['convolution', 'join', 'pooling']
+    >>> operator_family("aten.upsample_nearest2d.vec"), operator_family("aten.where.self")
+    ('', '')
     """
     said = row(op)
     if said.family or said.merges or said.attends is not None:

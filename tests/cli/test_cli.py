@@ -64,7 +64,7 @@ def test_show_tells_parts_and_totals(here: Path):
 
 def test_explain_tells_reasons_and_savings(here: Path):
     output = call("explain", "model.yaml").output
-    for title in ("what halving saves", "Free axes", "Pinned axes", "Blocks: what skipping"):
+    for title in ("savings from halving", "Free axes", "Pinned axes", "Blocks: savings"):
         assert title in output
     found = json.loads(call("explain", "model.yaml", "--json").output)
     assert found["model"] == "tiny" and found["asked"] is None

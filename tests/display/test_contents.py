@@ -141,7 +141,12 @@ def words(picture: Scene) -> dict[str, list[str]]:
         (
             "small_mobilenet",
             True,
-            {"stage1": ["2 × (conv2d 1×1 · 3×3 depthwise · conv2d 1×1), 1 of them residual"]},
+            {
+                "stage1": [
+                    "conv2d 1×1 · 3×3 depthwise · conv2d 1×1",
+                    "residual block of conv2d 1×1 · 3×3 depthwise · conv2d 1×1",
+                ]
+            },
         ),
         ("vgg_mnist", True, {"stage5": ["conv2d 3×3 → 768", "3 × conv2d 3×3 → 512"]}),
     ],
@@ -207,3 +212,9 @@ def test_of_many_unlike_blocks_the_first_and_the_last_are_listed():
     feeds = {node.name: tuple(node.uses()) for node in graph.nodes[1:]}
     lines = [line.text for line in Contents(graph, feeds).lines([[name] for name in feeds])]
     assert lines == ["linear → 9", "linear → 10", "… 4 more blocks …", "linear → 15"]
+
+
+def test_shapes_of_blocks_that_grow_are_ranges():
+    graph = load(SPECS / "models" / "recipfl_densenet121.yaml")
+    labels = {link.label for link in scene(graph, sections_of(graph), detail="node").links}
+    assert {"24–84×32×32", "192–372×4×4"} <= labels

@@ -136,6 +136,10 @@ def test_cover_paints_and_tells_every_block(residual: Net):
     told = [node.attr["label"] for node in overview.nodes() if "clients" in node.attr["label"]]
     assert ["1 of 10" in label for label in told if "layer1" in label] == [False, True]
     assert not any("clients" in frame.graph_attr["label"] for frame in overview.subgraphs())
+    # White is 0 %: a part without weights outside all blocks differs in its border.
+    parts_alone = pygraphviz.AGraph(string=draw(graph, cover=Cover((1, 9), parts), detail="node"))
+    thin = [node.attr["tooltip"] for node in parts_alone.nodes() if node.attr["penwidth"]]
+    assert ["aten.mean" in tip for tip in thin] == [True] and "thin border: no weights" in text
     assert "share of the weights, mean over all clients" in text
     assert "share of the weights" not in draw(graph)
     assert scene(graph, sections).groups

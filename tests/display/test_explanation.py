@@ -273,11 +273,11 @@ def test_an_explanation_is_plain_and_keeps_its_keys(model):
 def test_everything_is_told_in_five_tables(resnet):
     titles = [table.title for table in explain(resnet).tables()]
     assert titles == [
-        f"{resnet.name}: what halving saves",
+        f"{resnet.name}: savings from halving",
         "Budgets",
-        "Free axes: what halving saves",
+        "Free axes: savings from halving",
         "Pinned axes",
-        "Blocks: what skipping one saves",
+        "Blocks: savings from skipping",
     ]
     overview, _, free, *_ = explain(resnet).tables()
     assert overview.rows[0][:2] == ("all free axes", "12")

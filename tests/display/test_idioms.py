@@ -51,6 +51,7 @@ def test_an_idiom_is_one_box_with_its_name_family_and_parameters() -> None:
     # What only moves values into it is in its box, without a name.
     operators = [graph.node[name].op for name in rotary.nodes]
     assert operators[:2] == ["aten.reshape", "aten.transpose.int"] and len(rotary.lines) == 1
+    assert rotary.family == "attention"  # not a table of embeddings
     assert [line.text for line in boxes["linear → 8"].lines] == ["linear → 8"]
 
 

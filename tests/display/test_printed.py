@@ -120,7 +120,9 @@ def test_an_overview_has_a_box_per_output_and_a_dotted_arrow_for_what_a_mask_is_
     graph = trace(Masked(), ids, ids).graph
     sections = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in structure(graph).sections]
     picture = scene(graph, sections, detail="section", fold=False)
-    assert [box.name for box in picture.boxes if box.kind == "output"] == ["hidden", "twice"]
+    assert [box.name for box in picture.boxes if box.kind == "output"] == [
+        "hidden (output)", "twice (output)"
+    ]  # fmt: skip
     attending = {box.name for box in picture.boxes if "attention" in str(box.lines)}
     dotted = [link for link in picture.links if link.mask]
     assert {(link.tail, link.head) for link in dotted} == {("mask", name) for name in attending}

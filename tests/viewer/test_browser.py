@@ -814,6 +814,12 @@ def test_colours_tell_what_operators_do(opened, net):
     shown = head.evaluate("one => getComputedStyle(one).fill")
     red, green, blue = (int(FAMILIES["linear"][i : i + 2], 16) for i in (1, 3, 5))
     assert shown == f"rgb({red}, {green}, {blue})"
+    # The legend has the colours of the picture and no others, whatever is open.
+    for _ in range(3):
+        page.click("#more")
+        fills = page.eval_on_selector_all("rect.frame", "all => all.map(r => r.style.fill)")
+        keys = page.eval_on_selector_all("#key i", "all => all.map(i => i.style.backgroundColor)")
+        assert set(keys) == {fill for fill in fills if fill} and keys
 
 
 def test_arrows_of_what_is_selected_are_coloured_and_lead_to_its_neighbours(opened, net):

@@ -203,6 +203,7 @@ class Canvas {
     if (this.world.firstChild !== g) this.world.replaceChildren(g);
     this.paint(this.drawn);
     this.mark();
+    this.app.legend(); // of what is drawn now
   }
 
   /** The element of an item; only what its layout changes is drawn anew. */

@@ -86,13 +86,12 @@ class App {
 
   /** Show these graphs, one pane each; all are compared with the first one. */
   arrange(/** @type {number[]} */ wanted) {
-    const held = $("panes");
-    held.replaceChildren();
+    $("panes").replaceChildren();
     this.panes = wanted.map((i) => {
       const { name } = this.data.graphs[i];
       const area = h("div", { class: "area" });
       const without = h("button", { "aria-label": `Remove ${name}`, onclick: () => this.arrange(wanted.filter((one) => one !== i)) }, "×");
-      held.append(h("section", { class: "pane", "aria-label": name }, wanted.length > 1 ? h("h2", { class: "which" }, name, without) : null, area));
+      $("panes").append(h("section", { class: "pane", "aria-label": name }, wanted.length > 1 ? h("h2", { class: "which" }, name, without) : null, area));
       return new Canvas(this.model(i), area, this);
     });
     for (const pane of this.panes) pane.small = chosen(pane.model.data, this.state.as, this.state.much);
@@ -105,7 +104,6 @@ class App {
     this.panes.forEach((pane) => pane.settle());
     this.step(this.panes[0]);
     this.select(this.panes[0], this.panes[0].model.root);
-    this.legend(); // marks are known now
     this.panes.forEach((pane) => pane.fit(false)); // in the room that panel and legend leave
   }
 
@@ -219,7 +217,8 @@ class App {
     $("marks").hidden = !$("marks").children.length;
     if (!overlay) return;
     if (overlay.named) {
-      const used = new Set(this.panes.flatMap((pane) => pane.model.data.kinds.map((/** @type {any} */ kind) => kind[5])));
+      /** @type {(item: Item) => Item[]} */ const closed = (item) => item.layout?.inside ? item.layout.children.flatMap(closed) : [item];
+      const used = new Set(this.panes.flatMap((pane) => closed(pane.model.root).map((item) => overlay.kind(pane.model, item))));
       $("key").replaceChildren(...Object.entries(overlay.named).filter(([name]) => used.has(name)).map(([name, colour]) =>
         h("span", { class: "swatch" }, h("i", { style: `background: ${colour}` }), name)));
       return;

@@ -68,8 +68,8 @@ function overlays(/** @type {any} */ data) {
   const own = Object.entries(data.overlays).map(([key, told]) => [key, measured(key, told)]);
   return {
     kinds: kinds(data.families),
-    ...feeding && { weights: { ...fed("share of weights", `mean over all clients; ${SIDES}`, (row) => row[1]), of: (model) => Boolean(model.data.feeding) },
-      clients: fed("share of clients", "clients that have any of a part", (row, clients) => row[0] / clients) },
+    ...feeding && { weights: { ...fed("share of weights", `mean over all clients; thin border: no weights; ${SIDES}`, (row) => row[1]), of: (model) => Boolean(model.data.feeding) },
+      clients: fed("share of clients", "clients that have any of a part; thin border: no weights", (row, clients) => row[0] / clients) },
     parameters: amount("parameters", "parameters"), macs: amount("macs", "MACs"), bytes: amount("bytes", "size of results"),
     ...Object.fromEntries(own), ...overRounds(data.graphs),
   };
