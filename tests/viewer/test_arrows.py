@@ -302,6 +302,33 @@ def test_values_that_enter_or_leave_a_frame_apart_stay_apart(laid):
             assert one[0] == two[0] or abs(one[1] - two[1]) >= 7 or not beside
 
 
+def test_results_stand_in_the_order_of_the_exits_that_they_leave_by(laid):
+    parts = [size(random.Random(0), i) | {"w": 60, "h": 30, "open": False} for i in range(3)]
+    parts[0] |= {"w": 200, "open": True, "exits": [-30, 30]}
+    for wide in (1, 2):
+        parts[wide]["w"] = 120
+        edges = [edge(0, 1) | {"exit": 1}, edge(0, 2) | {"exit": 0}]
+        ((_, right, left),) = (
+            one["spots"] for one in laid([{"sizes": parts, "edges": edges, "columns": 1}])
+        )
+        assert left["x"] < right["x"]
+
+
+def test_values_of_one_arrow_that_leave_apart_keep_their_shapes(browser):
+    page = browser.new_page()
+    edges = page.evaluate(
+        """() => { SCRIPT
+          const labels = { 1: "3", 2: "5", "quiet 3": "7" }, sources = Object.keys(labels);
+          const edge = { tail: 0, head: 1, label: "3", quiet: false, sources, labels };
+          return ported(edge, new Map(sources.map((source, i) => [source, i])), []); }""".replace(
+            "SCRIPT", SCRIPT
+        )
+    )
+    shown = [(one["exit"], one["label"], one["quiet"]) for one in edges]
+    assert shown == [(0, "3", False), (1, "5", False), (2, "7", True)]
+    page.close()
+
+
 class Split(nn.Module):
     """A section with two results of different shapes, the later one made by a longer way."""
 

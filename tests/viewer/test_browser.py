@@ -189,6 +189,17 @@ def test_all_of_it_by_keyboard(opened, net):
     assert items(page) == closed
 
 
+def test_every_part_is_found_by_its_identifier_in_a_page_that_opened_none(opened, net):
+    ids, found = opened(net).evaluate(
+        """() => { const model = archgraph.app.model(0), ids = [];
+          const walk = item => { ids.push(item.id); model.children(item).forEach(walk); };
+          walk(model.root);
+          const fresh = () => new model.constructor(model.data, 0);
+          return [ids, ids.map(id => fresh().find(id)?.id)]; }"""
+    )
+    assert found == ids and {one[0] for one in ids} == set("rsbxo")
+
+
 @pytest.mark.full
 def test_pan_zoom_and_fit_move_the_picture(opened, net):
     page = opened(net)
@@ -496,12 +507,13 @@ def test_what_the_other_lacks_is_marked_and_listed(opened, family):
     selected = page.locator("g.selected")
     assert selected.first.get_attribute("data-mark") == "missing"
     assert "missing in the other" in text(page)
-    low, high = page.evaluate(
-        """() => { const right = one => one.getBoundingClientRect().right;
-          return [Math.max(...[...document.querySelectorAll("text.badge")].map(right)),
-            right(document.querySelector(".area"))]; }"""
+    marked, picture = page.evaluate(
+        """() => { const [{ world, at, model }] = archgraph.app.panes;
+          const marks = [...world.querySelectorAll("text.badge")];
+          return [Math.max(...marks.map(one => one.getBoundingClientRect().right)),
+            world.getBoundingClientRect().left + at.k * model.root.layout.w]; }"""
     )
-    assert low <= high
+    assert marked <= picture
 
 
 @pytest.mark.full
@@ -801,11 +813,11 @@ def test_no_arrow_crosses_a_title_or_a_box_and_the_first_look_can_be_read(opened
 
 
 class Wide(nn.Module):
-    """Fourteen ways side by side."""
+    """Forty ways side by side."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ways = nn.ModuleList(nn.Linear(8, 8) for _ in range(14))
+        self.ways = nn.ModuleList(nn.Linear(8, 8) for _ in range(40))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([way(x) for way in self.ways], 1)
@@ -820,7 +832,7 @@ def test_a_wide_picture_begins_at_a_readable_scale_and_lists_all_neighbours(open
     assert area["x"] <= first["x"] and first["x"] + first["width"] <= area["x"] + area["width"]
     page.evaluate("(({app}) => app.select(app.panes[0], app.panes[0].visible()[0]))(archgraph)")
     more = page.locator("#panel dd .more").first
-    assert more.inner_text() == "show all 14"
+    assert more.inner_text() == "show all 40"
     assert float(more.evaluate("one => parseFloat(getComputedStyle(one).marginLeft)")) >= 4
 
 

@@ -203,7 +203,7 @@ class App {
     if ($("legend").offsetHeight !== room) for (const pane of this.panes) if (pane.fitted) pane.fit(false);
   }
 
-  /** What the colours mean: one scale, or the kinds that closed boxes show; all kinds while nothing is drawn yet. */
+  /** What the colours mean: one scale, or the kinds of operator in sight; all kinds while nothing is drawn yet. */
   legend(all = false) {
     const overlay = this.overlays[this.state.by];
     const { numbers, at } = this.stops();
@@ -218,7 +218,7 @@ class App {
     if (!overlay) return;
     if (overlay.named) {
       const used = new Set(this.panes.flatMap((pane) => all ? pane.model.data.kinds.map((/** @type {any} */ kind) => kind[5])
-        : pane.visible().filter((item) => !pane.opened(item)).map((item) => overlay.kind?.(pane.model, item))));
+        : pane.visible().map((item) => overlay.kind?.(pane.model, item))));
       $("key").replaceChildren(...Object.entries(overlay.named).filter(([name]) => used.has(name)).map(([name, colour]) =>
         h("span", { class: "swatch" }, h("i", { style: `background: ${colour}` }), name)));
       return;
