@@ -4,18 +4,19 @@ In: run folders, or records of studies. Out: pages, figures for print, tables as
 LaTeX and CSV.
 
 1. ``runs`` reads a folder as a ``Log``, whose figures are one data frame.
-2. ``comparison`` groups runs that differ in the seed only. ``measures``: each column is a selection
-   of the frame. ``settings``: what is not the default.
-3. ``run_tables`` and ``group_tables`` make ``sheets``: text, and the same values unrounded.
-   ``plots`` and ``paper`` draw for print, ``charts`` for pages; ``header`` and ``headline`` are in
-   words.
-4. ``run_page`` and ``runs_page`` put ``parts`` together; ``page`` writes them, once or after each
-   round. ``run_family`` is the family that the viewer in a page shows.
+2. ``comparison`` groups runs that differ only in the seed. ``measures`` selects its columns from
+   the frame, ``settings`` lists the settings that differ from the defaults.
+3. ``run_tables`` and ``group_tables`` build ``sheets``: formatted text with the unrounded values.
+   ``plots`` and ``paper`` draw for print, ``charts`` for pages; ``header`` and ``headline`` write
+   text.
+4. ``run_page`` and ``runs_page`` assemble ``parts``; ``page`` writes them, once or after each
+   round. ``run_family`` rebuilds the family for the viewer inside a page.
 
-- Test data choose no round: a row has the last test, and the test after the round that is best on
-  validation examples, one round for all models.
-- A page loads nothing and runs no script of its own; the viewer's runs in a frame.
-- A run folder has sizes of clients' models, not positions: ``run_family`` repeats their rewrites.
+- Test data never selects a round. A row shows the last test, and the test after the round that is
+  best on validation examples: the same round for all models.
+- A page loads nothing and runs no script of its own; the viewer's script runs in a frame.
+- A run folder stores sizes of the clients' models, not positions: ``run_family`` repeats the
+  rewrites.
 
 Names are imported on first use: `matplotlib` takes long.
 """

@@ -1,7 +1,7 @@
-"""The pictures of pages, drawn by matplotlib: one panel each, narrow enough for a telephone.
+"""Charts for pages, drawn by matplotlib: one panel each, narrow enough for a phone.
 
-SVG written by hand took 400 statements and 212 lines of script, for values at a pointer that are in
-the tables below.
+Hand-written SVG took 400 statements and 212 lines of script, only to show values at the pointer
+that are in the tables anyway.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ if TYPE_CHECKING:
 
     from archgraph.engine.clients import ClientFacts
 
-# Inches: 380 units of a page, those of a telephone's screen.
+# Inches: 380 CSS pixels, the width of a phone.
 WIDTH, TALL = 380 / 72, 3.4
-# Sizes of letters in units: titles; numbers and names.
+# Font sizes in pixels: titles; numbers and names.
 TITLES, NUMBERS = 12, 11
-# Characters beside one another in a title.
+# Characters per line of a title.
 ACROSS = 48
-# Clients whose names fit beside their rows, and characters of a name.
+# Up to this number of clients, rows have names; characters per name.
 NAMED, NAME = 40, 20
-# Clients that are drawn, and points of a curve: more than there are units.
+# Maximum number of clients, and of points per curve: more than there are pixels.
 MOST = 400
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture of a page.
+    """A chart on a page.
 
     Attributes:
-        name: What it is called; no two pictures of a page are called alike.
-        figure: What is drawn.
+        name: Name, unique on the page.
+        figure: The matplotlib figure.
     """
 
     name: str
     figure: Figure
 
     def svg(self) -> str:
-        """Return it as SVG text, whose identifiers are its own."""
+        """Return the chart as SVG text, with identifiers that are unique on the page."""
         drawn = picture(self.figure, salt=self.name).decode()
-        # What is referred to is named by content and salt; all else by numbers from one, unused.
+        # Elements that are referenced have identifiers from content and salt; the others are
+        # numbered from one in every chart, and unused.
         used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawn))
         unused = (one for one in re.findall(' id="([^"]*)"', drawn) if one not in used)
         names = "|".join(map(re.escape, unused))
@@ -69,7 +70,7 @@ class Picture:
 
 
 def charts(log: Log) -> Iterator[Picture]:
-    """Yield figures on all data and on clients' own over the rounds; time by purpose."""
+    """Yield charts over the rounds, on all data and on the clients' own, then time by purpose."""
     what = judge([log])
     yield curve_chart(
         f"{what} over the rounds", f"{what} on all test data", tested_models(log), what, [log]
@@ -89,24 +90,25 @@ def curve_chart(
     places: Mapping[str, Series] | None = None,
     bold: str = GLOBAL,
 ) -> Picture:
-    """Return curves of the figure that judges runs.
+    """Draw curves of the metric by which runs are judged.
 
     Args:
-        name: What the picture is called.
-        title: What stands above it; which way is better is added where it is not obvious.
-        runs: Of each curve the figure by round and seed; one without rounds is left out.
-        what: The figure.
+        name: Name of the chart.
+        title: Title. For metrics other than accuracy, the better direction is added.
+        runs: Values by round and seed for each curve. Curves without rounds are skipped.
+        what: The metric.
         logs: The runs.
-        axis: What the curves are drawn over.
-        places: Where rounds of each curve stand on the axis. Default: at their numbers.
-        bold: The curve that stands out.
+        axis: Label of the horizontal axis.
+        places: Positions of each curve's rounds on the axis. Default: their numbers.
+        bold: Name of the curve to emphasise.
     """
     figure, (panel,) = panels(WIDTH, 1, points=(TITLES, NUMBERS))
     for number, (label, values) in enumerate(runs.items()):
         some = values.iloc[[*evenly(range(len(values)), MOST)]]
         band(panel, some, label, number, (places or {}).get(label), bold=label == bold)
-    said = textwrap.fill(_titled(title, what, logs), ACROSS)
-    scale(panel, what, said, axis, points=(TITLES, NUMBERS))
+    if what != "accuracy":  # whose direction is obvious
+        title += f" ({'higher' if better(logs, what) else 'lower'} is better)"
+    scale(panel, what, textwrap.fill(title, ACROSS), axis, points=(TITLES, NUMBERS))
     if not panel.get_lines():
         panel.text(
             0.5, 0.5, "nothing was tested yet", transform=panel.transAxes, ha="center",
@@ -116,14 +118,8 @@ def curve_chart(
     return Picture(name, figure)
 
 
-def _titled(title: str, what: str, logs: Sequence[Log]) -> str:
-    if what == "accuracy":  # which way is better, accuracy says
-        return title
-    return f"{title} ({'higher' if better(logs, what) else 'lower'} is better)"
-
-
 def time_chart(runs: Mapping[str, DataFrame]) -> Picture:
-    """Return the mean seconds of a round by purpose, from the figures of each run."""
+    """Draw the mean seconds per round by purpose, from the figures of each run."""
     figure, (panel,) = panels(WIDTH, 1, points=(TITLES, NUMBERS))
     panel.set_title("seconds per round", loc="left", fontsize=TITLES, color=colours.INK)
     lines = time_bars(panel, time_spent(runs), 24)
@@ -132,7 +128,7 @@ def time_chart(runs: Mapping[str, DataFrame]) -> Picture:
 
 
 def tested_models(log: Log) -> dict[str, DataFrame]:
-    """Return every model by the figure that judges it, over the rounds."""
+    """Return the judging metric of each model over the rounds."""
     what = judge([log])
     rows = rows_where(log.figures, part="test", metric=what)
     names = sorted(log.models, key=lambda name: name == GLOBAL)
@@ -144,12 +140,12 @@ def tested_models(log: Log) -> dict[str, DataFrame]:
 
 
 def _drawn(values: Mapping[str, Series]) -> dict[str, DataFrame]:
-    """Return what has values as the figures of one run."""
+    """Return the non-empty series as figures of one run."""
     return {name: of.to_frame() for name, of in values.items() if len(of)}
 
 
 def _own(log: Log, what: str) -> Iterator[Picture]:
-    """Yield tiers on their clients' own test data, the mean over clients and the worst tenth."""
+    """Yield a chart of tiers on their clients' own test data, with the mean and worst tenth."""
     local = rows_where(log.figures, part="test local", metric=what)
     names = [*(name for name in log.models if name != GLOBAL), ALL_CLIENTS]
     by_name = {name: series(local, group=name) for name in names}
@@ -162,7 +158,7 @@ def _own(log: Log, what: str) -> Iterator[Picture]:
 
 
 def worst_clients(log: Log) -> str:
-    """Return what the worst tenth of the clients is called: of ten or less it is one client."""
+    """Return the label of the worst tenth of the clients, which is one client if ten or fewer."""
     return "worst client" if 0 < len(log.participants) <= 10 else "worst tenth of the clients"
 
 
@@ -172,9 +168,9 @@ def worst_series(log: Log, what: str) -> Series:
 
 
 def client_charts(clients: Sequence[ClientFacts]) -> Iterator[Picture]:
-    """Yield the examples of each client, and the share of each class, if there are any clients.
+    """Yield a chart of each client's examples and class shares, if there are any clients.
 
-    Shares, because a client with few examples may be as one-sided as one with many.
+    Shares make clients with few and with many examples comparable.
     """
     drawn = clients[:MOST]
     if not drawn:
@@ -190,7 +186,7 @@ def client_charts(clients: Sequence[ClientFacts]) -> Iterator[Picture]:
 
 
 def _draw_examples(panel: Axes, clients: Sequence[ClientFacts], total: int) -> None:
-    """Draw the examples of the first clients of so many."""
+    """Draw the number of examples of the first clients out of ``total``."""
     for bad, colour in enumerate(colours.SERIES[:2]):
         rows = [i for i, client in enumerate(clients) if client.malicious == bad]
         many = [clients[i].examples for i in rows]
@@ -207,11 +203,11 @@ def _draw_examples(panel: Axes, clients: Sequence[ClientFacts], total: int) -> N
 
 
 def _draw_shares(panel: Axes, rows: Sequence[Sequence[int]]) -> None:
-    """Draw the share of each class, a row for each client."""
+    """Draw class shares as an image with a row per client."""
     classes = max(map(len, rows))
     counts = np.array([[*row] + [0] * (classes - len(row)) for row in rows])
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    # See-through, in a blue that stands out on light pages and on dark ones.
+    # Transparent, in a blue that is visible on both light and dark pages.
     shades, blue = np.zeros((*shares.shape, 4)), colours.DARK[colours.SERIES[0]]
     shades[..., :3] = [int(blue[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     shades[..., 3] = shares / (shares.max() or 1.0)

@@ -1,4 +1,4 @@
-"""Several runs side by side: seeds of one experiment as one row, and what the rows differ in."""
+"""Compare runs: one row per experiment over its seeds, and the settings in which rows differ."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from archgraph.tables import Table, plural
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Facts that do not tell experiments apart: the version of the language, and the seed.
+# Facts that do not distinguish experiments: the version of the language, and the seed.
 COMMON = frozenset({"archgraph", "seed"})
-# Signs of a value in the table of differences.
+# Characters per value in the table of differences.
 BRIEF = 48
-# Settings in a label.
+# Maximum number of settings in a label.
 DETAILS = 2
 _DECIMALS = re.compile(r"-?\d+\.(\d+)")
 # Columns whose titles are abbreviations.
@@ -45,10 +45,10 @@ LEGENDS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of runs that differ in the seed only.
+    """One figure over runs that differ only in the seed.
 
     Attributes:
-        values: One per run.
+        values: One value per run.
     """
 
     values: tuple[float, ...]
@@ -60,7 +60,7 @@ class Figure:
 
     @property
     def std(self) -> float | None:
-        """Standard deviation of the sample (n - 1). None for a single run."""
+        """Sample standard deviation (n - 1). None for a single run."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
@@ -69,9 +69,9 @@ class Figures(Mapping[str, Figure]):
     """Figures of a group of runs, by the key of the measure.
 
     Attributes:
-        listed: Those of the columns, which iterating yields.
-        find: Computes one that names its models (:func:`archgraph.reports.measures.of_models`):
-            there are as many of them as patterns, so none is a column.
+        listed: Figures of the columns; iteration covers only these.
+        find: Computes a figure whose key contains a pattern of model names
+            (:func:`archgraph.reports.measures.of_models`). Such figures are never columns.
     """
 
     listed: Mapping[str, Figure]
@@ -95,16 +95,16 @@ class Figures(Mapping[str, Figure]):
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ in the seed only.
+    """Runs that differ only in the seed.
 
     Attributes:
-        label: Unlike that of any other group of the comparison.
-        settings: What decides the figures, as plain values, without the seed.
-        runs: In the order of their seeds.
-        seeds: Of the runs.
-        tests: The rounds after which tests count.
-        figures: By the key of the measure; what not every run measured is missing. Measures that
-            name their models, such as ``clients.*.accuracy``, are computed when asked for.
+        label: Label, unique in the comparison.
+        settings: All settings that determine the figures, as plain values, without the seed.
+        runs: The runs, ordered by seed.
+        seeds: The seeds of the runs.
+        tests: Rounds whose tests count.
+        figures: Figures by the key of the measure. A figure is missing if some run did not measure
+            it. Keys with patterns, such as ``clients.*.accuracy``, are computed on access.
     """
 
     label: str
@@ -121,26 +121,26 @@ class RunGroup:
 
     @property
     def at(self) -> int:
-        """The last round after which all of them were tested."""
+        """The last round after which all runs were tested."""
         return self.tests[-1]
 
     @property
     def planned(self) -> int:
-        """Rounds that were asked for."""
+        """Number of rounds in the experiment."""
         return int(self.settings["rounds"])
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, in the order in which they were named.
+    """Groups of runs, in the order in which the runs were passed.
 
     Attributes:
         groups: The rows.
-        measures: The columns, as far as a row has them.
-        last: Of which part of the rounds tests are averaged; None: the last test counts alone.
-        mixed: Whether tiers were tested on each client's own mixture of classes; else on test
-            examples of its classes; None: tiers are not columns.
-        chosen: Keys of the columns after the first, in this order; empty: all.
+        measures: The columns. Columns that no group measured are not shown.
+        last: Part of the rounds over which tests are averaged. Default: only the last test.
+        mixed: True if tiers were tested on each client's own mixture of classes, False if on test
+            examples of its classes. Default: tiers are not columns.
+        chosen: Keys of the columns after the first, in order. Default: all.
     """
 
     groups: tuple[RunGroup, ...]
@@ -151,21 +151,21 @@ class Comparison:
 
     @functools.cached_property
     def frame(self) -> DataFrame:
-        """Frame of all figures of all runs, the runs by experiment and seed."""
+        """Frame with the figures of all runs, identified by experiment and seed."""
         groups = {group.label: group.runs for group in self.groups}
         return together(groups, {group.label: group.seeds for group in self.groups})
 
     @property
     def differences(self) -> dict[str, tuple[str, ...]]:
-        """Settings in which the groups differ: a text for each group.
+        """Settings in which the groups differ, with a text for each group.
 
-        Left out is what every group has at its default, or does not have: it follows from another
-        setting, such as the options of a scheme that only one of them uses.
+        A setting that is at its default in every group that has it is omitted: it follows from
+        another setting, such as the options of a scheme that only one group uses.
         """
         return _differences([(group.runs[0], group.settings) for group in self.groups])
 
     def tables(self) -> tuple[Table, ...]:
-        """Return a table with a row per group, and unless columns are chosen, the differences."""
+        """Return a table with a row per group and, unless columns are chosen, the differences."""
         columns = self._columns()
         keys = self.chosen or tuple(columns)
         labels = tuple(group.label for group in self.groups)
@@ -178,14 +178,14 @@ class Comparison:
         return (first, second) if differences and not self.chosen else (first,)
 
     def choose(self, rows: Sequence[str], columns: Sequence[str]) -> Comparison:
-        """Return some rows and columns of the comparison.
+        """Select rows and columns of the comparison.
 
         Args:
-            rows: Names of experiments or patterns; empty: all.
-            columns: Keys or titles of columns or patterns, in their order; empty: all.
+            rows: Names of experiments, or patterns. Empty selects all.
+            columns: Keys or titles of columns, or patterns, in order. Empty selects all.
 
         Raises:
-            RunError: If there is no row or column of such a name.
+            RunError: If a name or pattern matches nothing.
         """
         labels = {group.label: group.label for group in self.groups}
         chosen = _matching(rows, labels, "rows") or labels
@@ -194,7 +194,7 @@ class Comparison:
         return replace(self, groups=groups, chosen=_matching(columns, titles, "columns"))
 
     def _columns(self) -> dict[str, tuple[str, list[str]]]:
-        """Return the columns after the names by their keys: title, and a text for each group."""
+        """Return title and texts, one per group, of each column after the first, by its key."""
         columns = {
             "strategy": ("strategy", [group.strategy for group in self.groups]),
             "seeds": ("seeds", [str(len(group.seeds)) for group in self.groups]),
@@ -230,7 +230,7 @@ class Comparison:
         }
 
     def csv(self) -> str:
-        """Return a line per group: mean and standard deviation of every figure."""
+        """Return CSV with a line per group: mean and standard deviation of each figure."""
         keys = [m.key for m in self._measures() if not self.chosen or m.key in self.chosen]
         heads = [name for key in keys for name in (key, f"{key}_std")]
         rows = []
@@ -251,7 +251,7 @@ class Comparison:
         return "\n\n".join(table.latex() for table in self.tables()) + "\n"
 
     def _measures(self) -> tuple[Measure, ...]:
-        """Return what at least one group measured."""
+        """Return the measures that at least one group has."""
         return tuple(m for m in self.measures if any(m.key in g.figures for g in self.groups))
 
     def _note(self, keys: Iterable[str]) -> str:
@@ -275,19 +275,19 @@ def comparison(
     tiers: bool = False,
     last: float | None = None,
 ) -> Comparison:
-    """Read runs and put those that differ only in the seed together.
+    """Read runs and group those that differ only in the seed.
 
     Args:
-        paths: Run folders, or folders that hold some.
-        unfinished: Take runs that are not done, too, as far as they are.
-        tiers: Measure every tier that has clients, too: the mean over them of the accuracy on test
-            data of each client's own mixture of classes (``matched``). Where a run does not have
-            it, of all runs that on test examples of each client's own classes.
-        last: Average over the tests of the last rounds instead of taking the last one: a fraction
-            (< 1) of all rounds, or a number (≥ 1) of rounds. RecipFL, Table 3: 0.2.
+        paths: Run folders, or folders that contain some.
+        unfinished: Include unfinished runs, up to their last round.
+        tiers: Add a column for each tier with clients: the mean over its clients of the accuracy on
+            test data with each client's own mixture of classes (``matched``). If some run lacks it,
+            the accuracy on test examples of each client's own classes, for all runs.
+        last: Average over the tests of the last rounds instead of using only the last test: a
+            fraction (< 1) of all rounds, or a number (≥ 1) of rounds. RecipFL, Table 3: 0.2.
 
     Raises:
-        RunError: If there are no runs, or a run is unfinished, untested or named twice.
+        RunError: If there are no runs, or a run is unfinished, untested or passed twice.
     """
     logs = [read_run(folder) for folder in run_folders(paths)]
     return compare_logs(logs, unfinished=unfinished, tiers=tiers, last=last)
@@ -300,14 +300,14 @@ def compare_logs(
     tiers: bool = False,
     last: float | None = None,
 ) -> Comparison:
-    """Put runs together that differ only in the seed; see :func:`comparison`.
+    """Group runs that differ only in the seed; see :func:`comparison`.
 
     Raises:
-        RunError: If a run is unfinished, untested or named twice.
+        RunError: If a run is unfinished, untested or passed twice.
     """
     if last is not None and not last > 0:
         raise RunError(
-            "no part of the rounds",
+            "is not a part of the rounds",
             where="last",
             found=last,
             expected="a fraction of all rounds (below 1), or a number of rounds",
@@ -317,13 +317,13 @@ def compare_logs(
         settings = settings_of(log)
         if not unfinished:
             _check_finished(log, settings["rounds"])
-        # What is left decides all figures but for chance: equal settings are seeds of one group.
+        # The remaining settings determine the figures up to chance: equal ones form a group.
         seed = settings.pop("seed")
         key = json.dumps(settings, sort_keys=True)
         by_settings.setdefault(key, []).append((seed, log, settings))
     labels = _labels([(of[0][1], of[0][2]) for of in by_settings.values()])
     groups = tuple(_group(*row, last) for row in zip(labels, by_settings.values(), strict=True))
-    # Measures are columns of one frame of all groups, so it comes before they are known.
+    # Measures are columns of one frame over all groups, so the groups are built first.
     compared = Comparison(groups, (), last)
     until, counted = _until(compared)
     logs = [log for group in groups for log in group.runs]
@@ -336,7 +336,7 @@ def compare_logs(
 
 
 def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:
-    """Return the figures until each group's last common test, and those of the tests that count."""
+    """Return the figures up to each group's last common test, and those of its counted tests."""
     import pandas
 
     groups = compared.groups
@@ -347,10 +347,10 @@ def _until(compared: Comparison) -> tuple[DataFrame, DataFrame]:
 
 
 def run_folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """Return run folders, each once, in the order in which they were named."""
+    """Return the run folders without repetition, in the order of the paths."""
     folders: dict[Path, Path] = {}
     for path in map(Path, paths):
-        # A folder that holds none is left for reading to refuse.
+        # A folder without runs raises when it is read.
         inside = [] if (path / "run.yaml").is_file() else sorted(path.rglob("run.yaml"))
         for folder in [file.parent for file in inside] or [path]:
             folders.setdefault(folder.resolve(), folder)
@@ -360,26 +360,26 @@ def run_folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
 
 
 def settings_of(log: Log) -> dict[str, Json]:
-    """Return all that decides the figures of a run: its facts, and how it was tested.
+    """Return all settings that determine the figures of a run: its facts, and how it was tested.
 
     Raises:
-        RunError: If the run folder does not say it.
+        RunError: If ``facts.json`` is missing or damaged.
     """
     if log.settings is not None:
         return dict(log.settings)
     path = log.folder / "facts.json"
     try:
         facts = json.loads(path.read_bytes())
-        # Facts tell how a run came about, not how it was tested.
+        # Facts describe how a run was made, not how it was tested.
         return {**facts, "evaluate": _evaluate(log.config), "seed": int(facts["seed"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError("cannot tell what this run is", where=str(path), found=error) from error
+        raise RunError("cannot identify the run", where=str(path), found=error) from error
 
 
 def _evaluate(config: str) -> Json:
     from ruamel.yaml import YAML
 
-    # Of the whole file only these lines: a family may be long.
+    # Only these lines are parsed: the family in the same file may be long.
     part = re.search(r"^evaluate:.*\n(?:[ \t].*\n)*", config, re.MULTILINE)
     return YAML(typ="safe", pure=True).load(part[0])["evaluate"] if part else {}
 
@@ -387,11 +387,11 @@ def _evaluate(config: str) -> Json:
 def _group(
     label: str, runs: Sequence[tuple[int, Log, dict[str, Json]]], last: float | None
 ) -> RunGroup:
-    """Group runs of equal settings and choose which of their tests count, without figures."""
+    """Build a group of runs with equal settings and choose the tests that count, no figures yet."""
     runs = sorted(runs, key=lambda run: run[0])
     for (seed, log, _), (other, twin, _) in itertools.pairwise(runs):
         if seed == other:
-            # Twice the same value would shrink the deviation.
+            # A value that counts twice would shrink the deviation.
             raise RunError(
                 f"seed {seed} of the same experiment as {log.folder}", where=str(twin.folder)
             )
@@ -399,7 +399,7 @@ def _group(
     common = sorted(set.intersection(*tests))
     if not common:
         raise RunError(
-            "no round after which all of them were tested",
+            "there is no round after which all of them were tested",
             where=", ".join(str(log.folder) for _, log, _ in runs),
         )
     settings = runs[0][2]
@@ -411,9 +411,9 @@ def _group(
 
 
 def _figures(group: RunGroup, measures: Iterable[Measure], counted: DataFrame) -> Figures:
-    """Return what every run of a group measured.
+    """Return the figures that every run of a group measured.
 
-    Where only some did, the others get the value that stands for none.
+    If only some runs measured a figure, the others get its value for "none", if it has one.
     """
     runs = [(group.label, seed) for seed in group.seeds]
 
@@ -432,7 +432,7 @@ def _figures(group: RunGroup, measures: Iterable[Measure], counted: DataFrame) -
 
 
 def _labels(experiments: Sequence[tuple[Log, Mapping[str, Json]]]) -> list[str]:
-    """Return the experiments' names; where several share one, with what sets them apart."""
+    """Return the experiments' names; repeated names are followed by the settings that differ."""
     labels = [log.name for log, _ in experiments]
     for name in _repeated(labels):
         alike = [i for i, label in enumerate(labels) if label == name]
@@ -444,7 +444,7 @@ def _labels(experiments: Sequence[tuple[Log, Mapping[str, Json]]]) -> list[str]:
                 if of[number] != NOTHING
             )
             labels[i] = f"{name} ({', '.join(details)})"
-    # The first few differences may leave two alike; folders never are.
+    # The first few differences may not distinguish all; folders always do.
     again = _repeated(labels)
     return [
         f"{label}: {log.folder}" if label in again else label
@@ -453,11 +453,11 @@ def _labels(experiments: Sequence[tuple[Log, Mapping[str, Json]]]) -> list[str]:
 
 
 def _check_finished(log: Log, planned: int) -> None:
-    """Raise if a run lacks rounds that it has neither done nor left out on purpose."""
+    """Raise if a run has rounds left and did not stop early."""
     if log.done < planned and not log.stopped:
         raise RunError(
-            f"is not finished, {log.done} of {plural(planned, 'round')}: resume it, or take it "
-            "as it is (--unfinished)",
+            f"is not finished, {log.done} of {plural(planned, 'round')}: resume it, or include "
+            "unfinished runs (--unfinished)",
             where=str(log.folder),
         )
 
@@ -467,10 +467,10 @@ def _repeated(labels: Sequence[str]) -> set[str]:
 
 
 def _differences(many: Sequence[tuple[Log, Mapping[str, Json]]]) -> dict[str, tuple[str, ...]]:
-    """Return where plain values differ: a text for each, by the path of its keys.
+    """Return the settings that differ, by their dotted key, with a text for each experiment.
 
-    1. Options of a strategy are compared where it is used: those of another mean something else.
-    2. Of the settings that differ, those count that some run does not have at its default.
+    1. Options of a strategy are compared only between experiments that use it.
+    2. A setting counts if at least one run does not have it at its default.
     """
     flat = [dict(_flat(settings)) for _, settings in many]
     names = [_strategy(settings) for _, settings in many]
@@ -487,7 +487,7 @@ def _differences(many: Sequence[tuple[Log, Mapping[str, Json]]]) -> dict[str, tu
 
 
 def _changed(log: Log, keys: Iterable[str]) -> Iterator[str]:
-    """Yield the settings that a run does not have at their defaults; all if it cannot be read."""
+    """Yield the keys that are not at their defaults; all if the experiment cannot be read."""
     if log.experiment is None:
         yield from keys
         return
@@ -505,7 +505,7 @@ def _strategy(settings: Mapping[str, Json]) -> str:
 
 
 def _flat(settings: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-    """Yield settings as texts by path; a setting identified by its content is one short text."""
+    """Yield settings as texts by dotted key; large values are shortened to a digest."""
     yield "strategy", _strategy(settings)
     for key, value in settings.items():
         if key in COMMON:
@@ -534,12 +534,12 @@ def _leaves(value: Json, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _digest(value: Json) -> str:
-    """Return eight signs that tell contents apart; a text is a digest already."""
+    """Return the first eight characters of a value's digest; a string already is a digest."""
     return (value if isinstance(value, str) else digest(value))[:8]
 
 
 def _spread(figure: Figure | None, show: Callable[[float], str]) -> str:
-    """Return mean and deviation, with as many decimals as the mean.
+    """Format mean and deviation with the same number of decimals.
 
     >>> _spread(Figure((0.35, 0.3636)), "{:.4g}".format)
     '0.3568 ± 0.0096'
@@ -556,7 +556,7 @@ def _rounds(group: RunGroup) -> str:
 
 
 def _matching(patterns: Sequence[str], names: Mapping[str, str], where: str) -> tuple[str, ...]:
-    """Return the keys that match, or whose names do, in the order of the patterns."""
+    """Return the keys that match, or whose names are equal, in the order of the patterns."""
     chosen: list[str] = []
     for pattern in patterns:
         keys = [k for k, name in names.items() if fnmatchcase(k, pattern) or name == pattern]

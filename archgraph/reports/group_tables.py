@@ -1,4 +1,4 @@
-"""The tables of several runs: what travelled, and the settings in common."""
+"""Tables over several runs: communication, and the settings in common."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from collections.abc import Iterator, Sequence
 
 from archgraph.record.traffic import DOWN, UP
 from archgraph.reports.comparison import Comparison, RunGroup
-from archgraph.reports.run_tables import setting_sheet, traffic_sheet
+from archgraph.reports.run_tables import COUNTED, setting_sheet, traffic_sheet
 from archgraph.reports.runs import Log
-from archgraph.reports.sheets import Sheet, SheetColumn, as_csv, in_bytes
+from archgraph.reports.sheets import Sheet, SheetColumn, in_bytes
 from archgraph.tables import count
 
 
 def each_run(compared: Comparison) -> Iterator[tuple[RunGroup, int, Log]]:
-    """Yield every run with its group and its seed."""
+    """Yield each run with its group and seed."""
     for group in compared.groups:
         for seed, log in zip(group.seeds, group.runs, strict=True):
             yield group, seed, log
 
 
 def sent_sheet(compared: Comparison) -> Sheet:
-    """Tabulate groups and models: tasks, bytes and MACs as means over the seeds; all models."""
+    """Tabulate tasks, bytes and MACs by group and model, as means over the seeds."""
     rows: list[tuple[object, ...]] = []
-    note = ""
     for group in compared.groups:
         sheets = [traffic_sheet(log) for log in group.runs]
-        note = next((sheet.note for sheet in sheets if sheet.rows), note)
         of_runs = [{str(row[0]): row[1:] for row in sheet.rows} for sheet in sheets]
-        # A tier that no client of a run was drawn from has neither tasks nor bytes there.
+        # In some runs no client of a tier may have been sampled.
         nothing = (0, 0, 0, 0)
-        # The sum last, wherever the first run with the tier has it.
+        # The sum comes last.
         names = dict.fromkeys(name for of in of_runs for name in of)
         for name in sorted(names, key=lambda name: name == "all"):
             values = zip(*(of.get(name, nothing) for of in of_runs), strict=True)
@@ -40,26 +38,19 @@ def sent_sheet(compared: Comparison) -> Sheet:
         SheetColumn("experiment", "experiment"),
         SheetColumn("tier", "model"),
         SheetColumn("tasks", "tasks", _short, right=True),
-        SheetColumn(DOWN, "bytes down", _bytes, right=True),
-        SheetColumn(UP, "bytes up", _bytes, right=True),
+        SheetColumn(DOWN, "bytes down", in_bytes, right=True),
+        SheetColumn(UP, "bytes up", in_bytes, right=True),
         SheetColumn("macs", "MACs of training", count, right=True),
     )
-    return Sheet("communication", columns, tuple(rows), strong, f"Means over the seeds. {note}")
+    return Sheet("communication", columns, tuple(rows), strong, f"Means over the seeds. {COUNTED}")
 
 
 def shared_sheet(compared: Comparison) -> Sheet:
-    """Return the settings that are not the defaults and are the same in all runs."""
+    """Tabulate the settings that are not the defaults and are equal in all runs."""
     first, *others = [setting_sheet(log) for _, _, log in each_run(compared)]
-    rows = (row for row in first.rows if row[0] != "seed")  # the head says it
+    rows = (row for row in first.rows if row[0] != "seed")  # it is in the header
     shared = tuple(row for row in rows if all(row in other.rows for other in others))
     return Sheet("shared_settings", first.columns, shared)
-
-
-def differences_csv(compared: Comparison) -> str:
-    """Return what the groups differ in: a line per setting, a column per group."""
-    labels = (group.label for group in compared.groups)
-    rows = ((key, *texts) for key, texts in compared.differences.items())
-    return as_csv(("setting", *labels), rows)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -69,7 +60,3 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _short(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
-
-
-def _bytes(value: float) -> str:
-    return in_bytes(round(value))

@@ -1,4 +1,4 @@
-"""What a run is, in short: the head of its page."""
+"""The header of a page: the facts of a run in a few lines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from archgraph.reports.runs import Log, RoundLine, rows_where, seconds
 from archgraph.reports.sheets import in_bytes
 from archgraph.tables import count, plural
 
-# Names that are listed one by one.
+# Maximum number of names in a list.
 NAMED = 6
 
 
 def header(log: Log) -> Iterator[tuple[str, str]]:
-    """Yield facts of a run, each with its name."""
+    """Yield the name and text of each fact about a run."""
     spec = log.experiment
     if spec is not None:
         yield "strategy", spec.strategy_name
@@ -38,7 +38,9 @@ def header(log: Log) -> Iterator[tuple[str, str]]:
         yield "time", f"{total:.1f} s, {100 * share:.0f} % of it local training"
     if spec is not None:
         yield "seed", str(spec.seed)
-    yield from _sent(log)
+    sums = rows_where(log.figures, part="run").groupby("metric")["value"].sum()
+    if DOWN in sums:
+        yield "communication", f"{in_bytes(sums[DOWN])} down, {in_bytes(sums[UP])} up"
     yield from _protection(log, spec)
 
 
@@ -61,11 +63,11 @@ def data(spec: ExperimentSpec) -> str:
     partition = spec.data.partition
     if partition is not None:
         options = partition.model_dump(exclude={"scheme", "shares"}, exclude_defaults=True)
-        # Papers compare by alpha, so it is written where it is the default, too.
+        # Papers compare by alpha, so it is shown even at its default.
         options |= {"alpha": value} if (value := getattr(partition, "alpha", None)) else {}
         text = ", ".join(f"{key} {value}" for key, value in options.items())
         parts.append(f"{partition.scheme} ({text})" if text else partition.scheme)
-    return ", ".join(parts) or "given from Python"
+    return ", ".join(parts) or "passed from Python"
 
 
 def _clients(log: Log) -> Iterator[tuple[str, str]]:
@@ -80,7 +82,7 @@ def _clients(log: Log) -> Iterator[tuple[str, str]]:
 
 
 def _sizes(log: Log, of: str) -> str:
-    """Write a size of the global model, and its range over the others."""
+    """Format a size of the global model, and its range over the other models."""
     sizes = {name: getattr(cost, of) for name in log.graphs if (cost := log.cost(name))}
     size, others = sizes.pop(GLOBAL, None), sorted(sizes.values())
     parts = [] if size is None else [f"{count(size)} global"]
@@ -90,14 +92,8 @@ def _sizes(log: Log, of: str) -> str:
     return ", ".join(parts)
 
 
-def _sent(log: Log) -> Iterator[tuple[str, str]]:
-    sums = rows_where(log.figures, part="run").groupby("metric")["value"].sum()
-    if DOWN in sums:
-        yield "communication", f"{in_bytes(sums[DOWN])} down, {in_bytes(sums[UP])} up"
-
-
 def _protection(log: Log, spec: ExperimentSpec | None) -> Iterator[tuple[str, str]]:
-    """Attack and privacy, where there is one."""
+    """Yield facts about attack, privacy and lost updates, if there are any."""
     bad = [client.label for client in log.clients if client.malicious]
     if spec is not None and spec.attack is not None and bad:
         yield "malicious", f"{listed(bad, NAMED, '; ')}"

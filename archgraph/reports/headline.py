@@ -1,4 +1,4 @@
-"""What came out, in a sentence or two: who is best, by how much, and who is worst off."""
+"""The results in a sentence or two: the best model, its margin, and the worst-off clients."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from archgraph.reports.header import data
 from archgraph.reports.runs import Log, better, judge, rows_where, series
 from archgraph.tables import plural, significant
 
-# Measures that rank groups of runs, the first that all of them have, and what they are of.
+# Measures that rank groups of runs, with their descriptions; the first one common to all counts.
 RANKING = {"average": "mean over the models that clients use", "global": "global model"}
 
 
 def context(log: Log) -> str:
-    """Return in a line what was run."""
+    """Summarise a run in one line."""
     spec = log.experiment
     parts = [] if spec is None else [spec.strategy_name, data(spec)]
     if log.participants:
@@ -34,10 +34,7 @@ def context(log: Log) -> str:
 
 
 def run_headline(log: Log) -> str:
-    """Return the result of a run as HTML: a sentence, and its figures.
-
-    Empty if nothing was tested.
-    """
+    """Return the result of a run as HTML, with its figures; empty if nothing was tested."""
     what = judge([log])
     tested = rows_where(log.figures, part="test", metric=what)
     last = {name: series(tested, group=name) for name in (*log.models, GLOBAL)}
@@ -51,7 +48,7 @@ def run_headline(log: Log) -> str:
     if GLOBAL in values:
         of = "global model" if GLOBAL in log.models else "mean of all models"
         tiles.append((of, measured(what, values[GLOBAL]), "all test data"))
-    # Without a global model its figure is the mean over all.
+    # Without a global model, its figure is the mean over all models.
     first = measured(what, values.get(GLOBAL, next(iter(values.values()))))
     of = "the global model has" if GLOBAL in log.models else "the mean over all models is"
     sentence = f"After round {at}, {of} {first} {what}."
@@ -68,7 +65,7 @@ def run_headline(log: Log) -> str:
 
 
 def headline(sentence: str) -> str:
-    """Return the words that a page opens with as HTML; numbers stay with their units."""
+    """Return the first sentence of a page as HTML, without line breaks before units."""
     return f'<p class="headline">{html.escape(sentence).replace(" %", "&nbsp;%")}</p>'
 
 
@@ -82,7 +79,7 @@ def _tiles(tiles: list[tuple[str, str, str]]) -> str:
 
 
 def apart(what: str, a: float, b: float) -> str:
-    """Write the distance of two figures: of accuracies in points.
+    """Format the distance between two figures; between accuracies, in points.
 
     >>> apart("accuracy", 0.95, 0.9), apart("loss", 1.5, 2.0)
     ('5.00 points', '0.5')
@@ -93,11 +90,11 @@ def apart(what: str, a: float, b: float) -> str:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Groups of runs by one figure, the best first.
+    """Groups of runs sorted by one metric, the best first.
 
     Attributes:
-        what: The figure.
-        of: What it is of.
+        what: The metric.
+        of: Description of the models that it covers.
         rows: Groups with their figures.
     """
 
@@ -107,7 +104,7 @@ class Ranking:
 
     @classmethod
     def by(cls, compared: Comparison) -> Ranking | None:
-        """Rank the groups; None if they have no figure in common, or there is only one."""
+        """Rank the groups; None if there is only one group, or no figure that all have."""
         logs = [log for group in compared.groups for log in group.runs]
         what = judge(logs)
         for which, of in RANKING.items():
@@ -119,7 +116,7 @@ class Ranking:
         return None
 
     def sentences(self) -> Iterator[str]:
-        """Yield who is best, by how much, whether that is more than chance, who is worst off."""
+        """Yield sentences on the best group, its margin, chance, and its worst-off clients."""
         (first, best), (second, next_one), *_ = self.rows
         of = _with_deviation(self.what, best)
         gap = apart(self.what, best.mean, next_one.mean)
@@ -141,7 +138,7 @@ class Ranking:
 
 
 def _with_deviation(what: str, figure: Figure) -> str:
-    """Write a mean with its deviation: the unit once.
+    """Format a mean with its deviation, with one unit for both.
 
     >>> _with_deviation("accuracy", Figure((0.5, 0.52)))
     '51.00 ± 1.41 %'

@@ -1,11 +1,11 @@
-"""The columns of a comparison: how a figure of several runs is called, read and shown.
+"""The columns of a comparison: name, values and format of each figure.
 
-All of them are selections of one frame of these runs (:func:`archgraph.reports.runs.together`):
-of the rounds whose tests count, or of all rounds until the last common test.
+All columns are selections from one frame of the runs (:func:`archgraph.reports.runs.together`):
+from the rounds whose tests count, or from all rounds up to the last common test.
 
-Which models a figure averages, and by what: ``worst``, ``average`` and ``global`` are of the models
-that clients run, each counted once (``average``), and of the server's own; :func:`of_models` counts
-them by their clients, too, and takes those whose names fit a pattern.
+``worst`` and ``average`` cover the models that clients run, each with equal weight; ``global`` is
+the server's model. :func:`of_models` selects models by a pattern, and can weight them by their
+number of clients.
 """
 
 from __future__ import annotations
@@ -30,40 +30,38 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
     from pandas.core.groupby import SeriesGroupBy
 
-Show = Callable[[float], str]
-
-# Shares, which tables show in per cent.
+# Metrics that tables show in per cent.
 SHARES = ("accuracy", "matched")
 
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """How a figure is called and shown, and what it is.
+    """A column: names, format and values of a figure.
 
     Attributes:
-        key: In JSON and CSV.
-        title: In tables.
-        show: A value as text.
-        values: Of each run; NaN or missing: not measured.
-        absent: Value of a run that did not measure it where others did; None: then no run has
-            the figure.
+        key: Name in JSON and CSV.
+        title: Title in tables.
+        show: Formats a value.
+        values: Value for each run. NaN or missing if the run did not measure it.
+        absent: Value for runs that did not measure it in a group where others did. Default: such a
+            group does not have the figure.
     """
 
     key: str
     title: str
-    show: Show
+    show: Callable[[float], str]
     values: Series
     absent: float | None = None
 
 
 def tested(figures: DataFrame, names: Mapping[str, bool]) -> Iterator[Measure]:
-    """Yield columns of figures: of the worst tier, of all, of the global model, of clients.
+    """Yield the columns of metrics: worst tier, average, global model, and clients.
 
-    Where a run has validation examples, also on these.
+    Runs with validation examples have the same columns for these.
 
     Args:
-        figures: Of the rounds whose tests count.
-        names: Of the figures, and whether more is better.
+        figures: Frame of the rounds whose tests count.
+        names: Metrics, and whether higher is better.
     """
     for name, more in names.items():
         yield from _of_all(figures, name, more)
@@ -89,7 +87,7 @@ def _of_all(figures: DataFrame, name: str, more: bool, part: str = "test") -> It
 
 
 def _of_mixtures(figures: DataFrame, part: str) -> Iterator[Measure]:
-    """Yield the mean over clients, each on its own mixture of classes, and over the worst tenth."""
+    """Yield the mean over all clients and over the worst tenth, on their own class mixtures."""
     of = "" if part == "test" else f"{part} "
     for which, title in {"local": "", "tenth": ", worst tenth"}.items():
         rows = rows_where(figures, part=f"{part} {which}", group=ALL_CLIENTS, metric="matched")
@@ -100,7 +98,7 @@ def _of_mixtures(figures: DataFrame, part: str) -> Iterator[Measure]:
 def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:
     local = rows_where(figures, metric=name, part="test local")
     trained = rows_where(figures, metric=name, part="test trained")
-    # NaN is a figure that was not finite: such a model is not the best one.
+    # NaN stands for a value that was not finite; such a model cannot be the best one.
     best = np.nanmax if more else np.nanmin
     values = {
         "local": _averaged(figures, rows_where(local, group=ALL_CLIENTS)),
@@ -111,23 +109,23 @@ def _of_clients(figures: DataFrame, name: str, more: bool) -> Iterator[Measure]:
         yield _column(f"{which.replace(' ', '_')}_{name}", which, name, value)
 
 
-# What a mean over tested models counts each of them by, as measures' names begin.
+# First part of a measure's name if each model has equal weight (else CLIENTS).
 MODELS = "models"
 
 
 def of_models(figures: DataFrame, name: str) -> Measure | None:
-    """Return the mean over the models that clients run and whose names fit a pattern.
+    """Return the mean over the models that clients run and whose names match a pattern.
 
-    ``models.PATTERN.FIGURE`` counts each of them once, ``clients.PATTERN.FIGURE`` as often as
-    there are clients that run it. FedGKT tests its clients' models as ``edge``, and with the
-    server's part behind them as ``edge+server``: only a pattern keeps the two apart.
+    ``models.PATTERN.METRIC`` gives each model equal weight, ``clients.PATTERN.METRIC`` weights it
+    by its number of clients. FedGKT, for example, tests its clients' models as ``edge``, and
+    followed by the server's part as ``edge+server``; a pattern selects one of the two.
 
     Args:
-        figures: Of the rounds whose tests count.
-        name: The measure's name; the pattern has ``*`` and ``?``.
+        figures: Frame of the rounds whose tests count.
+        name: Name of the measure. The pattern may contain ``*`` and ``?``.
 
     Returns:
-        The measure; None if the name is not of this form.
+        The measure; None if the name does not have this form.
     """
     counted, _, rest = name.partition(".")
     pattern, _, metric = rest.rpartition(".")
@@ -144,19 +142,19 @@ def of_models(figures: DataFrame, name: str) -> Measure | None:
 
 
 def right_answers(log: Log, tests: Collection[int], name: str) -> NDArray[np.float64] | None:
-    """Return what an accuracy is made of: the share of its models that answer each example rightly.
+    """Return the share of models that classify each example correctly; its mean is the accuracy.
 
-    1. ``worst``, ``average``, ``global``, ``models.PATTERN`` and ``clients.PATTERN`` choose and
-       weigh a test's models as the figure of this name does.
-    2. Tests are averaged.
+    1. The models of each test are selected and weighted as for the figure of this name: ``worst``,
+       ``average``, ``global``, ``models.PATTERN`` or ``clients.PATTERN``.
+    2. The shares are averaged over the tests.
 
     Args:
         log: A run with `evaluate.answers`.
-        tests: The rounds whose tests count.
-        name: The figure's.
+        tests: Rounds whose tests count.
+        name: Name of the figure.
 
     Returns:
-        ``[example]``; None: the run has no answers, or the figure is not of this kind.
+        ``[example]``; None if the run has no answers, or the figure is not an accuracy.
     """
     averaged = []
     for line in log.rounds:
@@ -171,7 +169,7 @@ def right_answers(log: Log, tests: Collection[int], name: str) -> NDArray[np.flo
 
 
 def _weights(log: Log, models: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, float]:
-    """Return the weights of a test's models in an accuracy; none: it is no mean over models."""
+    """Return the weights of a test's models in an accuracy; empty for other figures."""
     used = {of: figures for of, figures in models.items() if of in log.submodels}
     counted, _, rest = name.partition(".")
     pattern, _, metric = rest.rpartition(".")
@@ -186,9 +184,9 @@ def _weights(log: Log, models: Mapping[str, Mapping[str, Any]], name: str) -> di
 
 
 def _by_clients(rows: DataFrame, counts: DataFrame) -> Series:
-    """Return the mean of each round's models, weighted by their numbers of clients.
+    """Return the mean over each round's models, weighted by their numbers of clients.
 
-    Models that no client runs do not count. Lines from before these numbers were recorded have no
+    Models that no client runs do not count. Runs recorded before these numbers existed have no
     such mean.
     """
     model = [*RUN, "round", "group"]
@@ -202,16 +200,16 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
     """Return a column for each tier: the mean over its clients, each on its own test data.
 
     Args:
-        figures: Of the rounds whose tests count.
-        name: Of the figure, where a run was not tested on its clients' mixtures of classes.
+        figures: Frame of the rounds whose tests count.
+        name: Metric to use if some run was not tested on its clients' mixtures of classes.
 
     Returns:
-        The columns, and whether they are on these mixtures.
+        The columns, and whether they use these mixtures.
     """
     rows = rows_where(figures, part="test local", model=True)
     rows = rows[rows["group"] != GLOBAL]
     tests = [rows[key] for key in (*RUN, "round", "group")]
-    # One measure for all columns: where a test lacks the mixtures, none shows them.
+    # All columns use the same metric: mixtures only if every test has them.
     mixed = bool((rows["metric"] == "matched").groupby(tests).any().all())
     metric = "matched" if mixed else name
     columns = [
@@ -223,9 +221,9 @@ def of_tiers(figures: DataFrame, name: str) -> tuple[list[Measure], bool]:
 
 
 def cost_measures(figures: DataFrame) -> Iterator[Measure]:
-    """Yield columns of what all rounds together took; what some round does not say is left out."""
+    """Yield the costs of all rounds together; costs that some round did not record are skipped."""
     of_run = rows_where(figures, part="run")
-    # A row per round: what its line does not say is a gap.
+    # A row per round, with NaN for what the round did not record.
     rounds = of_run.pivot(index=[*RUN, "round"], columns="metric", values="value")
 
     def over(metric: str, reduce: Callable[[np.ndarray], float] = sum) -> Series:
@@ -243,7 +241,7 @@ def cost_measures(figures: DataFrame) -> Iterator[Measure]:
     yield Measure("mace", "MACE", count, mace)
     yield Measure("epochs", "T·E", significant, epochs)
     yield Measure("tmac", "TMAC", count, mace * epochs)
-    # No column where no run lost any; a group without losses beside one with shows zero.
+    # No column if no run lost an update; otherwise groups without losses show zero.
     yield Measure("lost", "lost updates", significant, lost[lost > 0], absent=0.0)
 
 
@@ -261,7 +259,7 @@ def _averaged(
     rows: DataFrame,
     reduce: Callable[[np.ndarray], float] = statistics.fmean,
 ) -> Series:
-    """Return the mean over the tests of what a round's rows reduce to; all must have it."""
+    """Reduce the rows of each round, then average over the tests; every test must have rows."""
     return _over_tests(figures, _each(rows.groupby([*RUN, "round"])["value"], reduce))
 
 
@@ -272,8 +270,8 @@ def _over_tests(figures: DataFrame, by_round: Series) -> Series:
 
 
 def _each(groups: SeriesGroupBy, reduce: Callable[[np.ndarray], float]) -> Series:
-    """Reduce the values of each group, to the bit as Python does it."""
-    # pandas' own sum and mean add in another order, and published pages have these bits.
+    """Reduce the values of each group, bit-identical to plain Python."""
+    # pandas' own sum and mean add in another order; published pages have these bits.
     return groups.agg(lambda values: reduce(values.to_numpy()))
 
 

@@ -1,4 +1,4 @@
-"""The page of a run or of several as a file, written once, or after each round of a run."""
+"""Write the page of a run or of several runs, once or after each round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from archgraph.reports.runs import Log, read_run
 from archgraph.reports.runs_page import runs_page
 from archgraph.tables import plural
 
-# Seconds between two looks at a run that is followed, and between two loads of its page.
+# Seconds between two checks of a run that is followed, and between two reloads of its page.
 LOOK, RELOAD = 1.0, 10
 
 
@@ -32,38 +32,39 @@ def report(
 ) -> Path:
     """Write a page about a run, finished or not: facts, tables, curves, architectures.
 
-    Of several runs, too: their communication, shared settings, and each architecture once.
+    For several runs, the page compares them, with their communication and common settings, and
+    each architecture once.
 
     Args:
-        folder: The run folder, or several of them, or folders that hold some: then runs that
-            differ in the seed only are one curve with a band.
-        path: Where to write. Default: `report.html` in the run folder, the first of several.
-        viewer: Makes the page that shows a run's architectures, to stand inside this one.
-            Default: that of :func:`archgraph.viewer.view`.
-        follow: Write the page of one run after each of its rounds, until no process writes the
-            run; until then the page reloads itself, and shows no architectures.
+        folder: A run folder, several of them, or folders that contain some. Runs that differ only
+            in the seed are drawn as one curve with a band.
+        path: File to write. Default: `report.html` in the run folder, the first of several.
+        viewer: Returns the page of a run's architectures, which is embedded in this one.
+            Default: uses :func:`archgraph.viewer.view`.
+        follow: Write the page of a single run again after each of its rounds, as long as a process
+            writes the run. Meanwhile the page reloads itself, and shows no architectures.
 
     Returns:
         The page's path.
 
     Raises:
-        RunError: If the folder is not a run folder, the page cannot be written, or several runs
-            are to be followed.
+        RunError: If the folder is not a run folder, the page cannot be written, or ``follow`` is
+            set for several runs.
     """
     viewer = viewer or functools.partial(page_text, "models")
     folders = run_folders([folder] if isinstance(folder, str | os.PathLike) else folder)
     target = Path(path or folders[0] / "report.html")
     if follow and len(folders) > 1:
         raise RunError(
-            "one run at a time is followed",
+            "only one run at a time can be followed",
             where="follow",
             found=plural(len(folders), "run"),
-            hint="name one run folder",
+            hint="pass one run folder",
         )
     if len(folders) > 1:
         return write(target, runs_page(comparison(folders, unfinished=True, tiers=True), viewer))
     if follow:
-        # Ctrl-C ends this, not the run. A page that is not written any more does not reload itself.
+        # Ctrl-C ends following, not the run. The final page does not reload itself.
         with contextlib.suppress(KeyboardInterrupt):
             _follow(folders[0], target)
     log = read_run(folders[0])

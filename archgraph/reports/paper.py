@@ -1,4 +1,4 @@
-"""Curves of many runs for print: a figure per panel at its true size, the legend below its axes."""
+"""Curves of many runs for print: a figure per panel in its final size, with the legend below."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-# What a panel is drawn over.
+# Horizontal axis of each panel.
 PANELS: Mapping[str, str] = {
     "average": "round",
     "worst": "round",
@@ -37,26 +37,27 @@ PANELS: Mapping[str, str] = {
     "macs": "GMACs of training",
     "time": "seconds per round",
 }
-# Sizes of letters in points: names of axes; numbers and legends.
+# Font sizes in points: names of axes; numbers and legends.
 NAMES, NUMBERS = 8, 7
-# Inches: axes with their names at most, a line of letters.
+# Inches: maximum height of axes with their names; a line of text.
 TALL, LINE = 2.4, 0.16
-# Signs of a legend, of a bar's name; what a line's sample takes.
+# Characters per inch of a legend and of a bar's name; characters taken by a legend's line sample.
 ACROSS, BESIDE, SAMPLE = 17, 6, 7
 
 
 def paper_figures(compared: Comparison, *, width: str = "3.3in") -> dict[str, Figure]:
-    """Draw runs that differ in the seed only, a figure per panel that all have figures for.
+    """Draw a figure for each panel that all runs have figures for.
 
-    Lines are means over the seeds, bands one standard deviation around them, as the legend says.
+    Lines are means over runs that differ only in the seed, bands one standard deviation, as the
+    legend states.
 
     Args:
         compared: The runs.
-        width: Of each figure in print, as ``3.3in``, ``84mm`` or ``240pt``; letters have 7 points
-            or more, whatever the width.
+        width: Width of each figure in print, such as ``3.3in``, ``84mm`` or ``240pt``. The font
+            size is at least 7 points at any width.
 
     Returns:
-        The figures by panel, of :data:`PANELS`.
+        The figures by the name of their panel in :data:`PANELS`.
     """
     inches, figures = width_in_points(width) / UNITS["in"], compared.frame
     logs = [log for group in compared.groups for log in group.runs]
@@ -66,26 +67,25 @@ def paper_figures(compared: Comparison, *, width: str = "3.3in") -> dict[str, Fi
     known += ["time"] if any(spent.values()) else []
     drawn = {}
     for name in known:
+        figure, (panel,) = panels(inches, 1, points=(NAMES, NUMBERS))
+        drawn[name] = figure
         if name == "time":
-            drawn[name], (panel,) = panels(inches, 1, points=(NAMES, NUMBERS))
             lines = time_bars(panel, spent, int(BESIDE * inches))
             panel.set_xlabel(PANELS["time"], fontsize=NAMES, color=colours.INK)
-            legend_below(drawn[name], LINE * (4 + 1.4 * lines))
+            legend_below(figure, LINE * (4 + 1.4 * lines))
             continue
         reduce = np.mean if name != "worst" else np.min if better(logs, what) else np.max
         curves = {group: reduced(of, what, reduce) for group, of in rows.items()}
-        figure, (panel,) = panels(inches, 1, points=(NAMES, NUMBERS))
         for number, (group, values) in enumerate(curves.items()):
             band(panel, values, group, number, costs.get(PANELS[name], {}).get(group))
         _axes(panel, PANELS[name], f"{'worst' if name == 'worst' else 'average'} {what}")
         fit_scale(panel, what)
         legend_below(figure, min(0.62 * inches, TALL), bands_words(curves))
-        drawn[name] = figure
     return drawn
 
 
 def _axes(panel: Axes, below: str, beside: str) -> None:
-    """Name the axes, with few numbers at them."""
+    """Label the axes, with few ticks."""
     from matplotlib.ticker import MaxNLocator
 
     panel.set_xlabel(below, fontsize=NAMES, color=colours.INK)
@@ -97,7 +97,7 @@ def _axes(panel: Axes, below: str, beside: str) -> None:
 
 
 def bands_words(curves: Mapping[str, DataFrame]) -> str:
-    """Say what bands are; empty without any."""
+    """Describe the bands for the legend; empty if there are none."""
     seeds = sorted({values.shape[1] for values in curves.values()})
     if seeds[-1] < 2:
         return ""
@@ -106,13 +106,13 @@ def bands_words(curves: Mapping[str, DataFrame]) -> str:
 
 
 def legend_below(figure: Figure, tall: float, title: str = "", points: int = NUMBERS) -> None:
-    """Put the legend below axes of so many inches, in as many columns as fit.
+    """Put the legend below the axes, in as many columns as fit.
 
     Args:
-        figure: Its axes name what they draw.
-        tall: Height of all axes with their names.
-        title: What stands above the names.
-        points: Size of letters.
+        figure: A figure with labelled artists.
+        tall: Height of all axes with their names, in inches.
+        title: Title of the legend.
+        points: Font size.
     """
     across = int(ACROSS * NUMBERS / points * figure.get_figwidth())
     handles = {
@@ -125,7 +125,7 @@ def legend_below(figure: Figure, tall: float, title: str = "", points: int = NUM
         return
     longest = max(len(line) for label in handles for line in label.split("\n"))
     columns = max(1, min(len(handles), across // (longest + SAMPLE)))
-    columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))  # lines alike
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))  # equally long lines
     title = textwrap.fill(title, across)
     legend = figure.legend(
         list(handles.values()),
@@ -152,9 +152,9 @@ def time_bars(panel: Axes, spent: Mapping[str, Mapping[str, float]], across: int
     """Draw seconds per round by purpose, a bar for each group.
 
     Args:
-        panel: Where they are drawn.
-        spent: By group and by purpose.
-        across: Characters beside one another in a group's name, of several groups.
+        panel: Axes to draw on.
+        spent: Seconds by group and purpose.
+        across: Characters per line of a group's name, shown if there are several groups.
 
     Returns:
         Number of lines that the names take.

@@ -1,4 +1,4 @@
-"""The parts of pages: sections, pictures, architectures; a page is one file that loads nothing."""
+"""Parts of pages: sections, charts, architectures. A page is one file that loads nothing."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from archgraph.reports.charts import Picture
 from archgraph.reports.sheets import Sheet, download
 from archgraph.tables import plural
 
-# Rows of a table that is not folded.
+# Up to this number of rows, a table is expanded.
 FEW = 12
 
 
 def closed_page(title: str, body: Iterable[str], *, reload: int = 0) -> str:
-    """Return a whole page in the house's style that runs no script of its own and loads nothing.
+    """Return a complete page that runs no script of its own and loads nothing.
 
     Args:
-        title: Of the page.
-        body: HTML, one part below the other.
-        reload: Seconds after which it reloads itself; 0: never.
+        title: Title of the page.
+        body: HTML of its parts, from top to bottom.
+        reload: Seconds after which the page reloads itself; 0 for never.
     """
     text = "\n".join(body)
-    # A frame's document inherits this policy, so it names the viewer's scripts.
+    # A frame's document inherits this policy, so the policy lists the viewer's scripts.
     listed = re.findall(r"script-src ((?:&#x27;sha256-[\w+/=]+&#x27; ?)+)", text)
     viewers = sorted({digest for policy in listed for digest in policy.split()})
     scripts = f"script-src {html.unescape(' '.join(viewers))}; " if viewers else ""
@@ -41,7 +41,7 @@ def closed_page(title: str, body: Iterable[str], *, reload: int = 0) -> str:
 
 
 def definition_list(pairs: Iterable[tuple[str, str]]) -> str:
-    """Write facts with their names, in columns as wide as there is room."""
+    """Return a list of facts with their names, in as many columns as fit."""
     rows = (
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>"
         for name, text in pairs
@@ -50,14 +50,14 @@ def definition_list(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def section(title: str, inside: str) -> Iterator[str]:
-    """Yield a part of the page, if there is anything in it."""
+    """Yield a heading and its content; nothing if the content is empty."""
     if inside:
         yield f"<h2>{title}</h2>"
         yield inside
 
 
 def expandable(sheet: Sheet, noun: str) -> str:
-    """Return a table that is folded where it is long; empty without rows."""
+    """Return a table that is collapsed if it is long; empty without rows."""
     many = len(sheet.rows)
     opened = " open" if many <= FEW else ""
     inside = f"<summary>{plural(many, noun)}</summary>{sheet.html()}"
@@ -65,7 +65,7 @@ def expandable(sheet: Sheet, noun: str) -> str:
 
 
 def embedded(picture: Picture) -> str:
-    """Embed a picture in the page, in the colours of the page, and as a file to save."""
+    """Embed a chart in the page's colours, with a link to save it."""
     svg = picture.svg()
     file = re.sub(r"[^a-z0-9]+", "_", picture.name.lower()).strip("_")
     link = download(file, svg, "svg", "SVG")
@@ -74,7 +74,7 @@ def embedded(picture: Picture) -> str:
 
 
 def viewer_frame(viewer: str) -> str:
-    """Embed the viewer: it runs its own script and reaches nothing of this page."""
+    """Embed the viewer in a sandbox: it runs its own script and cannot access this page."""
     rights = 'sandbox="allow-scripts allow-downloads"'
     source = html.escape(viewer)
     return f'<iframe class="viewer" title="Architectures" {rights} srcdoc="{source}"></iframe>'

@@ -1,4 +1,4 @@
-"""Curves of runs: what judges them by tier over rounds, clean against attacked, and time spent."""
+"""Plots of runs: metrics by tier over rounds or cost, and time by purpose."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Reduce = Callable[[np.ndarray], float]
 FORMATS = ("svg", "png", "pdf")
-# Markers besides colours distinguish lines in print and without colour vision.
+# Markers distinguish lines in print and for colour-blind readers.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">")
 STYLES: tuple[str | tuple[float, tuple[float, ...]], ...] = (
     "-",
@@ -38,9 +38,9 @@ STYLES: tuple[str | tuple[float, tuple[float, ...]], ...] = (
     (0, (1, 1.5)),
     (0, (6, 2, 1, 2)),
 )
-# Share of the time below which a purpose cannot be seen in its bar.
+# Purposes with a smaller share of the time are omitted.
 VISIBLE = 0.002
-# How many times the smallest value the largest one is on a logarithmic scale.
+# Ratio of the largest to the smallest value from which the scale is logarithmic.
 WIDE = 50
 PURPOSES = {
     "local": "local training",
@@ -51,7 +51,7 @@ PURPOSES = {
 }
 FILLS = ("#0072b2", "#d55e00", "#9cc4e2", "#9aa5b1", "#e6eaee")
 
-# What accuracy is drawn over beside rounds, where all runs say it: figures of a round, and a unit.
+# Horizontal axes other than rounds, if all runs recorded them: columns to add up, and the unit.
 COSTS: Mapping[str, tuple[tuple[str, ...], float]] = {
     "megabytes, both ways": ((DOWN, UP), 1e6),
     "GMACs of training": (("macs",), 1e9),
@@ -59,20 +59,20 @@ COSTS: Mapping[str, tuple[tuple[str, ...], float]] = {
 
 
 def picture(figure: Figure, form: str = "svg", *, salt: str = "archgraph") -> bytes:
-    """Return a figure as `svg`, `png` or `pdf`; the same figure gives the same bytes every time.
+    """Render a figure as `svg`, `png` or `pdf`, deterministically.
 
     Args:
-        figure: What is drawn.
-        form: Of the file.
-        salt: What tells the identifiers in an SVG from those of others on its page.
+        figure: The figure.
+        form: File format.
+        salt: Makes the identifiers in an SVG distinct from those of other SVGs on the page.
     """
     import matplotlib as mpl
 
     stream = io.BytesIO()
-    # The time of drawing and random identifiers would differ with every call.
+    # Dates and random identifiers would differ with every call.
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     fixed = {"svg": nothing, "pdf": {"CreationDate": None}, "png": {}}
-    # Text stays text: it can be searched. Where there is no DejaVu, Verdana is as wide.
+    # Text is kept as text, so that it can be searched. Verdana is as wide as DejaVu.
     fonts = ["DejaVu Sans", "Verdana"]
     with mpl.rc_context(
         {
@@ -102,14 +102,14 @@ def panels(
     ratios: Sequence[float] | None = None,
     points: tuple[int, int] = (13, 9),
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure of ``count`` panels in a row, in the style of all figures.
+    """Create a figure with panels in a row, in the common style.
 
     Args:
-        width: In inches.
-        count: Number of panels in a row.
-        title: Heading.
-        ratios: Of the widths of the panels, if there are as many.
-        points: Sizes of the heading and of the numbers at the axes.
+        width: Width in inches.
+        count: Number of panels.
+        title: Title of the figure.
+        ratios: Relative widths of the panels; ignored unless there are ``count`` of them.
+        points: Font sizes of the title and of tick labels.
     """
     from matplotlib.figure import Figure
 
@@ -127,34 +127,13 @@ def panels(
     return figure, axes
 
 
-def draw_line(panel: Axes, points: Series, name: str, number: int, *, bold: bool = False) -> None:
-    """Draw values over their index as a line in the colour, style and marker of its number."""
-    if points.empty:
-        return
-    repeat = number // len(colours.SERIES)  # of its colour, with another marker
-    panel.plot(
-        points.index,
-        points,
-        label=name,
-        color=colours.INK if bold else colours.SERIES[number % len(colours.SERIES)],
-        linestyle="-" if bold else STYLES[number % len(STYLES)],
-        linewidth=2.6 if bold else 1.8,
-        # Below the others: a tier that equals the global model stays visible on top of it.
-        zorder=1.9 if bold else 2.0,
-        # Of a curve of many rounds some points are marked: all marks would hide its line style.
-        marker=MARKERS[(number + repeat) % len(MARKERS)],
-        markevery=1 + len(points) // 25,
-        markersize=4,
-    )
-
-
 def reduced(figures: DataFrame, what: str, reduce: Reduce) -> DataFrame:
-    """Return one figure of all submodels of runs together: a column per seed, a row per round.
+    """Reduce a metric over the submodels, to a column per seed and a row per round.
 
     Args:
-        figures: Of runs that differ in the seed only.
-        what: The figure.
-        reduce: Over the submodels; of values of which one is NaN, NaN.
+        figures: Frame of runs that differ only in the seed.
+        what: The metric.
+        reduce: Reduces the values of the submodels; should return NaN if one of them is NaN.
     """
     rows = rows_where(figures, part="test", metric=what, submodel=True)
     values = rows.groupby(["round", "seed"])["value"]
@@ -162,24 +141,24 @@ def reduced(figures: DataFrame, what: str, reduce: Reduce) -> DataFrame:
 
 
 def by_seed(values: Series) -> DataFrame:
-    """Return values by round and seed as a table, with the rounds that every run tested."""
+    """Unstack values by round and seed; rounds that some run did not test are dropped."""
     return values.unstack("seed").dropna()
 
 
 def by_cost(figures: DataFrame) -> dict[str, dict[str, Series]]:
-    """Return what every group had spent until each round, as the mean over its runs.
+    """Return the cumulative cost of each group by round, as the mean over its runs.
 
     Returns:
-        By what curves are drawn over beside rounds, and by group; a cost that some round does not
-        say is left out.
+        Costs by axis label (:data:`COSTS`) and group. Costs that some round did not record are
+        omitted.
     """
     keys = [*RUN, "round"]
     rounds = rows_where(figures, part="run").pivot(index=keys, columns="metric", values="value")
     spent = {}
     for axis, (metrics, unit) in COSTS.items():
-        # A figure that no line has is a column of gaps.
+        # Figures that no round recorded are columns of NaN.
         each = (rounds.reindex(columns=metrics) / unit).sum(axis=1, skipna=False)
-        # Half a curve would look like a cheaper run.
+        # A partial curve would look like a cheaper run.
         if each.notna().all():
             means = each.groupby(RUN).cumsum().groupby(["experiment", "round"]).mean()
             spent[axis] = {name: means[name] for name in means.index.unique("experiment")}
@@ -195,42 +174,56 @@ def band(
     *,
     bold: bool = False,
 ) -> None:
-    """Draw the mean of runs as a line, and their standard deviation around it.
+    """Draw the mean of runs as a line with a band of one standard deviation.
 
     Args:
-        panel: Where it is drawn.
-        runs: A figure by round and seed.
-        name: In the legend.
-        number: Of the line.
-        places: Where each round stands on the axis. Default: at its number.
-        bold: Whether it stands out: the global model, say.
+        panel: Axes to draw on.
+        runs: A figure by round and seed. Without rounds, nothing is drawn.
+        name: Label in the legend.
+        number: Number of the line, which sets its colour, style and marker.
+        places: Position of each round on the axis. Default: its number.
+        bold: Whether to emphasise the line, as for the global model.
     """
+    if runs.empty:
+        return
     means = runs.mean(axis=1)
     means.index = runs.index if places is None else places[runs.index]
-    draw_line(panel, means, name, number, bold=bold)
-    if runs.shape[1] > 1 and len(runs):
+    repeat, at = divmod(number, len(colours.SERIES))
+    colour = colours.INK if bold else colours.SERIES[at]
+    panel.plot(
+        means.index,
+        means,
+        label=name,
+        color=colour,
+        linestyle="-" if bold else STYLES[number % len(STYLES)],
+        linewidth=2.6 if bold else 1.8,
+        # Below the others: a tier that equals the global model stays visible on top of it.
+        zorder=1.9 if bold else 2.0,
+        # A colour that repeats gets another marker.
+        marker=MARKERS[(number + repeat) % len(MARKERS)],
+        # Markers at every round of a long run would hide the line style.
+        markevery=1 + len(means) // 25,
+        markersize=4,
+    )
+    if runs.shape[1] > 1:
         std = runs.std(axis=1).to_numpy()
+        alpha = 0.12 if bold else 0.18
         panel.fill_between(
-            means.index,
-            means - std,
-            means + std,
-            color=colours.INK if bold else colours.SERIES[number % len(colours.SERIES)],
-            alpha=0.12 if bold else 0.18,
-            linewidth=0,
+            means.index, means - std, means + std, color=colour, alpha=alpha, linewidth=0
         )
 
 
 def scale(
     panel: Axes, what: str, title: str, axis: str = "round", points: tuple[int, int] = (10, 9)
 ) -> None:
-    """Set titles and axes of a panel over rounds; the scale of values fits what is drawn.
+    """Set title, axes and scale of a panel.
 
     Args:
-        panel: With its lines.
-        what: The figure.
-        title: Heading.
-        axis: What the curves are drawn over.
-        points: Sizes of the heading and of the axis' name.
+        panel: Axes with their lines.
+        what: The metric.
+        title: Title of the panel.
+        axis: Label of the horizontal axis.
+        points: Font sizes of title and label.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -245,7 +238,7 @@ def scale(
 
 
 def fit_scale(panel: Axes, what: str) -> None:
-    """Fit the scale of values to what is drawn: no further than a share goes, nor than it can."""
+    """Fit the vertical scale to the lines, within the range of the metric."""
     from matplotlib.ticker import PercentFormatter
 
     panel.grid(axis="y", color=colours.BLOCK, linewidth=0.8)
@@ -255,17 +248,17 @@ def fit_scale(panel: Axes, what: str) -> None:
     if what in SHARES:
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         if points:
-            # Never less than two points of a per cent: rounding is not a trend.
+            # At least two percentage points, so that rounding does not look like a trend.
             room = max(0.06 * (high - low), 0.01)
             panel.set_ylim(max(low - room, -0.01), min(high + room, 1.01))
-    # Losses of runs that diverge would flatten all others.
+    # On a linear scale, losses of diverging runs would flatten all others.
     elif points and (what == "perplexity" or WIDE * min(points) < max(points)) and min(points) > 0:
         panel.set_yscale("log")
-        panel.set_ylim(bottom=0.8 * min(points))  # a band may reach zero, which has no place
+        panel.set_ylim(bottom=0.8 * min(points))  # a band may reach zero
 
 
 def time_spent(runs: Mapping[str, DataFrame]) -> dict[str, dict[str, float]]:
-    """Return mean seconds per round by purpose, of the figures of each run or group of runs."""
+    """Return mean seconds per round by purpose, for each run or group of runs."""
     spent = {}
     for name, figures in runs.items():
         rounds = len(rows_where(figures, part="run", metric="clients"))  # every round has this row
@@ -274,7 +267,7 @@ def time_spent(runs: Mapping[str, DataFrame]) -> dict[str, dict[str, float]]:
 
 
 def purposes_of(spent: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
-    """Yield the purposes that can be seen in bars, with their colours."""
+    """Yield the purposes that are visible in the bars, with their colours."""
     total = sum(sum(of.values()) for of in spent.values())
     for purpose, fill in zip(PURPOSES, FILLS, strict=True):
         if sum(of.get(purpose, 0.0) for of in spent.values()) >= VISIBLE * total:

@@ -1,4 +1,4 @@
-"""The family of a run, read from its folder; no code of the user's runs without consent."""
+"""Rebuild the family of a run from its folder, without running user code unless allowed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from archgraph.states import Transfer
 def run_family(log: Log) -> Family:
     """Return the global model of a run and its clients.
 
-    Which positions a client has stands in no graph: its transfer is that of the rewrites that made
-    it. Where they cannot be repeated (a model of its own, choices, a file that is gone), and where
-    they make another graph, it is found by alignment.
+    A graph does not record the positions of a client's model. They come from repeating the rewrites
+    that made it; if these cannot be repeated (a separate model, choices, a missing file) or result
+    in another graph, from alignment.
 
     Raises:
-        RunError: If the folder holds no global model, or a model of it is damaged.
+        RunError: If the folder has no global model, or a model is damaged.
         ArchGraphError: If a client's model is not a part of the global one.
     """
     joint = _graph(log, GLOBAL)
     file = log.folder / "run.yaml"
     try:
-        # Not as an experiment: a folder of another version still tells its clients.
+        # Not parsed as an experiment: the folder may be from another version.
         members = read_document(file).data["family"]["clients"]
         kinds = [(str(one["name"]), int(one.get("count", 1)), dict(one)) for one in members]
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError("does not tell its clients", where=str(file), found=error) from error
+        raise RunError("cannot read its clients", where=str(file), found=error) from error
     tiers = []
     for name, count, member in kinds:
         graph = _graph(log, name)
@@ -48,7 +48,7 @@ def _transfer(member: Mapping[str, Json], graph: ArchGraph, joint: ArchGraph) ->
         try:
             (again,) = resolve(load_family({"model": joint, "clients": [member]})).clients
         except ArchGraphError:
-            pass  # as for a graph that somebody else made
+            pass  # use alignment
         else:
             if again.graph == graph:
                 return again.transfer
@@ -59,5 +59,5 @@ def _graph(log: Log, name: str) -> ArchGraph:
     graph = log.graphs.get(name)
     if isinstance(graph, ArchGraph):
         return graph
-    reason = graph or f"no models/{name}.yaml"  # a text says why its file cannot be read
-    raise RunError("has no such model", where=str(log.folder), found=reason)
+    reason = graph or f"no models/{name}.yaml"  # a string is the file's error message
+    raise RunError(f"has no model {name}", where=str(log.folder), found=reason)

@@ -1,4 +1,4 @@
-"""A run as one page: what came out, its network, how it went, what was asked. Nothing is loaded."""
+"""The page of a run: results, network, curves, clients and settings, in one file."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def page(log: Log, viewer: str | None = None, *, reload: int = 0) -> str:
 
     Args:
         log: The run.
-        viewer: A page that shows its architectures, to stand inside this one.
-        reload: Seconds after which the page reloads itself; 0: never.
+        viewer: Page of the run's architectures to embed. Default: no architectures.
+        reload: Seconds after which the page reloads itself; 0 for never.
     """
     first, *others = map(embedded, charts(log))
     networks = viewer_frame(viewer) if viewer else ""
-    # Beside the curves: below them, where there is not enough room.
+    # Next to the curves, or below them if there is not enough room.
     inside = f'{first}<div class="network">{networks}</div>' if networks else first
     body = [
         f"<h1>{html.escape(log.name)}</h1>",
@@ -50,7 +50,7 @@ def page(log: Log, viewer: str | None = None, *, reload: int = 0) -> str:
         *section("Models", model_sheet(log).html()),
         *_clients(log),
         *section("Communication", traffic_sheet(log).html()),
-        *section("Clients left out", expandable(lost_sheet(log), "update")),
+        *section("Lost updates", expandable(lost_sheet(log), "update")),
         "<h2>The run</h2>",
         definition_list(header(log)),
         "<h2>Settings</h2>",
@@ -67,7 +67,7 @@ def _clients(log: Log) -> Iterator[str]:
 
 
 def _settings(log: Log) -> Iterator[str]:
-    """Yield settings that are not defaults; all on demand, or where the defaults are not known."""
+    """Yield settings that are not defaults, and all of them in a collapsed element."""
     if log.experiment is not None:
         yield setting_sheet(log).html() or "<p>All are the defaults.</p>"
     opened = "" if log.experiment else " open"

@@ -1,4 +1,4 @@
-"""The tables of a run: its models, clients, bytes and settings."""
+"""Tables of a run: models, clients, communication and settings."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ from archgraph.tables import Table, count, plural
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+COUNTED = (
+    "Bytes of the tensors sent to clients and returned by them, including lost updates; a survey "
+    "before round 1 is not counted. MACs: three times those of the forward passes in training, for "
+    "forward and backward, including frozen layers; only updates that were accepted count."
+)
+
 
 def tiers(log: Log) -> Table:
-    """Tabulate models: size, last test, and that of the best round on validation examples."""
+    """Tabulate models: size, last test, and the test after the best validation round."""
     return model_sheet(log).table(log.name)
 
 
 def model_sheet(log: Log) -> Sheet:
-    """Tabulate models: size, clients, the last test on all data and on their clients' own.
+    """Tabulate models: size, clients, and the last test on all data and on their clients' own.
 
-    Where examples are held out, its test after the round that is best on these, too. No round is
-    chosen by test data.
+    With validation examples, also the test after the best round on these. Test data never selects
+    a round.
     """
     figure, best = judge([log]), log.best
     last = [*tests(log)][-1:]
@@ -82,13 +88,13 @@ def _note(log: Log) -> str:
 
 
 def _members(log: Log) -> Mapping[str, int]:
-    """Clients of each tier; all of them for the global model."""
+    """Return the number of clients of each tier, and of all clients for the global model."""
     counts = Counter(client.tier for client in log.participants)
     return {**counts, GLOBAL: counts.total()} if counts else {}
 
 
 def client_sheet(log: Log) -> Sheet:
-    """Tabulate clients: their data, how often their updates were taken or lost, their bytes."""
+    """Tabulate clients: data, number of updates accepted and lost, bytes down and up."""
     of_clients = dict(iter(log.updates.groupby("client")))
     other = "" if any(client.malicious for client in log.clients) else None
     rows = []
@@ -126,13 +132,13 @@ def client_sheet(log: Log) -> Sheet:
     )
     counts = tuple(SheetColumn(f"class_{i}", "", hidden=True) for i in range(classes))
     width = len(columns) + classes
-    # A client's counts may end before the last class of another's.
+    # Clients may have counts for fewer classes than others.
     padded = tuple(row + (None,) * (width - len(row)) for row in rows)
     return Sheet("clients", (*columns, *counts), padded)
 
 
 def traffic_sheet(log: Log) -> Sheet:
-    """Tabulate architectures that clients trained, and all: bytes down and up, MACs of training."""
+    """Tabulate tasks, bytes down and up, and MACs of training by model, and their sums."""
     by_tier = log.updates.dropna(subset=[DOWN]).groupby("name", sort=False)
     rows: list[tuple[Json, ...]] = []
     for name, asked in by_tier:
@@ -141,7 +147,7 @@ def traffic_sheet(log: Log) -> Sheet:
         rows.append((name, *counts))
     if len(rows) > 1:
         _, *totals = zip(*rows, strict=True)
-        # A sum without the part that some row lacks would be too small.
+        # No sum if some row has no value.
         rows.append(("all", *(None if None in column else sum(column) for column in totals)))
     columns = (
         SheetColumn("tier", "model"),
@@ -151,17 +157,11 @@ def traffic_sheet(log: Log) -> Sheet:
         SheetColumn("macs", "MACs of training", count, right=True),
     )
     strong = frozenset({len(rows) - 1}) if len(by_tier) > 1 else frozenset()
-    note = (
-        "Bytes of the tensors sent to clients and of those that came back, lost updates included; "
-        "a survey before round 1 is not counted. MACs: three times those of the forward passes in "
-        "training, which is forward and backward, frozen layers included; of updates that were "
-        "taken."
-    )
-    return Sheet("communication", columns, tuple(rows), strong, note if rows else "")
+    return Sheet("communication", columns, tuple(rows), strong, COUNTED)
 
 
 def setting_sheet(log: Log) -> Sheet:
-    """Return the settings that are not the defaults; empty if the experiment cannot be read."""
+    """Tabulate the settings that are not the defaults; empty if the experiment cannot be read."""
     settings = differing(log.experiment) if log.experiment else ()
     columns = (
         SheetColumn("setting", "setting"),
@@ -172,7 +172,7 @@ def setting_sheet(log: Log) -> Sheet:
 
 
 def lost_sheet(log: Log) -> Sheet:
-    """Tabulate every update that was refused, and every client that failed."""
+    """Tabulate each rejected update and each failed client."""
     names = {client.client: client.label for client in log.clients}
     lost = log.updates[log.updates["what"] != "clients"]
     rows = []
@@ -190,6 +190,6 @@ def lost_sheet(log: Log) -> Sheet:
 
 
 def _sum(asked: DataFrame, key: str) -> int | None:
-    """Sum a column of updates; None if it was not recorded."""
+    """Sum a column of updates; None if no update has a value."""
     values = asked[key].dropna()
     return None if values.empty else sum(values)

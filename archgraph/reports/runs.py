@@ -1,7 +1,7 @@
-"""A run folder as its pictures need it: what was asked and what was measured.
+"""Read run folders: the settings and figures from which tables and plots are made.
 
-Figures are read from one data frame of the run (:func:`archgraph.record.points.frame`), and those
-of several runs from these frames one below the other. Tables and plots select from it.
+The figures of a run are one data frame (:func:`archgraph.record.points.frame`); those of several
+runs are the concatenation of their frames. Tables and plots select rows from it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from archgraph.language import ExperimentSpec
 
 RoundLine = Mapping[str, Json]
-# Figures of which less is better where a test does not say it; seconds by purpose begin so.
+# Metrics of which less is better unless a test states it; prefix of metrics with seconds.
 LESS, SECONDS = ("perplexity", "loss"), "seconds_"
 RUN = ["experiment", "seed"]
-"""The columns that tell runs apart in a frame of several."""
+"""The columns that identify a run in a frame of several runs."""
 
 
 @dataclass(frozen=True, repr=False)
 class Log:
-    """What a run left behind.
+    """The record of a run.
 
     Attributes:
         folder: The run folder.
-        config: The experiment as resolved, YAML.
+        config: The resolved experiment, as YAML.
         rounds: The lines of `metrics.jsonl`, one per round.
-        settings: All that decides its figures, where it is known without the folder.
+        settings: All settings that determine the figures. Default: read from the folder.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Log:
 
     @functools.cached_property
     def experiment(self) -> ExperimentSpec | None:
-        """The experiment as resolved; None if it is damaged, or of another version."""
+        """The resolved experiment; None if it is damaged or from another version."""
         from archgraph.language.experiment import ExperimentSpec
         from archgraph.language.yaml import read_document
 
@@ -71,16 +71,16 @@ class Log:
 
     @functools.cached_property
     def figures(self) -> DataFrame:
-        """A row for each figure, but those of single clients' training, which no page shows."""
+        """A row per figure, except for figures of single clients' training."""
         return frame(self.rounds, clients=False)
 
     @functools.cached_property
     def updates(self) -> DataFrame:
-        """A row for each client that was asked in a round: what became of it, and its bytes."""
+        """A row per sampled client and round, with its outcome and bytes."""
         import pandas
 
         def unsent(row: RoundLine) -> dict[str, int]:
-            # What was lost on its way sent nothing up; older runs say nothing of either way.
+            # A lost update counts no bytes up. Older runs recorded no bytes at all.
             return {UP: 0} if DOWN in row else {}
 
         rows = [
@@ -90,7 +90,7 @@ class Log:
             for row in line.get(what) or ()
         ]
         columns = ("round", "what", "client", "name", "reason", "macs", DOWN, UP)
-        # Of objects: a column of whole numbers with gaps would be one of floats.
+        # dtype object, since integers with gaps would become floats.
         return pandas.DataFrame(rows, columns=columns, dtype=object)
 
     @property
@@ -101,28 +101,28 @@ class Log:
 
     @property
     def submodels(self) -> tuple[str, ...]:
-        """The models that clients use; the global one where there is nothing else."""
+        """The models that clients use, or the global one if there are no others."""
         return tuple(name for name in self.models if name != GLOBAL) or self.models
 
     @property
     def done(self) -> int:
-        """The last round."""
+        """Number of the last round that has finished."""
         return int(self.rounds[-1]["round"]) if self.rounds else 0
 
     @property
     def stopped(self) -> str:
-        """The reason why it ended before its last round; empty if it did not."""
+        """The reason why the run stopped early; empty if it did not."""
         return str(self.rounds[-1].get("stopped") or "") if self.rounds else ""
 
     @property
     def lost(self) -> dict[str, int]:
-        """Number of rejected updates, and number of failed clients."""
+        """Number of rejected updates and of failed clients."""
         many = self.updates.groupby("what").size()
         return {key: int(many.get(key, 0)) for key in ("rejected", "failed")}
 
     @functools.cached_property
     def clients(self) -> tuple[ClientFacts, ...]:
-        """The participants; empty if the folder is from before they were recorded."""
+        """The participants; empty for older folders, which do not record them."""
         return read_clients(self.folder)
 
     @property
@@ -140,7 +140,7 @@ class Log:
         for path in paths:
             try:
                 graphs[path.stem] = load(path)
-            except ArchGraphError as error:  # a page without one picture is better than no page
+            except ArchGraphError as error:  # a page can show the others
                 graphs[path.stem] = str(error)
         return graphs
 
@@ -151,7 +151,7 @@ class Log:
 
     @property
     def best(self) -> int | None:
-        """The best round on validation examples; None without any. Test data selects none."""
+        """The best round on validation examples; None without such examples."""
         spec = self.experiment.validation if self.experiment else None
         if spec is None:
             return None
@@ -173,14 +173,14 @@ class Log:
 
     @property
     def name(self) -> str:
-        """The run's name: its experiment's, else its folder's."""
-        # Without the experiment: it takes long to read, and a damaged one still has a name.
+        """The name of the experiment, or else of the folder."""
+        # Not from `experiment`, which is slow to read and may be damaged.
         line = re.search(r"^name: *['\"]?(.+?)['\"]? *$", self.config, re.MULTILINE)
         return line[1] if line else self.folder.resolve().name
 
 
 def read_run(folder: str | os.PathLike[str]) -> Log:
-    """Read a run folder, finished or not; a last line that a crash cut off is left out.
+    """Read a run folder, finished or not; an incomplete last line is ignored.
 
     Raises:
         RunError: If the folder is not a run folder, or a line is damaged.
@@ -202,17 +202,17 @@ def read_run(folder: str | os.PathLike[str]) -> Log:
 
 
 def tests(log: Log) -> Iterator[Mapping[str, Json]]:
-    """Yield the evaluations of a run; what they say in words is not in its frame."""
+    """Yield the evaluations of a run, whose texts are not in its frame."""
     return filter(None, (line.get("evaluation") for line in log.rounds))
 
 
 def judge(logs: Iterable[Log]) -> str:
-    """Return the figure by which the models of runs are judged."""
+    """Return the metric by which models are judged."""
     return judge_of(next((test for log in logs for test in tests(log)), {}))
 
 
 def better(logs: Iterable[Log], figure: str) -> bool:
-    """Return whether more of a figure is better.
+    """Return whether higher values of a metric are better.
 
     >>> line = {"round": 1, "evaluation": {"better": {"mse": False, "r2": True}}}
     >>> log = Log(Path("run"), "", (line,))
@@ -224,16 +224,16 @@ def better(logs: Iterable[Log], figure: str) -> bool:
 
 
 def together(groups: Mapping[str, Sequence[Log]], seeds: Mapping[str, Sequence[int]]) -> DataFrame:
-    """Put the frames of runs one below the other.
+    """Concatenate the frames of runs.
 
     Args:
-        groups: The runs that differ in the seed only, by what they are called.
-        seeds: Of these runs.
+        groups: Runs that differ only in the seed, by the label of their group.
+        seeds: The seeds of the runs, by label.
 
     Returns:
-        Their rows with the columns ``experiment`` and ``seed``; ``model`` says whether the group of
-        a row is a tested model, and ``submodel`` whether it is one that clients use: ``global`` may
-        also be the mean of all models.
+        The rows with additional columns: ``experiment`` and ``seed``; ``model``, True if the row's
+        group is a tested model (``global`` may also be the mean over all models); ``submodel``,
+        True if clients use the model.
     """
     import pandas
 
@@ -251,7 +251,7 @@ def together(groups: Mapping[str, Sequence[Log]], seeds: Mapping[str, Sequence[i
 
 
 def rows_where(figures: DataFrame, **columns: object) -> DataFrame:
-    """Return the rows that have these values in their columns.
+    """Return the rows whose columns have the given values.
 
     >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5, "loss": 1.0}}}
     >>> log = Log(Path("run"), "", (line,))
@@ -264,7 +264,7 @@ def rows_where(figures: DataFrame, **columns: object) -> DataFrame:
 
 
 def series(figures: DataFrame, **columns: object) -> Series:
-    """Return one finite figure by round, where it was measured.
+    """Return a figure by round, without rounds that did not measure it.
 
     >>> line = {"round": 3, "evaluation": {"global": {"accuracy": 0.5}}}
     >>> log = Log(Path("run"), "", (line, {"round": 4}))
@@ -275,22 +275,21 @@ def series(figures: DataFrame, **columns: object) -> Series:
 
 
 def within_budget(log: Log, macs: float) -> Log:
-    """Return a run until it has executed so many MACs; without a round if it never does.
+    """Truncate a run to a budget of MACs; no rounds remain if the run does not reach it.
 
-    Lines of a record stand for all rounds since the test before, so the test that counts is the
-    last one within the budget.
+    The test that counts is the last one within the budget.
     """
     spent = list(
         itertools.accumulate(line.get("macs", {}).get("round", 0.0) for line in log.rounds)
     )
     within = sum(total <= macs for total in spent)
-    # A run that ends a little below the budget, by chance of its clients' sizes, is at it.
+    # A run may end slightly below the budget, depending on which clients were sampled.
     rounds = log.rounds[:within] if spent and spent[-1] >= 0.98 * macs else ()
     return replace(log, rounds=rounds)
 
 
 def seconds(figures: DataFrame) -> dict[str, float]:
-    """Return the seconds of all rounds by purpose; `other` is what is left of their total.
+    """Return the seconds of all rounds by purpose; `other` is the rest of the total.
 
     >>> line = {"round": 1, "seconds": {"local": 3.0, "server": 1.0, "total": 5.0}}
     >>> seconds(Log(Path("run"), "", (line,)).figures)

@@ -1,4 +1,4 @@
-"""Several runs as one page: those that differ in the seed only are one curve with a band."""
+"""The page of several runs; those that differ only in the seed are one curve with a band."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ import numpy as np
 from archgraph.fields import GLOBAL
 from archgraph.reports.charts import Picture, curve_chart, time_chart
 from archgraph.reports.comparison import Comparison, RunGroup
-from archgraph.reports.group_tables import (
-    differences_csv,
-    each_run,
-    sent_sheet,
-    shared_sheet,
-)
+from archgraph.reports.group_tables import each_run, sent_sheet, shared_sheet
 from archgraph.reports.header import header
 from archgraph.reports.headline import Ranking, headline, run_headline
 from archgraph.reports.parts import (
@@ -32,18 +27,18 @@ from archgraph.reports.parts import (
 from archgraph.reports.plots import Reduce, by_cost, by_seed, reduced
 from archgraph.reports.run_tables import client_sheet, lost_sheet, model_sheet, setting_sheet
 from archgraph.reports.runs import RUN, Log, better, judge, rows_where, seconds
-from archgraph.reports.sheets import Sheet, SheetColumn, download, wide
+from archgraph.reports.sheets import Sheet, SheetColumn, as_csv, download, wide
 from archgraph.tables import Table, plural
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    # Curves of a panel: the values of its runs, by round and seed.
+    # Values by round and seed for each curve of a panel.
     Curves = Mapping[str, DataFrame]
 
-# Groups that stand side by side.
+# Maximum number of groups side by side.
 FEW = 4
-# Tiers that have a panel of their own.
+# Maximum number of tiers with their own panel.
 TIERS = 8
 
 
@@ -52,24 +47,19 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str | None]) -> str:
 
     Args:
         compared: The runs.
-        viewer: Makes the page that shows a run's architectures, to stand inside this one.
+        viewer: Returns the page of a run's architectures, which is embedded in this one.
     """
     groups = compared.groups
     title = " and ".join(dict.fromkeys(log.name for group in groups for log in group.runs))
     first, *rest = compared.tables()
     first_chart, *figures = map(embedded, runs_charts(compared))
-    differences = f"<p>{download('differences', differences_csv(compared))}</p>"
     body = [
         f"<h1>{html.escape(title)}</h1>",
         *_headline(compared, first_chart),
         "<h2>Runs</h2>",
         f"{wide(_upright(first).html(), 'runs')}<p>{html.escape(first.note)}</p>",
         f"<p>{download('runs', compared.csv())}</p>",
-        *(
-            part
-            for table in rest
-            for part in section(table.title, wide(table.html(), table.title) + differences)
-        ),
+        *(part for table in rest for part in section(table.title, _differences(table))),
         "<h2>Over the rounds</h2>",
         f'<div class="charts">{"".join(figures)}</div>',
         f"<p>{download('rounds', rounds_sheet(compared).csv())}</p>",
@@ -82,20 +72,25 @@ def runs_page(compared: Comparison, viewer: Callable[[Log], str | None]) -> str:
     return closed_page(title, body)
 
 
+def _differences(table: Table) -> str:
+    link = download("differences", as_csv(table.columns, table.rows))
+    return f"{wide(table.html(), table.title)}<p>{link}</p>"
+
+
 def _headline(compared: Comparison, curves: str) -> Iterator[str]:
-    """Yield which group is best and by how much, beside the first curves; of one group its runs."""
+    """Yield the best group and its margin, or the first run of a single group, then a chart."""
     ranking = Ranking.by(compared)
     if ranking is not None:
         yield headline(" ".join(ranking.sentences()))
     else:
         for _, seed, log in itertools.islice(each_run(compared), 1):
-            yield f"<p>Of {plural(len(_logs(compared)), 'run')}, that of seed {seed}:</p>"
+            yield f"<p>{plural(len(_logs(compared)), 'run')}; results for seed {seed}:</p>"
             yield run_headline(log)
     yield f'<div class="charts">{curves}</div>'
 
 
 def _upright(table: Table) -> Table:
-    """Turn a table into one with a column per group if they are few: it fits a telephone."""
+    """Transpose a table with few groups to a column per group, which fits a phone."""
     if len(table.rows) > FEW:
         return table
     first, *rows = zip(table.columns, *table.rows, strict=True)
@@ -104,13 +99,13 @@ def _upright(table: Table) -> Table:
 
 
 def _architectures(compared: Comparison, viewer: Callable[[Log], str | None]) -> Iterator[str]:
-    """Yield the models of each family once, however many runs have it; the first one is open."""
+    """Yield the models of each family once, with the labels of its runs; the first is expanded."""
     users: dict[tuple[tuple[str, bytes], ...], tuple[Log, list[str]]] = {}
     for group, _, log in each_run(compared):
         paths = sorted(log.folder.glob("models/*.yaml"))
         if paths:
             family = tuple((path.name, path.read_bytes()) for path in paths)
-            # By content: seeds of one experiment, and most experiments of a table, share models.
+            # Families are compared by content: seeds, and most experiments, share models.
             users.setdefault(family, (log, []))[1].append(group.label)
     for number, (log, labels) in enumerate(users.values()):
         name = html.escape(", ".join(dict.fromkeys(labels)))
@@ -120,7 +115,7 @@ def _architectures(compared: Comparison, viewer: Callable[[Log], str | None]) ->
 
 
 def _run(group: RunGroup, seed: int, log: Log) -> str:
-    """Write one of the runs, folded."""
+    """Return a run as a collapsed element."""
     name = f"{group.label}, seed {seed}: {log.folder}"
     sheets = {
         "model": model_sheet(log),
@@ -128,7 +123,7 @@ def _run(group: RunGroup, seed: int, log: Log) -> str:
         "update": lost_sheet(log),
         "setting": setting_sheet(log),
     }
-    # Files of several runs in one folder need names of their own.
+    # Files need distinct names, since they are saved to one folder.
     inside = definition_list(header(log))
     for noun, sheet in sheets.items():
         inside += expandable(replace(sheet, name=f"{sheet.name}_{log.folder.name}"), noun)
@@ -136,11 +131,11 @@ def _run(group: RunGroup, seed: int, log: Log) -> str:
 
 
 def rounds_sheet(compared: Comparison) -> Sheet:
-    """Tabulate runs, rounds and models with the figure that judges them."""
+    """Tabulate the judging metric by run, model and round."""
     what = judge(_logs(compared))
     rows = rows_where(compared.frame, part="test", metric=what, model=True).dropna(subset=["value"])
     keys = ("experiment", "seed", "round", "model", what)
-    # By model within a run, not by round.
+    # Sorted by model within a run, not by round.
     runs = [of.groupby("group", sort=False) for _, of in rows.groupby(RUN, sort=False)]
     ordered = [rows for models in runs for _, rows in models]
     values = [row for of in ordered for row in of[[*RUN, "round", "group", "value"]].values]
@@ -148,7 +143,7 @@ def rounds_sheet(compared: Comparison) -> Sheet:
 
 
 def runs_charts(compared: Comparison) -> Iterator[Picture]:
-    """Yield means over the seeds with their deviations as bands; then the time of each group."""
+    """Yield charts of means over the seeds with deviations as bands, then of time by group."""
     logs, figures = _logs(compared), compared.frame
     what = judge(logs)
     worst: Reduce = np.min if better(logs, what) else np.max
@@ -164,7 +159,7 @@ def runs_charts(compared: Comparison) -> Iterator[Picture]:
 
 
 def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[str, Curves]]:
-    """Yield of one group each model; of several the worst and average submodel and each tier."""
+    """Yield titles and curves: the models of one group, or worst, average and tiers of several."""
     tested = rows_where(compared.frame, part="test", metric=what, model=True)
     of = {group.label: rows_where(tested, experiment=group.label) for group in compared.groups}
     tiers = list(dict.fromkeys(name for log in _logs(compared) for name in log.models))
@@ -178,14 +173,14 @@ def _curves(compared: Comparison, what: str, worst: Reduce) -> Iterator[tuple[st
         yield f"{title} submodel: {what}", curves
     for tier in tiers[:TIERS]:
         curves = {label: _of(rows, tier) for label, rows in of.items()}
-        # Not the mean of those runs only that have the tier: other seeds are other data.
+        # Not a mean over only some of the runs: other seeds have other data.
         everywhere = {group.label: len(group.runs) for group in compared.groups}
         title = f"{tier} model: {what}" if tier == GLOBAL else f"{tier}: {what}"
         yield title, {n: runs for n, runs in curves.items() if runs.shape[1] == everywhere[n]}
 
 
 def _of(rows: DataFrame, model: str) -> DataFrame:
-    """Return a figure of a model by round and seed."""
+    """Return the values of a model by round and seed."""
     return by_seed(rows_where(rows, group=model).set_index(["round", "seed"])["value"])
 
 

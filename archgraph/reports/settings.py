@@ -1,4 +1,4 @@
-"""What an experiment says that is not the default."""
+"""The settings of an experiment that differ from the defaults."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from archgraph.language.named import LibraryClass
 from archgraph.plain import Json
 from archgraph.reports.sheets import NOTHING
 
-# Shown elsewhere on a page, not a choice, or a path of the machine that the run was on.
+# Keys that are shown elsewhere on a page, are not a choice, or are paths on the run's machine.
 ELSEWHERE = frozenset({"archgraph", "name", "family", "strategy", "rounds", "data.root"})
-# What a key means that is left out.
+# Effective values of keys whose default is None.
 MEANT: Mapping[str, pydantic.BaseModel] = {"data.partition": IidSpec()}
 
 
 class Setting(NamedTuple):
-    """A value that is not the default.
+    """A setting that differs from its default.
 
     Attributes:
-        key: Path of its keys, dotted.
-        value: As plain values.
-        default: Value of a setting that is left out; None if there is none.
+        key: Dotted path of its keys.
+        value: The value, as plain values.
+        default: The default; None if the setting is required.
     """
 
     key: str
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
 
 def differing(spec: ExperimentSpec) -> tuple[Setting, ...]:
-    """Return an experiment's settings that are not the defaults, those of its strategy first.
+    """Return the settings of an experiment that differ from the defaults, strategy first.
 
     Example:
         >>> facts = {"name": "a", "family": "f", "rounds": 1, "local": {"lr": 0.5}}
@@ -62,7 +62,7 @@ def _of_strategy(spec: ExperimentSpec) -> Iterator[Setting]:
             value = option.default
             if option.default_factory is not dataclasses.MISSING:
                 value = option.default_factory()
-            if value is dataclasses.MISSING:  # must be given: whatever it is, it is shown
+            if value is dataclasses.MISSING:  # required options are always shown
                 continue
             defaults[option.name] = pydantic_core.to_jsonable_python(value)
     for key, value in spec.strategy_options.items():
@@ -77,7 +77,7 @@ def _of_model(model: pydantic.BaseModel, path: str) -> Iterator[Setting]:
         default = None if required else field.get_default(call_default_factory=True)
         if value in (default, MEANT.get(key)) and not required:
             continue
-        # A mapping of defaults only differs as a whole: it is there, where nothing is the default.
+        # If all values inside are defaults, the presence of the mapping itself is the setting.
         inside = list(_of_model(value, f"{key}.")) if isinstance(value, pydantic.BaseModel) else []
         yield from inside or [Setting(key, _plain(value), _plain(default))]
 
@@ -89,7 +89,7 @@ def _plain(value: Json) -> Json:
         return pydantic_core.to_jsonable_python(value.plain())
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
-    if isinstance(value, dict):  # of kinds of client: what is left out is the run's
+    if isinstance(value, dict):  # settings per kind of client; unset keys are the run's
         parts = {
             key: of.model_dump(mode="json", exclude_unset=True) if hasattr(of, "model_dump") else of
             for key, of in value.items()
@@ -99,7 +99,7 @@ def _plain(value: Json) -> Json:
 
 
 def said(value: Json) -> str:
-    """Write a setting as text.
+    """Format a setting as text.
 
     >>> said("sgd"), said([1, 2]), said(None)
     ('sgd', '[1, 2]', '–')

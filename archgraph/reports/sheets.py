@@ -1,4 +1,4 @@
-"""Tables of values: text to read, and the same values unrounded as CSV."""
+"""Tables of values: formatted for reading, and unrounded as CSV."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from archgraph.plain import Json
 from archgraph.tables import Table, count
 
-# What stands in a cell without a value.
+# Text of a cell without a value.
 NOTHING = "–"
-# What browsers are told of a file inside a page.
+# Media types of files inside a page.
 KINDS = {"csv": "text/csv", "svg": "image/svg+xml"}
-# Rows of a table on a page.
+# Maximum number of rows of a table on a page.
 MOST = 200
 
 
 def in_bytes(value: float) -> str:
-    """Write bytes, short, in powers of ten.
+    """Format a number of bytes with a decimal prefix.
 
     >>> in_bytes(73_856), in_bytes(0)
     ('73.9 kB', '0 B')
     """
-    text = count(value)
+    text = count(round(value))
     return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
 
 
@@ -36,11 +36,11 @@ class SheetColumn:
     """A column of a sheet.
 
     Attributes:
-        key: Its name in CSV.
-        title: Its head in the table.
-        show: A value as text.
-        right: Whether it holds numbers.
-        hidden: Whether it is in CSV only.
+        key: Name in CSV.
+        title: Title in the table.
+        show: Formats a value.
+        right: Whether to align right, for numbers.
+        hidden: Whether the column appears only in CSV.
     """
 
     key: str
@@ -55,11 +55,11 @@ class Sheet:
     r"""A table of values.
 
     Attributes:
-        name: What it is about; of its file, too.
+        name: Name of the table and of its file.
         columns: The columns.
-        rows: Values by row and column; None: there is none.
-        strong: Rows that sum.
-        note: What to know for reading it.
+        rows: Rows of values. None stands for an empty cell.
+        strong: Numbers of the rows with sums, in bold.
+        note: Explanation shown below the table.
 
     Example:
         >>> sizes = Sheet("sizes", (SheetColumn("bytes", "size", in_bytes, True),), ((73_856,),))
@@ -74,7 +74,7 @@ class Sheet:
     note: str = ""
 
     def table(self, title: str = "") -> Table:
-        """Return the table as text, without columns that are empty."""
+        """Return the table with formatted values, without empty columns."""
         used = [
             (i, column)
             for i, column in enumerate(self.columns)
@@ -89,7 +89,7 @@ class Sheet:
         return Table(title, titles, rows, right, self.strong, self.note)
 
     def csv(self) -> str:
-        """Return all values as they are, those of hidden and empty columns, too."""
+        """Return all values unformatted, including hidden and empty columns."""
         return as_csv([column.key for column in self.columns], self.rows)
 
     def html(self) -> str:
@@ -104,13 +104,13 @@ class Sheet:
 
 
 def wide(table: str, name: str) -> str:
-    """Return a table in a frame that is moved sideways where it is wider than the page."""
+    """Wrap a table in an element that scrolls sideways."""
     label = html.escape(f"table: {name}")
     return f'<div class="wide" tabindex="0" role="group" aria-label="{label}">{table}</div>'
 
 
 def as_csv(heads: Iterable[str], rows: Iterable[Iterable[Json]]) -> str:
-    """Write lines of values; None is empty, lists and mappings are JSON."""
+    """Format rows as CSV: None as an empty cell, lists and mappings as JSON."""
     plain = ([json.dumps(v) if isinstance(v, list | dict) else v for v in row] for row in rows)
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows([heads, *plain])
@@ -118,8 +118,7 @@ def as_csv(heads: Iterable[str], rows: Iterable[Iterable[Json]]) -> str:
 
 
 def download(name: str, text: str, kind: str = "csv", label: str = "") -> str:
-    """Return a link to a file that is inside the page: CSV, or the SVG of a plot."""
-    # A page is one file that loads nothing: what can be saved from it is inside.
+    """Return a link that saves a file (CSV or SVG) whose text is in the link itself."""
     source = f"data:{KINDS[kind]};charset=utf-8," + urllib.parse.quote(text)
     file = f"{html.escape(name)}.{kind}"
     return f'<a class="file" download="{file}" href="{html.escape(source)}">{label or file}</a>'

@@ -1,22 +1,23 @@
-"""One HTML file that shows architectures in a browser: opened, searched, compared, without network.
+"""One HTML file to open, search and compare architectures in a browser, without network access.
 
 In: graphs, families, runs. Out: the text of a page.
 
-1. ``show`` lists the graphs and what corresponds in them (:mod:`archgraph.relate.correspond`).
-   ``subjects`` finds them at an address, ``notebook`` for a value in a notebook.
+1. ``show`` lists the graphs and their correspondences (:mod:`archgraph.relate.correspond`).
+   ``subjects`` reads them from files, ``notebook`` makes pages for values in a notebook.
 2. ``anatomy`` describes one graph by the scene, folds and facts of :mod:`archgraph.display`.
-   ``feeding`` adds who has which positions, ``submodels`` costs as terms, ``overlays`` figures on a
-   scale, ``rounds`` what a run changed. ``distinct`` stores repeated rows once.
-3. ``document`` puts data, scripts and styles (``page/``) into one file. There is no build step.
+   ``feeding`` adds the positions of each client, ``submodels`` costs as polynomials, ``overlays``
+   figures on a colour scale, ``rounds`` the changes of a run. ``distinct`` stores repeated rows
+   once.
+3. ``document`` writes data, scripts and styles (``page/``) into one file. There is no build step.
 
-- Every figure is Python's. The page adds them up, and evaluates the cost terms at other sizes; the
-  layout alone is its own, made for a box when it is opened.
-- Further graphs correspond to the first of a page; for two others the page composes both, since
-  data of all pairs would grow with the square.
-- No name in a graph can become code: data are compressed in base64, the script sets text and never
+- All figures are computed in Python. The page adds them up, evaluates the cost polynomials at other
+  sizes, and computes the layout of a box when it is opened.
+- Each further graph corresponds to the first graph of a page. The page composes the correspondence
+  of two others, since data for all pairs would grow quadratically.
+- Names in a graph cannot become code: data are compressed in base64, the script sets text and never
   markup, and a policy forbids all requests and all other scripts.
 
-Names are imported on first use. The room is not called `view`: that is the function's name.
+Names are imported on first use. The package is not called `view`, which is the function's name.
 """
 
 import lazy_loader

@@ -1,7 +1,7 @@
-"""What a page tells of one graph, as values that JSON can write: its parts, and the facts of each.
+"""The data of one graph on a page, as plain values: its parts and their facts.
 
-Every figure is the library's: the page adds up parameters, MACs and bytes of operators, and nothing
-else. Rows that repeat are stored once (:mod:`archgraph.viewer.distinct`).
+All figures come from the library; the page only adds up parameters, MACs and bytes of operators.
+Repeated rows are stored once (:mod:`archgraph.viewer.distinct`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from archgraph.viewer.distinct import Distinct, numbered, stepping
 
 @dataclass(frozen=True)
 class Anatomy:
-    """A graph as a page shows it.
+    """The parts of a graph on a page.
 
     Attributes:
         graph: The architecture.
-        scene: Its boxes and links, nothing folded.
+        scene: Boxes and links of the graph, not folded.
         sections: Name, kind, and blocks with their operators, in the order of the page.
-        folds: Runs of equal blocks.
-        operators: Names of the operators: those outside all blocks first, then block by block.
+        folds: Sequences of equal blocks.
+        operators: Names of the operators, first outside all blocks, then block by block.
     """
 
     graph: ArchGraph
@@ -45,12 +45,12 @@ class Anatomy:
 
     @property
     def blocks(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Blocks with their operators."""
+        """The blocks of all sections, with their operators."""
         return tuple(block for _, _, blocks in self.sections for block in blocks)
 
 
 def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
-    """Return the parts of a graph in the page's order; blocks of unequal coverage do not fold."""
+    """Return the parts of a graph. Blocks with different coverage are not folded together."""
     parts = structure(graph).sections
     framing = [(s.name, [(b.name, b.nodes) for b in s.blocks]) for s in parts]
     grouped = pieces(graph, framing, "block")
@@ -60,12 +60,12 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
         (name, kinds[name], tuple((block, tuple(nodes)) for block, nodes in blocks if nodes))
         for name, blocks in inside
     )
-    # Block by block, so that the page can say what a block holds by its first and its number.
+    # Block by block, so that a block's operators are a range of numbers.
     within = {n: None for _, _, blocks in sections for _, nodes in blocks for n in nodes}
     outside = [node.name for node in graph.nodes if node.name not in within]
     return Anatomy(
         graph,
-        # The page folds by itself, and draws what is opened.
+        # The page folds by itself.
         scene(graph, framing, detail="block", fold=False),
         tuple(section for section in sections if section[2]),
         folds(graph, inside, grouped.feeds, cover.parts if cover else None),
@@ -74,7 +74,7 @@ def anatomy(graph: ArchGraph, cover: Cover | None = None) -> Anatomy:
 
 
 def described(parts: Anatomy) -> dict[str, Json]:
-    """Return all facts about a graph for its page."""
+    """Return the data of a graph for its page."""
     graph, about, spent = parts.graph, graph_facts(parts.graph), cost(parts.graph)
     return {
         "name": graph.name or "model",
@@ -100,7 +100,7 @@ def described(parts: Anatomy) -> dict[str, Json]:
 
 
 def _operators(parts: Anatomy) -> dict[str, Json]:
-    """Return the operators as columns, and the tables of what several of them share."""
+    """Return columns of the operators, and the tables of distinct rows to which they refer."""
     graph, about, spent = parts.graph, graph_facts(parts.graph), cost(parts.graph)
     number = numbered(parts.operators)
     leaf = numbered(param.name for param in graph.params)
@@ -108,7 +108,7 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
     box = {name: i for i, b in enumerate(parts.scene.boxes) for name in b.nodes}
     nodes = [graph.node[name] for name in parts.operators]
     kinds, lists, places = Distinct(), Distinct(), Distinct()
-    # Distances, not numbers: repeated blocks then have equal rows, which are stored once.
+    # Distances instead of numbers, so that repeated blocks have equal rows.
     feeds = [tuple(i - number[u] for u in dict.fromkeys(n.uses())) for i, n in enumerate(nodes)]
     leaves = stepping([leaf[k] for k in dict.fromkeys(n.leaves())] for n in nodes)
     within = stepping([axis[a] for a in about.met[n.name]] for n in nodes)
@@ -126,14 +126,14 @@ def _operators(parts: Anatomy) -> dict[str, Json]:
         },
     }
     tables = {"kinds": kinds.rows, "lists": lists.rows, "places": places.rows}
-    # Counters of training steps, and what else nobody takes.
+    # Operators without users, such as counters of training steps.
     used = {*refs(graph.outputs), *(name for node in nodes for name in node.uses())}
     idle = [i for i, name in enumerate(parts.operators) if name not in used]
     return {"operators": columns, "idle": idle, **tables}
 
 
 def _kind(graph: ArchGraph, node: Node) -> tuple[Json, ...]:
-    """Return what equal operators share: what they do, their words, shapes and attributes."""
+    """Return the row that equal operators share: operator, label, shapes, attributes, family."""
     arguments = tuple(
         (name, show(value))
         for name, value in node.args
@@ -146,7 +146,7 @@ def _kind(graph: ArchGraph, node: Node) -> tuple[Json, ...]:
 
 
 def _boxes(parts: Anatomy) -> dict[str, Json]:
-    """Return the boxes and the links between them: places of operators that belong together."""
+    """Return the boxes of the scene and the links between them."""
     labels, links = Distinct(), Distinct()
     number = numbered(box.name for box in parts.scene.boxes)
     boxes = [
@@ -170,14 +170,14 @@ def _boxes(parts: Anatomy) -> dict[str, Json]:
 
 
 def _lines(graph: ArchGraph, box: Box) -> tuple[LabelLine, ...]:
-    """Return the lines of a box; an idiom of several operators says its size, as blocks do."""
+    """Return the lines of a box, with the size of an idiom of several operators."""
     one = idioms(graph).get(box.nodes[-1]) if box.parameters else None
     size = [LabelLine(f"{box.size} parameters")] if one is not None and one.several else []
     return (*box.lines, *size)
 
 
 def _axes(parts: Anatomy) -> list[list[Json]]:
-    """List axes: name, size, role, block, what runs over them, savings or why pinned."""
+    """List axes: name, size, role, block, operators over them, half size, saving, pin."""
     block = numbered(name for name, _ in parts.blocks)
     return [
         [axis.name, axis.size, axis.role, block.get(axis.block, -1), list(axis.spans), axis.halved,
@@ -187,7 +187,7 @@ def _axes(parts: Anatomy) -> list[list[Json]]:
 
 
 def _blocks(parts: Anatomy) -> list[list[Json]]:
-    """List blocks: name, kind, operators, why it has to stay, what removing it saves."""
+    """List blocks: name, kind, number of operators, reason for staying, saving if removed."""
     about = graph_facts(parts.graph).blocks
     blocks = [(about[name], nodes) for name, nodes in parts.blocks]
     return [[b.name, b.kind, len(nodes), b.reason, _saving(b.saving)] for b, nodes in blocks]
@@ -198,7 +198,7 @@ def _saving(saving: Saving | None) -> list[int] | None:
 
 
 def _folds(parts: Anatomy) -> list[list[Json]]:
-    """List folds: first block, blocks per repetition, repetitions, name, growing."""
+    """List folds: first block, blocks per repetition, repetitions, name, whether widths grow."""
     block = numbered(name for name, _ in parts.blocks)
     return [
         [block[one.blocks[0][0]], len(one.blocks[0]), one.times, one.name, int(one.growing)]

@@ -1,4 +1,4 @@
-"""What makes the data of a page small: each distinct row once, lists by what repeats in them."""
+"""Compact data for a page: distinct rows stored once, and lists renumbered so that they repeat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def numbered(names: Iterable[str]) -> dict[str, int]:
 
 
 class Distinct:
-    """Distinct rows in the order in which they came; a column holds their numbers.
+    """Distinct rows in order of first appearance; columns refer to them by number.
 
     >>> pool = Distinct()
     >>> [pool.add(row) for row in ("conv", "relu", "conv")], pool.rows
@@ -36,10 +36,10 @@ class Distinct:
 
 
 def stepping(lists: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Renumber lists, each number counted from the first one that no list before it has.
+    """Renumber lists relative to the first number that does not occur in an earlier list.
 
-    Blocks that repeat use leaves and axes of their own in the same order, so that their lists
-    become equal and are stored once.
+    Repeated blocks use their own leaves and axes in the same order, so their lists become equal
+    and are stored once.
 
     >>> stepping([(0, 1), (2, 3), (4, 0)])
     [(0, 1), (0, 1), (0, -4)]

@@ -1,11 +1,11 @@
-"""The HTML file of a page: data, script and looks in one text that loads nothing.
+"""The HTML file of a page: data, script and style in one text that loads nothing.
 
-Data and script are compressed and in base64, so that no name in a graph can end the element that
-holds them; the script sets texts, never markup. A policy in the file forbids every request, and
-every script but this one and the few lines that unpack it.
+Data and script are compressed in base64, so that no name in a graph can close their element; the
+script sets text, never markup. A policy in the file forbids all requests, and all scripts except
+this one and the few lines that unpack it.
 
-The layout (``page/layout.js``) is our own: 9 kB, where dagre is 49 kB. Encoders and decoders stand
-in columns and not in a U: each arrow into a decoder that is drawn upwards would have to go round.
+The layout (``page/layout.js``) takes 9 kB, dagre 49 kB. Encoders and decoders are laid out in
+columns instead of a U, where the arrows into an upward decoder would need detours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from archgraph.display.style import SHARED
 from archgraph.plain import Json
 
 FOLDER = Path(__file__).parent / "page"
-# In the order in which they build on one another.
+# In order of dependence.
 SCRIPTS = (
     "model layout canvas minimap panel compare overlays submodel trace rounds export main".split()
 )
@@ -32,15 +32,15 @@ SCRIPTS = (
 
 @cache
 def script() -> str:
-    """Return the page's script: its modules one after the other, in one function."""
+    """Return the script of the page: all modules in one function."""
     parts = [(FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     return '(function () {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
 
 
 @cache
 def style() -> str:
-    """Return the page's style sheet in the colours of all pictures, light and dark."""
-    # Dark by the browser's preference, but never on paper.
+    """Return the style sheet of the page in the common colours, light and dark."""
+    # Dark if the browser prefers it, but not in print.
     return SHARED + colours.themed((FOLDER / "page.css").read_text(encoding="utf-8"))
 
 
@@ -54,7 +54,7 @@ def document(title: str, data: Mapping[str, Json]) -> str:
     start = (FOLDER / "start.js").read_text(encoding="utf-8")
     digests = (hashlib.sha256(text.encode()).digest() for text in (start, script()))
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    # No request at all, and no script but these, whatever the data hold.
+    # Allow no requests, and no scripts except these, whatever the data contain.
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
     body = (FOLDER / "body.html").read_text(encoding="utf-8")
     return (
@@ -79,7 +79,7 @@ def encode_data(data: Mapping[str, Json]) -> str:
 
 
 def _packed(text: str) -> str:
-    # Base64 has no `<`, and no time of writing: equal data are an equal page.
+    # Base64 does not contain `<`. Without a timestamp, equal data give an equal page.
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

@@ -1,4 +1,4 @@
-"""Who feeds what of a global graph: each kind of client's share, and the positions it takes."""
+"""The shares and positions that each kind of client has of a global graph."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from archgraph.viewer.anatomy import Anatomy
 from archgraph.viewer.distinct import Distinct
 from archgraph.viewer.overlays import by_part
 
-# By global leaf: the positions of each of its dimensions, once for every copy of it.
+# Positions of each dimension of a global leaf, for each copy of it.
 LeafPositions: TypeAlias = dict[str, list[list[str]]]
 
 
 def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
-    """Return the shares of every part, and positions of every leaf and axis, by kind of client.
+    """Return the shares of each part and the positions of each leaf and axis by kind of client.
 
-    A part's row holds the number of clients that have any of it, the share of its weights that a
-    client has, mean over all, and each kind's share; -1 stands for a part without parameters.
+    The row of a part has the number of clients that have any of it, the share of its weights as the
+    mean over all clients, and the share of each kind. -1 stands for a part without parameters.
     """
     cover, rows, texts = coverage(family), Distinct(), Distinct()
     graph = family.graph
 
     def row(leaves: Iterable[str]) -> int:
-        # Each leaf once, though several operators may use it.
+        # A leaf that several operators use counts once.
         sizes = {k: count_parameters(graph, (k,)) for k in dict.fromkeys(leaves) if k in cover}
         reach, shares = cover.reach(sizes), cover.shares(sizes)
         if reach is None or shares is None:
@@ -57,7 +57,7 @@ def feeding(family: Family, parts: Anatomy) -> dict[str, Json]:
 
 
 def _positions(member: Tier) -> LeafPositions:
-    """Write what a client takes of each dimension of a global leaf; it may copy one twice."""
+    """Return the positions that a client takes of each global leaf, as texts by dimension."""
     positions: LeafPositions = {}
     for entry in member.transfer.entries.values():
         if entry.source is not None:
@@ -71,9 +71,9 @@ def _slices(copies: Iterable[Sequence[str]]) -> str:
 
 
 def _axes(family: Family, positions: Sequence[LeafPositions]) -> Iterable[tuple[str, ...]]:
-    """Yield each client's positions per axis: how many, and which if a leaf tells."""
+    """Yield the positions of each client for each axis: number, and which if a leaf shows them."""
     solved = axes(family.graph)
-    # Leaves of which a dimension is the axis alone: their maps are the axis's positions.
+    # Dimensions of leaves that are exactly one axis: their maps are the positions of the axis.
     plain: dict[str, list[tuple[str, int]]] = {}
     for leaf, dims in solved.leaf.items():
         for number, layout in enumerate(dims):
@@ -82,7 +82,7 @@ def _axes(family: Family, positions: Sequence[LeafPositions]) -> Iterable[tuple[
     sizes = [widths(family.graph, one.transfer) for one in family.clients]
 
     def text(axis: Axis, size: int | None, dims: LeafPositions) -> str:
-        """Write `32 of 64 [:32]`; empty for an axis without positions."""
+        """Return a text such as `32 of 64 [:32]`; empty for an axis without positions."""
         which = next(
             (dims[leaf][-1][i] for leaf, i in plain.get(axis.name, ()) if leaf in dims), ""
         )

@@ -1,4 +1,4 @@
-"""Pages that stand in a notebook in the place of a value."""
+"""Pages that a notebook shows for values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archgraph.viewer.show import view
 
 
 def notebook_page(subject: GraphLike | Family) -> str | None:
-    """Return the page of a graph or a family; None if it is empty, or too large to be unasked."""
+    """Return the page of a graph or family; None if it is empty or too large for a notebook."""
     graphs = [*subject.models.values()] if isinstance(subject, Family) else [graph_of(subject)]
     if not 0 < sum(len(graph.nodes) for graph in graphs) <= MOST:
         return None
@@ -22,7 +22,7 @@ def notebook_page(subject: GraphLike | Family) -> str | None:
 
 
 def run_page(run: Log | Path) -> str | None:
-    """Return the page of a run, with its models; None if its folder is gone."""
+    """Return the page of a run with its models; None if its folder cannot be read."""
     try:
         log = run if isinstance(run, Log) else read_run(run)
         return page(log, models_page(log))
@@ -31,8 +31,8 @@ def run_page(run: Log | Path) -> str | None:
 
 
 def models_page(log: Log) -> str:
-    """Return the page of a run's models; empty if its folder does not tell them."""
+    """Return the page of a run's models; empty if they cannot be read."""
     try:
         return view(log)
-    except ArchGraphError:  # a page without them is better than none
+    except ArchGraphError:  # the page of the run works without them
         return ""

@@ -1,4 +1,4 @@
-"""Figures of the parts of a page's graphs on one scale, beside those that every page has."""
+"""Optional overlays: figures that colour the parts of all graphs on one scale."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from archgraph.plain import Json
 from archgraph.states.importance import Importance
 from archgraph.viewer.anatomy import Anatomy
 
-# Of an operator, or of an axis or a leaf as a whole; or of each of its positions.
+# One number for an operator, axis or leaf; or one for each of its positions.
 PartNumbers: TypeAlias = "float | Sequence[float] | Tensor"
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """A figure of every part, which a page colours.
+    """A figure for each part, shown as colours.
 
     Attributes:
-        name: What it is.
-        low: Where the colours begin.
-        high: Where they end.
-        figures: For each graph of the page the columns of :func:`by_part`, None without any.
+        name: Name of the figure.
+        low: Lower end of the colour scale.
+        high: Upper end of the colour scale.
+        figures: Columns of :func:`by_part` for each graph of the page; None if it has no figures.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Overlay:
 
 
 def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Json]:
-    """Evaluate a function for each operator of the graph and for each of its parts, in columns."""
-    # For parts, too: a mean or a cosine is not a sum, which the page could add up itself.
+    """Evaluate a function for each operator and each part of a graph, in columns."""
+    # The page can add up the figures of operators, but means cannot be added.
     sections = [[n for _, nodes in blocks for n in nodes] for _, _, blocks in parts.sections]
     return {
         "whole": of(parts.operators),
@@ -57,32 +57,33 @@ def by_part(parts: Anatomy, of: Callable[[Sequence[str]], Json]) -> dict[str, Js
 def importance_overlay(
     graphs: Sequence[Anatomy], numbers_by_name: Mapping[str, PartNumbers]
 ) -> Overlay:
-    """Build an overlay of the user's importance: a part has the mean of all that it uses.
+    """Build an overlay of importance, where each part has the mean over all that it uses.
 
     Args:
         graphs: The graphs of a page.
-        numbers_by_name: By the name of a leaf, an axis or an operator: a number, or one for each
+        numbers_by_name: Numbers by the name of a leaf, axis or operator: one, or one for each
             position.
 
     Raises:
-        GraphError: If no graph has a name, if there are no numbers, or not as many as positions.
+        GraphError: If a name occurs in no graph, or if numbers are missing, not finite, or do not
+            match the number of positions.
     """
     sizes = _sizes(graphs)
     values = {name: _mean(name, numbers, sizes) for name, numbers in numbers_by_name.items()}
     if not values:
         raise GraphError("importance is empty", expected="numbers by name")
-    # One scale for all graphs of the page; amounts begin at nothing.
+    # One scale for all graphs of the page, which includes zero.
     figures = tuple(_means(parts, values) for parts in graphs)
     low, high = min(values.values()), max(values.values())
     return Overlay("importance", min(low, 0.0), high, figures)
 
 
 def block_overlay(graphs: Sequence[Anatomy], scores: Importance) -> Overlay:
-    """Build an overlay of the scores of blocks: a part has the mean of the blocks that it is of.
+    """Build an overlay of block scores, where each part has the mean over its blocks.
 
     Args:
         graphs: The graphs of a page.
-        scores: Scores with blocks; those that a graph does not have are left out.
+        scores: Scores with blocks. Blocks that a graph does not have are ignored.
     """
 
     def columns(parts: Anatomy) -> dict[str, Json]:
@@ -104,7 +105,7 @@ def block_overlay(graphs: Sequence[Anatomy], scores: Importance) -> Overlay:
 
 
 def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
-    """Return how many positions everything that has a name has in the graphs."""
+    """Return the possible numbers of positions by name, over all graphs."""
     sizes: dict[str, set[int]] = {}
     for graph in (parts.graph for parts in graphs):
         about = graph_facts(graph)
@@ -118,7 +119,7 @@ def _sizes(graphs: Iterable[Anatomy]) -> dict[str, set[int]]:
 
 
 def _mean(name: str, numbers: PartNumbers, sizes: Mapping[str, set[int]]) -> float:
-    """Return one number for all positions."""
+    """Return the mean over all positions."""
     if name not in sizes:
         advice = unknown(name, sizes)
         raise GraphError("no such leaf, axis or operator", where="importance", **advice)
@@ -138,7 +139,7 @@ def _mean(name: str, numbers: PartNumbers, sizes: Mapping[str, set[int]]) -> flo
 
 
 def _means(parts: Anatomy, values: Mapping[str, float]) -> dict[str, Json]:
-    """Average what the operators of each part use."""
+    """Average the values of everything that the operators of each part use."""
     inside = {
         name: [k for k in (name, *parts.graph.node[name].leaves(), *axes) if k in values]
         for name, axes in graph_facts(parts.graph).met.items()

@@ -1,4 +1,4 @@
-"""What the rounds of a run changed in its global model: figures of every parameter, by round."""
+"""Changes of a run's global model by round, with figures for each parameter."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from archgraph.record.progress import measured
 from archgraph.reports.runs import Log, judge, rows_where, series
 from archgraph.viewer.distinct import Distinct, numbered
 
-# Rounds that the slider stops at; of a longer run they are spread evenly.
+# Maximum number of rounds on the slider; longer runs are sampled evenly.
 STOPS = 100
 
 
 def recorded_rounds(log: Log) -> dict[str, Json] | None:
-    """Return a run's rounds for the page; None if it has or recorded no global model.
+    """Return the rounds of a run for its page; None without a global model or its changes.
 
-    Lines that are damaged cost the colours, and not the page.
+    Damaged lines cause a warning, and the page has no colours by round.
     """
     graph = log.graphs.get(GLOBAL)
     if not isinstance(graph, ArchGraph):
@@ -38,9 +38,9 @@ def recorded_rounds(log: Log) -> dict[str, Json] | None:
 
 
 def _tested(log: Log) -> dict[str, Json] | None:
-    """Return the figure by which models are judged, by round; None if nothing was tested.
+    """Return the judging metric of the global model by round; None if nothing was tested.
 
-    It is that of the global model, without one the mean over the clients' models.
+    Without a global model, it is the mean over the clients' models.
     """
     name = judge([log])
     rows = rows_where(log.figures, part="test", metric=name)
@@ -58,12 +58,12 @@ def _tested(log: Log) -> dict[str, Json] | None:
 
 
 def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, Json]:
-    """Update norm and coverage of each parameter, one row for each round that is shown.
+    """Return update norm and coverage of each parameter, with a row for each selected round.
 
     Returns:
-        ``numbers`` of the rounds, and by round ``norm`` and the number of a row of ``rows`` in
-        ``coverage``, -1 where it is not known; ``leaves``: the leaf that each column is of;
-        ``top``: the largest norm of all parameters together, the end of the colour scale.
+        ``numbers``: numbers of the rounds; ``norm``: norms by round; ``coverage``: number of a row
+        of ``rows`` by round, -1 if unknown; ``leaves``: the leaf of each column; ``top``: the
+        largest norm over all parameters, which is the end of the colour scale.
     """
     number = numbered(param.name for param in graph.params)
     selected, rows = evenly(changes, STOPS), Distinct()
@@ -71,7 +71,7 @@ def over_rounds(changes: Sequence[RoundChange], graph: ArchGraph) -> dict[str, J
         "numbers": [one.round for one in selected],
         "leaves": [number[name] for name in parameters(graph)],
         "norm": [one.norm for one in selected],
-        "coverage": [  # which seldom changes from round to round: equal rows are stored once
+        "coverage": [  # which rarely changes between rounds, so equal rows are stored once
             -1 if one.coverage is None else rows.add(tuple(one.coverage)) for one in selected
         ],
         "rows": rows.rows,

@@ -1,4 +1,4 @@
-"""Architectures on a page: what is shown, in which order, and how its parts correspond."""
+"""Make a page from architectures: their order, names, overlays and correspondences."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from archgraph.viewer.overlays import Overlay, PartNumbers, block_overlay, impor
 from archgraph.viewer.rounds import recorded_rounds
 from archgraph.viewer.submodels import client_shapes, cost_terms
 
-# Graphs that a page opens with, side by side, if it is made of several things.
+# Maximum number of graphs side by side when a page opens.
 SEVERAL = 4
-# Operators of a graph that takes seconds.
+# From this number of operators on, a graph takes seconds.
 LARGE = 5000
 Subject: TypeAlias = GraphLike | Family | FamilySpec | Log
 
@@ -48,30 +48,29 @@ def view(
 ) -> str:
     """Write one HTML file that shows architectures; it loads nothing and sends nothing.
 
-    Sections, blocks and operators open on a click; equal neighbouring blocks are shown once with
-    their number. Of each part the page tells shapes, parameters, MACs and axes, why an axis is
-    pinned and what would free it; of a family also which clients have which positions of it; of a
-    run also what each round changed. Several things stand side by side, at most four to begin with:
-    of a family its global graph, of which its clients' graphs can be added.
+    Sections, blocks and operators open on a click. Equal neighbouring blocks are shown once, with
+    their number. The page shows shapes, parameters, MACs and axes of each part, and why an axis is
+    pinned and what would free it. For a family, it also shows which clients have which positions;
+    for a run, the changes of each round. Several subjects are shown side by side, up to four at
+    first. A family starts with its global graph; the graphs of its clients can be added.
 
     Args:
-        subject: A graph, a family or its file as read, a run folder as read
-            (:func:`archgraph.reports.read_run`), several of them, or graphs by name. Further
-            graphs correspond to the first: through the transfer of a rewrite of it, or the
-            transfers of two rewrites of one graph, else by alignment. The second of several graphs
-            of one name is numbered.
-        path: Where to write the page; Default: it is not written.
-        title: Heading; Default: the first graph's name.
-        importance: Numbers that colour the parts, by the name of a leaf, an axis or an operator:
-            one, or one for each position; or the scores of :func:`archgraph.importance`, by axis
-            and by block. A part has the mean of all that it uses.
-        notify: Hears a line about each graph that takes long.
+        subject: A graph, a family or its parsed file, a run (:func:`archgraph.reports.read_run`),
+            several of these, or graphs by name. Each further graph is compared with the first: by
+            transfer if it is a rewrite of the first or both are rewrites of one graph, otherwise by
+            alignment. Repeated names of graphs get a number.
+        path: File to write. Default: none.
+        title: Heading. Default: the name of the first graph.
+        importance: Numbers that colour the parts, by the name of a leaf, axis or operator: one, or
+            one for each position. Alternatively, the scores of :func:`archgraph.importance`, by
+            axis and block. A part has the mean over all that it uses.
+        notify: Called with a line of text for each graph that takes long.
 
     Returns:
         The page as HTML text.
 
     Raises:
-        GraphError: If there is nothing to show, or importance is not of what is shown.
+        GraphError: If there is nothing to show, or the importance does not match the graphs.
         RunError: If the file cannot be written.
 
     Example:
@@ -105,7 +104,7 @@ def view(
 
 
 def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
-    """Return the graphs that a page opens with: of a family with a global graph, that one."""
+    """Return the numbers of the graphs to show first; for a family, the global graph."""
     opened: list[int] = []
     at = 0
     for parts in several:
@@ -115,7 +114,7 @@ def _start(several: Sequence[Sequence[_Part]]) -> list[int]:
 
 
 def _distinctly_named(graphs: list[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Return the graphs whose names are unlike: the second of a name is numbered, and so on."""
+    """Return the graphs with distinct names, by numbering repeated ones."""
     counts: dict[str, int] = {}
     for one in graphs:
         name = one["name"]
@@ -126,7 +125,7 @@ def _distinctly_named(graphs: list[dict[str, Json]]) -> list[dict[str, Json]]:
 
 
 def _overlays(graphs: list[dict[str, Json]], overlays: Mapping[str, Overlay]) -> dict[str, Json]:
-    """Return names and ends of the overlays; put their figures into the graphs."""
+    """Return names and ranges of the overlays, and add their figures to the graphs."""
     for i, graph in enumerate(graphs):
         figures = {
             key: one.figures[i] for key, one in overlays.items() if one.figures[i] is not None
@@ -136,7 +135,7 @@ def _overlays(graphs: list[dict[str, Json]], overlays: Mapping[str, Overlay]) ->
 
 
 def _listed(subject: Any) -> list[tuple[str | None, Subject]]:
-    """List the subjects, with the names that the user assigned."""
+    """List the subjects, with names if the user passed a mapping."""
     if isinstance(subject, Mapping):
         return list(subject.items())
     several = isinstance(subject, list | tuple) or not (
@@ -152,11 +151,11 @@ class _Part:
     """One graph of a page.
 
     Attributes:
-        name: What it is called; empty: as its graph.
-        anatomy: Its parts.
-        way: Map from the states of the graph from which it was derived, if any.
-        family: The family whose global graph it is.
-        rounds: What the rounds of a run changed in it.
+        name: Name on the page. Empty for the name of the graph.
+        anatomy: The parts of the graph.
+        way: Transfer from the graph of which this one is a rewrite. Default: not a rewrite.
+        family: The family, if this is its global graph. Default: none.
+        rounds: Changes by round, if this is the global model of a run. Default: none.
     """
 
     name: str
@@ -177,7 +176,7 @@ class _Part:
 
 
 def _parts(name: str | None, subject: Subject, notify: Callable[[str], object]) -> Iterator[_Part]:
-    """Yield the graphs of a family or of a run, the global one first, or one graph."""
+    """Yield the graphs of a family or run, the global one first, or a single graph."""
 
     def dissected(graph: ArchGraph, clients: Cover | None = None) -> Anatomy:
         if len(graph.nodes) >= LARGE:
@@ -203,16 +202,16 @@ def _parts(name: str | None, subject: Subject, notify: Callable[[str], object]) 
 
 
 def _pairs(parts: Sequence[_Part]) -> dict[str, Json]:
-    """Return how every further graph corresponds to the first.
+    """Return the correspondence of each further graph to the first.
 
-    The page composes two of these for two others: data of every pair would grow with the square.
+    For two others, the page composes these, since data for all pairs would grow quadratically.
     """
     first, *others = parts
     return {f"0 {i}": _paired(first, one) for i, one in enumerate(others, 1)}
 
 
 def _paired(first: _Part, other: _Part) -> dict[str, Json]:
-    """Return which operators of two graphs are the same, and every difference, in numbers."""
+    """Return the corresponding operators of two graphs and their differences, by number."""
     a, b = first.anatomy, other.anatomy
     matched = correspond(a.graph, b.graph, _way(first, other))
     of_a, of_b = numbered(a.operators), numbered(b.operators)
@@ -229,8 +228,8 @@ def _paired(first: _Part, other: _Part) -> dict[str, Json]:
 
 
 def _way(first: _Part, other: _Part) -> Way | None:
-    """Return the transfer between two parts, or both from their common graph; else None."""
-    # Compared by signature: another graph may have the same names.
+    """Return the transfer between two graphs, or both from their common graph; else None."""
+    # Compared by signature, since another graph may have the same names.
     if other.way and other.way.source == signature(first.anatomy.graph):
         return other.way
     if first.way and other.way and other.way.source and first.way.source == other.way.source:

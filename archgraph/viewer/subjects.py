@@ -1,4 +1,4 @@
-"""What a page shows of files and folders: models, families and runs."""
+"""Read the subject of a page from a file or folder: a model, a family or a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from archgraph.viewer.show import Subject
 
 
 def subject_at(address: Address) -> Subject:
-    """Return what a page shows of an address: a run, a family, a model, or one model of several."""
+    """Return the subject at an address: a run, a family, a model, or one model of several."""
     if address.member is not None:
         graph = address.graph().replace(name=f"{address.path.resolve().stem}:{address.member}")
-        # With its transfer the page shows which positions of the global model it has.
+        # With the transfer, the page shows its positions in the global model.
         return graph if address.transfer is None else Rewritten(graph, address.transfer)
     if address.is_run:
         return read_run(address.path)

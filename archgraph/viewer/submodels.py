@@ -1,4 +1,4 @@
-"""What a page needs to show submodels of a graph: exact costs of all, and the clients' own."""
+"""Data to show submodels of a graph: cost polynomials, and the submodels of clients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from archgraph.viewer.distinct import numbered
 
 
 def cost_terms(graph: ArchGraph) -> dict[str, Json]:
-    """Return parameters and MACs of all submodels whose blocks all stay, term by term.
+    """Return parameters and MACs as polynomials in the sizes of axes, with no block removed.
 
-    Each term is its factor and the numbers of its axes, in the order of the graph's axes. Beside
-    them are the numbers of the axes that one share cuts.
+    A term is a factor followed by the numbers of its axes. ``cut`` lists the axes that a common
+    share cuts.
     """
     costs, number = cost(graph).polynomial, numbered(axis.name for axis in axes(graph).all)
 
@@ -33,12 +33,12 @@ def cost_terms(graph: ArchGraph) -> dict[str, Json]:
 
 
 def client_shapes(family: Family, parts: Anatomy) -> list[Json]:
-    """Return name, parameters, MACs, narrower axes and lacking blocks of each kind of client."""
+    """List name, parameters, MACs, narrower axes and missing blocks of each kind of client."""
     return [[one.name, *_shape(parts, one.graph, one.transfer)] for one in family.clients]
 
 
 def _shape(parts: Anatomy, small: ArchGraph, transfer: Transfer) -> list[Json]:
-    """Return parameters, MACs, sizes of narrower axes, and blocks of which nothing is left."""
+    """Return parameters, MACs, sizes of narrower axes, and numbers of missing blocks."""
     spent, solved = cost(small), axes(parts.graph)
     number, sizes = numbered(axis.name for axis in solved.all), widths(parts.graph, transfer)
     narrower = [

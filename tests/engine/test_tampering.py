@@ -313,7 +313,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     ),
     "half a character in the facts": (
         lambda f: edit(f / "facts.json", lambda v: v.update(seed="\ud800")),
-        "facts.json: cannot tell what this run is",
+        "facts.json: cannot identify the run",
     ),
     "a text for the facts": (lambda f: (f / "facts.json").write_text('"x"'), "facts.json"),
     "edit run.yaml": (lambda f: (f / "run.yaml").write_text("name: other\n"), None),

@@ -289,7 +289,7 @@ def test_runs_that_cannot_stand_beside_others_are_refused(tmp_path: Path):
     with pytest.raises(RunError, match="no round after which all of them were tested"):
         comparison([tmp_path / "untested"], unfinished=True)
     (whole / "facts.json").unlink()
-    with pytest.raises(RunError, match="cannot tell what this run is"):
+    with pytest.raises(RunError, match="cannot identify the run"):
         comparison([whole])
     with pytest.raises(RunError, match="not a run folder"):
         comparison([tmp_path / "nowhere"])
@@ -398,7 +398,7 @@ def test_the_last_rounds_of_an_unfinished_run_are_as_many_as_of_a_finished_one(t
 def test_no_part_of_the_rounds_is_refused(tmp_path: Path, last: float):
     made(tmp_path / "r", {"small": 0.5})
     with pytest.raises(
-        RunError, match=r"last: no part of the rounds; found .*; expected a fraction"
+        RunError, match=r"last: is not a part of the rounds; found .*; expected a fraction"
     ):
         comparison([tmp_path], last=last)
 
@@ -454,7 +454,7 @@ def test_the_command_takes_tiers_and_the_last_rounds(tmp_path: Path):
     assert call("--tiers", "--markdown").output == comparison([tmp_path], tiers=True).markdown()
     refused = call("--last", "0")
     assert refused.exit_code != 0
-    assert "last: no part of the rounds" in refused.stderr
+    assert "last: is not a part of the rounds" in refused.stderr
     assert "are mutually exclusive" in call("--json", "--csv").stderr
 
 

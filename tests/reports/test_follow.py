@@ -103,7 +103,9 @@ def test_a_run_that_has_ended_is_written_once(folder: Path):
 def test_several_runs_are_not_followed(folder: Path, tmp_path: Path):
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "run.yaml").write_text(CONFIG)
-    with pytest.raises(RunError, match="follow: one run at a time is followed; found 2 runs"):
+    with pytest.raises(
+        RunError, match="follow: only one run at a time can be followed; found 2 runs"
+    ):
         report(tmp_path, follow=True)
 
 

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import archgraph as ag
 import archgraph.viewer as viewer
+from archgraph.capture.trace import trace
 
 # Every graph laid out; spots and ends of paths by their numbers.
 LAID = """graphs => {
@@ -26,16 +29,17 @@ LAID = """graphs => {
       words: words.map(word => ({ ...word, at: spots.indexOf(word.at), width: wide(word.text) })) };
   });
 }"""
-# Where arrows end at the top of each open part, and where those inside begin; on the screen.
-ENTRIES = """() => [...document.querySelectorAll("g.item.open:not(.graph)")].map(part => {
+# Where arrows inside and outside each open part meet its edge, on the screen.
+CROSSINGS = """edge => [...document.querySelectorAll("g.item.open:not(.graph)")].map(part => {
+  const level = part.querySelector("rect.frame:not(.behind)").getBoundingClientRect()[edge];
   const ends = (lines, last) => [...new Set([...lines.children].filter(line => line.matches("path"))
     .map(line => line.getPointAtLength(last ? line.getTotalLength() : 0)
       .matrixTransform(line.getScreenCTM()))
-    .filter(({ y }) => Math.abs(y - part.getBoundingClientRect().y) < (last ? 3 : 30))
+    .filter(({ y }) => Math.abs(y - level) < (last ? 3 : 30))
     .map(({ x }) => Math.round(x)))].sort((a, b) => a - b);
   const [inner, outer] = [part, part.parentNode.closest("g.item")]
     .map(at => at.querySelector(":scope > .edges"));
-  return [ends(inner, false), ends(outer, true)];
+  return [ends(inner, edge === "bottom"), ends(outer, edge === "top")];
 })"""
 SCRIPT = (Path(viewer.__file__).parent / "page/layout.js").read_text(encoding="utf-8")
 
@@ -236,13 +240,14 @@ def test_lanes_cross_no_words_and_no_way_to_the_side_goes_on_in_another(laid):
 
 
 def framed(seed: int, many: int) -> list[Any]:
-    """A chain in a frame that two or three values enter, the later ones dashed or not."""
+    """A chain in a frame that two or three values enter and leave, some dashed."""
     rng = random.Random(seed)
     graphs = []
     for _ in range(many):
         count = rng.randint(2, 8)
         pairs = [*pairwise(range(count)), (-1, 0), (count - 1, -2)]
         pairs += [(tail, rng.randrange(1, count)) for tail in (-1, -3, -3, -5)[: rng.randint(2, 4)]]
+        pairs += [(rng.randrange(count), head) for head in (-2, -4, -6)[: rng.randint(1, 3)]]
         edges = [edge(*pair, pair[0] < -1 and rng.random() < 0.5) for pair in dict.fromkeys(pairs)]
         sizes = [size(rng, i) | {"w": rng.randint(100, 260)} for i in range(count)]
         for number, part in enumerate(sizes):
@@ -251,6 +256,9 @@ def framed(seed: int, many: int) -> list[Any]:
                 part["entries"] = [14 * i - 28 for i in range(len(into))]
                 for port, e in enumerate(into):
                     e["port"] = port
+                part["exits"] = [-30, 30]
+                for exit, e in enumerate(e for e in edges if e["tail"] == number):
+                    e["exit"] = exit % 2
         graphs.append({"sizes": sizes, "edges": edges, "columns": 1})
     return graphs
 
@@ -267,7 +275,7 @@ def bend(path: Any) -> list[tuple[float, float]]:
     return found
 
 
-def test_values_that_enter_a_frame_apart_stay_apart(laid):
+def test_values_that_enter_or_leave_a_frame_apart_stay_apart(laid):
     """They share no stretch: neither where they bend first nor beside the boxes that they pass."""
     for picture in laid(framed(5, 60)):
         entering = [path for path in picture["paths"] if path["edge"]["tail"] < 0]
@@ -276,6 +284,14 @@ def test_values_that_enter_a_frame_apart_stay_apart(laid):
         for head in range(len(picture["spots"])):
             ends = [p["x"] for p in picture["paths"] if p["edge"]["head"] == head]
             assert not picture["spots"][head]["open"] or len(set(ends)) == len(ends)
+        ends = {p["edge"]["head"]: p["points"][-1][0] for p in picture["paths"]}
+        leaving = [x for head, x in ends.items() if head < 0]
+        assert all(abs(a - b) >= 14 for a, b in combinations(leaving, 2))
+        for path in picture["paths"]:
+            if (tail := path["edge"]["tail"]) >= 0:
+                spot = picture["spots"][tail]
+                off = (-30, 30)[path["edge"]["exit"]] if spot["open"] else 0
+                assert path["points"][0][0] == pytest.approx(spot["x"] + off)
         for a, b in combinations(entering, 2):
             if a["edge"]["tail"] != b["edge"]["tail"]:
                 other = bend(b)
@@ -286,8 +302,56 @@ def test_values_that_enter_a_frame_apart_stay_apart(laid):
             assert one[0] == two[0] or abs(one[1] - two[1]) >= 7 or not beside
 
 
-def test_an_arrow_goes_on_inside_where_it_enters(opened):
-    entries = opened(ag.load("specs/models/small_unet.yaml")).evaluate(ENTRIES)
-    assert max(len(inner) for inner, _ in entries) == 2
-    for inner, outer in entries:
+def test_results_stand_in_the_order_of_the_exits_that_they_leave_by(laid):
+    parts = [size(random.Random(0), i) | {"w": 60, "h": 30, "open": False} for i in range(3)]
+    parts[0] |= {"w": 200, "open": True, "exits": [-30, 30]}
+    for wide in (1, 2):
+        parts[wide]["w"] = 120
+        edges = [edge(0, 1) | {"exit": 1}, edge(0, 2) | {"exit": 0}]
+        ((_, right, left),) = (
+            one["spots"] for one in laid([{"sizes": parts, "edges": edges, "columns": 1}])
+        )
+        assert left["x"] < right["x"]
+
+
+def test_values_of_one_arrow_that_leave_apart_keep_their_shapes(browser):
+    page = browser.new_page()
+    edges = page.evaluate(
+        """() => { SCRIPT
+          const labels = { 1: "3", 2: "5", "quiet 3": "7" }, sources = Object.keys(labels);
+          const edge = { tail: 0, head: 1, label: "3", quiet: false, sources, labels };
+          return ported(edge, new Map(sources.map((source, i) => [source, i])), []); }""".replace(
+            "SCRIPT", SCRIPT
+        )
+    )
+    shown = [(one["exit"], one["label"], one["quiet"]) for one in edges]
+    assert shown == [(0, "3", False), (1, "5", False), (2, "7", True)]
+    page.close()
+
+
+class Split(nn.Module):
+    """A section with two results of different shapes, the later one made by a longer way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.short, self.long = nn.Linear(8, 3), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.stem(x)
+        return self.short(x), self.long(x.relu())
+
+
+@pytest.mark.parametrize(("model", "edge"), [("unet", "top"), ("split", "bottom")])
+def test_an_arrow_continues_where_it_enters_or_leaves_a_frame(opened, model, edge):
+    if model == "unet":
+        page = opened(ag.load("specs/models/small_unet.yaml"))
+    else:
+        page = opened(trace(Split(), torch.zeros(1, 6)).graph)
+    crossings = page.evaluate(CROSSINGS, edge)
+    assert max(len(inner) for inner, _ in crossings) == 2
+    for inner, outer in crossings:
         assert inner == pytest.approx(outer, abs=1)
+    if model == "split":  # each arrow has the shape of its own value
+        flows = page.locator("g.graph > .edges > text.flow").all_text_contents()
+        assert flows.count("3") == flows.count("5") == 1

@@ -189,6 +189,17 @@ def test_all_of_it_by_keyboard(opened, net):
     assert items(page) == closed
 
 
+def test_every_part_is_found_by_its_identifier_in_a_page_that_opened_none(opened, net):
+    ids, found = opened(net).evaluate(
+        """() => { const model = archgraph.app.model(0), ids = [];
+          const walk = item => { ids.push(item.id); model.children(item).forEach(walk); };
+          walk(model.root);
+          const fresh = () => new model.constructor(model.data, 0);
+          return [ids, ids.map(id => fresh().find(id)?.id)]; }"""
+    )
+    assert found == ids and {one[0] for one in ids} == set("rsbxo")
+
+
 @pytest.mark.full
 def test_pan_zoom_and_fit_move_the_picture(opened, net):
     page = opened(net)
@@ -496,6 +507,13 @@ def test_what_the_other_lacks_is_marked_and_listed(opened, family):
     selected = page.locator("g.selected")
     assert selected.first.get_attribute("data-mark") == "missing"
     assert "missing in the other" in text(page)
+    marked, picture = page.evaluate(
+        """() => { const [{ world, at, model }] = archgraph.app.panes;
+          const marks = [...world.querySelectorAll("text.badge")];
+          return [Math.max(...marks.map(one => one.getBoundingClientRect().right)),
+            world.getBoundingClientRect().left + at.k * model.root.layout.w]; }"""
+    )
+    assert marked <= picture
 
 
 @pytest.mark.full
@@ -794,6 +812,30 @@ def test_no_arrow_crosses_a_title_or_a_box_and_the_first_look_can_be_read(opened
         page.click("#more")
 
 
+class Wide(nn.Module):
+    """Forty ways side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(nn.Linear(8, 8) for _ in range(40))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([way(x) for way in self.ways], 1)
+
+
+def test_a_wide_picture_begins_at_a_readable_scale_and_lists_all_neighbours(opened):
+    page = opened(trace(Wide(), torch.zeros(1, 8)).graph)
+    for _ in range(3):
+        page.click("#more")
+    assert page.evaluate(CROSSED)["least"] >= 8.5
+    area, first = (page.locator(one).first.bounding_box() for one in (".area", "g.item.input"))
+    assert area["x"] <= first["x"] and first["x"] + first["width"] <= area["x"] + area["width"]
+    page.evaluate("(({app}) => app.select(app.panes[0], app.panes[0].visible()[0]))(archgraph)")
+    more = page.locator("#panel dd .more").first
+    assert more.inner_text() == "show all 40"
+    assert float(more.evaluate("one => parseFloat(getComputedStyle(one).marginLeft)")) >= 4
+
+
 @pytest.mark.full
 def test_a_tall_picture_stands_in_columns_and_fits(opened):
     chain = nn.Sequential(*(m for k in range(40) for m in (nn.Linear(8 + k, 9 + k), nn.ReLU())))
@@ -814,12 +856,17 @@ def test_colours_tell_what_operators_do(opened, net):
     shown = head.evaluate("one => getComputedStyle(one).fill")
     red, green, blue = (int(FAMILIES["linear"][i : i + 2], 16) for i in (1, 3, 5))
     assert shown == f"rgb({red}, {green}, {blue})"
-    # The legend has the colours of the picture and no others, whatever is open.
-    for _ in range(3):
-        page.click("#more")
-        fills = page.eval_on_selector_all("rect.frame", "all => all.map(r => r.style.fill)")
-        keys = page.eval_on_selector_all("#key i", "all => all.map(i => i.style.backgroundColor)")
-        assert set(keys) == {fill for fill in fills if fill} and keys
+    colours = """() => [["g.item:not(.open) > rect.frame", "fill"],
+      ["#key i", "backgroundColor"]].map(([selector, key]) =>
+        [...new Set([...document.querySelectorAll(selector)].map(one => one.style[key]))]
+          .filter(Boolean).sort())"""
+    legends = set()
+    for act in ("#less", "#more", "#more", "#more"):  # the legend has the colours of the boxes
+        page.click(act)
+        boxes, legend = page.evaluate(colours)
+        assert boxes == legend, act
+        legends.add(tuple(legend))
+    assert len(legends) > 1
 
 
 def test_arrows_of_what_is_selected_are_coloured_and_lead_to_its_neighbours(opened, net):

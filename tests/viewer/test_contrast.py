@@ -21,8 +21,9 @@ from tests.display.test_colours import contrast
 LEAST = {"words": 4.5, "line": 3.0, "frame": 3.0}
 SVG = "{http://www.w3.org/2000/svg}"
 
-# Pairs of what is rendered: kind, colour, the colour behind it, name, and other colours of it.
-PAIRS = """() => {
+# Distinct pairs of what is rendered: kind, colour, the colour behind it, other colours of it, and a
+# name. What is outside the pictures is compared where `all` is set.
+PAIRS = """all => {
   const style = getComputedStyle;
   const channels = (text) =>
     text === "none" ? [0, 0, 0, 0] : [...text.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
@@ -42,18 +43,20 @@ PAIRS = """() => {
     const frame = frameOf(item);
     return frame ? over(style(frame).fill, around(item), frame) : body;
   };
-  const pairs = [];
-  const add = (kind, one, colour, back, name) =>
-    pairs.push([kind, over(colour, back, one), back.slice(0, 3), name]);
+  const pairs = new Map();
+  const add = (kind, one, colour, back, name, others = []) => {
+    const pair = [kind, over(colour, back, one), back.slice(0, 3), others];
+    pairs.set(String(pair), [...pair, name]);
+  };
   for (const item of document.querySelectorAll(".area g.item")) {
     const name = item.getAttribute("aria-label").slice(0, 30);
-    const all = (...selectors) =>
+    const every = (...selectors) =>
       item.querySelectorAll(selectors.map((one) => `:scope > ${one}`).join());
-    for (const text of all("text", ".edges text")) {
+    for (const text of every("text", ".edges text")) {
       const back = text.matches(".badge") ? around(item) : within(item);
       add("words", text, style(text).fill, back, `${name}: ${text.textContent}`);
     }
-    for (const line of all(".edges path", ".left", ".toggle path")) {
+    for (const line of every(".edges path", ".left", ".toggle path")) {
       const sign = line.matches(".sign") && channels(style(line.previousSibling).fill);
       add("line", line, style(line).stroke, sign || within(item), name);
     }
@@ -63,14 +66,13 @@ PAIRS = """() => {
     // A mark or a selection has a thick border, which is seen against what is around.
     if (!item.matches("[data-mark], .selected")) add("frame", frame, stroke, within(item), name);
     // A box ends where its border or its fill differs from what is around.
-    add("frame", frame, stroke, back, `${name}, from outside`);
-    pairs.at(-1).push(within(item).slice(0, 3));
+    add("frame", frame, stroke, back, `${name}, from outside`, [within(item).slice(0, 3)]);
   }
   const behind = (one) => {
     const colour = channels(style(one).backgroundColor);
     return colour[3] ? colour : behind(one.parentNode);
   };
-  for (const one of document.querySelectorAll("body *")) {
+  for (const one of all ? document.querySelectorAll("body *") : []) {
     if (one.closest(".area, script, noscript, option") || !one.getClientRects().length) continue;
     const { color, borderTopColor, borderTopWidth } = style(one);
     const text = [...one.childNodes].find((part) => part.nodeType === 3 && part.data.trim());
@@ -81,14 +83,14 @@ PAIRS = """() => {
       add("line", one, borderTopColor, behind(one.parentNode), one.outerHTML.slice(0, 40));
     }
   }
-  return pairs;
+  return [...pairs.values()];
 }"""
 
 
 def unseen(pairs):
     """Pairs that differ too little, with their contrast."""
     found = set()
-    for kind, colour, behind, name, *others in pairs:
+    for kind, colour, behind, others, name in pairs:
         several = {hexadecimal(one) for one in (colour, *others)}
         value = max(contrast(one, hexadecimal(behind)) for one in several)
         if value < LEAST[kind]:
@@ -110,8 +112,8 @@ def test_all_of_a_page_can_be_seen_on_every_colour(opened, family, dark):
         page.click("#more")
     kinds: set[str] = set()
 
-    def look(what):
-        pairs = page.evaluate(PAIRS)
+    def look(what, everywhere=True):
+        pairs = page.evaluate(PAIRS, everywhere)
         kinds.update(kind for kind, *_ in pairs)
         assert unseen(pairs) == set(), what
         return pairs
@@ -127,7 +129,7 @@ def test_all_of_a_page_can_be_seen_on_every_colour(opened, family, dark):
             page.evaluate(
                 "share => { archgraph.share = share; archgraph.app.tint('weights'); }", step / 20
             )
-            pairs = look((shape, step / 20))
+            pairs = look((shape, step / 20), everywhere=step == 0)  # the rest stays as it is
             fills |= {tuple(back) for kind, _, back, *_ in pairs if kind == "frame"}
     rgb = [tuple(int(blend(SCALE, i / 20)[at : at + 2], 16) for at in (1, 3, 5)) for i in range(21)]
     near = [min(max(abs(a - b) for a, b in zip(one, f, strict=True)) for f in fills) for one in rgb]
@@ -162,13 +164,13 @@ def test_all_of_a_picture_can_be_seen_on_every_colour(net, tmp_path: Path, cover
     for group in kinds["cluster"]:
         frame, *_ = shapes(group)
         assert frame[0] in {"none", PAPER}, "a frame is not filled"
-        pairs.append(("frame", frame[1], PAPER, "frame"))
+        pairs.append(("frame", frame[1], PAPER, (), "frame"))
     for group in kinds["node"]:
         for fill, border, _ in shapes(group):
-            pairs += [("frame", border, fill, "box"), ("frame", border, PAPER, "box")]
-        pairs += [("words", t.get("fill"), fill, t.text) for t in group.iter(f"{SVG}text")]
+            pairs += [("frame", border, back, (), "box") for back in (fill, PAPER)]
+        pairs += [("words", t.get("fill"), fill, (), t.text) for t in group.iter(f"{SVG}text")]
     for group in kinds["edge"]:
-        pairs += [("line", border, PAPER, "arrow") for _, border, _ in shapes(group)]
+        pairs += [("line", border, PAPER, (), "arrow") for _, border, _ in shapes(group)]
     # The legend: words stand on the cell that is drawn around them.
     areas = [(fill, box) for g in groups[:1] for fill, _, box in shapes(g) if fill != "none"]
     texts = [t for g in groups[:1] for t in g.iter(f"{SVG}text") if (t.text or "").strip("\xa0 ■")]
@@ -177,6 +179,6 @@ def test_all_of_a_picture_can_be_seen_on_every_colour(net, tmp_path: Path, cover
         behind = [
             f for f, (left, top, right, low) in areas if left <= x <= right and top <= y <= low
         ]
-        pairs.append(("words", text.get("fill"), behind[-1], text.text))
+        pairs.append(("words", text.get("fill"), behind[-1], (), text.text))
     assert unseen(pairs) == set()
     assert len(fills) > (10 if covered else 4) and {kind for kind, *_ in pairs} == LEAST.keys()

@@ -13,30 +13,12 @@ const [TIGHT, SLIGHT] = [0.6, 0.05];
 const NEARLY = 0.78;
 const ZOOM = { least: 0.03, most: 3 };
 
-/** An element of the picture. @returns {any} */
+/** An element of the picture; attributes that are undefined are skipped. @returns {any} */
 function svg(/** @type {string} */ tag, /** @type {Record<string, any>} */ attributes = {}, /** @type {any[]} */ children = []) {
   const element = document.createElementNS(SVG, tag);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
-  for (const child of children) element.append(child);
+  for (const [key, value] of Object.entries(attributes)) if (value !== undefined) element.setAttribute(key, String(value));
+  element.append(...children);
   return element;
-}
-
-/** What a group shows: tag, attributes (undefined: none), text. @typedef {[string, Record<string, any>, string?]} Shape */
-
-/** Make the elements of a group these; what is the same stays. */
-function patch(/** @type {any} */ group, /** @type {Shape[]} */ shapes) {
-  const old = group.childNodes;
-  shapes.forEach(([tag, attributes, text], i) => {
-    const known = old[i] && old[i].tagName === tag;
-    const node = known ? old[i] : svg(tag);
-    if (!known) group.insertBefore(node, old[i] || null);
-    for (const [key, value] of Object.entries(attributes)) {
-      if (value === undefined) node.removeAttribute(key);
-      else if (node.getAttribute(key) !== String(value)) node.setAttribute(key, value);
-    }
-    if (text !== undefined && node.textContent !== text) node.textContent = text;
-  });
-  while (old.length > shapes.length) group.lastChild.remove();
 }
 
 const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
@@ -82,14 +64,14 @@ function rounded(/** @type {Array<[number, number]>} */ points) {
   return `${d}L${points[points.length - 1].join(" ")}`;
 }
 
+/** Whether a mark begins right of the arrow that enters an item in the middle: it is long. */
+function long(/** @type {string} */ mark, /** @type {number} */ width) {
+  return wide(mark, true) > width / 2 - 8;
+}
+
 /** Whether an item holds blocks. */
 function framed(/** @type {Item} */ item) {
   return ["section", "fold", "block"].includes(item.kind);
-}
-
-/** What an item takes below its frame. */
-function below(/** @type {Item} */ item) {
-  return item.times > 1 ? STACK : 0;
 }
 
 /** The picture of one graph in one pane. */
@@ -176,10 +158,13 @@ class Canvas {
       const { inside, w, h, dx } = this.layout(child);
       // Where arrows enter and leave it, from its centre.
       const port = (/** @type {Spot|null|undefined} */ one) => (one ? one.x + dx - w / 2 : 0);
-      return { w, h: h + below(child), entries: (inside?.entries || []).map(port), entry: port(inside?.entries[0]), exit: port(inside?.exit), open: Boolean(inside),
+      return { w, h: h + (child.times > 1 ? STACK : 0), open: Boolean(inside), entries: (inside?.entries || []).map(port), exits: (inside?.exits || []).map(port),
+        entry: port(inside?.entries[0]), exit: port(inside?.exits[0]),
+        reach: long(this.said(child), w) ? 10 + wide(this.said(child), true) : 0,
         blocks: framed(child) ? this.model.blocksOf(child).length : 0, name: child.kind === "output" ? "" : child.name };
     });
-    const edges = (item.edges || []).flatMap((edge) => ported(edge, edge.head >= 0 && this.opened(children[edge.head]) ? children[edge.head].ports : []));
+    const opened = (/** @type {number} */ i) => (i >= 0 && this.opened(children[i]) ? children[i] : null);
+    const edges = (item.edges || []).flatMap((edge) => ported(edge, opened(edge.tail)?.exits || new Map(), opened(edge.head)?.ports || []));
     for (const edge of edges) edge.room = edge.label && !edge.quiet ? wide(edge.label, false) + 6 : 0;
     const bare = item.kind === "graph";
     return layered(sizes, edges, (rows, most) => bare ? this.columns(rows, most) : this.folded(rows, most), bare ? this.tops : null);
@@ -276,7 +261,7 @@ class Canvas {
     const drawn = inside.paths.map((/** @type {Path} */ p, /** @type {number} */ i) => this.edge(p, i, inside, item.layout, named));
     // Words above all arrows: their halo interrupts what would strike them.
     const ends = inside.words.map((/** @type {Word} */ word) => this.flow(word.x, word.y, word.side, word.text));
-    patch(view.lines, [...drawn.map(([line]) => line), ...drawn.flatMap(([, ...labels]) => labels), ...ends]);
+    view.lines.replaceChildren(...drawn.map(([line]) => line), ...drawn.flatMap(([, ...labels]) => labels), ...ends);
   }
 
   /** First rows of the columns in which a tall picture is shown; their number stays until all is fitted anew. */
@@ -306,28 +291,29 @@ class Canvas {
     return tall > 1 ? broken(heights, Math.min(Math.ceil(tall), most)) : [0];
   }
 
-  /** @returns {Shape[]} */
-  edge(/** @type {Path} */ path, /** @type {number} */ number, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<number>} */ named) {
+  /** An arrow, followed by its label if it has one. @returns {any[]} */
+  edge(/** @type {Path} */ path, /** @type {number} */ number, /** @type {any} */ inside, /** @type {any} */ layout, /** @type {Set<string>} */ named) {
     const { edge, from, x } = path;
     const out = edge.head >= 0 && layout.children[edge.head].kind === "output"; // results leave apart, each with its label
-    const middle = from.x + from.exit;
-    const start = middle + (out ? Math.max(-from.w / 4, Math.min(from.w / 4, x - middle)) : 0);
+    const middle = leaving(path);
+    const start = middle + (out && !from.open ? Math.max(-from.w / 4, Math.min(from.w / 4, x - middle)) : 0);
     const points = /** @type {Array<[number, number]>} */ (path.points.map(([a, b], i) => [i < 2 ? start : a, b]));
     // Inside an open item all begins below its title.
     if (edge.tail < 0) points[0][1] = -4;
     if (edge.head < 0) points[points.length - 1][1] = layout.h - layout.dy;
     const d = `M${points[0].join(" ")}${path.sides ? rounded(points) : way(points)}`;
     const arrow = edge.head >= 0 ? `url(#arrow${this.model.index})` : undefined;
-    /** @type {Shape} */ const line = ["path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow, "data-path": number }];
-    if (!edge.label || edge.tail < 0 || (named.has(edge.tail) && !out) || edge.quiet) return [line];
-    named.add(edge.tail);
+    const line = svg("path", { d, class: edge.quiet ? "edge quiet" : "edge", "marker-end": arrow, "data-path": number });
+    const value = `${edge.tail} ${edge.exit}`;
+    if (!edge.label || edge.tail < 0 || (named.has(value) && !out) || edge.quiet) return [line];
+    named.add(value);
     const side = (out && Math.sign(x - start)) || (path.before ? -1 : 1);
     return [line, out ? this.flow(x, path.to.y - 9, side, edge.label) : this.flow(start, inside.bands[from.layer].bottom + 15, side, edge.label)];
   }
 
-  /** A text beside an arrow. @returns {Shape} */
+  /** A text beside an arrow. */
   flow(/** @type {number} */ x, /** @type {number} */ y, /** @type {number} */ side, /** @type {string} */ text) {
-    return ["text", { x: x + 6 * side, y, "text-anchor": side < 0 ? "end" : undefined, class: "flow" }, text];
+    return svg("text", { x: x + 6 * side, y, "text-anchor": side < 0 ? "end" : undefined, class: "flow" }, [text]);
   }
 
   /** Colours of the overlay, of some items or of all. */
@@ -361,19 +347,24 @@ class Canvas {
     }
   }
 
+  /** How an item differs from its counterpart, in words; empty for an open one that differs inside. */
+  said(/** @type {Item} */ item) {
+    const { comparison } = this.app;
+    return !comparison || (this.opened(item) && comparison.mark(this, item) === "inside") ? "" : comparison.said(this, item);
+  }
+
   /** A word and a border where an item differs from its counterpart. */
   badge(/** @type {any} */ g, /** @type {any} */ frame, /** @type {Item} */ item) {
-    const mark = this.app.comparison ? this.app.comparison.mark(this, item) : "";
+    const mark = this.app.comparison?.mark(this, item);
     g.querySelector(":scope > text.badge")?.remove();
     if (mark) g.dataset.mark = mark;
     else delete g.dataset.mark;
-    if (!mark || (mark === "inside" && g.classList.contains("open"))) return;
+    const said = this.said(item);
+    if (!said) return;
     // Above its right corner: below stand shapes, on either side of their arrows.
-    const said = this.app.comparison.said(this, item);
     const width = Number(frame.getAttribute("width"));
-    // A long one begins right of the arrow that enters in the middle.
-    const long = wide(said, true) > width / 2 - 8;
-    g.append(svg("text", { x: long ? width / 2 + 10 : width, y: -4, "text-anchor": long ? "start" : "end", class: "badge" }, [said]));
+    const place = long(said, width) ? { x: width / 2 + 10, "text-anchor": "start" } : { x: width, "text-anchor": "end" };
+    g.append(svg("text", { ...place, y: -4, class: "badge" }, [said]));
   }
 
   /** What is selected, and where the keyboard stands; only what changes is touched, which costs a layout. */
@@ -404,7 +395,7 @@ class Canvas {
         const { head, tail } = p.edge;
         if ((way === "in" ? head : tail) !== at || !["", ...p.edge.sources].some((source) => sources.includes(source))) return;
         parent.view.lines.querySelector(`[data-path="${i}"]`)?.classList.add(way);
-        if (way === "in" ? tail < 0 : head === -2) beyond.push(...p.edge.sources);
+        if (way === "in" ? tail < 0 : head < 0) beyond.push(...p.edge.sources);
       });
       if (beyond.length) follow(parent, way, beyond);
     };
@@ -530,19 +521,21 @@ class Canvas {
     this.go({ x: x - (x - this.at.x) * f, y: y - (y - this.at.y) * f, k });
   }
 
-  /** The whole picture; a tall one as wide as it can be read, from its beginning. */
+  /** The whole picture; one that is too large to be read so, from its beginning at a readable scale. */
   fit(whole = true) {
     if (whole) {
       this.count = 0;
       this.model.root.layout = null;
       this.draw();
     }
-    const { w, h } = this.layout(this.model.root);
+    const { w, h, dx, inside } = this.layout(this.model.root);
     const { clientWidth, clientHeight } = this.host;
     const k = this.app.scale(this);
-    const least = whole || k >= NEARLY * READABLE ? k : Math.max(k, Math.min(READABLE, clientWidth / (w + 16)));
+    const least = whole || k >= NEARLY * READABLE ? k : Math.max(NEARLY * READABLE, Math.min(READABLE, clientWidth / (w + 16)));
     const y = this.tops ? 8 : Math.max(8, (clientHeight - h * least) / 2);
-    this.go({ x: (clientWidth - w * least) / 2, y, k: least }, false);
+    const room = clientWidth - w * least;
+    const begin = inside.spots.length ? clientWidth / 2 - least * (dx + inside.spots[0].x) : 0;
+    this.go({ x: room < 0 ? Math.min(8, Math.max(room - 8, begin)) : room / 2, y, k: least }, false);
     this.fitted = true;
   }
 

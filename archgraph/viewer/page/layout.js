@@ -6,16 +6,16 @@ const PASSES = 7; // the last one down: a branch stands below its beginning
 const MOST = { columns: 8, beside: 2, obstacles: 300, blocks: 1, names: 2 };
 
 /**
- * @typedef {{tail: number, head: number, label: string, quiet: boolean, sources: string[], port?: number, room?: number}} Edge
- * tail: child; -1, -3, …: entries of the container; head: child, -2: its exit; quiet: it only masks or only trains;
- * sources: boxes that its values come from; port: entry of an open head; room: width of its label
- * @typedef {{w: number, h: number, entries: number[], entry: number, exit: number, open: boolean, blocks: number, name: string}} Size
- * entries, exit: where arrows enter if it is open, and leave, from the centre; entry: the main one; blocks: how many it holds; name: in words of skips
+ * @typedef {{tail: number, head: number, label: string, quiet: boolean, sources: string[], labels: Record<string, string>, exit?: number, port?: number, room?: number}} Edge
+ * tail: child, or -1, -3, … for entries of the container; head: child, or -2, -4, … for its exits; quiet: only masks or only trains;
+ * sources: boxes of its values, each with its label; exit, port: exit of an open tail, entry of an open head; room: width of its label
+ * @typedef {{w: number, h: number, entries: number[], exits: number[], entry: number, exit: number, open: boolean, blocks: number, name: string, reach: number}} Size
+ * entries, exits: where arrows enter and leave an open item, from the centre; entry, exit: the main ones; blocks: number of blocks; name: in words of skips; reach: of its mark, to the right of its centre
  */
 
 /**
- * @typedef {Size & {x: number, y: number, layer: number, up: Spot[], down: Spot[], near: {up: Array<[Spot, number, number]>, down: Array<[Spot, number, number]>}}} Spot
- * x: centre, y: upper edge; up, down: neighbours in the next layers; near: ends of its edges, how much they pull, and ports
+ * @typedef {Size & {x: number, y: number, layer: number, up: Spot[], down: Spot[], near: {up: Array<[Spot, number, number, number]>, down: Array<[Spot, number, number, number]>}}} Spot
+ * x: centre, y: upper edge; up, down: neighbours in the next layers; near: ends of its edges, how much they pull, ports and exits
  */
 
 /**
@@ -42,7 +42,7 @@ const MOST = { columns: 8, beside: 2, obstacles: 300, blocks: 1, names: 2 };
 
 /** @returns {Spot} */
 function spot(/** @type {Partial<Size>} */ size, /** @type {number} */ layer = 0) {
-  return { w: 2, h: 0, entries: [], entry: 0, exit: 0, open: true, blocks: 0, name: "", ...size, x: 0, y: 0, layer, up: [], down: [], near: { up: [], down: [] } };
+  return { w: 2, h: 0, entries: [], exits: [], entry: 0, exit: 0, open: true, blocks: 0, name: "", reach: 0, ...size, x: 0, y: 0, layer, up: [], down: [], near: { up: [], down: [] } };
 }
 
 /** An order in which all that feeds a child comes before it; of a cycle the first child goes first. @returns {number[]} */
@@ -85,18 +85,22 @@ function layered(/** @type {Size[]} */ sizes, /** @type {Edge[]} */ edges, colum
 function stacked(/** @type {Size[]} */ sizes, /** @type {Edge[]} */ edges, /** @type {Columns} */ columns, /** @type {number[]|null} */ tops) {
   const spots = sizes.map((size) => spot(size));
   /** @type {Spot[]} */ const entries = [];
-  for (const { tail } of edges) if (tail < 0) entries[(-1 - tail) / 2] ??= spot({});
-  const exit = edges.some((e) => e.head === -2) ? spot({}) : null;
-  const at = (/** @type {number} */ i) => /** @type {Spot} */ (i === -2 ? exit : i < 0 ? entries[(-1 - i) / 2] : spots[i]);
-  const forward = edges.filter((e) => e.tail < 0 || e.head === -2 || e.tail < e.head);
-  rank(spots, forward, entries.length, exit); // 1
+  /** @type {Spot[]} */ const exits = [];
+  const beyond = (/** @type {number} */ end) => (end % 2 ? entries : exits);
+  for (const end of edges.flatMap((e) => [e.tail, e.head])) if (end < 0) beyond(end)[(-1 - end) >> 1] ??= spot({});
+  const at = (/** @type {number} */ i) => (i < 0 ? beyond(i)[(-1 - i) >> 1] : spots[i]);
+  const forward = edges.filter((e) => e.tail < 0 || e.head < 0 || e.tail < e.head);
+  rank(spots, forward, entries.length, exits); // 1
   const longer = longest(spots.length, forward, new Set(edges.map((e) => e.tail)));
   const loose = branched(spots.length, forward, longer);
   const trunk = new Set(longer.filter((e) => !loose.has(e.tail) && !loose.has(e.head)));
   const fixed = new Set(longer.flatMap((e) => [e.tail, e.head]).filter((i) => !loose.has(i)).map(at));
-  for (const e of longer) at(e.head).entry = enter(at(e.head), e.port);
+  for (const e of longer) {
+    at(e.head).entry = enter(at(e.head), e.port);
+    at(e.tail).exit = leave(at(e.tail), e.exit);
+  }
   const bends = new Set();
-  const all = new Set([...spots, ...entries, ...(exit ? [exit] : [])]);
+  const all = new Set([...spots, ...entries, ...exits]);
   for (const edge of forward) {
     for (const bend of bent(at(edge.tail), at(edge.head), edge)) {
       all.add(bend);
@@ -124,19 +128,21 @@ function stacked(/** @type {Size[]} */ sizes, /** @type {Edge[]} */ edges, /** @
   const w = spaced(paths, rows, words, column); // 7
   tips(paths, trunk);
   paths.forEach((p) => route(p, bands));
-  return { spots, entries, exit, bands, paths, words, columns: starts.length, w, h: Math.max(0, ...bands.map((b) => b.end)) };
+  return { spots, entries, exits, bands, paths, words, columns: starts.length, w, h: Math.max(0, ...bands.map((b) => b.end)) };
 }
 
 const tallest = (/** @type {Spot[]} */ row) => Math.max(0, ...row.map((s) => s.h));
 const left = (/** @type {Spot} */ s) => s.x - s.w / 2;
 const right = (/** @type {Spot} */ s) => s.x + s.w / 2;
 const enter = (/** @type {Spot} */ s, port = 0) => s.entries[port] ?? s.entry;
+const leave = (/** @type {Spot} */ s, exit = 0) => s.exits[exit] ?? s.exit;
 const entering = (/** @type {Path} */ { edge, to }) => to.x + enter(to, edge.port);
+const leaving = (/** @type {Path} */ { edge, from }) => from.x + leave(from, edge.exit);
 /** Where it comes from, from left to right; of those from one side, the highest goes farthest. */
-const coming = (/** @type {Path} */ p) => (p.sides ? p.sides[1] * (1e6 + p.level[1]) : p.lane ?? p.from.x + p.from.exit);
+const coming = (/** @type {Path} */ p) => (p.sides ? p.sides[1] * (1e6 + p.level[1]) : p.lane ?? leaving(p));
 
 /** Layers: below all that feeds it; what nothing feeds stands just above its first user. */
-function rank(/** @type {Spot[]} */ spots, /** @type {Edge[]} */ edges, /** @type {number} */ entries, /** @type {Spot|null} */ exit) {
+function rank(/** @type {Spot[]} */ spots, /** @type {Edge[]} */ edges, /** @type {number} */ entries, /** @type {Spot[]} */ exits) {
   const low = entries ? 1 : 0;
   const into = spots.map(() => /** @type {number[]} */ ([]));
   const out = spots.map(() => /** @type {number[]} */ ([]));
@@ -151,13 +157,13 @@ function rank(/** @type {Spot[]} */ spots, /** @type {Edge[]} */ edges, /** @typ
       spots[i].layer = Math.max(low, Math.min(...out[i].map((h) => spots[h].layer)) - 1);
     }
   }
-  if (exit) exit.layer = Math.max(low, ...spots.map((s) => s.layer + 1));
+  for (const exit of exits) exit.layer = Math.max(low, ...spots.map((s) => s.layer + 1));
 }
 
 /** The edges of a longest path, from the entry and to the exit where there are such; of equal ways the middle one. @returns {Edge[]} */
 function longest(/** @type {number} */ many, /** @type {Edge[]} */ edges, /** @type {Set<number>} */ tails) {
   const into = Array.from({ length: many }, () => /** @type {Edge[]} */ ([]));
-  const out = edges.filter((e) => e.head === -2);
+  const out = edges.filter((e) => e.head < 0);
   for (const e of edges) if (e.head >= 0) into[e.head].push(e);
   /** @type {number[]} */ const length = [];
   const reach = (/** @type {Edge} */ e) => (e.tail < 0 ? 1 : length[e.tail] + (e.quiet ? 0.01 : 1));
@@ -195,7 +201,7 @@ function branched(/** @type {number} */ many, /** @type {Edge[]} */ edges, /** @
 }
 
 /** Make neighbours of an edge's ends; what stands for it in the layers between. @returns {Spot[]} */
-function bent(/** @type {Spot} */ tail, /** @type {Spot} */ head, /** @type {Edge} */ { quiet, port = 0 }) {
+function bent(/** @type {Spot} */ tail, /** @type {Spot} */ head, /** @type {Edge} */ { quiet, port = 0, exit = 0 }) {
   const bends = [];
   for (let layer = tail.layer + 1; layer < head.layer; layer++) bends.push(spot({}, layer));
   const chain = [tail, ...bends, head];
@@ -204,14 +210,16 @@ function bent(/** @type {Spot} */ tail, /** @type {Spot} */ head, /** @type {Edg
     chain[i].up.push(chain[i - 1]);
   }
   const pull = bends.length || quiet ? 1 : 8;
-  tail.near.down.push([head, pull, port]);
-  head.near.up.push([tail, pull, port]);
+  tail.near.down.push([head, pull, port, exit]);
+  head.near.up.push([tail, pull, port, exit]);
   return bends;
 }
 
 /** Order within each layer by the mean place of the neighbours, down and up in turn; that of entries is given. */
 function order(/** @type {Spot[][]} */ rows, /** @type {Spot[]} */ entries) {
   const place = new Map();
+  // Those from one item stand in the order of its exits.
+  const outlet = (/** @type {Spot} */ s) => s.near.up.reduce((sum, [n, , , exit]) => sum + leave(n, exit), 0);
   const number = (/** @type {Spot[]} */ row) => row.forEach((s, i) => place.set(s, i - (row.length - 1) / 2));
   rows.forEach(number);
   const free = rows.filter((row) => row[0] !== entries[0]);
@@ -222,7 +230,7 @@ function order(/** @type {Spot[][]} */ rows, /** @type {Spot[]} */ entries) {
         const near = down ? s.up : s.down;
         return [s, near.length ? near.reduce((sum, n) => sum + place.get(n), 0) / near.length : place.get(s)];
       }));
-      row.sort((a, b) => wish.get(a) - wish.get(b) || b.w - a.w);
+      row.sort((a, b) => wish.get(a) - wish.get(b) || outlet(a) - outlet(b) || b.w - a.w);
       number(row);
     }
   }
@@ -239,7 +247,7 @@ function place(/** @type {Spot[][]} */ rows, /** @type {Set<Spot>} */ trunk) {
         const near = above ? s.near.up : s.near.down;
         const total = near.reduce((sum, [, pull]) => sum + pull, 0);
         if (!total) return s.x;
-        return near.reduce((sum, [n, pull, port]) => sum + pull * (n.x + (above ? n.exit - enter(s, port) : enter(n, port) - s.exit)), 0) / total;
+        return near.reduce((sum, [n, pull, port, exit]) => sum + pull * (n.x + (above ? leave(n, exit) - enter(s, port) : enter(n, port) - leave(s, exit))), 0) / total;
       }), row.map((s) => (trunk.has(s) ? 1e6 : 1)));
       const main = row.find((s) => trunk.has(s));
       if (main) {
@@ -299,32 +307,34 @@ function worded(/** @type {Path[]} */ paths, /** @type {Path[]} */ long, /** @ty
     const text = `${["to", "skip from"][head]} ${names.slice(0, MOST.names).join(", ")}${names.length > MOST.names ? ` and ${names.length - MOST.names} more` : ""}`;
     // Beside the arrows that enter there.
     const arrows = head && !at.open ? paths.filter((p) => p.to === at).length - names.length - 1 : 0;
-    const ports = at.entries.length ? at.entries : [at.entry];
-    const x = at.x + [at.exit, side * Math.max(...ports.map((port) => side * port))][head] + side * Math.min(GAP.tip * Math.max(0, arrows), at.w / 2);
+    const [own, main] = [[at.exits, at.exit], [at.entries, at.entry]][head];
+    const ports = /** @type {number[]} */ (own).length ? /** @type {number[]} */ (own) : [main];
+    const x = at.x + side * Math.max(...ports.map((port) => side * port)) + side * Math.min(GAP.tip * Math.max(0, arrows), at.w / 2);
     const end = x + side * (wide(text, false) + 2 * GAP.tip);
     return { at, head, side, text, x, y: 0, low: Math.min(x, end), high: Math.max(x, end) };
   });
 }
 
-/** Lanes of edges that pass layers within a column, the shortest first; edges of one tail may share one, dashed ones apart. */
+/** Lanes of edges that pass layers within a column, the shortest first; edges of one value may share one, dashed ones apart. */
 function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @type {Set<Edge>} */ trunk, /** @type {Word[]} */ words) {
-  /** @type {Array<Array<{low: number, high: number, tail: number|null}>>} */
-  const blocked = rows.flatMap((row) => [row.map((s) => ({ low: left(s), high: right(s), tail: null })), []]); // rows, and the gaps below them
-  for (const { at, head, low, high } of words) blocked[2 * (at.layer - head) + 1].push({ low, high, tail: null });
-  for (const { edge, from } of paths) {
-    const start = from.x + from.exit;
-    if (edge.room && edge.tail >= 0) blocked[2 * from.layer + 1].push({ low: start, high: start + edge.room, tail: edge.tail });
+  const valueOf = (/** @type {Edge} */ { tail, exit = 0, quiet }) => `${tail} ${exit} ${quiet}`;
+  /** @type {Array<Array<{low: number, high: number, value: string}>>} */
+  const blocked = rows.flatMap((row) => [row.map((s) => ({ low: left(s), high: right(s), value: "" })), []]); // rows, and the gaps below them
+  for (const { at, head, low, high } of words) blocked[2 * (at.layer - head) + 1].push({ low, high, value: "" });
+  for (const p of paths) {
+    const start = leaving(p);
+    if (p.edge.room && p.edge.tail >= 0) blocked[2 * p.from.layer + 1].push({ low: start, high: start + p.edge.room, value: valueOf(p.edge) });
   }
   const long = paths.filter((p) => p.to.layer - p.from.layer > 1).sort((a, b) => a.to.layer - a.from.layer - b.to.layer + b.from.layer);
   for (const path of long) {
-    const tail = path.edge.tail + (path.edge.quiet ? 0.5 : 0);
+    const value = valueOf(path.edge);
     const between = blocked.slice(2 * path.from.layer + 1, 2 * path.to.layer);
-    const [x, y] = [path.from.x + path.from.exit, entering(path)];
+    const [x, y] = [leaving(path), entering(path)];
     if (trunk.has(path.edge)) path.lane = x;
     else {
       const near = between.flat();
-      const others = near.filter((o) => o.tail !== tail);
-      const shared = near.filter((o) => o.tail === tail && o.low === o.high).map((o) => o.low);
+      const others = near.filter((o) => o.value !== value);
+      const shared = near.filter((o) => o.value === value && o.low === o.high).map((o) => o.low);
       const sides = others.length > MOST.obstacles
         ? [Math.min(...others.map((o) => o.low)) - GAP.lane, Math.max(...others.map((o) => o.high)) + GAP.lane]
         : [x, y, ...others.flatMap((o) => [o.low - GAP.lane, o.high + GAP.lane])];
@@ -333,18 +343,19 @@ function lanes(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @t
       const free = [...new Set([...shared, ...sides])].filter((at) => (!path.sides || at > Math.max(x, y)) && others.every((o) => at <= o.low - GAP.clear || at >= o.high + GAP.clear));
       path.lane = free.reduce((best, at) => (cost(at) < cost(best) ? at : best));
     }
-    for (const slot of between) slot.push({ low: path.lane, high: path.lane, tail });
+    for (const slot of between) slot.push({ low: path.lane, high: path.lane, value });
   }
 }
 
 /** Put labels to the left of their arrows where fewer other arrows run, or fewer of their own turn. */
 function label(/** @type {Path[]} */ paths, /** @type {Word[]} */ words) {
-  for (const from of new Set(paths.filter((p) => p.edge.room && p.edge.tail >= 0).map((p) => p.from))) {
-    const own = paths.filter((p) => p.from === from);
-    const start = from.x + from.exit;
+  for (const first of paths.filter((p) => p.edge.room && p.edge.tail >= 0)) {
+    const { from } = first;
+    const start = leaving(first);
+    const own = paths.filter((p) => p.from === from && leaving(p) === start);
     const room = Math.max(...own.map((p) => p.edge.room || 0));
     /** @type {Array<[number, number]>} */ const beside = paths.flatMap((p) => {
-      const [mine, here, there] = [p.from === from, p.from.x + p.from.exit - start, (p.lane ?? entering(p)) - start];
+      const [mine, here, there] = [own.includes(p), leaving(p) - start, (p.lane ?? entering(p)) - start];
       const through = p.from.layer === from.layer ? here : p.from.layer < from.layer && from.layer < p.to.layer && p.lane !== null ? there : 0;
       // What turns below, away from here or into where its own arrows lead, is drawn close to it.
       const aside = p.sides ? p.sides[mine ? 0 : 1] * room : mine || p.lane !== null ? there : here;
@@ -360,7 +371,7 @@ function banded(/** @type {Spot[][]} */ rows, /** @type {Path[]} */ paths, /** @
   const turning = paths.filter((p) => p.sides);
   const over = turning.filter((p) => p.ways[0] !== p.ways[1]); // above the columns between
   over.forEach((p, k) => (p.level[2] = GAP.run * k));
-  const aside = paths.filter((p) => p.edge.room && p.edge.tail >= 0 && (p.sides || p.lane !== null || Math.abs(entering(p) - p.from.x - p.from.exit) > GAP.tip));
+  const aside = paths.filter((p) => p.edge.room && p.edge.tail >= 0 && (p.sides || p.lane !== null || Math.abs(entering(p) - leaving(p)) > GAP.tip));
   const labelled = new Set(aside.map((p) => p.from.layer));
   // Of entries, the nearer to the trunk bends lower: it does not run along another.
   const entries = [...new Set(paths.filter((p) => p.edge.tail < 0).map((p) => p.from))].sort((a, b) => Math.abs(b.x) - Math.abs(a.x));
@@ -369,7 +380,7 @@ function banded(/** @type {Spot[][]} */ rows, /** @type {Path[]} */ paths, /** @
   const bands = rows.map((row, i) => {
     // The outer ones lower: they do not cross the others.
     const into = turning.filter((p) => p.to.layer === i).sort((a, b) => (b.lane ?? 0) - (a.lane ?? 0));
-    const out = [...new Set(turning.filter((p) => p.from.layer === i).map((p) => p.from))];
+    const out = [...new Set(turning.filter((p) => p.from.layer === i).map(leaving))].sort((a, b) => b - a);
     const said = words.filter((word) => word.at.layer === i);
     // Results have their labels above them.
     const result = aside.some((p) => p.to.layer === i && !p.to.name && p.to.h) ? GAP.drop + 4 : 0;
@@ -382,7 +393,7 @@ function banded(/** @type {Spot[][]} */ rows, /** @type {Path[]} */ paths, /** @
     const low = bottom + drop + GAP.run * out.length;
     for (const s of row) s.y = (top + bottom - s.h) / 2;
     for (const word of said) word.y = [bottom + GAP.drop - 2, top - above + GAP.tip][word.head];
-    for (const p of turning) if (p.from.layer === i) p.level[0] = bottom + drop + GAP.run * (out.indexOf(p.from) + 0.5);
+    for (const p of turning) if (p.from.layer === i) p.level[0] = bottom + drop + GAP.run * (out.indexOf(leaving(p)) + 0.5);
     into.forEach((p, k) => (p.level[1] = top - GAP.tip - GAP.run * k));
     // Nothing stands in the rows of entry and exit.
     y = low + (tallest(row) && (!rows[i + 1] || tallest(rows[i + 1])) ? GAP.y : GAP.end) - (labelled.has(i) ? 4 : 0) + (i ? 0 : GAP.lane * Math.max(0, entries.length - 1));
@@ -400,9 +411,9 @@ function spaced(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @
   let from = 0;
   const places = [...new Set(column)].map((c) => {
     const own = (/** @type {Spot} */ s) => column[s.layer] === c;
-    const xs = [...rows.flat().filter(own).flatMap((s) => [left(s), right(s)]), ...words.filter(({ at }) => own(at)).flatMap(({ low, high }) => [low, high]),
+    const xs = [...rows.flat().filter(own).flatMap((s) => [left(s), right(s), s.x + s.reach]), ...words.filter(({ at }) => own(at)).flatMap(({ low, high }) => [low, high]),
       ...paths.flatMap((p) => (p.lane !== null && own(p.to) ? [p.lane] : [])),
-      ...paths.flatMap((p) => (p.edge.tail >= 0 && own(p.from) ? [p.from.x + p.from.exit + (p.before ? -1 : 1) * (p.edge.room || 0)] : []))];
+      ...paths.flatMap((p) => (p.edge.tail >= 0 && own(p.from) ? [leaving(p) + (p.before ? -1 : 1) * (p.edge.room || 0)] : []))];
     const room = c ? Math.max(GAP.column, GAP.run * (many[c] + 4)) : GAP.run * many[c];
     const gutter = from + (room - GAP.run * (many[c] - 1)) / 2;
     const shift = from + room - Math.min(...xs);
@@ -421,7 +432,7 @@ function spaced(/** @type {Path[]} */ paths, /** @type {Spot[][]} */ rows, /** @
 /** The corners of an edge's way. */
 function route(/** @type {Path} */ p, /** @type {Band[]} */ bands) {
   const { from, to, lane, x, level } = p;
-  const start = from.x + from.exit;
+  const start = leaving(p);
   const ways = lane === null ? p.ways : [lane];
   const [low, high] = p.sides ? level : [bands[from.layer].low + level[0], bands[to.layer].high - (lane === null ? level[1] : 0)];
   /** @type {Array<[number, number]>} */ let between = [];
@@ -466,30 +477,38 @@ function broken(/** @type {number[]} */ heights, /** @type {number} */ columns) 
   return starts(most);
 }
 
-/** Links between the children of a container, entries and exit included; entries are in the order of its ports. @returns {Edge[]} */
+/** Links between the children of a container, its entries and exits included: one for each value that passes. @returns {Edge[]} */
 function edgesIn(/** @type {Model} */ model, /** @type {Item} */ item, /** @type {Item[]} */ children) {
   const found = new Map();
-  const add = (/** @type {number|undefined} */ tail, /** @type {number} */ head, /** @type {string} */ label, quiet = false, source = "") => {
+  /** @type {string[]} */ const exits = [];
+  const add = (/** @type {number|undefined} */ tail, /** @type {number} */ head, /** @type {string} */ label, quiet = false, source = "", shown = source) => {
+    if (tail === undefined || tail === head) return;
     if (tail === -1 && !item.ports.includes(source)) item.ports.push(source);
+    if (head === -2 && !exits.includes(shown)) exits.push(shown);
+    if (head === -2) item.exits.set(source, exits.indexOf(shown));
     const from = tail === -1 ? -1 - 2 * item.ports.indexOf(source) : tail;
-    const key = `${from} ${head}`;
-    if (tail !== undefined && tail !== head && !found.has(key)) found.set(key, { tail: from, head, label, quiet, sources: [] });
-    found.get(key)?.sources.push(source);
+    const to = head === -2 ? -2 - 2 * exits.indexOf(shown) : head;
+    const edge = found.get(`${from} ${to}`) || { tail: from, head: to, label, quiet, sources: [], labels: {} };
+    found.set(`${from} ${to}`, edge);
+    edge.sources.push(source);
+    edge.labels[source] = label;
   };
   (children[0]?.kind === "operator" ? wires : arrows)(model, item, children, add);
   return [...found.values()];
 }
 
-/** An edge, or those to each entry of an open head that its values go to. @returns {Edge[]} */
-function ported(/** @type {Edge} */ edge, /** @type {string[]} */ ports) {
-  if (ports.length < 2) return [edge];
-  /** @type {Map<number, Edge>} */ const found = new Map();
+/** An edge, or one for each pair of exit of an open tail and entry of an open head. @returns {Edge[]} */
+function ported(/** @type {Edge} */ edge, /** @type {Map<string, number>} */ exits, /** @type {string[]} */ ports) {
+  if (ports.length < 2 && new Set(exits.values()).size < 2) return [edge];
+  /** @type {Map<string, Edge>} */ const found = new Map();
   for (const source of edge.sources) {
     const quiet = masks(source);
     // What only a later repetition takes enters where the first one takes its like.
     const port = Math.max(0, ports.includes(source) ? ports.indexOf(source) : ports.findIndex((other) => masks(other) === quiet));
-    if (!found.has(port)) found.set(port, { ...edge, quiet, port, sources: [] });
-    found.get(port)?.sources.push(source);
+    const exit = exits.get(source) ?? 0;
+    const key = `${exit} ${port}`;
+    if (!found.has(key)) found.set(key, { ...edge, label: edge.labels[source], quiet, exit, port, sources: [] });
+    found.get(key)?.sources.push(source);
   }
   return [...found.values()];
 }
@@ -532,7 +551,7 @@ function arrows(/** @type {Model} */ model, /** @type {Item} */ item, /** @type 
       // What the last repetition hands on may be wider than what the one that is shown does.
       const ours = tail === box ? undefined : model.from[tail].find(([next]) => !child.has(next));
       const [, label, quiet] = ours ? ours[1] : arrow;
-      add(child.get(tail), -2, label, quiet > 0);
+      add(child.get(tail), -2, label, quiet > 0, sourceOf(box, quiet > 0), String(tail));
     }
   }
 }

@@ -11,7 +11,6 @@ class App {
     this.data = data;
     this.overlays = overlays(data);
     this.state = { by: "none", names: false, as: "whole", much: 0 };
-    /** @type {any} what turns the rounds; 0: nothing does */ this.player = 0;
     /** @type {Map<number, Model>} */ this.models = new Map();
     /** @type {Canvas[]} */ this.panes = [];
     /** @type {Record<string, () => void>} */ this.actions = {};
@@ -64,12 +63,12 @@ class App {
     $("as").addEventListener("change", () => this.shape($("as").value));
     $("much").addEventListener("input", () => this.shape(this.state.as, Number($("much").value)));
     this.actions = { fit: () => this.fit(), in: () => this.panes[0].zoom(1.25), out: () => this.panes[0].zoom(0.8),
-      more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name(), play: () => this.play(),
-      svg: () => saveAs(this.panes[0], "svg"), png: () => saveAs(this.panes[0], "png"), link: () => this.copy(), help: () => $("helping").showModal() };
+      more: () => this.panes.forEach((p) => this.deeper(p)), less: () => this.panes.forEach((p) => this.closed(p)), names: () => this.name(),
+      svg: () => saveAs(this.panes[0], "svg"), png: () => saveAs(this.panes[0], "png"), help: () => $("helping").showModal() };
     for (const [id, act] of Object.entries(this.actions)) $(id).addEventListener("click", act);
     Object.assign(this.actions, { back: () => this.turn(this.stops().at - 1), on: () => this.turn(this.stops().at + 1) });
     /** @type {Record<string, string>} */
-    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", p: "play", "?": "help" };
+    const keys = { f: "fit", "+": "in", "=": "in", "-": "out", o: "more", c: "less", m: "names", ",": "back", ".": "on", "?": "help" };
     for (const on of [true, false]) window.addEventListener(on ? "beforeprint" : "afterprint", () => this.panes.forEach((pane) => pane.print(on)));
     document.addEventListener("keydown", (e) => {
       const writing = e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement;
@@ -100,7 +99,7 @@ class App {
     const others = this.data.graphs.map((/** @type {any} */ g, /** @type {number} */ i) => wanted.includes(i) ? "" : h("option", { value: i }, g.name));
     $("beside").replaceChildren(h("option", { value: "" }, "add a graph"), ...others);
     $("beside").disabled = wanted.length === others.length;
-    this.legend(); // what opens depends on the room that it leaves
+    this.legend(true); // what opens depends on the room that it leaves
     this.panes.forEach((pane) => pane.settle());
     this.step(this.panes[0]);
     this.select(this.panes[0], this.panes[0].model.root);
@@ -203,8 +202,8 @@ class App {
     if ($("legend").offsetHeight !== room) for (const pane of this.panes) if (pane.fitted) pane.fit(false);
   }
 
-  /** What the colours mean: one scale for the whole picture. */
-  legend() {
+  /** What the colours mean: one scale, or the kinds of operator in sight; all kinds while nothing is drawn yet. */
+  legend(all = false) {
     const overlay = this.overlays[this.state.by];
     const { numbers, at } = this.stops();
     $("key").hidden = !overlay;
@@ -217,8 +216,8 @@ class App {
     $("marks").hidden = !$("marks").children.length;
     if (!overlay) return;
     if (overlay.named) {
-      /** @type {(item: Item) => Item[]} */ const closed = (item) => item.layout?.inside ? item.layout.children.flatMap(closed) : [item];
-      const used = new Set(this.panes.flatMap((pane) => closed(pane.model.root).map((item) => overlay.kind(pane.model, item))));
+      const used = new Set(this.panes.flatMap((pane) => all ? pane.model.data.kinds.map((/** @type {any} */ kind) => kind[5])
+        : pane.visible().map((item) => overlay.kind?.(pane.model, item))));
       $("key").replaceChildren(...Object.entries(overlay.named).filter(([name]) => used.has(name)).map(([name, colour]) =>
         h("span", { class: "swatch" }, h("i", { style: `background: ${colour}` }), name)));
       return;
@@ -251,7 +250,7 @@ class App {
   /** Show a submodel in every pane whose graph has it. */
   shape(/** @type {string} */ as, much = this.state.as === as ? this.state.much : 0) {
     const { graphs } = this.data;
-    const most = steps(as);
+    const most = as === "share" || as === "macs" ? 100 : 0;
     Object.assign(this.state, { as, much: most ? Math.min(Math.max(much || Math.ceil(most / 2), 1), most) : 0 });
     $("as").value = as;
     const room = $("legend").offsetHeight;
@@ -271,24 +270,6 @@ class App {
     const item = first && first.model.items.get(first.selected);
     if (item) this.panel.show(first, item, false);
     this.write();
-  }
-
-  /** Turn the rounds one after the other, from the first one at the end; or stop. */
-  play(on = !this.player) {
-    clearInterval(this.player);
-    this.player = 0;
-    const { numbers, at } = this.stops();
-    if (on && numbers.length > 1) {
-      this.turn(at === numbers.length - 1 ? 0 : at);
-      this.player = setInterval(() => {
-        const next = this.stops().at + 1;
-        if (next >= numbers.length - 1) this.play(false);
-        this.turn(next);
-      }, 700);
-    }
-    $("play").setAttribute("aria-pressed", String(Boolean(this.player)));
-    $("play").textContent = this.player ? "⏸" : "▶";
-    $("panes").classList.toggle("playing", Boolean(this.player));
   }
 
   /** Items of the other panes that correspond to one. */
@@ -323,6 +304,7 @@ class App {
       if (one && (less || pane !== canvas)) pane.reveal(one, false);
       pane.mark();
     }
+    this.legend();
     this.write();
   }
 
@@ -335,6 +317,7 @@ class App {
       pane.stale(one);
       pane.toggle(one, canvas.opened(item));
     }
+    this.legend();
     canvas.focused = item.id;
     canvas.mark();
     // Nothing that was in sight slips under the panel.
@@ -384,6 +367,7 @@ class App {
     const least = Math.min(...closed.map(depth));
     for (const item of closed) if (depth(item) === least) pane.open.add(item.id);
     pane.fresh();
+    this.legend();
     pane.fit(false);
     this.write();
   }
@@ -395,6 +379,7 @@ class App {
       pane.model.again();
     }
     pane.fresh();
+    this.legend();
     pane.fit(false);
     this.write();
   }
@@ -497,18 +482,6 @@ class App {
     }
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.write(), 200);
-  }
-
-  /** Put the address, which holds what is open and shown, on the clipboard. */
-  async copy() {
-    this.write();
-    try {
-      await navigator.clipboard.writeText(location.href);
-      $("link").textContent = "Copied";
-    } catch {
-      $("link").textContent = "Copy the address bar";
-    }
-    setTimeout(() => ($("link").textContent = "Copy link"), 1500);
   }
 
   /** The state in the address: it can be sent with the file. */

@@ -38,7 +38,7 @@ class Minimap {
     }
     const k = Math.min(SMALL.across * clientWidth / w, SMALL.down * clientHeight / h);
     for (const [key, value] of Object.entries({ viewBox: `0 0 ${w} ${h}`, width: w * k, height: h * k })) this.svg.setAttribute(key, String(value));
-    patch(this.parts, [...this.outlines(k)].map(([fill, d]) => ["path", { d, style: fill && `fill: ${fill}` }]));
+    this.parts.replaceChildren(...[...this.outlines(k)].map(([fill, d]) => svg("path", { d, style: fill && `fill: ${fill}` })));
     const [x, y] = [Math.max(0, -at.x / at.k), Math.max(0, -at.y / at.k)];
     const [right, low] = [Math.min(w, (clientWidth - at.x) / at.k), Math.min(h, (clientHeight - at.y) / at.k)];
     const sight = { x, y, width: Math.max(0, right - x), height: Math.max(0, low - y) };

@@ -17,13 +17,12 @@
  * @property {(() => Item[])|null} make what makes its children; null: it has none
  * @property {Item[]|null} children as made
  * @property {string[]} ports sources of the values that enter it, from left to right
+ * @property {Map<string, number>} exits numbers of the exits by the sources of the values that leave it
  * @property {Edge[]|null} edges between the children, once they are known
  * @property {any} layout where its children stand; null: to be computed
  * @property {any} view what draws it
  * @property {number[]} [free] its free axes, once they are asked for
  */
-
-const STEP = /** @type {const} */ ({ operator: 0, input: 1, output: 2 });
 
 /** Lists that count from the first number that no list before them has, as plain numbers. */
 function unstepped(/** @type {number[]} */ column, /** @type {number[][]} */ lists) {
@@ -93,7 +92,7 @@ class Model {
   /** @returns {Item} */
   item(/** @type {Partial<Item>} */ values) {
     const base = { number: -1, name: "", lines: [], times: 1, fold: -1, boxes: [], operators: [], aside: false,
-      parent: null, make: null, children: null, ports: [], edges: null, layout: null, view: null };
+      parent: null, make: null, children: null, ports: [], exits: new Map(), edges: null, layout: null, view: null };
     const item = /** @type {Item} */ ({ ...base, ...values });
     item.shown = item.shown || item.boxes;
     this.items.set(item.id, item);
@@ -170,7 +169,7 @@ class Model {
     const operators = shown.flatMap((b) => this.blockOps[b]);
     return this.item({ id: `f${fold}`, kind: "fold", number: first, name, times, fold,
       boxes: boxesOf(inside), shown: boxesOf(shown), operators, lines: this.summary(name, operators),
-      make: () => period > 1 ? shown.map((b) => this.block(b)) : this.boxesIn(boxesOf(shown)) });
+      make: () => period > 1 ? shown.map((b) => this.block(b)) : boxesOf(shown).map((i) => this.box(i)) });
   }
 
   /** @returns {Item} */
@@ -182,11 +181,7 @@ class Model {
     return this.item({ id: `b${b}`, kind: "block", number: b, name, boxes, operators,
       lines: single ? this.data.labels[this.data.boxes[boxes[0]][1]] : this.summary(name, operators),
       aside: boxes.every((i) => this.data.boxes[i][2]),
-      make: single ? this.opsIn(boxes[0]) : () => this.boxesIn(boxes) });
-  }
-
-  boxesIn(/** @type {number[]} */ boxes) {
-    return boxes.map((i) => this.box(i));
+      make: single ? this.opsIn(boxes[0]) : () => boxes.map((i) => this.box(i)) });
   }
 
   /** What makes the operators of a box; null where there is only one. */
@@ -230,15 +225,10 @@ class Model {
     return (texts.length > 4 ? [...texts.slice(0, 3), `… ${texts.length - 3} more`] : texts).map((t) => [t, 0]);
   }
 
-  /** Everything that the repetitions hold, too. */
+  /** Operators of an item in every repetition. */
   every(/** @type {Item} */ item) {
-    if (item.kind === "section") {
-      const start = this.sectionStart[item.number];
-      return this.blockOps.slice(start, start + this.data.sections[item.number][2]).flat();
-    }
-    if (item.fold < 0 || item.times < 2) return item.operators;
-    const [first, period, times] = this.data.folds[item.fold];
-    return Array.from({ length: period * times }, (_, i) => this.blockOps[first + i]).flat();
+    const several = item.kind === "section" || (item.fold >= 0 && item.times > 1);
+    return several ? this.blocksOf(item).flatMap((b) => this.blockOps[b]) : item.operators;
   }
 
   /** Operators that take values from each operator, once they are asked for. @returns {number[][]} */
@@ -280,20 +270,12 @@ class Model {
     return at === null || at < 0 ? null : this.data.feeding.rows[at];
   }
 
-  /** The path of an item from the root, made as far as needed. @returns {Item|null} */
+  /** The item of an identifier, which is made if necessary; null if there is none. @returns {Item|null} */
   find(/** @type {string} */ id) {
-    if (this.items.has(id)) return this.items.get(id) || null;
     const number = Number(id.slice(1));
-    const blockOfOp = (/** @type {number} */ o) => this.blockOps.findIndex((ops) => ops.length && ops[0] <= o && o <= ops[ops.length - 1]);
-    const op = id[0] === "o" ? number : id[0] === "x" ? (this.inside[number] || [])[0] : -1;
-    const fold = this.data.folds[number];
-    const block = id[0] === "f" && fold ? fold[0] : id[0] === "b" ? number : op >= 0 ? blockOfOp(op) : -1;
-    if (block >= 0 && block < this.blockOps.length) {
-      const section = this.items.get(`s${this.sectionOf[block]}`);
-      if (section) for (const part of this.children(section)) this.children(part).forEach((x) => this.children(x));
-    } else if (op >= 0) {
-      for (const child of this.children(this.root)) if (child.operators.includes(op)) this.children(child);
-    }
+    const block = id[0] === "f" ? this.data.folds[number]?.[0] : number;
+    const op = id[0] === "o" ? number : id[0] === "x" ? this.inside[number]?.[0] : this.blockOps[block]?.[0];
+    if (!this.items.has(id) && op !== undefined) this.holder(op);
     return this.items.get(id) || null;
   }
 

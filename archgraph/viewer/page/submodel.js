@@ -32,18 +32,9 @@ function shared(/** @type {any} */ data, /** @type {number} */ share) {
 
 /** The largest share of every width within a share of the MACs, to one per cent. @returns {Submodel} */
 function within(/** @type {any} */ data, /** @type {number} */ budget) {
-  let [fits, over] = [1, 101];
-  while (over - fits > 1) {
-    const middle = Math.floor((fits + over) / 2);
-    if (shared(data, middle / 100).macs <= budget * data.totals.macs) fits = middle;
-    else over = middle;
-  }
-  return shared(data, fits / 100);
-}
-
-/** A row of the data. @returns {Submodel} */
-function listed(/** @type {any[]} */ [name, parameters, macs, sizes, gone]) {
-  return { name, parameters, macs, sizes: new Map(sizes), gone: new Set(gone) };
+  let percents = 100;
+  while (percents > 1 && shared(data, percents / 100).macs > budget * data.totals.macs) percents -= 1;
+  return shared(data, percents / 100);
 }
 
 /** What can be chosen of the graphs of a page, by the words that stand for it in the address. */
@@ -53,17 +44,14 @@ function choices(/** @type {any[]} */ graphs) {
   return [["whole", "all of it"], ...free ? [["share", "a share of every width"], ["macs", "a share of the MACs"]] : [], ...clients.map((/** @type {any} */ c, /** @type {number} */ i) => [`client${i}`, c[0]])];
 }
 
-/** Steps of the slider of a choice; 0: it has none. */
-function steps(/** @type {string} */ as) {
-  return as === "share" || as === "macs" ? 100 : 0;
-}
-
 /** The submodel of a graph that was chosen; null: all of it is shown, or it has no such submodel. @returns {Submodel|null} */
 function chosen(/** @type {any} */ data, /** @type {string} */ as, /** @type {number} */ step) {
   if (as === "share") return shared(data, step / 100);
   if (as === "macs") return within(data, step / 100);
   const client = data.clients && as.startsWith("client") ? data.clients[Number(as.slice(6))] : null;
-  return client ? listed(client) : null;
+  if (!client) return null;
+  const [name, parameters, macs, sizes, gone] = client;
+  return { name, parameters, macs, sizes: new Map(sizes), gone: new Set(gone) };
 }
 
 /** Mean share of its free widths that a submodel leaves an item. */
