@@ -87,7 +87,7 @@ def in_history(commit: str) -> bool:
 
 
 def _git(*words: str) -> str | None:
-    """Return what git prints; None if it fails or does not exist."""
+    """Return the output of git; None if it fails or does not exist."""
     command = ["git", "-C", str(_FOLDER), *words]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
