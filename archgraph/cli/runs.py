@@ -167,6 +167,14 @@ def study(
     seed: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Run only this seed of the study.")
     ] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Repeat cells recorded with another BITS, torch or numpy."),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Run nothing new: repeat round 1 of one cell per row."),
+    ] = False,
     records: Annotated[
         Path | None,
         typer.Option(
@@ -184,14 +192,14 @@ def study(
 
     Tables have mean and standard deviation, and the differences that the study names with 95 %
     interval, p (corrected for their number) and the detectable difference. They are printed and
-    written as text, LaTeX and CSV. Exit code 1 if a run failed or lacks its data set, 2 if nothing
-    can begin without the named data sets.
+    written as text, LaTeX and CSV. Exit code 1 if a run failed or lacks its data set or a first
+    round does not repeat, 2 if nothing can begin without the named data sets.
     """
     import archgraph
     from archgraph.studies.studies import studies
     from archgraph.studies.study_tables import study_tables, write_study
 
-    failed: list[Path] = []
+    failed: list[object] = []
 
     def one(file: Path) -> None:
         result = archgraph.study(
@@ -203,10 +211,12 @@ def study(
             only_read=only_read,
             only=only or (),
             seeds=seed or (),
+            again=again,
+            check=check,
             records=records,
             notify=progress,
         )
-        failed.extend(result.failed)
+        failed.extend((*result.failed, *filter(None, result.repeated.values())))
         # After each study: its tables are written, even if the next one fails.
         show_tables(study_tables(result))
         for path in write_study(result, file.stem, out):

@@ -125,12 +125,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", required=True)
     parser.parse_args()
     figures = {cell: measured(cell) for cell in CELLS}
-    known = read() if FILE.is_file() else {"bits": 0}
+    known: dict[str, Any] = read() if FILE.is_file() else {"bits": 0}
     same = known["bits"] == BITS
     if same and (changed := [c for c in CELLS if change(c, known, *figures[c])]):
         raise SystemExit(f"figures changed: raise BITS first ({', '.join(changed)})")
     losses = known["losses"] if same else {cell: of[0] for cell, of in figures.items()}
-    states = known["states"] if same else {}
+    states: dict[str, Any] = known["states"] if same else {}
     states[machine()] = {cell: of[1] for cell, of in figures.items()}
     content = {"bits": BITS, "losses": losses, "states": states}
     FILE.write_text(json.dumps(content, indent=1) + "\n")
