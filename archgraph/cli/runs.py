@@ -167,6 +167,14 @@ def study(
     seed: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Only run this seed of the study.")
     ] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Repeat cells recorded with another BITS, torch or numpy."),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Run nothing new: repeat round 1 of one cell per row."),
+    ] = False,
     records: Annotated[
         Path | None,
         typer.Option(
@@ -185,13 +193,14 @@ def study(
     Tables show measured next to published figures, with mean and standard deviation. For the
     differences that the study names, they show the 95 % interval, p (corrected for their number)
     and the detectable difference. Tables are printed and written as text, LaTeX and CSV. Exit code
-    1 if a run failed or its data set is missing, 2 if no run can start for lack of data sets.
+    1 if a run failed, its data set is missing or a first round did not repeat; 2 if no run can start
+    for lack of data sets.
     """
     import archgraph
     from archgraph.studies.studies import studies
     from archgraph.studies.study_tables import study_tables, write_study
 
-    failed: list[Path] = []
+    failed: list[object] = []
 
     def one(file: Path) -> None:
         result = archgraph.study(
@@ -203,11 +212,13 @@ def study(
             only_read=only_read,
             only=only or (),
             seeds=seed or (),
+            again=again,
+            check=check,
             records=records,
             notify=progress,
         )
-        failed.extend(result.failed)
-        # After each study, so that its tables are written even if the next one fails.
+        failed.extend((*result.failed, *filter(None, result.repeated.values())))
+        # After each study: so that its tables are written even if the next one fails.
         show_tables(study_tables(result))
         for path in write_study(result, file.stem, out):
             wrote(path)

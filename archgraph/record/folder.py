@@ -285,22 +285,26 @@ class RunRecord:
     @contextlib.contextmanager
     def _opening(self) -> Iterator[None]:
         """Lock the folder, and release it if the context fails."""
-        self._acquire()
+        self.acquire()
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             with _writing(self.folder):
                 yield
             undo.pop_all()
 
-    def _acquire(self) -> None:
-        """Lock the folder itself, so that a crash does not leave a lock file."""
+    def acquire(self, busy: str = "another process is writing this run") -> None:
+        """Lock the folder itself, so that a crash does not leave a lock file.
+
+        Raises:
+            RunError: If another process holds the lock; says `busy`.
+        """
         with _writing(self.folder):
             lock = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(lock)
-            raise RunError("another process is writing this run", where=str(self.folder)) from error
+            raise RunError(busy, where=str(self.folder)) from error
         self._lock = lock
         _LOCKS.add(lock)
 

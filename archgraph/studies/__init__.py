@@ -4,11 +4,12 @@ Input: a study file, and records of earlier runs. Output: a ``StudyResult``, and
 
 1. ``spec``: an experiment, its changes by row, column and size, the figures and comparisons.
    Each cell is an ordinary experiment, or a trivial model that is fitted to its examples.
-2. ``cell``: the address of a run: a digest of everything that determines its figures, and the seed.
-   Equal cells are one run, in any study.
+2. ``cell``: the address of a run: a digest of its settings, the seed, ``BITS`` and the versions of
+   torch and numpy. Equal cells are one run, in any study.
 3. ``study`` runs cells with neither a record nor a finished folder; interrupted runs are resumed.
    ``trivial`` and ``trivial_models`` are rows without a network; ``studies`` takes several files.
-4. ``records``: each finished run leaves a line of text.
+4. ``records``: each finished run leaves a line of text, with its first round, by which it can be
+   checked, and its ``origin``: machine and program.
 5. ``study`` reads figures by seed (:mod:`archgraph.reports.comparison`). ``outcomes``: intervals, p
    and the detectable difference. ``study_tables`` writes text, LaTeX and CSV.
 

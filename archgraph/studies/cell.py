@@ -13,10 +13,7 @@ from archgraph.language.data import NamedData
 from archgraph.plain import Json, digest
 from archgraph.record.folder import read_metrics
 from archgraph.record.proof import sha256
-from archgraph.studies.origin import versions
-
-# Characters of a digest in the name of a folder.
-SIGNS = 16
+from archgraph.studies.origin import SIGNS, versions
 
 
 def address(spec: ExperimentSpec, trivial: str = "") -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import datetime
 import functools
-import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +15,10 @@ import torch
 from archgraph.engine.bits import BITS
 from archgraph.hints import version
 from archgraph.plain import Json, digest
-from archgraph.record.folder import saved_rounds
 from archgraph.record.proof import notes
 
-# Characters of a digest in tables, and of a commit.
-SIGNS = 12
+# Characters of a digest in the name of a folder and in tables.
+SIGNS = 16
 UNCOMMITTED = "uncommitted changes"
 _FOLDER = Path(__file__).parents[1]
 _MARK = "-bits"
@@ -77,7 +75,7 @@ def _commit() -> str:
     # With a file of ours: a wheel may be installed within another repository.
     commit = _git("rev-parse", "HEAD", "HEAD:./__init__.py")
     changed = commit and _git("status", "--porcelain", "--", ".", "../strategies")
-    return UNCOMMITTED if changed else (commit or "")[:SIGNS]
+    return UNCOMMITTED if changed else (commit or "")[:12]
 
 
 @functools.cache
@@ -87,7 +85,7 @@ def in_history(commit: str) -> bool:
 
 
 def _git(*words: str) -> str | None:
-    """Return what git prints; None if it fails or does not exist."""
+    """Return the output of git; None if it fails or does not exist."""
     command = ["git", "-C", str(_FOLDER), *words]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -108,10 +106,3 @@ def origin(
     facts = {k: v for k, v in environments[-1].items() if k not in ("since", "rounds", "code")}
     resumed = {"resumed": moved} if (moved := [*notes(environments)]) else {}
     return {**facts, **resumed, **program, "date": datetime.date.today().isoformat()}
-
-
-def environments_of(folder: Path) -> list[dict[str, Json]]:
-    """Return where a run was computed, one after the other, from its last checkpoint."""
-    last = folder / "checkpoints" / f"round-{max(saved_rounds(folder)):06d}" / "server.json"
-    environments: list[dict[str, Json]] = json.loads(last.read_bytes())["environments"]
-    return environments

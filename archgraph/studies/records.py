@@ -8,31 +8,33 @@ studies that share a run read it there.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
+import numpy as np
 import pydantic
 from pydantic import ConfigDict
 
 from archgraph.engine.clients import read_clients
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import RunError
-from archgraph.plain import Json
+from archgraph.plain import Json, differences
 from archgraph.record.changes import FILE
 from archgraph.record.condense import condensed, rounded
+from archgraph.record.folder import saved_rounds
 from archgraph.record.lines import brief
 from archgraph.record.proof import environment
 from archgraph.reports.comparison import settings_of
 from archgraph.reports.runs import Log, read_run
-from archgraph.studies.origin import environments_of, origin
+from archgraph.studies.origin import origin
 
 SUFFIX = ".jsonl"
-
-_Line = TypeVar("_Line", bound=pydantic.BaseModel)
+NEAR = 1e-3
+"""Relative difference up to which a first round repeats on another machine."""
 
 
 class StudyRecord(pydantic.BaseModel):
@@ -47,7 +49,7 @@ class StudyRecord(pydantic.BaseModel):
         settings: Everything that determines its figures except the seed, as plain values.
         clients: Number of clients by tier.
         rounds: The tested rounds (:func:`archgraph.record.condense.condensed`).
-        first: The first round: the loss of each client, and the norm of each parameter's change.
+        first: The first round: the loss of each client and tested model, the norm of each change.
         origin: Processor, threads, versions, digest of the program, commit and date of the run.
     """
 
@@ -64,6 +66,12 @@ class StudyRecord(pydantic.BaseModel):
     rounds: list[dict[str, Json]]
     first: dict[str, Json] = {}
     origin: dict[str, Json]
+
+    @property
+    def versions(self) -> str:
+        """The versions that are part of its address."""
+        keys = ("bits", "torch", "numpy")
+        return ", ".join(f"{key} {self.origin.get(key, 'unknown')}" for key in keys)
 
     @functools.cached_property
     def log(self) -> Log:
@@ -97,6 +105,8 @@ def record_of(
     settings = settings_of(log)
     seed = settings.pop("seed")
     clients = Counter(client.tier for client in read_clients(folder) if client.of is None)
+    server = f"checkpoints/round-{max(saved_rounds(folder)):06d}/server.json"
+    environments = json.loads((folder / server).read_bytes())["environments"]
     changes = folder / FILE
     change = next(iter(changes.read_text().splitlines()), None) if changes.is_file() else None
     return StudyRecord(
@@ -109,7 +119,7 @@ def record_of(
         clients=dict(clients),
         rounds=list(condensed(log.rounds)),
         first=first_round(log.rounds[0], None if change is None else json.loads(change)),
-        origin=origin(environments_of(folder), code or {}),
+        origin=origin(environments, code or {}),
     )
 
 
@@ -120,8 +130,30 @@ def first_round(line: Mapping[str, Json], change: Mapping[str, Json] | None) -> 
         line: Its line.
         change: Its changes. Default: not known, as without a global model.
     """
+    models = (line.get("evaluation") or {}).get("models", {}).values()
+    tests = [model.get("loss", model.get("accuracy")) for model in models]
     norms = {} if change is None else {"norm": change["norm"]}
-    return rounded({"loss": [client.get("loss") for client in line["clients"]], **norms})
+    losses = [client.get("loss") for client in line.get("clients", ())]
+    return rounded({"loss": losses, "test": tests, **norms})
+
+
+def unlike(record: StudyRecord, first: Mapping[str, Json], origin: Mapping[str, Json]) -> str:
+    """Describe how a repeated first round differs from a recorded one; empty if it does not.
+
+    Figures are equal on the same machine, within :data:`NEAR` on others.
+
+    Args:
+        record: The record.
+        first: The repeated first round.
+        origin: Origin of the repetition.
+    """
+    then, now = (
+        np.array([*itertools.chain(*(figures.get(key, ()) for key in record.first))], float)
+        for figures in (record.first, first)
+    )
+    near = NEAR if any(record.origin.get(key) != origin[key] for key in origin) else 0
+    same = then.size and then.shape == now.shape and np.allclose(now, then, near, 0, equal_nan=True)
+    return "" if same else "; ".join(differences(first, record.first))
 
 
 def trivial_record(
@@ -152,6 +184,7 @@ def trivial_record(
     rounds = experiment.world.rounds
     settings = {**experiment.facts, "strategy": {trivial: {}}, "evaluate": {}, "rounds": rounds}
     settings.pop("seed")
+    line = {"round": rounds, "evaluation": trivial_test(experiment, trivial)}
     return StudyRecord(
         run=run,
         study=study,
@@ -160,9 +193,8 @@ def trivial_record(
         seed=experiment.world.seed,
         settings=settings,
         clients=dict(Counter(client.name for client in experiment.world.participants)),
-        rounds=list(
-            condensed([{"round": rounds, "evaluation": trivial_test(experiment, trivial)}])
-        ),
+        rounds=list(condensed([line])),
+        first=first_round(line, None),
         origin=origin([environment()], code),
     )
 
@@ -175,8 +207,13 @@ def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
     """
     records: dict[str, StudyRecord] = {}
     for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
-        for where, record in read_lines(path, StudyRecord):
-            before = records.get(record.run, record)
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            where = f"{path}:{number}"
+            try:
+                record = StudyRecord.model_validate_json(text)
+            except ValueError as error:
+                raise RunError("damaged line", where=where, found=brief(error)) from error
+            before = records.setdefault(record.run, record)
             if _figures(before) != _figures(record):
                 raise RunError(
                     "the same run with other figures",
@@ -184,22 +221,7 @@ def read_records(folder: str | os.PathLike[str]) -> dict[str, StudyRecord]:
                     found=record.run,
                     hint="keep one of the two lines; runs repeat their figures on one processor",
                 )
-            records[record.run] = before
     return records
-
-
-def read_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[str, _Line]]:
-    """Yield the lines of a file of records, with their locations.
-
-    Raises:
-        RunError: If a line is damaged.
-    """
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        where = f"{path}:{number}"
-        try:
-            yield where, kind.model_validate_json(text)
-        except ValueError as error:
-            raise RunError("damaged line", where=where, found=brief(error)) from error
 
 
 def _figures(record: StudyRecord) -> Json:
@@ -207,7 +229,7 @@ def _figures(record: StudyRecord) -> Json:
     return [{**line, "seconds": None} for line in record.rounds]
 
 
-def add_line(path: Path, line: pydantic.BaseModel) -> None:
+def add_line(path: Path, line: StudyRecord) -> None:
     """Append a record to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # One write of a complete line: a killed process does not leave a partial one.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,26 +19,32 @@ from archgraph.data.files import lacking
 from archgraph.data.source import source
 from archgraph.engine.local import run
 from archgraph.engine.pretrained import lacking_weights
+from archgraph.engine.rounds import Loop
 from archgraph.engine.side_by_side import side_by_side
-from archgraph.engine.world import prepare
+from archgraph.engine.world import first_state, prepare
 from archgraph.errors import DataError, RunError, SpecError
 from archgraph.language.consent import allowed, consent_given
 from archgraph.language.data import NamedData
 from archgraph.language.experiment import ExperimentSpec
 from archgraph.plain import Json
+from archgraph.record.changes import Changes
+from archgraph.record.folder import RunRecord
+from archgraph.record.proof import environment
 from archgraph.reports.comparison import Figure, Figures, RunGroup, compare_logs
 from archgraph.reports.measures import SHARES, right_answers
 from archgraph.reports.runs import Log, within_budget
 from archgraph.studies.cell import address, finished
-from archgraph.studies.origin import program
+from archgraph.studies.origin import program, settings_part
 from archgraph.studies.outcomes import LEVEL, Paired, holm, resampled
 from archgraph.studies.records import (
     SUFFIX,
     StudyRecord,
     add_line,
+    first_round,
     read_records,
     record_of,
     trivial_record,
+    unlike,
 )
 from archgraph.studies.spec import (
     StudyCell,
@@ -46,6 +54,7 @@ from archgraph.studies.spec import (
     cells,
     load_study,
 )
+from archgraph.studies.trivial import trivial_test
 from archgraph.tables import plural
 
 if TYPE_CHECKING:
@@ -60,7 +69,7 @@ class StudyRun:
     """One run of a study.
 
     Attributes:
-        cell: Cell of the run.
+        cell: Cell of the run, with its seed.
         seed: Its seed.
         folder: Its run folder, which other studies may share.
     """
@@ -68,16 +77,6 @@ class StudyRun:
     cell: StudyCell
     seed: int
     folder: Path
-
-    @property
-    def experiment(self) -> ExperimentSpec:
-        """The experiment, with its seed."""
-        return self.cell.experiment
-
-    @property
-    def ended(self) -> bool:
-        """Whether its folder holds a finished run."""
-        return finished(self.folder, self.experiment)
 
     @property
     def address(self) -> str:
@@ -118,6 +117,8 @@ class StudyResult:
         runs: All of its runs, finished or not.
         records: Records of the finished runs, by address.
         failed: Errors of failed runs, by folder.
+        repeated: How repeated first rounds differ from the recorded ones, by address; empty if they
+            do not.
     """
 
     spec: StudySpec
@@ -125,6 +126,7 @@ class StudyResult:
     runs: tuple[StudyRun, ...]
     records: Mapping[str, StudyRecord]
     failed: Mapping[Path, str] = field(default_factory=dict)
+    repeated: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
@@ -134,6 +136,24 @@ class StudyResult:
     @property
     def _finished(self) -> list[StudyRun]:
         return [one for one in self.runs if one.address in self.records]
+
+    @property
+    def outdated(self) -> Mapping[str, StudyResult]:
+        """Runs that are recorded with other versions only, by these: they are not compared."""
+        recorded = {settings_part(name): name for name in self.records}
+        runs = [
+            dataclasses.replace(one, folder=one.folder.with_name(name))
+            for one in self.runs
+            if one.address not in self.records
+            and (name := recorded.get(settings_part(one.address))) is not None
+        ]
+        versions = [self.records[one.address].versions for one in runs]
+        return {
+            text: dataclasses.replace(
+                self, runs=tuple(one for one, of in zip(runs, versions, strict=True) if of == text)
+            )
+            for text in dict.fromkeys(versions)
+        }
 
     @functools.cached_property
     def groups(self) -> Mapping[tuple[str, str], Mapping[str, RunGroup]]:
@@ -183,14 +203,12 @@ class StudyResult:
         Shares are in per cent.
         """
         group = self.groups.get((row, column), {}).get(figure)
-        if group is None:
+        read = self._figures.get((row, column), {}).get(figure)
+        if group is None or read is None or read.measure not in group.figures:
             return {}
-        read = self._figures[row, column][figure]
-        measured = group.figures.get(read.measure)
-        if measured is None:
-            return {}
+        scale, measured = 100 if read.quantity in SHARES else 1, group.figures[read.measure]
         pairs = zip(group.seeds, measured.values, strict=True)
-        return {seed: _as_printed(read, value) for seed, value in pairs}
+        return {seed: scale * value / read.unit for seed, value in pairs}
 
     def bounded(self, row: str, column: str, figure: str) -> int:
         """Count the runs of a cell that never reach the target of a figure: lower bounds."""
@@ -321,11 +339,6 @@ def _epochs_to(log: Log, target: float, measure: str) -> tuple[float | None, boo
     return (figures["epochs"].mean, False) if tested else (None, False)
 
 
-def _as_printed(figure: StudyFigure, value: float) -> float:
-    """Return a value in the paper's unit."""
-    return (100 if figure.quantity in SHARES else 1) * value / figure.unit
-
-
 def study(
     file: str | os.PathLike[str] | StudySpec,
     *,
@@ -337,6 +350,8 @@ def study(
     only_read: bool = False,
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
+    again: bool = False,
+    check: bool = False,
     records: str | os.PathLike[str] | None = None,
     notify: Callable[[str], object] = lambda line: None,
 ) -> StudyResult:
@@ -359,6 +374,9 @@ def study(
         only: Run these cells only: patterns of rows, columns or ``ROW | COLUMN``, as in
             ``leave_out``; empty: all.
         seeds: Run these seeds of the study only; empty: all.
+        again: Also run cells again whose records are of another BITS, torch or numpy.
+        check: Instead of running, repeat the first round of a recorded run of each row: see
+            :attr:`StudyResult.repeated`.
         records: Folder of the records of finished runs. Default: ``out/records``.
         notify: Called with a line about every run.
 
@@ -379,30 +397,30 @@ def study(
         runs = _runs(every, spec.sizes[size].seeds, Path(out) / "runs")
     chosen = [one for one in runs if one.cell.key in asked and (not seeds or one.seed in seeds)]
     ledger = _Ledger(spec, Path(out) / "records" if records is None else Path(records))
-    ledger.collect(runs)
-    failed = {} if only_read else dict(_missing(chosen, ledger, workers, data_root, python, notify))
-    ledger.collect(runs)
-    return StudyResult(spec, size, runs, ledger.records, failed)
+    for one in runs:  # a study may be killed before it records a finished run
+        if one.address not in ledger.records and finished(one.folder, one.cell.experiment):
+            ledger.add(record_of(one.folder, spec.study, *one.cell.key))
+    data, failed, repeated = None if data_root is None else Path(data_root), {}, {}
+    if check:
+        repeated = dict(_repeated(chosen, ledger, workers, data, python, notify))
+    elif not only_read:
+        left = _left(chosen, ledger, again=again)
+        failed = dict(_missing(chosen, left, ledger, workers, data, python, notify))
+    return StudyResult(spec, size, runs, ledger.records, failed, repeated)
 
 
 class _Ledger:
     """The records of a study while it runs."""
 
     def __init__(self, spec: StudySpec, folder: Path) -> None:
-        self.spec, self.folder = spec, folder
-        self.name = Path(spec.document_of(("study",)).file).stem
+        self.spec, name = spec, Path(spec.document_of(("study",)).file).stem
+        self.file = folder / f"{name}{SUFFIX}"
         self.records = read_records(folder)
-
-    def collect(self, runs: Iterable[StudyRun]) -> None:
-        """Record the finished run folders that have no record."""
-        for one in runs:
-            if one.address not in self.records and one.ended:
-                self.add(record_of(one.folder, self.spec.study, *one.cell.key))
 
     def add(self, record: StudyRecord) -> None:
         """Add the record of a finished run."""
         self.records = {**self.records, record.run: record}
-        add_line(self.folder / f"{self.name}{SUFFIX}", record)
+        add_line(self.file, record)
 
 
 def _runs(every: Sequence[StudyCell], seeds: Sequence[int], root: Path) -> tuple[StudyRun, ...]:
@@ -443,9 +461,10 @@ def chosen_cells(
 
 def _missing(
     runs: Sequence[StudyRun],
+    left: Mapping[Path, StudyRun],
     ledger: _Ledger,
     workers: int,
-    data_root: str | os.PathLike[str] | None,
+    data: Path | None,
     python: bool,
     notify: Callable[[str], object],
 ) -> Iterator[tuple[Path, str]]:
@@ -455,10 +474,9 @@ def _missing(
     2. Refuse if the files of all runs are missing; report runs whose files are missing.
     3. Run the others, and record each as it ends.
     """
-    left = _left(runs, ledger)  # 1
-    total, data = len({one.folder for one in runs}), None if data_root is None else Path(data_root)
+    total = len({one.folder for one in runs})
     done, lacks = total - len(left), _lacking(left.values(), data)
-    if done:
+    if done:  # 1
         notify(f"{done} of {plural(total, 'run')} done before")
     if lacks:  # 2
         error = _missing_files(lacks.values())
@@ -472,24 +490,57 @@ def _missing(
         _run, study=ledger.spec.study, data_root=data, python=python, code=code
     )
     # As they end: finished runs are reported at once; figures do not depend on the order of runs.
-    ended = side_by_side(call, listed, workers)  # 3
-    for number, (one, result) in enumerate(ended, done + len(lacks) + 1):
-        trouble = result if isinstance(result, str) else ""
-        name = ", ".join(filter(None, (*one.cell.key, f"seed {one.seed}")))
-        notify(f"{number} of {total}: {name}: {trouble or 'done'}")
-        if isinstance(result, str):
-            yield one.folder, result
-        else:  # at once: a killed study keeps its finished runs
-            ledger.add(StudyRecord.model_validate(result))
+    began, root = time.monotonic(), runs[0].folder.parent
+    # The folder of all runs has the lock of a run: two studies would run the same cells.
+    with RunRecord(root, "", keep=1) as lock:
+        if listed:
+            root.mkdir(parents=True, exist_ok=True)
+            lock.acquire("another study is running in this folder")
+        for number, (one, result) in enumerate(side_by_side(call, listed, workers), 1):  # 3
+            trouble = result if isinstance(result, str) else ""
+            name = ", ".join(filter(None, (*one.cell.key, f"seed {one.seed}")))
+            minutes = (time.monotonic() - began) / number * (len(listed) - number) / 60
+            rest = f"; about {minutes:.0f} min left" if minutes >= 1 else ""
+            notify(f"{total - len(listed) + number} of {total}: {name}: {trouble or 'done'}{rest}")
+            if isinstance(result, str):
+                yield one.folder, result
+            else:  # at once: a killed study keeps its finished runs
+                ledger.add(StudyRecord.model_validate(result))
 
 
-def _left(runs: Sequence[StudyRun], ledger: _Ledger) -> dict[Path, StudyRun]:
-    """Return the runs that are not done, one for each folder."""
+def _left(runs: Sequence[StudyRun], ledger: _Ledger, *, again: bool) -> dict[Path, StudyRun]:
+    """Return the runs that are not done, one for each folder.
+
+    Args:
+        runs: All runs.
+        ledger: The records.
+        again: Whether records of other versions do not count.
+    """
+    done = {name if again else settings_part(name) for name in ledger.records}
     left: dict[Path, StudyRun] = {}
     for one in runs:
-        if one.address not in ledger.records and not one.ended:
+        if not done & {one.address, settings_part(one.address)}:
             left.setdefault(one.folder, one)
     return left
+
+
+def _repeated(
+    runs: Sequence[StudyRun],
+    ledger: _Ledger,
+    workers: int,
+    data: Path | None,
+    python: bool,
+    notify: Callable[[str], object],
+) -> Iterator[tuple[str, str]]:
+    """Repeat the first round of one recorded run of each row; yield its address and difference."""
+    recorded = [one for one in reversed(runs) if one.address in ledger.records]
+    rows = {one.cell.row: one for one in recorded}  # the first of each row
+    call = functools.partial(_first_round, data_root=data, python=python)
+    for one, result in side_by_side(call, rows.values(), workers):
+        record = ledger.records[one.address]
+        trouble = result if isinstance(result, str) else unlike(record, *result)
+        notify(f"{one.cell.row}: {trouble or 'repeats'}")
+        yield one.address, trouble
 
 
 def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str, str]]:
@@ -498,7 +549,7 @@ def _lacking(left: Iterable[StudyRun], root: Path | None) -> dict[Path, dict[str
     asked = functools.cache(lambda name, folder: lacking(source(name), folder))
     runs: dict[Path, dict[str, str]] = {}
     for one in left:
-        data, weights = one.experiment.data, one.experiment.weights
+        data, weights = one.cell.experiment.data, one.cell.experiment.weights
         missing = {}
         if isinstance(data, NamedData) and data.dataset in DATASETS:
             missing[data.dataset] = asked(data.dataset, root or data.root)
@@ -524,7 +575,7 @@ def _run(
     one: StudyRun, study: str, data_root: Path | None, python: bool, code: Mapping[str, Json]
 ) -> dict[str, Json]:
     """Run or resume a cell; return its record, as plain values."""
-    spec, folder = one.experiment, one.folder
+    spec, folder = one.cell.experiment, one.folder
     if one.cell.trivial:
         experiment = prepare(spec, data_root=data_root, python=python)
         record = trivial_record(
@@ -535,3 +586,19 @@ def _run(
         run(spec, out=folder, resume=begun, data_root=data_root, python=python, progress=False)
         record = record_of(folder, study, *one.cell.key, code)
     return record.model_dump(mode="json")
+
+
+def _first_round(
+    one: StudyRun, data_root: Path | None, python: bool
+) -> tuple[dict[str, Json], dict[str, Json]]:
+    """Run the first round of a cell again; return its figures and the machine."""
+    experiment = prepare(one.cell.experiment, data_root=data_root, python=python)
+    here = environment(experiment.world.device)
+    if one.cell.trivial:
+        return first_round({"evaluation": trivial_test(experiment, one.cell.trivial)}, None), here
+    with contextlib.closing(Loop(experiment)) as loop:
+        loop.start(first_state(experiment))
+        before = loop.server
+        loop.round()
+        change = Changes(experiment.world.graph).line(1, before, loop.server)
+        return first_round(loop.lines[0], change), here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import statistics
@@ -27,7 +28,13 @@ NOTE = (
 
 def study_tables(result: StudyResult) -> tuple[Table, ...]:
     """Tabulate figures, differences and missing runs; without empty tables."""
-    tables = (*_figures(result), _differences(result), _missing(result))
+    tables = (
+        *_figures(result),
+        *_outdated(result),
+        _differences(result),
+        _repeated(result),
+        _missing(result),
+    )
     return tuple(table for table in tables if table.rows)
 
 
@@ -132,6 +139,24 @@ def _figures(result: StudyResult) -> Iterator[Table]:
             right=frozenset(range(1, len(heads) + 1)),
             note=_measured(rows, seeds),
         )
+
+
+def _outdated(result: StudyResult) -> Iterator[Table]:
+    """Yield tables of runs that are recorded with other versions."""
+    for versions, others in result.outdated.items():
+        for table in _figures(others):
+            title = f"{table.title}, recorded with {versions}: not compared; --again repeats it"
+            yield dataclasses.replace(table, title=title)
+
+
+def _repeated(result: StudyResult) -> Table:
+    """Tabulate the repeated first rounds."""
+    runs = {one.address: one for one in reversed(result.runs)}
+    rows = (
+        (runs[name].cell.row, runs[name].cell.column, str(runs[name].seed), text or "repeats")
+        for name, text in result.repeated.items()
+    )
+    return Table("First rounds, repeated", ("row", "column", "seed", "figures"), tuple(rows))
 
 
 def _measured(rows: Sequence[tuple[str, ...]], seeds: int) -> str:
