@@ -7,7 +7,7 @@ import importlib
 NAMES = (
     "bench_cli", "bench_graph", "bench_transfer", "bench_strategies", "bench_round",
     "bench_step", "bench_robust", "bench_hypernet", "bench_trace", "bench_view",
-    "bench_onnx", "bench_workers", "bench_memory",
+    "bench_workers", "bench_memory",
 )  # fmt: skip
 
 for name in NAMES:

@@ -192,9 +192,10 @@ def study(
 
     Tables show measured next to published figures, with mean and standard deviation. For the
     differences that the study names, they show the 95 % interval, p (corrected for their number)
-    and the detectable difference. Tables are printed and written as text, LaTeX and CSV. Exit code
-    1 if a run failed, its data set is missing or a first round did not repeat; 2 if no run can start
-    for lack of data sets.
+    and the detectable difference. Tables are printed and written as text, LaTeX and CSV.
+
+    Exit code 1 if a run failed, its data set is missing or a first round did not repeat; 2 if no
+    run can start for lack of data sets.
     """
     import archgraph
     from archgraph.studies.studies import studies
