@@ -5,23 +5,15 @@ Federated Learning*, ICML 2020.
 
 x    group "global" of the server's state      c    group "control", zero at first
 y_i  weights of client i after K steps         c_i  what client i keeps, zero at first
-η_l  `local.lr`, without momentum or schedule  η_g  `server_lr`
+η_l  the local optimiser's learning rate       η_g  `server_lr`
 """
 
 from dataclasses import dataclass, replace
 
 import torch
 
+import archgraph as ag
 from archgraph import federation as fl
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A term of the loss whose gradient is c - c_i (line 10)."""
-
-    def __call__(self, parameters, work):
-        shift = {name: work.extras[name] - work.keep.get(name, 0) for name in parameters}
-        return sum((value * shift[name]).sum() for name, value in parameters.items())
 
 
 @dataclass(frozen=True)
@@ -29,15 +21,24 @@ class Controlled:
     """A client's round (lines 7-13)."""
 
     def __call__(self, work):
-        outcome = fl.Train(penalty=Drift())(work)
-        travelled = outcome.metrics["steps"] * (work.local.lr or 0.1)  # K η_l
+        module = fl.module_of(work, training=True)
         old = {name: work.keep.get(name, torch.zeros_like(c)) for name, c in work.extras.items()}
-        new = dict(old)
-        for name in (p.name for p in work.graph.params if p.trainable):
-            moved = work.state[name] - outcome.state[name]  # x - y_i
-            new[name] = old[name] - work.extras[name] + moved / travelled
+        sums = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
+
+        def loss(batch):
+            return fl.TaskLoss()(module(*batch.inputs), batch, work)
+
+        def correct(parameters):
+            for name, value in parameters.items():
+                if value.grad is not None:
+                    sums[name] += value.grad
+                    value.grad += work.extras[name] - old[name]  # line 10
+
+        metrics = fl.descend(work, dict(module.named_parameters()), loss, revise=correct)
+        # Line 12 is the mean gradient: c_i - c + (x - y_i) / (K η_l), for SGD of any rate.
+        new = old | {name: total / metrics["steps"] for name, total in sums.items()}
         sent = {name: c + new[name] - old[name] for name, c in work.extras.items()}  # c + Δc_i
-        return replace(outcome, keep=new, extras=sent)
+        return fl.Outcome(ag.state_of(module), keep=new, extras=sent, metrics=metrics)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,17 @@ def test_two_rounds_on_digits(folder: Path) -> None:
     assert again.strategy["python"] == spec.strategy["python"]
 
 
-def test_a_scaffold_client_steps_along_its_corrected_gradient(folder: Path, lab) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.25},
+        {"optimiser": {"SGD": {"lr": 0.25}}},
+        {"lr": 0.5, "schedule": {"ConstantLR": {"factor": 0.5, "total_iters": 9}}},
+    ],
+)
+def test_a_scaffold_client_steps_along_its_corrected_gradient(
+    folder: Path, lab, options: dict[str, object]
+) -> None:
     """After one step y = x - η (g - c_i + c), and c_i is g (Algorithm 1, lines 10-12)."""
     world = lab.make_world(lab.graph, lab.state, {"half": ag.take(lab.graph, 0.5)}, ["half"])
     strategy = configure("scaffold:Scaffold", {})
@@ -69,8 +79,9 @@ def test_a_scaffold_client_steps_along_its_corrected_gradient(folder: Path, lab)
     task = strategy.send(world, strategy.init(world).with_group("control", control), 0, 1)
     c, c_i = task.extras, lab.random_state(task.state, 2)
     assert c["fc.weight"].shape == (5, 6)
-    work = lab.work_of(task, data := lab.toy(0), LocalOptions(lr=0.25, batch=100))
-    outcome = task.program(replace(work, keep=c_i))
+    local = LocalOptions.model_validate({"batch": 100, **options})
+    work = replace(lab.work_of(task, data := lab.toy(0), local), keep=c_i)
+    outcome = task.program(work)
     module = ag.build(task.graph, task.state).train()
     functional.cross_entropy(module(data.inputs), data.targets).backward()
     for name, parameter in module.named_parameters():
@@ -79,6 +90,11 @@ def test_a_scaffold_client_steps_along_its_corrected_gradient(folder: Path, lab)
         _same(outcome.state[name], parameter.detach() - step)
         _same(outcome.keep[name], parameter.grad)
         _same(outcome.extras[name], c[name] + parameter.grad - c_i[name])
+    # After K = 3 steps, option II of line 12.
+    outcome = task.program(replace(work, local=local.model_copy(update={"epochs": 3})))
+    for name, parameter in module.named_parameters():
+        moved = parameter.detach() - outcome.state[name]
+        _same(outcome.keep[name], c_i[name] - c[name] + moved / (3 * 0.25))
 
 
 def test_a_scaffold_server_moves_by_means_of_the_sampled_clients(folder: Path, lab) -> None:
@@ -112,8 +128,8 @@ def _same(value: torch.Tensor, expected: torch.Tensor) -> None:
         ({"python": "absent_module:Mine"}, r"strategy.python: cannot be imported; .*absent_module"),
         ({"python": "scaffold:Absent"}, r"strategy.python: cannot be imported; .*Absent"),
         (
-            {"python": "scaffold:Drift"},
-            r"is not a strategy; found scaffold:Drift",
+            {"python": "scaffold:Controlled"},
+            r"is not a strategy; found scaffold:Controlled",
         ),
         ({"python": "scaffold:Scaffold", "mi": 1}, r"strategy.mi: unknown option; found 'mi'"),
         (

@@ -284,8 +284,8 @@ def test_values_that_enter_or_leave_a_frame_apart_stay_apart(laid):
         for head in range(len(picture["spots"])):
             ends = [p["x"] for p in picture["paths"] if p["edge"]["head"] == head]
             assert not picture["spots"][head]["open"] or len(set(ends)) == len(ends)
-        ends = {p["edge"]["head"]: p["points"][-1][0] for p in picture["paths"]}
-        leaving = [x for head, x in ends.items() if head < 0]
+        arrivals = {p["edge"]["head"]: p["points"][-1][0] for p in picture["paths"]}
+        leaving = [x for head, x in arrivals.items() if head < 0]
         assert all(abs(a - b) >= 14 for a, b in combinations(leaving, 2))
         for path in picture["paths"]:
             if (tail := path["edge"]["tail"]) >= 0:
