@@ -38,7 +38,6 @@ from archgraph.plain import Json, JsonSchema
 from archgraph.rewrites.registry import RewriteRow, rewrite_rows
 
 STEP_GROUP, REWRITE_GROUP, STRATEGY_GROUP = "steps", "rewrites", "strategies"
-EXTRA_GROUP = "extras"
 RULE_GROUP = "rules of aggregate"
 _COMMON = tuple(field.alias or name for name, field in StepOptions.model_fields.items())
 
@@ -216,7 +215,7 @@ def overview() -> dict[str, str]:
     # Names only: describing a strategy means importing it, which takes seconds for all.
     parts[STRATEGY_GROUP] = f"{STRATEGY_GROUP}\n  {', '.join(strategy_names())}"
     extras = (f"  {extra.ljust(width)}  {use}" for extra, use in FEATURES.items())
-    return {**parts, EXTRA_GROUP: "\n".join((EXTRA_GROUP, *extras))}
+    return {**parts, "extras": "\n".join(("extras", *extras))}
 
 
 def markdown() -> str:

@@ -367,19 +367,19 @@ MISTAKES = {
     "a table that is not there": Mistake(
         own("{table: row.csv, target: y}"),
         RUN,
-        "experiment.yaml:6: data.table: names a file that does not exist; found row.csv; "
+        "experiment.yaml:7: data.table: names a file that does not exist; found row.csv; "
         "expected a file of this machine, absolute or relative to this file",
     ),
     "a column that there is not": Mistake(
         own("{table: rows.csv, target: label}"),
         RUN,
-        "experiment.yaml:6: data.target: there is no such column; found 'label'; "
+        "experiment.yaml:7: data.target: there is no such column; found 'label'; "
         "expected one of a, b, y",
     ),
     "a cell that is not a number": Mistake(
         own(ROWS, table=TABLE.replace("0.14,", "n/a?,")),
         RUN,
-        "experiment.yaml:6: data: rows.csv: row 2: a: is not a number; found 'n/a?'; expected a "
+        "experiment.yaml:7: data: rows.csv: row 2: a: is not a number; found 'n/a?'; expected a "
         "number, such as -1.5 or 2e3; for a column of categories, write columns: {a: "
         "category}",
     ),
@@ -399,28 +399,28 @@ MISTAKES = {
     "a folder that is not there": Mistake(
         own("{folder: images}"),
         RUN,
-        "experiment.yaml:6: data.folder: names a folder that does not exist; found images; "
+        "experiment.yaml:7: data.folder: names a folder that does not exist; found images; "
         "expected a folder of this machine, absolute or relative to this file; nothing is "
         "downloaded",
     ),
     "a set of the hub": Mistake(
         own("{huggingface: imdb, inputs: text, target: label}"),
         RUN,
-        "experiment.yaml:6: data.huggingface: names a folder that does not exist; found imdb; "
+        "experiment.yaml:7: data.huggingface: names a folder that does not exist; found imdb; "
         "expected a folder of this machine, absolute or relative to this file; nothing is "
         "downloaded",
     ),
     "a function that returns something else": Mistake(
         own("{python: 'made_here:odd'}"),
         "--python " + RUN,
-        "experiment.yaml:6: data.python: made_here:odd: is not a data set; found dict; "
+        "experiment.yaml:7: data.python: made_here:odd: is not a data set; found dict; "
         "expected (train, test), each a torch dataset or a pair (inputs, targets) of tensors,"
         " or train as a mapping of clients to such",
     ),
     "one class alone": Mistake(
         own("{python: 'made_here:words'}", more="task: classification\n"),
         "--python " + RUN,
-        "experiment.yaml:6: data.python: made_here:words: train: all targets are the same class; "
+        "experiment.yaml:7: data.python: made_here:words: train: all targets are the same class; "
         "found class cat",
     ),
     "fewer targets than inputs": Mistake(

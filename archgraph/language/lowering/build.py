@@ -44,7 +44,9 @@ def lower(
     """
     reader = StepReader(document, choose(document, model, choices or {})).resolved()
     reader.check()
-    return _Lowering(reader).graph()
+    graph = _Lowering(reader).graph()
+    reader.check_used()  # last: an expression that cannot be read uses nothing
+    return graph
 
 
 def _unusual(name: str, sizes: Sequence[int | str]) -> str | None:

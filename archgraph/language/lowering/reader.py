@@ -112,10 +112,13 @@ class StepReader:
         for name, block in self.model.blocks.items():
             self._check_steps(block.steps, ("blocks", name, "steps"))
             self._check_steps(block.after, ("blocks", name, "after"))
-        self._check_used()
 
-    def _check_used(self) -> None:
-        """Refuse parameters of blocks that no expression has: inner blocks see them, too."""
+    def check_used(self) -> None:
+        """Refuse parameters of blocks that no expression has: inner blocks see them, too.
+
+        Raises:
+            SpecError: For the first of them.
+        """
         used = set(names_in(json.dumps(self.document.data, default=str)))
         for name, block in self.model.blocks.items():
             for key in block.params.keys() - used:
