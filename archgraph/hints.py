@@ -109,7 +109,7 @@ FEATURES = {
     "metrics": "metrics of torchmetrics",
     "tensorboard": "the tracker `tensorboard`",
     "privacy": "differential privacy",
-    "stats": "matching networks (also the strategy `matched`), comparisons in studies",
+    "stats": "matching networks (strategy `matched`), studies with `compare`, softmax regression",
     "hypernet": "hypernetworks: the strategy `recipfl`",
     "flower": "Flower: simulations and machines",
 }

@@ -119,6 +119,7 @@ def of_models(figures: DataFrame, name: str) -> Measure | None:
     ``models.PATTERN.METRIC`` gives each model equal weight, ``clients.PATTERN.METRIC`` weights it
     by its number of clients. FedGKT, for example, tests its clients' models as ``edge``, and
     followed by the server's part as ``edge+server``; a pattern selects one of the two.
+    ``validation_`` before it selects the tests on validation examples.
 
     Args:
         figures: Frame of the rounds whose tests count.
@@ -127,18 +128,20 @@ def of_models(figures: DataFrame, name: str) -> Measure | None:
     Returns:
         The measure; None if the name does not have this form.
     """
-    counted, _, rest = name.partition(".")
+    first, _, rest = name.partition(".")
     pattern, _, metric = rest.rpartition(".")
+    counted = first.removeprefix("validation_")
     if counted not in (MODELS, CLIENTS) or not pattern:
         return None
-    tests = rows_where(figures, part="test", submodel=True)
+    tests = rows_where(figures, part="test" if counted == first else "validation", submodel=True)
     tests = tests[[fnmatch.fnmatchcase(group, pattern) for group in tests["group"]]]
     rows = rows_where(tests, metric=metric)
     if counted == MODELS:
         values = _averaged(figures, rows)
     else:
-        values = _over_tests(figures, _by_clients(rows, rows_where(tests, metric=CLIENTS)))
-    return _column(name, f"{pattern}, by {counted}", metric, values)
+        counts = rows_where(figures, part="test", metric=CLIENTS)
+        values = _over_tests(figures, _by_clients(rows, counts))
+    return _column(name, f"{pattern}, by {first}", metric, values)
 
 
 def right_answers(log: Log, tests: Collection[int], name: str) -> NDArray[np.float64] | None:

@@ -22,7 +22,7 @@ from pydantic import ConfigDict
 from archgraph.engine.clients import read_clients
 from archgraph.engine.experiment import Experiment
 from archgraph.errors import RunError
-from archgraph.plain import Json, differences
+from archgraph.plain import Json
 from archgraph.record.changes import FILE
 from archgraph.record.condense import condensed, rounded
 from archgraph.record.folder import saved_rounds
@@ -131,7 +131,7 @@ def first_round(line: Mapping[str, Json], change: Mapping[str, Json] | None) -> 
         change: Its changes. Default: not known, as without a global model.
     """
     models = (line.get("evaluation") or {}).get("models", {}).values()
-    tests = [model.get("loss", model.get("accuracy")) for model in models]
+    tests = [v for m in models for v in m.values() if isinstance(v, int | float)]
     norms = {} if change is None else {"norm": change["norm"]}
     losses = [client.get("loss") for client in line.get("clients", ())]
     return rounded({"loss": losses, "test": tests, **norms})
@@ -140,7 +140,8 @@ def first_round(line: Mapping[str, Json], change: Mapping[str, Json] | None) -> 
 def unlike(record: StudyRecord, first: Mapping[str, Json], origin: Mapping[str, Json]) -> str:
     """Describe how a repeated first round differs from a recorded one; empty if it does not.
 
-    Figures are equal on the same machine, within :data:`NEAR` on others.
+    Figures are equal on the same machine, within :data:`NEAR` on others, or if the run was resumed
+    on another.
 
     Args:
         record: The record.
@@ -151,9 +152,13 @@ def unlike(record: StudyRecord, first: Mapping[str, Json], origin: Mapping[str, 
         np.array([*itertools.chain(*(figures.get(key, ()) for key in record.first))], float)
         for figures in (record.first, first)
     )
-    near = NEAR if any(record.origin.get(key) != origin[key] for key in origin) else 0
-    same = then.size and then.shape == now.shape and np.allclose(now, then, near, 0, equal_nan=True)
-    return "" if same else "; ".join(differences(first, record.first))
+    moved = "resumed" in record.origin or any(
+        record.origin.get(key) != origin[key] for key in origin
+    )
+    if not then.size or then.shape != now.shape:
+        return "the record has no first round" if not then.size else "other clients or parameters"
+    differ = ~np.isclose(now, then, NEAR if moved else 0, 0, equal_nan=True)
+    return f"{differ.sum()} of {then.size} figures differ" if differ.any() else ""
 
 
 def trivial_record(

@@ -36,7 +36,7 @@ _VALUE = re.compile(r"\{(\w+)\}")
 # Names of measures; a run's metrics and models are known when it is done.
 _MEASURES = re.compile(
     r"(?:validation_)?(?:worst|average|global|local|worst_tenth)_\w+|(?:trained|best_local)_\w+"
-    r"|(?:tier|models|clients)\..+\.\w+"
+    r"|(?:tier|(?:validation_)?(?:models|clients))\..+\.\w+"
     r"|seconds|server_seconds|megabytes_(?:down|up)|macs|mace|epochs|tmac|lost"
 )
 _REACH = re.compile(r"reach\.(0?\.\d+|1)\.(\w.*)")

@@ -140,12 +140,14 @@ class StudyResult:
     @property
     def outdated(self) -> Mapping[str, StudyResult]:
         """Runs that are recorded with other versions only, by these: they are not compared."""
-        recorded = {settings_part(name): name for name in self.records}
+        recorded: dict[str, list[str]] = {}
+        for name in self.records:
+            recorded.setdefault(settings_part(name), []).append(name)
         runs = [
             dataclasses.replace(one, folder=one.folder.with_name(name))
             for one in self.runs
             if one.address not in self.records
-            and (name := recorded.get(settings_part(one.address))) is not None
+            for name in recorded.get(settings_part(one.address), ())
         ]
         versions = [self.records[one.address].versions for one in runs]
         return {
@@ -532,9 +534,14 @@ def _repeated(
     python: bool,
     notify: Callable[[str], object],
 ) -> Iterator[tuple[str, str]]:
-    """Repeat the first round of one recorded run of each row; yield its address and difference."""
+    """Repeat the first round of one recorded run of each row; yield its address and difference.
+
+    A row without a run that these versions recorded is a difference, too.
+    """
     recorded = [one for one in reversed(runs) if one.address in ledger.records]
     rows = {one.cell.row: one for one in recorded}  # the first of each row
+    for one in {one.cell.row: one for one in runs if one.cell.row not in rows}.values():
+        yield one.address, "no run is recorded with these versions"
     call = functools.partial(_first_round, data_root=data, python=python)
     for one, result in side_by_side(call, rows.values(), workers):
         record = ledger.records[one.address]

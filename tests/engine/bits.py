@@ -88,10 +88,11 @@ evaluate: {{every: 2}}
 
 
 def _losses(rounds: Any) -> Iterator[float]:
-    """Yield the losses of clients in each round, and of each model in the last test."""
+    """Yield the losses of clients in each round, and figures of each model in the last test."""
     for line in rounds:
         yield from (client["loss"] for client in line["clients"])
-    yield from (model["loss"] for model in rounds[-1]["evaluation"]["models"].values())
+    for model in rounds[-1]["evaluation"]["models"].values():
+        yield from (model["loss"], model["accuracy"])
 
 
 def _digest(state: State) -> str:

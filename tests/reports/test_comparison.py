@@ -123,6 +123,12 @@ def test_a_measure_counts_models_by_their_clients(tmp_path: Path):
     # Rounds 2 and 4: the mean of a half and of the whole.
     (half,) = comparison([folder], last=0.99).groups
     assert half.figures["clients.*.accuracy"].values == pytest.approx((0.375,))
+    held = with_clients(
+        made(tmp_path / "held", accuracies(0.4, 0.8, 0.9), held=True), small=3, large=1
+    )
+    (group,) = comparison([held]).groups
+    assert group.figures["validation_clients.*.accuracy"].values == pytest.approx((0.25,))
+    assert group.figures["validation_models.*.accuracy"].values == pytest.approx((0.3,))
     # None of them is a column, and the global model is no client's.
     assert not [key for key in group.figures if key.startswith(("clients", "models"))]
     assert group.figures.get("models.global.accuracy") is None

@@ -142,7 +142,7 @@ def test_fedadps_clients_train_on_a_fifth_of_their_data(size):
 def test_rows_without_the_division_by_the_width_rate_say_so():
     """The codes of ScaleFL and FedRolex divide by it, their papers do not say so."""
     seen = 0
-    paths = [*(SPECS / "studies").glob("*.yaml"), SPECS / "ablations/equal_budgets.yaml"]
+    paths = [*(SPECS / "studies").glob("*.yaml"), SPECS / "benchmark/rates.yaml"]
     for study in map(load_study, paths):
         for strategy in (row.get("strategy") for row in study.rows.values()):
             if isinstance(strategy, dict) and strategy.keys() & {"scalefl", "fedrolex"}:

@@ -36,7 +36,7 @@ def test_rates_are_chosen_alike_and_not_by_test_data():
     for cell in runs:
         assert cell.experiment.validation is not None
         assert {figure.measure for figure in cell.figures.values()} == {
-            "validation_average_accuracy"
+            "validation_clients.*.accuracy"
         }
         by_row.setdefault(cell.row, set()).add(cell.experiment.local.lr)
     assert set(map(frozenset, by_row.values())) == {frozenset((0.0125, 0.025, 0.05, 0.1))}

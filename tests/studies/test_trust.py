@@ -58,10 +58,15 @@ def test_first_rounds_repeat_on_the_same_machine_and_nearly_on_others(place: Pat
         for factor in (1.0009, 1.0011)
     )
     assert not unlike(record, first, here) and not unlike(record, near, there)
-    assert unlike(record, near, here).startswith("loss: [")
-    assert unlike(record, far, there).startswith("loss: [")
-    assert unlike(record, {**first, "norm": first["norm"][:-1]}, here).startswith("norm: [")
-    assert unlike(record.model_copy(update={"first": {}}), first, here), "nothing to compare"
+    count = sum(map(len, first.values()))
+    assert unlike(record, near, here) == f"1 of {count} figures differ"
+    assert unlike(record, far, there) == f"1 of {count} figures differ"
+    moved = record.model_copy(update={"origin": {**record.origin, "resumed": ["elsewhere"]}})
+    assert not unlike(moved, near, here) and unlike(moved, far, here), "round 1 was elsewhere"
+    shorter = {**first, "norm": first["norm"][:-1]}
+    assert unlike(record, shorter, here) == "other clients or parameters"
+    empty = record.model_copy(update={"first": {}})
+    assert unlike(empty, first, here) == "the record has no first round"
 
 
 def test_check_repeats_a_first_round_of_each_row(place: Path, monkeypatch: pytest.MonkeyPatch):
@@ -75,14 +80,20 @@ def test_check_repeats_a_first_round_of_each_row(place: Path, monkeypatch: pytes
 
     def other(record: Any) -> Any:
         return (
-            {"first": {**record["first"], "loss": [9.0, 9.0]}} if "Hetero" in record["row"] else {}
+            {"first": {**record["first"], "loss": [9.0, *record["first"]["loss"][1:]]}}
+            if "Hetero" in record["row"]
+            else {}
         )
 
     rewrite(place, other)
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1
     table = done.stdout[done.stdout.index("First rounds, repeated") :]
-    assert "instead of [9.0, 9.0]" in table and table.count("instead of") == 1
+    assert "1 of" in table and table.count("figures differ") == 1
+    rewrite(place, lambda record: {"run": record["run"].replace("torch", "torch0.")})
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1, "nothing that could be repeated is no success"
+    assert done.stdout.count("no run is recorded with these versions") == 3
 
 
 def test_runs_of_other_versions_are_listed_apart_and_repeated_on_request(place: Path):
