@@ -184,7 +184,7 @@ def match(
     data: DataFolder = None,
     output: OutputFile = None,
 ) -> None:
-    """Match the parts of two models, or the channels and units of their layers.
+    """Match the parts or the channels of two models.
 
     Matches the models block by block, independently of names, and prints the reason for each part
     without a counterpart.

@@ -156,7 +156,10 @@ def draw(
     output: OutputFile = None,
     detail: Annotated[
         Literal["section", "block", "node"],
-        typer.Option(help="section: a box per block; block: a box per layer; node: per operator."),
+        typer.Option(
+            help="section: draw a box per block; block: draw a box per layer; node: draw a box "
+            "per operator."
+        ),
     ] = "block",
     fold: Annotated[
         bool, typer.Option(help="Show equal consecutive blocks once, with their number.")

@@ -27,7 +27,7 @@ def export(
     ] = None,
     beside: Annotated[
         bool,
-        typer.Option("--beside", help="ONNX: store the weights in a second file next to FILE."),
+        typer.Option("--beside", help="ONNX: store the weights in a second file next to it."),
     ] = False,
     optimize: Annotated[
         bool,
@@ -50,8 +50,8 @@ def export(
     command accepts the file as a model. The weights are taken from --state, the run (RUN:MODEL),
     the ONNX file, or the Python module. Other model files do not have weights: such models are
     exported with the initial weights of a run with seed 0. A model from a run is exported with the
-    running statistics (BatchNorm) that its tests use. A .safetensors file can be used for --state
-    and for the key `weights` of an experiment.
+    running statistics (of batch norm) that its tests use. A .safetensors file can be used for
+    --state and for the key `weights` of an experiment.
     """
     import archgraph
 
