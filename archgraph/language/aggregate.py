@@ -167,7 +167,7 @@ else:
 
 
 class AggregateSpec(_Rules):
-    """Limits on the influence of single clients on the mean; rules are applied in this order."""
+    """Rules that limit the influence of single clients, applied in this order."""
 
     @pydantic.model_validator(mode="after")
     def _rules(self) -> AggregateSpec:

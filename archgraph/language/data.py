@@ -31,8 +31,8 @@ DataShares = (
         pydantic.AfterValidator(_at_most_all),
         Field(
             min_length=1,
-            description="kind of client → share of all examples that its clients own in equal "
-            "parts, with all classes in proportion; the others share the rest",
+            description="kind of client → share of all examples that its clients receive in equal "
+            "parts, with all classes in proportion; all other clients share the rest",
         ),
     ]
     | None
@@ -45,14 +45,14 @@ Alpha = Annotated[
 
 
 class IidSpec(Base):
-    """A random order cut into equal shards."""
+    """Shuffle the examples and divide them into equal parts."""
 
     scheme: Literal["iid"] = Field(default="iid", description="name of the scheme")
     shares: DataShares = None
 
 
 class DirichletSpec(Base):
-    """Shares of each class drawn from a Dirichlet distribution."""
+    """Divide the examples of each class in shares that a Dirichlet distribution draws."""
 
     scheme: Literal["dirichlet"] = Field(description="name of the scheme")
     alpha: Alpha = 0.5
@@ -68,7 +68,7 @@ class DirichletSpec(Base):
 
 
 class EqualDirichletSpec(Base):
-    """As many examples for each client, in classes drawn from a Dirichlet distribution."""
+    """Give each client equally many examples, with class shares from a Dirichlet distribution."""
 
     scheme: Literal["equal_dirichlet"] = Field(description="name of the scheme")
     alpha: Alpha = 0.5
@@ -76,7 +76,7 @@ class EqualDirichletSpec(Base):
 
 
 class ClassesSpec(Base):
-    """A fixed number of classes for each client."""
+    """Give each client examples of a fixed number of classes."""
 
     scheme: Literal["classes"] = Field(description="name of the scheme")
     per_client: Count = Field(default=2, description="number of classes of each client")
@@ -91,7 +91,7 @@ class ClassesSpec(Base):
 
 
 class WholeSpec(Base):
-    """Every example for each client, for models trained side by side on the same data."""
+    """Give each client all examples, to train several models on the same data."""
 
     scheme: Literal["whole"] = Field(description="name of the scheme")
     shares: DataShares = None
@@ -107,7 +107,7 @@ Located: TypeAlias = Mapping[str, PathKind]
 
 
 class DataSpec(Base):
-    """The data, and which client owns which part of it. One key names the data.
+    """The data, and how it is divided among the clients. One of the keys names the data.
 
     Attributes:
         located: Keys that name a file or folder, relative to the file that contains them.
@@ -159,7 +159,7 @@ class NamedData(DataSpec):
 
 
 class PythonData(DataSpec):
-    """Data that your own function returns: training and test set."""
+    """A training and a test set that your own function returns."""
 
     python: CallableName = Field(
         json_schema_extra={"pattern": "^[^:]+:.+$"},
@@ -266,7 +266,7 @@ def _check_columns(spec: TableData | HuggingFaceData) -> None:
 
 
 class FolderData(DataSpec):
-    """Images in a folder for each class."""
+    """Images in folders, one folder for each class."""
 
     folder: str = Field(
         description="the folder, which contains CLASS/IMAGE, or train/CLASS/IMAGE and "
@@ -371,7 +371,7 @@ class HuggingFaceData(DataSpec):
 
 
 class TextData(DataSpec):
-    """Your own running text, whose next character, word or token is predicted."""
+    """Your own text; models predict its next character, word or token."""
 
     text: str = Field(description="the text file, in UTF-8; relative to this file")
     by: Literal["character", "word"] | None = Field(

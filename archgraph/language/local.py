@@ -50,7 +50,7 @@ def _course(optimiser: LibraryClass, schedule: LibraryClass, rounds: int, steps:
 
 
 class LocalOptions(Base):
-    """Options of local training; for a kind of client, the keys that replace those of the run.
+    """Options of local training. Those of a kind of client replace the options of the run.
 
     Example:
         >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}

@@ -297,7 +297,7 @@ class _WithInputs(Base):
 
 
 class AuthoredModel(_WithInputs):
-    """An architecture as written by hand."""
+    """An architecture that is written as a list of sections."""
 
     params: dict[Name, ParamValue] = Field(
         default={}, description="values of the names that this file uses as $name"

@@ -12,7 +12,7 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 
 
 class ValidationSpec(Base):
-    """Held-out training examples, and selection of a round by them."""
+    """Training examples that are held out to select a round."""
 
     clients: Part = Field(
         description="share of the training examples of every client that is held out",
