@@ -70,7 +70,8 @@ class EvaluateSpec(Base):
     every: Count = Field(default=1, description="rounds between two evaluations")
     after: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="first evaluation: a number of rounds (≥ 1), or a fraction of all rounds (< 1)",
+        description="when the first evaluation takes place: after a number of rounds (≥ 1), "
+        "or after a fraction of all rounds (< 1)",
     )
     fine_tune: Annotated[int, Field(ge=1)] | None = Field(
         default=None,

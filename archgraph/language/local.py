@@ -50,7 +50,7 @@ def _course(optimiser: LibraryClass, schedule: LibraryClass, rounds: int, steps:
 
 
 class LocalOptions(Base):
-    """Options of local training. Those of a kind of client replace the options of the run.
+    """Options of local training, for the run or for one kind of client.
 
     Example:
         >>> halves = {"MultiStepLR": {"milestones": ["$rounds // 2"]}}
