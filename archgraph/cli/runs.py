@@ -275,7 +275,7 @@ def init(
 
     Writes the files pyproject.toml, server_app.py and client_app.py, the experiment with all
     defaults filled in, and a README with the commands that start a SuperLink, its SuperNodes and
-    the run. The extra `archgraph[flower]` is only needed on the machines that run the app.
+    the run. The extra `flower` is only needed on the machines that run the app.
     """
     from archgraph.flower.starter import write_app
 
